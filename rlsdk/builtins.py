@@ -1,0 +1,19 @@
+"""The plugin `core`: which modules hold the built-in components of each kind. A module is imported when its kind is asked for."""
+
+from __future__ import annotations
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "reward": ("rlsdk.rewards.countdown", "rlsdk.rewards.format", "rlsdk.rewards.math"),
+    "shaping": ("rlsdk.algorithms.shaping",),
+    "advantage": ("rlsdk.algorithms.advantages",),
+    "policy_loss": ("rlsdk.algorithms.losses",),
+    "correction": ("rlsdk.algorithms.corrections",),
+    "kl": ("rlsdk.algorithms.kl",),
+    "algorithm": ("rlsdk.algorithms.named",),
+    "filter": ("rlsdk.algorithms.filters",),
+    "workflow": ("rlsdk.workflows.single_turn", "rlsdk.workflows.demonstration"),
+    "tasks": ("rlsdk.sources.countdown", "rlsdk.sources.files"),
+    "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers"),
+    "learner": ("rlsdk.learners.deepspeed",),
+    "tracker": ("rlsdk.runlog.trackers",),
+}

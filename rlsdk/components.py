@@ -1,0 +1,221 @@
+"""The marks: decorators that attach a `Component` to a function or class and touch nothing else.
+
+    @rlsdk.reward("exact")
+    def exact(rollout, *, ignore_case: bool = False) -> float:
+        '''1.0 if the answer is the task's, else 0.0.'''
+
+The mark is the outermost decorator. Collecting marks, and choosing among them by name, is the work of `rlsdk.plugins`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, get_args
+
+import attrs
+
+from rlsdk.errors import OptionError, PluginError
+from rlsdk.options import Option, check_options, options_of
+
+Kind = Literal[
+    "reward",
+    "shaping",
+    "advantage",
+    "policy_loss",
+    "correction",
+    "kl",
+    "algorithm",
+    "filter",
+    "buffer",
+    "stop",
+    "workflow",
+    "environment",
+    "tasks",
+    "engine",
+    "learner",
+    "tracker",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+T = TypeVar("T", bound=Callable[..., Any])
+_MARK = "__rlsdk_component__"
+
+
+@attrs.frozen(eq=False)
+class Component:
+    """A marked object.
+
+    Attributes:
+        kind: What it is.
+        name: Its name within its plugin.
+        obj: The function or class.
+        needs: Optional fields of its inputs that it reads.
+        batch: A reward that takes and returns lists.
+        whole_batch: A policy loss that reads `x.whole`.
+    """
+
+    kind: Kind
+    name: str
+    obj: Any
+    needs: tuple[str, ...] = ()
+    batch: bool = False
+    whole_batch: bool = False
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """The options schema, read from the signature."""
+        return options_of(self.obj)
+
+    @property
+    def help(self) -> str:
+        """The docstring, without indentation."""
+        return inspect.getdoc(self.obj) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the docstring on one line."""
+        return " ".join(self.help.split("\n\n")[0].split())
+
+    def bind(self, given: Mapping[str, Any] | None = None) -> Any:
+        """Check options and make what is ready to run: a `Bound` function, or an instance of the class.
+
+        Raises:
+            OptionError: An option is unknown, missing or of the wrong type; all faults at once.
+        """
+        values, faults = check_options(self.options, given or {})
+        if faults:
+            raise OptionError(f"{self.kind} {self.name!r}", faults)
+        if inspect.isclass(self.obj):
+            try:
+                return self.obj(**values)
+            except (TypeError, ValueError) as error:
+                raise OptionError(f"{self.kind} {self.name!r}", [("options", str(error))]) from error
+        return Bound(self, values)
+
+
+@attrs.frozen(eq=False)
+class Bound:
+    """A component's function with its options; called with the positional arguments of its kind."""
+
+    component: Component
+    options: Mapping[str, Any]
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        return self.component.obj(*args, **self.options)
+
+    @property
+    def __name__(self) -> str:
+        return self.component.name
+
+
+def component_of(obj: Any) -> Component | None:
+    """The component that `obj` is, was bound from or is an instance of; None for anything else. Inherited marks do not count."""
+    if isinstance(obj, Component):
+        return obj
+    if isinstance(obj, Bound):
+        return obj.component
+    for owner in (obj, type(obj)):
+        try:
+            mark = vars(owner).get(_MARK)
+        except TypeError:  # no __dict__
+            continue
+        if isinstance(mark, Component):
+            return mark
+    return None
+
+
+def _mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
+    if not isinstance(name, str) or not name:
+        raise PluginError(f"@rlsdk.{kind} takes a name, @rlsdk.{kind}('my_{kind}'); got {name!r}")
+    if "/" in name:
+        raise PluginError(f"@rlsdk.{kind}({name!r}): the plugin's prefix is added by itself; give the name without '/'")
+
+    def mark(obj: T) -> T:
+        existing = vars(obj).get(_MARK)
+        if isinstance(existing, Component) and existing.obj is obj:
+            raise PluginError(f"{obj!r} is marked twice, as {existing.kind} {existing.name!r} and {kind} {name!r}; mark a wrapper")
+        setattr(obj, _MARK, Component(kind, name, obj, **extra))
+        return obj
+
+    return mark
+
+
+def reward(name: str, *, batch: bool = False) -> Callable[[T], T]:
+    """Mark a reward: `(rollout, *, …) -> float | Score`, sync or async; with `batch`, lists of both."""
+    return _mark("reward", name, batch=batch)
+
+
+def shaping(name: str, *, needs: tuple[str, ...] = ()) -> Callable[[T], T]:
+    """Mark a shaping: `(x: CreditInputs, *, …) -> Tensor[n] | Tensor[t]`, new rewards, before the advantage."""
+    return _mark("shaping", name, needs=tuple(needs))
+
+
+def advantage(name: str, *, needs: tuple[str, ...] = ()) -> Callable[[T], T]:
+    """Mark an advantage: `(x: CreditInputs, *, …) -> Tensor[n] | Tensor[t] | Credit`."""
+    return _mark("advantage", name, needs=tuple(needs))
+
+
+def policy_loss(name: str, *, needs: tuple[str, ...] = (), whole_batch: bool = False) -> Callable[[T], T]:
+    """Mark a policy loss: `(x: LossInputs, *, …) -> Tensor[t] | (Tensor[t], metrics)`, per token, never a mean."""
+    return _mark("policy_loss", name, needs=tuple(needs), whole_batch=whole_batch)
+
+
+def correction(name: str, *, needs: tuple[str, ...] = ()) -> Callable[[T], T]:
+    """Mark a correction: `(x: LossInputs, *, …) -> Tensor[t] | (Tensor[t], metrics)`, detached weights."""
+    return _mark("correction", name, needs=tuple(needs))
+
+
+def kl(name: str) -> Callable[[T], T]:
+    """Mark a KL estimator: `(logprobs[t], ref_logprobs[t]) -> Tensor[t]`."""
+    return _mark("kl", name)
+
+
+def algorithm(name: str) -> Callable[[T], T]:
+    """Mark an algorithm: an attrs class of defaults that names its parts."""
+    return _mark("algorithm", name)
+
+
+def filter(name: str) -> Callable[[T], T]:  # noqa: A001 - the contract's name
+    """Mark a filter: `(group: Group, *, …) -> bool | Group`, whether, or which part, to train on."""
+    return _mark("filter", name)
+
+
+def buffer(name: str) -> Callable[[T], T]:
+    """Mark a buffer policy: `(group, *, step, uses, …) -> priority | None`; None drops."""
+    return _mark("buffer", name)
+
+
+def stop(name: str) -> Callable[[T], T]:
+    """Mark a stop rule: `(*, available, target, …) -> bool`, may production for this step end."""
+    return _mark("stop", name)
+
+
+def workflow(name: str) -> Callable[[T], T]:
+    """Mark a workflow: a class with `async run(self, task, chat) -> Rollout | Sequence[Rollout]`, or an async function."""
+    return _mark("workflow", name)
+
+
+def environment(name: str) -> Callable[[T], T]:
+    """Mark an environment: a class with `reset(seed) -> Observation` and `step(text) -> Step`."""
+    return _mark("environment", name)
+
+
+def tasks(name: str) -> Callable[[T], T]:
+    """Mark a task source: `(*, split, …) -> Sequence[Task]`, sized, indexable, deterministic by seed."""
+    return _mark("tasks", name)
+
+
+def engine(name: str) -> Callable[[T], T]:
+    """Mark an engine: generates tokens with logprobs and takes weights with a version."""
+    return _mark("engine", name)
+
+
+def learner(name: str) -> Callable[[T], T]:
+    """Mark a learner: logprobs, values, update, export of weights, save, load."""
+    return _mark("learner", name)
+
+
+def tracker(name: str) -> Callable[[T], T]:
+    """Mark a tracker: `open(run)`, `log(step, metrics)`, `close()`."""
+    return _mark("tracker", name)

@@ -1,0 +1,89 @@
+"""The exception tree: every error that rlsdk raises on purpose is an `RlsdkError`.
+
+A message says what was given, what was expected, where, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class RlsdkError(Exception):
+    """Base of all errors raised by rlsdk."""
+
+
+class EnvironmentFault(RlsdkError):
+    """The machine cannot run what was asked: a wrong build, no compiler, no space, no device."""
+
+
+class ConfigError(RlsdkError):
+    """A run's configuration is wrong; `faults` holds every fault found, not only the first."""
+
+    def __init__(self, faults: Iterable[str]) -> None:
+        self.faults = tuple(faults)
+        count = len(self.faults)
+        head = "the configuration has a fault" if count == 1 else f"the configuration has {count} faults"
+        super().__init__("\n".join([f"{head}:", *(f"  - {fault}" for fault in self.faults)]))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
+        return (ConfigError, (self.faults,))
+
+
+class OptionError(RlsdkError):
+    """Options of a component do not fit its schema; `faults` are (option path, sentence) pairs."""
+
+    def __init__(self, component: str, faults: Iterable[tuple[str, str]]) -> None:
+        self.component = component
+        self.faults = tuple(faults)
+        super().__init__("; ".join(f"{component}: {path}: {text}" for path, text in self.faults))
+
+    def __reduce__(self) -> tuple[type[OptionError], tuple[str, tuple[tuple[str, str], ...]]]:
+        return (OptionError, (self.component, self.faults))
+
+
+class PluginError(RlsdkError):
+    """A plugin cannot be found, imported or trusted."""
+
+
+class UnknownComponentError(PluginError):
+    """No component of that kind bears that name."""
+
+
+class FingerprintError(PluginError):
+    """A worker's copy of a plugin differs from the driver's."""
+
+
+class ValueFault(RlsdkError, ValueError):
+    """A value does not satisfy its contract (shape, dtype, range)."""
+
+
+class MissingFieldError(RlsdkError, AttributeError):
+    """A component reads an optional field that it did not declare with `needs`, or that nobody gave."""
+
+
+class DataError(RlsdkError):
+    """A task or a row of a data file cannot be used."""
+
+
+class ScoringError(RlsdkError):
+    """Too many rollouts could not be scored."""
+
+
+class EngineError(RlsdkError):
+    """Generation failed."""
+
+
+class LearnerError(RlsdkError):
+    """The learner failed."""
+
+
+class CanaryError(RlsdkError):
+    """Engine and learner disagree on the logprobs of the same tokens under the same weights."""
+
+
+class CheckpointError(RlsdkError):
+    """A checkpoint cannot be written, found or trusted."""
+
+
+class RunError(RlsdkError):
+    """A run failed; the message names the culprit (actor, step, task, plugin)."""

@@ -1,0 +1,294 @@
+"""Strict, typed options: what a component or a run takes, checked before anything starts.
+
+An int serves as a float; text never as a number or a bool, a bool never as a number; unknown keys are rejected with the
+nearest known one. Every fault is collected, none is raised alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin
+
+import attrs
+import cattrs
+from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, StructureHandlerNotFoundError
+
+MISSING: Any = attrs.NOTHING
+Fault = tuple[str, str]
+"""(path below the component, sentence)."""
+
+
+class Mismatch(ValueError):
+    """A value does not fit its type; the message says what was expected."""
+
+
+class Mismatches(ValueError):
+    """Values inside a list or a mapping do not fit."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self.faults = faults
+        super().__init__("; ".join(f"{path}: {text}" for path, text in faults))
+
+
+@attrs.frozen
+class Option:
+    """One option: name, type, default (`MISSING`: required) and one line of help."""
+
+    name: str
+    type: Any
+    default: Any = MISSING
+    help: str = ""
+
+    @property
+    def required(self) -> bool:
+        """Whether a value must be given."""
+        return self.default is MISSING
+
+    @property
+    def type_name(self) -> str:
+        """The type as a person writes it."""
+        return type_name(self.type)
+
+
+def options_of(obj: Any) -> tuple[Option, ...]:
+    """The options that `obj` declares: keyword-only parameters of a function, attrs fields (or the same of `__init__`) of a class.
+
+    Args:
+        obj: A function or a class.
+
+    Returns:
+        One `Option` each, in the order of declaration; help comes from the docstring's `Args:` or `Attributes:`.
+    """
+    notes = documented(inspect.getdoc(obj) or "")
+    if inspect.isclass(obj) and attrs.has(obj):
+        attrs.resolve_types(obj)
+        fields = [f for f in attrs.fields(obj) if f.init]
+        return tuple(Option(f.alias or f.name, f.type or Any, _default(f.default), notes.get(f.name, "")) for f in fields)
+    if inspect.isclass(obj):
+        notes = {**documented(inspect.getdoc(obj.__init__) or ""), **notes}
+    target = obj.__init__ if inspect.isclass(obj) else obj
+    if target is object.__init__:
+        return ()
+    hints = typing.get_type_hints(target)
+    keyword = [p for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return tuple(
+        Option(p.name, hints.get(p.name, Any), MISSING if p.default is p.empty else p.default, notes.get(p.name, ""))
+        for p in keyword
+    )
+
+
+def _default(value: Any) -> Any:
+    return value.factory() if isinstance(value, attrs.Factory) and not value.takes_self else value  # type: ignore[arg-type]
+
+
+def documented(doc: str) -> dict[str, str]:
+    """Names explained under `Args:`, `Options:` or `Attributes:` of a docstring -> their explanation on one line."""
+    found: dict[str, str] = {}
+    for section in re.finditer(r"^(?:Args|Options|Attributes):\n((?:[ \t]+.*\n?|\n)*)", doc, re.MULTILINE):
+        body = textwrap.dedent(section.group(1))
+        for entry in re.finditer(r"^\*{0,2}(\w+)(?: \([^)]*\))?:\s*((?:.*\n?)(?:[ \t]+.*\n?)*)", body, re.MULTILINE):
+            found[entry.group(1)] = " ".join(entry.group(2).split())
+    return found
+
+
+def check_options(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+    """Structure what was given for `options`.
+
+    Returns:
+        Values for the given options alone (defaults stay with the component), and every fault.
+    """
+    known = {o.name: o for o in options}
+    values: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for name, value in given.items():
+        if name not in known:
+            faults.append((str(name), unknown("option", str(name), known)))
+            continue
+        values[name], found = structure(value, known[name].type)
+        faults += [(f"{name}{path}", text) for path, text in found]
+    faults += [(o.name, f"is required ({o.type_name})") for o in known.values() if o.required and o.name not in given]
+    return values, faults
+
+
+def structure(value: Any, kind: Any) -> tuple[Any, list[Fault]]:
+    """`value` as type `kind`, or the faults with their paths (`.field`, `[index]`)."""
+    try:
+        return CONVERTER.structure(value, kind), []
+    except Exception as error:  # cattrs raises groups of anything: all of it becomes text, none is lost
+        return None, list(_flatten(error, ""))
+
+
+def _flatten(error: BaseException, path: str) -> Iterable[Fault]:
+    if isinstance(error, Mismatches):
+        yield from ((path + below, text) for below, text in error.faults)
+    elif isinstance(error, ClassValidationError):
+        noted, plain = error.group_exceptions()
+        for inner, note in noted:
+            yield from _flatten(inner, f"{path}.{note.name}")
+        for inner in plain:
+            yield from _flatten(inner, path)
+    elif isinstance(error, ForbiddenExtraKeysError):
+        known = [f.alias for f in attrs.fields(error.cl)]  # type: ignore[arg-type]
+        for name in sorted(error.extra_fields):
+            yield f"{path}.{name}", unknown("key", name, known)
+    elif isinstance(error, KeyError):
+        yield f"{path}.{error.args[0]}", "is required"
+    elif isinstance(error, StructureHandlerNotFoundError):
+        yield path, f"rlsdk cannot check values of type {type_name(error.type_)}; annotate with plain types or attrs classes"
+    elif isinstance(error, TypeError | AttributeError):  # cattrs looked into something that has no keys
+        yield path, "expected a mapping with named keys"
+    else:
+        yield path, str(error)
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """A sentence for an unknown name, with the nearest known one and all that there are."""
+    names = sorted(known)
+    near = nearest(name, names)
+    listing = f"; known: {', '.join(names)}" if names else "; there are none"
+    return f"unknown {what} {name!r}{f', did you mean {near!r}?' if near else ''}{listing}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name closest to `name`, or None."""
+    lower = {k.lower(): k for k in known}
+    found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    return lower[found[0]] if found else None
+
+
+def type_name(kind: Any) -> str:
+    """A type as a person writes it: `float | None`, `'a' | 'b'`, `list of str`."""
+    if kind is Any or kind is MISSING:
+        return "anything"
+    if kind is type(None) or kind is None:
+        return "null"
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " | ".join(type_name(a) for a in args)
+    if origin is Literal:
+        return " | ".join(repr(a) for a in args)
+    if origin in (list, tuple) or (isinstance(origin, type) and issubclass(origin, Sequence)):
+        return f"list of {type_name(args[0])}" if args else "list"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "mapping"
+    return getattr(kind, "__name__", str(kind))
+
+
+def _mismatch(value: Any, kind: Any) -> Mismatch:
+    text = f"expected {type_name(kind)}, got {value!r}"
+    return Mismatch(text + _help(value, kind))
+
+
+def _help(value: Any, kind: Any) -> str:
+    """A sentence for the mistakes that shells and YAML invite."""
+    if not isinstance(value, str):
+        return " (quote it to make it text)" if kind is str else ""
+    if value.strip() != value or "\n" in value or value.endswith("\\"):
+        return "; it looks like a shell line that lost its continuation: end each line but the last with ' \\' and nothing behind it"
+    if re.fullmatch(r"[-+]?\d[\d_.]*\s*([kKmMgGtT]i?[bB]?|ms|s|min|h|%)", value) and kind in (int, float):
+        return "; write the plain number without a unit"
+    if kind in (int, float) and re.fullmatch(r"[-+]?\d[\d.,_]*(e[-+]?\d+)?", value, re.IGNORECASE):
+        return "; it is text: write the number without quotes, digits only, with '.' for decimals"
+    if value[:1] in "[{" or value[-1:] in "]}":
+        return "; a list or mapping in the wrong quotes: in a shell write 'key=[a,b]', all of it in single quotes"
+    if kind is bool:
+        return "; write true or false without quotes"
+    return ""
+
+
+def _strict(kind: type, accepts: Callable[[Any], bool]) -> Callable[[Any, Any], Any]:
+    def hook(value: Any, _: Any) -> Any:
+        if not accepts(value):
+            raise _mismatch(value, kind)
+        return kind(value)
+
+    return hook
+
+
+def _union(value: Any, kind: Any) -> Any:
+    arms = get_args(kind)
+    exact = [a for a in arms if isinstance(a, type) and type(value) is a]
+    if value is None and type(None) in arms:
+        return None
+    faults: list[str] = []
+    for arm in [*exact, *(a for a in arms if a not in exact and a is not type(None))]:
+        structured, found = structure(value, arm)
+        if not found:
+            return structured
+        faults += [f"{path}: {text}" if path else text for path, text in found]
+    if len([a for a in arms if a is not type(None)]) == 1:
+        raise Mismatch("; ".join(faults))
+    raise _mismatch(value, kind)
+
+
+def _literal(value: Any, kind: Any) -> Any:
+    for choice in get_args(kind):
+        if type(choice) is type(value) and choice == value:
+            return choice
+    near = nearest(value, [c for c in get_args(kind) if isinstance(c, str)]) if isinstance(value, str) else None
+    raise Mismatch(f"expected {type_name(kind)}, got {value!r}{f'; did you mean {near!r}?' if near else ''}")
+
+
+def _sequence(value: Any, kind: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise _mismatch(value, kind)
+    origin, args = get_origin(kind) or kind, get_args(kind) or (Any, ...)
+    if origin is tuple and args[-1] is not Ellipsis:
+        if len(value) != len(args):
+            raise Mismatch(f"expected {len(args)} values ({', '.join(map(type_name, args))}), got {value!r}")
+        types_ = args
+    else:
+        types_ = (args[0],) * len(value)
+    items = _collect((f"[{i}]", v, t) for i, (v, t) in enumerate(zip(value, types_, strict=True)))
+    return items if origin is list else tuple(items)
+
+
+def _mapping(value: Any, kind: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise _mismatch(value, kind)
+    key, item = get_args(kind) or (str, Any)
+    keys = _collect(("", k, key) for k in value)
+    return dict(zip(keys, _collect((f".{k}", v, item) for k, v in value.items()), strict=True))
+
+
+def _collect(parts: Iterable[tuple[str, Any, Any]]) -> list[Any]:
+    values, faults = [], []
+    for path, value, kind in parts:
+        structured, found = structure(value, kind)
+        values.append(structured)
+        faults += [(path + below, text) for below, text in found]
+    if faults:
+        raise Mismatches(faults)
+    return values
+
+
+def _is_sequence(kind: Any) -> bool:
+    origin = get_origin(kind) or kind
+    return isinstance(origin, type) and issubclass(origin, Sequence) and not issubclass(origin, str | bytes)
+
+
+def _is_mapping(kind: Any) -> bool:
+    origin = get_origin(kind) or kind
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _make_converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True, use_alias=True)
+    converter.register_structure_hook_func(_is_sequence, _sequence)
+    converter.register_structure_hook_func(_is_mapping, _mapping)
+    converter.register_structure_hook_func(lambda k: get_origin(k) in (Union, types.UnionType), _union)
+    converter.register_structure_hook_func(lambda k: get_origin(k) is Literal, _literal)
+    converter.register_structure_hook(int, _strict(int, lambda v: type(v) is int))
+    converter.register_structure_hook(float, _strict(float, lambda v: type(v) in (int, float)))
+    converter.register_structure_hook(bool, _strict(bool, lambda v: type(v) is bool))
+    converter.register_structure_hook(str, _strict(str, lambda v: type(v) is str))
+    return converter
+
+
+CONVERTER = _make_converter()

@@ -1,0 +1,247 @@
+"""Values that pass between the stages of a training: frozen, checked where they are made.
+
+Importing this module loads attrs only; numpy is loaded when the first rollout is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from rlsdk.errors import ValueFault
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Status = Literal["finished", "truncated", "aborted", "failed"]
+STATUSES: tuple[Status, ...] = ("finished", "truncated", "aborted", "failed")
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+def _frozen_mapping(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return value if isinstance(value, MappingProxyType) else MappingProxyType(dict(value or {}))
+
+
+def _thaw(value: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(value)
+
+
+class _Frozen:
+    """Pickling for classes that hold read-only mappings (a `MappingProxyType` does not pickle)."""
+
+    __slots__ = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        fields = (a.name for a in attrs.fields(type(self)))  # type: ignore[arg-type]
+        values = {name: getattr(self, name) for name in fields}
+        return {k: _thaw(v) if isinstance(v, MappingProxyType) else v for k, v in values.items()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            if isinstance(value, dict):
+                value = MappingProxyType(value)
+            elif hasattr(value, "setflags"):  # numpy forgets the read-only flag in a pickle
+                value.setflags(write=False)
+            object.__setattr__(self, name, value)
+
+
+@attrs.frozen
+class Message:
+    """One message of a conversation."""
+
+    role: Role
+    content: str
+
+
+def _prompt(value: str | Sequence[Message | Mapping[str, str]]) -> str | tuple[Message, ...]:
+    if isinstance(value, str):
+        return value
+    return tuple(m if isinstance(m, Message) else Message(m["role"], m["content"]) for m in value)  # type: ignore[arg-type]
+
+
+@attrs.frozen(slots=False, getstate_setstate=False)
+class Task(_Frozen):
+    """One problem to solve.
+
+    Attributes:
+        id: Unique within its source; the same in every run with the same seed.
+        prompt: Text, or a tuple of `Message`; a last message of the assistant is a prefill (not trained on).
+        answer: What a reward compares with; its form is the reward's business.
+        metadata: Anything else, read-only.
+        source: Name of the data source.
+    """
+
+    id: str = attrs.field(converter=str)
+    prompt: str | tuple[Message, ...] = attrs.field(converter=_prompt)
+    answer: Any = None
+    metadata: Mapping[str, Any] = attrs.field(factory=dict, converter=_frozen_mapping)
+    source: str = ""
+
+
+def _array(dtype: str) -> Any:
+    def convert(value: Any) -> np.ndarray:
+        import numpy as np
+
+        if isinstance(value, np.ndarray) and value.dtype == dtype and not value.flags.writeable:
+            return value
+        array = np.array(value, dtype=dtype)
+        array.setflags(write=False)
+        return array
+
+    return convert
+
+
+def _status(_: Any, __: Any, value: str) -> None:
+    if value not in STATUSES:
+        raise ValueFault(f"status {value!r} given; expected one of {', '.join(STATUSES)}")
+
+
+@attrs.frozen(slots=False, getstate_setstate=False, eq=False)
+class Rollout(_Frozen):
+    """What a policy did with a task: the conversation, and every token with who wrote it.
+
+    All per-token fields have one length `T`: prompt, sampled tokens, tool results and observations in their order.
+
+    Attributes:
+        task: The task.
+        messages: The whole conversation, prompt included.
+        token_ids: int64 `[T]`.
+        loss_mask: bool `[T]`; True exactly where the policy sampled the token.
+        logprobs: float32 `[T]`, in nats, of the distribution that was sampled from; 0 where nothing was sampled.
+        policy_versions: int64 `[T]`; version of the weights that sampled the token, -1 where nothing was sampled.
+        status: finished, truncated (a limit was reached), aborted (stopped from outside) or failed.
+        metrics: Numbers to log.
+        rewards: (token position, value) pairs given by the workflow or the environment.
+        trajectory: Shared by the rollouts of one step-wise trajectory.
+        step: Position within the trajectory.
+        state: Key of the environment state; equal states have equal keys.
+    """
+
+    task: Task
+    messages: tuple[Message, ...] = attrs.field(converter=tuple)
+    token_ids: np.ndarray = attrs.field(converter=_array("int64"))
+    loss_mask: np.ndarray = attrs.field(converter=_array("bool"))
+    logprobs: np.ndarray = attrs.field(converter=_array("float32"))
+    policy_versions: np.ndarray = attrs.field(converter=_array("int64"))
+    status: Status = attrs.field(default="finished", validator=_status)
+    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=_frozen_mapping)
+    rewards: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=tuple)
+    trajectory: str = ""
+    step: int = 0
+    state: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        shape = self.token_ids.shape
+        for name in ("token_ids", "loss_mask", "logprobs", "policy_versions"):
+            given = getattr(self, name).shape
+            if len(given) != 1 or given != shape:
+                raise ValueFault(f"rollout of task {self.task.id!r}: {name} has shape {given}; expected {shape}, one axis")
+        for position, _ in self.rewards:
+            if not 0 <= position < shape[0]:
+                raise ValueFault(f"rollout of task {self.task.id!r}: a reward at token {position} of {shape[0]}")
+
+    @property
+    def text(self) -> str:
+        """The text of the last assistant message; empty if there is none."""
+        return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")
+
+    @property
+    def response(self) -> str:
+        """All that the policy wrote, over all turns, joined by line breaks."""
+        return "\n".join(m.content for m in self.messages if m.role == "assistant")
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """(start, end) of the response: from the first sampled token to behind the last; (T, T) if none was."""
+        sampled = self.loss_mask.nonzero()[0]
+        total = len(self.token_ids)
+        return (int(sampled[0]), int(sampled[-1]) + 1) if len(sampled) else (total, total)
+
+    @classmethod
+    def from_text(cls, task: Task, text: str, status: Status = "finished") -> Rollout:
+        """A rollout for scoring without a model: no tokens, one assistant message.
+
+        Args:
+            task: The task that was answered.
+            text: What the policy is taken to have written.
+            status: How the generation ended.
+        """
+        prompt = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
+        return cls(task, (*prompt, Message("assistant", text)), (), (), (), (), status)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, str):
+        raise ValueFault(f"score value {value!r} is text; expected a number")
+    return float(value)
+
+
+@attrs.frozen(slots=False, getstate_setstate=False)
+class Score(_Frozen):
+    """What a reward says of a rollout.
+
+    Attributes:
+        value: The reward; finite where valid.
+        valid: False: the scorer failed. Such a rollout is left out of the baseline and of the loss; it is never a zero.
+        metrics: Numbers to log (the parts of a sum among them).
+        reason: Why it is invalid, or low.
+        token_rewards: (token position, value) pairs whose sum is `value`, or None: all of it on the last sampled token.
+    """
+
+    value: float = attrs.field(converter=_float)
+    valid: bool = True
+    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=_frozen_mapping)
+    reason: str = ""
+    token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(
+        default=None, converter=lambda v: None if v is None else tuple(v)
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.valid and not math.isfinite(self.value):
+            raise ValueFault(f"a valid score must be finite, got {self.value}; give valid=False and a reason")
+
+    @classmethod
+    def invalid(cls, reason: str) -> Score:
+        """The score of a rollout that could not be scored."""
+        return cls(0.0, valid=False, reason=reason)
+
+
+@attrs.frozen(eq=False)
+class Group:
+    """The rollouts of one task that share a baseline, with their scores, in the same order."""
+
+    task: Task
+    rollouts: tuple[Rollout, ...] = attrs.field(converter=tuple)
+    scores: tuple[Score, ...] = attrs.field(converter=tuple)
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.rollouts) != len(self.scores):
+            raise ValueFault(
+                f"group of task {self.task.id!r}: {len(self.rollouts)} rollouts, {len(self.scores)} scores; expected as many"
+            )
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+
+@attrs.frozen
+class Observation:
+    """What an environment shows: text, and a key that equal states share."""
+
+    text: str
+    state: str = ""
+
+
+@attrs.frozen
+class Step:
+    """What an environment answers to an action."""
+
+    observation: Observation
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    metrics: Mapping[str, float] = attrs.field(factory=dict)
