@@ -1,0 +1,44 @@
+# Each target works alone, in a fresh clone: the virtual environment is made, or brought up to date, when it must be.
+
+PYTHON ?= python3
+SEED ?= 0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv quickstart test test-slow lint types layers docs
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
+
+venv: $(STAMP)  ## the virtual environment .venv, with the CPU stack and the tools
+
+# The stamp is newer than what it was made from. An install that broke off leaves none, and is done again.
+$(STAMP): pyproject.toml tools/install.py
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python tools/install.py cpu,test,docs
+	@touch $@
+
+quickstart: $(STAMP)  ## train the small model on Countdown and show what it learned (SEED=0)
+	@$(BIN)/rlsdk train examples/quickstart.yaml seed=$(SEED)
+
+lint: $(STAMP)  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy, strict
+	$(BIN)/mypy
+
+layers: $(STAMP)  ## import-linter: which module may import which
+	$(BIN)/lint-imports --no-logo
+
+docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# One OpenMP thread for each process: tests start several at once, and waiting threads spin.
+test: lint types layers docs  ## everything but whole trainings, the real Ray, vLLM and DeepSpeed included
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu"
+
+test-slow: $(STAMP)  ## whole trainings, kills
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" --timeout 1500

@@ -1,0 +1,159 @@
+"""The checks of the machine, against real distributions, folders and programs made for each test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from rlsdk import preflight
+from rlsdk.errors import EnvironmentFault
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A function that puts a distribution's metadata where importlib finds it first, and nothing else there."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    def put(name: str, version: str) -> None:
+        folder = tmp_path / f"{name}-{version.replace('-', '_')}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    return put
+
+
+def test_cuda_companions_of_a_cpu_torch_are_named_with_the_remedy(install):
+    install("torch", "2.13.0+cpu")
+    install("torchvision", "0.28.0")
+    install("torchcodec", "0.17.0+cu130")
+    vision, codec = preflight.torch_companions()
+    assert vision.startswith("torchvision 0.28.0 is built for CUDA, but torch 2.13.0+cpu is not")
+    assert "operator torchvision::nms does not exist" in vision
+    assert vision.endswith("pip uninstall -y torchvision torchaudio torchcodec triton")
+    assert codec.startswith("torchcodec 0.17.0+cu130")
+
+
+def test_cpu_companions_of_a_cpu_torch_are_no_fault(install):
+    install("torch", "2.13.0+cpu")
+    install("torchvision", "0.28.0+cpu")
+    install("torchaudio", "2.11.0+cpu")
+    assert preflight.torch_companions() == []
+
+
+@pytest.mark.parametrize("version", ["2.13.0", "2.11.0+cu130"])
+def test_a_torch_for_cuda_takes_the_companions_of_the_public_index(install, version):
+    install("torch", version)
+    install("torchvision", "0.28.0")
+    assert preflight.torch_companions() == []
+
+
+def test_without_torch_there_is_nothing_to_compare(install):
+    install("torchvision", "0.28.0")
+    assert preflight.torch_companions() == []
+
+
+def test_looking_for_companions_imports_no_torch():
+    code = "import sys; from rlsdk import preflight; preflight.torch_companions(); print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
+
+
+def test_this_environment_has_no_misfits():
+    if not metadata.version("torch").endswith("+cpu"):
+        pytest.skip("not the CPU environment that `make` installs")
+    assert preflight.torch_companions() == []
+
+
+def test_a_missing_compiler_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    (fault,) = preflight.compiler()
+    assert "`g++` is not on PATH" in fault
+    assert "apt-get install g++" in fault
+
+
+@pytest.mark.skipif(os.name == "nt", reason="executables are marked by a mode bit here")
+def test_a_compiler_named_by_the_environment_counts(tmp_path, monkeypatch):
+    program = tmp_path / "my-c++"
+    program.write_text("#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "my-c++")
+    assert "my-c++" in preflight.compiler()[0]
+    program.chmod(0o755)
+    assert preflight.compiler() == []
+
+
+def test_space_is_measured_where_a_folder_will_be(tmp_path):
+    folder = tmp_path / "runs" / "not-yet"
+    assert preflight.free_space(folder, 1) == []
+    (fault,) = preflight.free_space(folder, 2**60)
+    assert str(folder) in fault
+    assert "1.049e+06 TiB are needed" in fault
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("capability", "built"),
+    [
+        ((9, 0), ["sm_80", "sm_90"]),
+        ((8, 6), ["sm_80"]),
+        ((8, 9), ["compute_80"]),
+        ((12, 0), ["compute_90"]),
+        ((9, 0), ["sm_90a"]),
+        ((12, 0), ["sm_90", "sm_120"]),
+        ((10, 3), ["sm_100f"]),
+        ((9, 4), ["gfx942"]),
+    ],
+)
+def test_devices_that_a_build_serves(capability, built):
+    assert preflight.arch_fault("Some GPU", capability, built) == ""
+
+
+@pytest.mark.parametrize(
+    ("capability", "built"),
+    [
+        ((7, 0), ["sm_80", "sm_90", "compute_90"]),
+        ((9, 0), ["sm_80"]),
+        ((8, 0), ["sm_86"]),
+        ((10, 3), ["sm_90", "sm_100a"]),
+        ((8, 9), ["sm_90a"]),
+        ((9, 0), []),
+    ],
+)
+def test_devices_that_a_build_does_not_serve(capability, built):
+    fault = preflight.arch_fault("Some GPU", capability, built)
+    major, minor = capability
+    assert fault.startswith(f"Some GPU has compute capability {major}.{minor}, but this torch was built for ")
+    assert "Install a build of torch" in fault
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (5 * 2**29, "2.5 GiB"), (3 * 2**50, "3072 TiB")],
+)
+def test_sizes_are_written_for_people(count, text):
+    assert preflight._size(count) == text
+
+
+@pytest.mark.gpu
+def test_this_gpu_is_served():
+    assert preflight.gpu_capability() == []
+
+
+def test_no_gpu_is_no_fault():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert preflight.gpu_capability() == []
+
+
+def test_require_lists_every_fault():
+    preflight.require([])
+    with pytest.raises(EnvironmentFault) as caught:
+        preflight.require(["no compiler", "no space"])
+    assert str(caught.value).splitlines()[1:] == ["  - no compiler", "  - no space"]
