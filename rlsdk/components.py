@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 import attrs
 
 from rlsdk.errors import OptionError, PluginError
-from rlsdk.options import Option, check_options, options_of
+from rlsdk.options import CONVERTER, Option, check_options, options_of
 
 Kind = Literal[
     "reward",
@@ -107,6 +107,36 @@ class Bound:
     @property
     def __name__(self) -> str:
         return self.component.name
+
+
+@attrs.frozen
+class Use:
+    """A choice of a component in a config: `grpo`, `{use: mylab/soft_clip, temperature: 0.3}`, or a marked object.
+
+    Attributes:
+        name: `name`, `plugin/name`, or a marked object.
+        options: Everything beside `use`.
+    """
+
+    name: Any
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+def _structure_use(value: Any, _: Any) -> Use:
+    if isinstance(value, Use):
+        return value
+    if isinstance(value, str) and value:
+        return Use(value)
+    if isinstance(value, Mapping):
+        if not value.get("use"):
+            raise ValueError(f"names no component: write {{use: NAME, …}}; got {dict(value)!r}")
+        return Use(value["use"], {k: v for k, v in value.items() if k != "use"})
+    if component_of(value) is not None:
+        return Use(value)
+    raise ValueError(f"expected the name of a component, {{use: NAME, …}} or a marked object; got {value!r}")
+
+
+CONVERTER.register_structure_hook(Use, _structure_use)
 
 
 def component_of(obj: Any) -> Component | None:

@@ -100,6 +100,7 @@ class Plugins(pluggy.PluginManager):
         self._components: dict[str, dict[tuple[Kind, str], Component]] = {}
         self._tables: dict[str, dict[str, tuple[str, ...]]] = {}
         self._failed: dict[str, PluginError] = {}
+        self._owners: dict[str, str] = {}
         for file in files:
             self.add_file(file)
 
@@ -249,6 +250,7 @@ class Plugins(pluggy.PluginManager):
                 f"plugin {entry.name!r} ({entry.origin}) fails to import: {type(error).__name__}: {error}"
             ) from error
         self._components[entry.name] = {}
+        self._owners[module.__name__] = entry.name
         self._tables[entry.name] = dict(getattr(module, "MODULES", {}))
         try:
             self.register(module, entry.name)
@@ -268,6 +270,7 @@ class Plugins(pluggy.PluginManager):
                 module = importlib.import_module(name)
             except Exception as error:
                 raise PluginError(f"plugin {plugin!r}: module {name} fails to import: {type(error).__name__}: {error}") from error
+            self._owners[name] = plugin
             self.register(module, f"{plugin}:{name}")
 
     def _load_file(self, name: str) -> types.ModuleType:
@@ -291,7 +294,7 @@ class Plugins(pluggy.PluginManager):
         owned = vars(found).get("__rlsdk_component__") if hasattr(found, "__dict__") else None
         if not isinstance(owned, Component):
             return
-        plugin = self._owner(module)
+        plugin = self._owners[module.__name__]
         if str(getattr(found, "__module__", "")).partition(".")[0] != module.__name__.partition(".")[0]:
             return
         if owned.obj is not found:
@@ -303,11 +306,6 @@ class Plugins(pluggy.PluginManager):
         previous = self._components[plugin].setdefault(key, owned)
         if previous is not owned:
             raise PluginError(f"plugin {plugin!r} declares {owned.kind} {owned.name!r} twice: {previous.obj!r} and {owned.obj!r}")
-
-    def _owner(self, module: types.ModuleType) -> str:
-        name = self.get_canonical_name(module)
-        registered = next((n for n, p in self.list_name_plugin() if p is module), name)
-        return registered.partition(":")[0]
 
 
 def discover() -> dict[str, tuple[Entry, ...]]:
@@ -352,8 +350,8 @@ def _unknown(what: str, name: str, known: Iterable[str], where: str) -> str:
     offers = sorted(known)
     near = nearest(name.rpartition("/")[2], offers)
     prefix = name.rpartition("/")[0]
-    hint = f", did you mean {f'{prefix}/{near}' if prefix else near!r}?" if near else ""
-    return f"unknown {what} {name!r}{hint}; {where} offers: {', '.join(offers) or 'none'}"
+    hint = f"; did you mean {f'{prefix}/{near}' if prefix else near!r}?" if near else ""
+    return f"unknown {what} {name!r}; {where} offers: {', '.join(offers) or 'none'}{hint}"
 
 
 def _describe(mark: Fingerprint) -> str:

@@ -1,0 +1,46 @@
+"""The fields that an algorithm names, with their defaults."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from rlsdk.components import Use
+
+_use = Use  # a short name for defaults below
+
+
+@attrs.frozen(kw_only=True)
+class Algorithm:
+    """Defaults of an algorithm; a subclass, marked `@rlsdk.algorithm("name")`, changes some.
+
+    Attributes:
+        advantage: How rewards become advantages.
+        policy_loss: Per-token loss.
+        shaping: Changes of the rewards before the advantage, in this order.
+        correction: Weights for the mismatch between sampler and trainer.
+        kl: Estimator of the KL term of the loss; used where `kl_coef` is above 0.
+        kl_coef: Weight of the KL term of the loss.
+        entropy_coef: Weight of the entropy bonus.
+        aggregate: How per-token losses become one number.
+        norm: Length that `seq-mean-token-sum-norm` divides by.
+        filters: Which groups are trained on.
+        critic: Whether a critic is trained.
+        value_clip: How far a value may move from the old one (PPO's clipped value loss); null for no clipping.
+        rollouts: Sampled from the policy, or the tasks' demonstrations.
+    """
+
+    advantage: Use = _use("grpo")
+    policy_loss: Use = _use("ppo")
+    shaping: tuple[Use, ...] = ()
+    correction: Use | None = None
+    kl: Use | None = None
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    aggregate: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
+    norm: float | None = None
+    filters: tuple[Use, ...] = ()
+    critic: bool = False
+    value_clip: float | None = None
+    rollouts: Literal["sampled", "demonstrations"] = "sampled"
