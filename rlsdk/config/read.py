@@ -1,0 +1,170 @@
+"""From a YAML file (or a mapping) and `key=value` overrides to one plain tree, interpolations resolved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlsdk.components import component_of
+from rlsdk.config.schema import COMPONENT_KEYS, PARTS
+from rlsdk.errors import ConfigError
+
+Tree = dict[str, Any]
+_SHORTHANDS = {*COMPONENT_KEYS, *(f"algorithm.{part}" for part in PARTS)}
+
+
+def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Tree, list[str]]:
+    """Read a configuration.
+
+    Args:
+        source: A YAML file, or a mapping.
+        overrides: `key=value` texts; the value is YAML.
+
+    Returns:
+        The tree, and every fault of overrides and interpolations (whose keys are left out of the tree).
+
+    Raises:
+        ConfigError: The file is missing or is no YAML.
+    """
+    tree, objects = _load(source)
+    faults: list[str] = []
+    for override in overrides:
+        fault = apply_override(tree, override)
+        faults += [fault] if fault else []
+    resolved, unresolved = _interpolate(tree)
+    _put_back(resolved, objects)
+    return resolved, faults + unresolved
+
+
+def _load(source: str | Path | Mapping[str, Any]) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
+    if isinstance(source, Mapping):
+        objects: dict[tuple[str | int, ...], Any] = {}
+        return _take_objects(source, (), objects), objects
+    path = Path(source)
+    try:
+        loaded = OmegaConf.load(path)
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: there is no such file (working folder: {Path.cwd().name}/)"]) from None
+    except IsADirectoryError:
+        raise ConfigError([f"{path} is a folder; give the YAML file in it"]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path} cannot be read: {error}"]) from error
+    except yaml.YAMLError as error:
+        raise ConfigError([f"{path} is no valid YAML: {' '.join(str(error).split())}"]) from error
+    tree = OmegaConf.to_container(loaded, resolve=False)
+    if not isinstance(tree, dict):
+        raise ConfigError([f"{path} holds a {type(tree).__name__}; expected keys with values at the top"])
+    return {str(k): v for k, v in tree.items()}, {}
+
+
+def _take_objects(value: Any, path: tuple[str | int, ...], objects: dict[tuple[str | int, ...], Any]) -> Any:
+    """Marked objects stand where names stand; omegaconf holds plain values only, so they are kept aside."""
+    if isinstance(value, Mapping):
+        return {str(k): _take_objects(v, (*path, str(k)), objects) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_take_objects(v, (*path, i), objects) for i, v in enumerate(value)]
+    if component_of(value) is not None:
+        objects[path] = value
+        return f"<{value!r}>"
+    return str(value) if isinstance(value, Path) else value
+
+
+def _put_back(tree: Tree, objects: Mapping[tuple[str | int, ...], Any]) -> None:
+    for path, obj in objects.items():
+        node: Any = tree
+        try:
+            for key in path[:-1]:
+                node = node[key]
+            if node[path[-1]] == f"<{obj!r}>":  # unless an override replaced it
+                node[path[-1]] = obj
+        except (KeyError, IndexError, TypeError):  # an override replaced what was around it
+            continue
+
+
+def apply_override(tree: Tree, text: str) -> str | None:
+    """Apply one `key=value` to the tree; returns the fault, or None."""
+    if "=" not in text or re.match(r"\s*[\w.\[\]]+\s*=", text) is None:
+        return f"override {text!r}: expected key=value{_override_help(text)}"
+    key, _, raw = text.partition("=")
+    key = key.strip().lstrip("+")
+    if raw.endswith("\\") or "\n" in raw:
+        return f"override {text!r}: the value holds a line break or a backslash{_CONTINUATION}"
+    try:
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={raw}"]), resolve=False)["v"]  # type: ignore[index,call-overload]
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        return f"override {text!r}: the value is no valid YAML ({' '.join(str(error).split())}){_QUOTES}"
+    return _assign(tree, re.sub(r"\[(\d+)\]", r".\1", key).split("."), value, text)
+
+
+_CONTINUATION = "; it looks like a shell line that lost its continuation: end each line but the last with ' \\' and nothing behind it"
+_QUOTES = "; a list or a mapping is written in single quotes as a whole: 'key=[a, b]'"
+
+
+def _override_help(text: str) -> str:
+    if text.strip() in ("\\", "") or text.endswith("\\") or text.startswith(("\\", " ")):
+        return _CONTINUATION
+    if text.startswith("--"):
+        return f"; overrides have no dashes: {text.lstrip('-').replace(' ', '=')}=…"
+    if text[:1] in "[]{}'\"," or text[-1:] in "[]{}'\",":
+        return _QUOTES
+    return ""
+
+
+def _assign(tree: Tree, keys: list[str], value: Any, text: str) -> str | None:
+    node: Any = tree
+    for depth, key in enumerate(keys[:-1]):
+        path = ".".join(keys[: depth + 1])
+        if isinstance(node, list):
+            if not key.isdigit() or int(key) >= len(node):
+                return f"override {text!r}: {'.'.join(keys[:depth])} is a list of {len(node)}; {key!r} is no index of it"
+            index: Any = int(key)
+        else:
+            index = key
+            node.setdefault(key, {})
+        child = node[index]
+        if isinstance(child, str) and (path in _SHORTHANDS or key.isdigit() or path in ("reward", "trackers")):
+            child = {"use": child}  # a component's short form is spelt out before something is merged into it
+        elif isinstance(child, str) and path == "model":
+            child = {"path": child}
+        elif child is None:
+            child = {}
+        elif not isinstance(child, dict | list):
+            return f"override {text!r}: {path} is {child!r}, it holds no keys"
+        node[index] = child
+        node = child
+    last = keys[-1]
+    if isinstance(node, list):
+        if not last.isdigit() or int(last) >= len(node):
+            return f"override {text!r}: {'.'.join(keys[:-1])} is a list of {len(node)}; {last!r} is no index of it"
+        node[int(last)] = value
+    else:
+        node[last] = value
+    return None
+
+
+def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
+    """Resolve `${…}` leaf by leaf, so that every unresolved one is reported."""
+    config = OmegaConf.create(tree)
+    faults: list[str] = []
+
+    def walk(node: DictConfig | ListConfig, path: str) -> Any:
+        keys = range(len(node)) if isinstance(node, ListConfig) else list(node)
+        out: dict[Any, Any] = {}
+        for key in keys:
+            where = f"{path}[{key}]" if isinstance(node, ListConfig) else f"{path}.{key}".lstrip(".")
+            try:
+                value = node[key]
+            except (OmegaConfBaseException, ValueError) as error:
+                raw = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index,call-overload]
+                faults.append(f"{where}: {raw!r} cannot be resolved: {str(error).splitlines()[0]}")
+                continue
+            out[key] = walk(value, where) if isinstance(value, DictConfig | ListConfig) else value
+        return list(out.values()) if isinstance(node, ListConfig) else out
+
+    return walk(config, ""), faults

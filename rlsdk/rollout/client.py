@@ -1,0 +1,102 @@
+"""The driver's way to the engine actors: requests of one turn of the event loop travel together, answers come back one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Completion, Request, Sampling
+
+
+@attrs.frozen(eq=False)
+class Answer:
+    """A completion with its text."""
+
+    completion: Completion
+    text: str
+
+
+@attrs.define(eq=False)
+class _Wanted:
+    """What one engine request serves: equal prompts of one group become one request for several continuations."""
+
+    prompt: np.ndarray
+    sampling: Sampling
+    seed: int | None
+    affinity: int | None
+    futures: list[asyncio.Future[Answer]] = attrs.field(factory=list)
+
+
+class EngineClient:
+    """Routes requests to the least loaded engine, and a conversation to the engine that holds its prefix."""
+
+    def __init__(self, actors: Sequence[Any], decode: Any) -> None:
+        self.actors = list(actors)
+        self._decode = decode
+        self._load = [0] * len(actors)
+        self._wanted: dict[Any, _Wanted] = {}
+        self._serial = itertools.count()
+        self._consumers: set[asyncio.Task[None]] = set()
+
+    def sample(
+        self, group: str, prompt: np.ndarray, sampling: Sampling, *, seed: int | None = None, affinity: int | None = None
+    ) -> asyncio.Future[Answer]:
+        """One continuation of a prompt.
+
+        Args:
+            group: Equal prompts of one group are sampled as one request.
+            prompt: int64 `[p]`.
+            sampling: How.
+            seed: Of the request; None takes the engine's own generator.
+            affinity: Engine that holds the prefix, if any.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._wanted:
+            loop.call_soon(self._flush)
+        key = (group, prompt.tobytes(), sampling, seed, affinity)
+        wanted = self._wanted.setdefault(key, _Wanted(prompt, sampling, seed, affinity))
+        future: asyncio.Future[Answer] = loop.create_future()
+        wanted.futures.append(future)
+        return future
+
+    def _flush(self) -> None:
+        wanted, self._wanted = self._wanted, {}
+        batches: dict[int, list[tuple[Request, _Wanted]]] = {}
+        for want in wanted.values():
+            engine = self._route(want)
+            self._load[engine] += len(want.futures)
+            request = Request(
+                id=str(next(self._serial)), prompt_ids=want.prompt, sampling=want.sampling, n=len(want.futures), seed=want.seed
+            )
+            batches.setdefault(engine, []).append((request, want))
+        for engine, batch in batches.items():
+            task = asyncio.get_running_loop().create_task(self._consume(engine, batch))
+            self._consumers.add(task)
+            task.add_done_callback(self._consumers.discard)
+
+    def _route(self, want: _Wanted) -> int:
+        if want.affinity is not None and want.affinity < len(self.actors):
+            return want.affinity
+        return min(range(len(self.actors)), key=lambda i: (self._load[i], i))
+
+    async def _consume(self, engine: int, batch: list[tuple[Request, _Wanted]]) -> None:
+        waiting = {request.id: want.futures for request, want in batch}
+        try:
+            stream = self.actors[engine].generate.options(num_returns="streaming").remote([request for request, _ in batch])
+            async for reference in stream:
+                completions: list[Completion] = await reference
+                texts = self._decode([c.token_ids for c in completions])
+                self._load[engine] -= len(completions)
+                for completion, text in zip(completions, texts, strict=True):
+                    future = waiting[completion.request][completion.index]
+                    if not future.done():
+                        future.set_result(Answer(completion, text))
+        except Exception as error:  # every waiting rollout gets the engine's failure
+            for future in itertools.chain.from_iterable(waiting.values()):
+                if not future.done():
+                    future.set_exception(error)

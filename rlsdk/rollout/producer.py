@@ -1,0 +1,102 @@
+"""From tasks to scored groups: every rollout runs on its own and is scored as it finishes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from rlsdk.errors import DataError, EngineError, RlsdkError
+from rlsdk.rollout.chat import Prompt, Setting, TokenChat
+from rlsdk.scoring.scorer import Scorer
+from rlsdk.types import Group, Rollout, Score, Task
+
+Observer = Callable[[Rollout, Score], Any]
+
+
+class Producer:
+    """Runs the workflow on tasks, `group_size` times each."""
+
+    def __init__(self, workflow: Any, scorer: Scorer | None, seed: int | None, observer: Observer | None = None) -> None:
+        """Make one.
+
+        Args:
+            workflow: Ready to run: an object with `run`, or an async function.
+            scorer: Left out, every score is 0 (demonstrations).
+            seed: Of the requests; None leaves sampling to the engines' own generators.
+            observer: Called with each rollout and its score.
+        """
+        self._run: Callable[[Task, TokenChat], Awaitable[Rollout | Sequence[Rollout]]] = getattr(workflow, "run", workflow)
+        self._scorer = scorer
+        self._seed = seed
+        self._observer = observer
+
+    async def produce(self, tasks: Sequence[Task], setting: Setting, group_size: int, key: str) -> list[Group]:
+        """The groups of these tasks, in their order.
+
+        Args:
+            tasks: What to solve.
+            setting: Codec, engines, sampling.
+            group_size: Rollouts per task.
+            key: Names this batch, such as "step 3"; part of every seed.
+
+        Raises:
+            DataError: A task cannot be used.
+            EngineError: Generation failed.
+        """
+        # Chats are made, and so requests admitted, in the order of the tasks: with one engine a step is reproducible.
+        async with asyncio.TaskGroup() as running:
+            groups = [
+                [running.create_task(self._one(prompt, setting, f"{key}/{i}", j)) for j in range(group_size)]
+                for i, prompt in enumerate(self._prompts(tasks, setting))
+            ]
+        finished = ((task, [pair for each in group for pair in each.result()]) for task, group in zip(tasks, groups, strict=True))
+        return [Group(task, [r for r, _ in pairs], [s for _, s in pairs]) for task, pairs in finished]
+
+    def _prompts(self, tasks: Sequence[Task], setting: Setting) -> list[Prompt]:
+        return [Prompt(task, *setting.codec.prompt(task)) for task in tasks]
+
+    async def _one(self, prompt: Prompt, setting: Setting, group: str, index: int) -> list[tuple[Rollout, Score]]:
+        seed = None if self._seed is None else _seed(self._seed, group, prompt.task.id)
+        chat = TokenChat(prompt, setting, group, seed)
+        try:
+            produced = self._run(prompt.task, chat)
+            produced = await produced if inspect.isawaitable(produced) else produced
+        except (RlsdkError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            if _from_ray(error):
+                raise EngineError(f"{group}, task {prompt.task.id!r}: the engine failed: {error}") from error
+            failed = chat.finish(status="failed")
+            reason = f"workflow failed: {type(error).__name__}: {error}"
+            return [self._seen(failed, Score.invalid(reason))]
+        rollouts = [produced] if isinstance(produced, Rollout) else list(produced)
+        return [self._seen(rollout, await self._score(rollout)) for rollout in rollouts]
+
+    async def _score(self, rollout: Rollout) -> Score:
+        if self._scorer is None:
+            return Score(0.0)
+        return await self._scorer.score(rollout)
+
+    def _seen(self, rollout: Rollout, score: Score) -> tuple[Rollout, Score]:
+        if self._observer is not None:
+            self._observer(rollout, score)
+        return rollout, score
+
+
+def _from_ray(error: BaseException) -> bool:
+    return type(error).__module__.startswith("ray.") or any("ray." in c.__module__ for c in type(error).__mro__)
+
+
+def _seed(*parts: Any) -> int:
+    """31 bits that depend on every part, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big") >> 1
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first cause inside (nested) groups of exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = next((e for e in error.exceptions if isinstance(e, DataError)), error.exceptions[0])
+    return error

@@ -1,0 +1,73 @@
+"""The end of a run: a table, a picture, samples before and after, and the same figures as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rlsdk.runlog.trackers import read_metrics
+
+CURVES = (("reward/mean", "training reward"), ("eval/sampled", "held-out, sampled"), ("eval/greedy", "held-out, greedy"))
+"""(metric, label) of the picture."""
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
+    """`summary.json`, for programs."""
+    path = folder / "summary.json"
+    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def draw_curves(folder: Path, title: str) -> Path | None:
+    """`curves.png` from the run's metrics; None where there are none, or matplotlib is not installed."""
+    metrics = read_metrics(folder)
+    series = [(label, [(m["step"], m[key]) for m in metrics if key in m]) for key, label in CURVES]
+    series = [(label, points) for label, points in series if points]
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    if not series:
+        return None
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for label, points in series:
+        sparse = len(points) < 30
+        axes.plot(*zip(*points, strict=True), label=label, marker="o" if sparse else None, linewidth=2 if sparse else 1)
+    axes.set(xlabel="step", ylabel="reward, accuracy", title=title, ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    path = folder / "curves.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def print_report(console: Console, summary: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """The table and the samples."""
+    before, after = summary.get("accuracy_before") or {}, summary.get("accuracy_after") or {}
+    if before or after:
+        table = Table(title=f"held-out accuracy of {summary['name']}, {summary.get('eval_tasks', '?')} tasks")
+        for column in ("", "before", "after"):
+            table.add_column(column, justify="right" if column else "left")
+        for key, label in (("sampled", "sampled at temperature 1"), ("greedy", "greedy")):
+            table.add_row(label, *(f"{x[key]:.1%}" if key in x else "-" for x in (before, after)))
+        console.print(table)
+    times = Table(title="seconds per phase")
+    for name in summary["seconds"]:
+        times.add_column(name, justify="right")
+    times.add_row(*(f"{value:.1f}" for value in summary["seconds"].values()))
+    console.print(times)
+    console.print(f"{summary['steps']} steps, {summary['tokens_per_second']:,.0f} sampled tokens/s while generating", highlight=False)
+    for when, rows in samples.items():
+        for row in rows:
+            mark = "right" if row["correct"] else "wrong"
+            console.print(f"[bold]{when}[/]  {escape(row['prompt'])} [dim]->[/] {escape(row['response'])}  [dim]({mark})[/]", highlight=False)
+    for key in ("curves", "export"):
+        if summary.get(key):
+            console.print(f"{key}: {summary[key]}", highlight=False)
