@@ -29,10 +29,11 @@ print(*(f"{m.__name__} {m.__version__}" for m in (torch, transformers, ray, deep
 """
 
 
-def pip(*arguments: str) -> bool:
+def pip(*arguments: str, hide_errors: bool = False) -> bool:
     """Run pip in this environment, heard only when it fails, and say whether it succeeded."""
     command = [sys.executable, "-m", "pip", *arguments, "-qq", "--disable-pip-version-check"]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    ran = subprocess.run(command, cwd=ROOT, check=False, stderr=subprocess.DEVNULL if hide_errors else None)
+    return ran.returncode == 0
 
 
 def install_torch() -> bool:
@@ -40,7 +41,7 @@ def install_torch() -> bool:
     if sys.platform == "darwin":  # its only build is a CPU build, without a suffix
         return pip("install", TORCH)
     wanted = f"{TORCH}+cpu"
-    return pip("install", wanted) or pip("install", wanted, "--extra-index-url", CPU_INDEX)
+    return pip("install", wanted, hide_errors=True) or pip("install", wanted, "--extra-index-url", CPU_INDEX)
 
 
 def main() -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlsdk.components import KINDS
+
 ROOT = Path(__file__).resolve().parents[2]
 LIGHT = """
 import sys
@@ -92,3 +94,43 @@ def test_light_parts_load_no_heavy_library(code):
         [sys.executable, "-c", LIGHT.format(code=code)], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert ran.stdout.split() == []
+
+
+BASE_ONLY = """
+import re, sys
+from importlib import metadata
+from packaging.requirements import Requirement
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+def closure(name, extras, seen):
+    if (name, extras) in seen:
+        return
+    seen.add((name, extras))
+    try:
+        lines = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:  # not needed on this system
+        return
+    for needed in map(Requirement, lines):
+        if not needed.marker or any(needed.marker.evaluate({"extra": extra}) for extra in (extras or ("",))):
+            closure(canonical(needed.name), tuple(sorted(needed.extras)), seen)
+
+seen = set()
+closure("rlsdk", (), seen)
+base = {name for name, _ in seen}
+modules = metadata.packages_distributions().items()
+sys.modules.update({module: None for module, owners in modules if not base & set(map(canonical, owners))})
+assert sys.modules["ray"] is None and sys.modules["transformers"] is None
+import rlsdk
+for kind in sys.argv[1:]:
+    print(kind, *rlsdk.names(kind))
+"""
+
+
+def test_pure_kinds_need_nothing_beyond_the_base_install():
+    """With every distribution hidden that a plain `pip install rlsdk` does not bring, the pure components import."""
+    kinds = [kind for kind in KINDS if kind not in ("engine", "learner", "tracker")]
+    ran = subprocess.run([sys.executable, "-c", BASE_ONLY, *kinds], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == kinds
