@@ -13,7 +13,7 @@ from rlsdk.rollout.chat import Prompt, Setting, TokenChat
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.types import Group, Rollout, Score, Task
 
-Observer = Callable[[Rollout, Score], Any]
+Observer = Callable[[Rollout, Score, int], Any]
 
 
 class Producer:
@@ -26,14 +26,16 @@ class Producer:
             workflow: Ready to run: an object with `run`, or an async function.
             scorer: Left out, every score is 0 (demonstrations).
             seed: Of the requests; None leaves sampling to the engines' own generators.
-            observer: Called with each rollout and its score.
+            observer: Called with each rollout, its score and the step it is for (-1: evaluation).
         """
         self._run: Callable[[Task, TokenChat], Awaitable[Rollout | Sequence[Rollout]]] = getattr(workflow, "run", workflow)
         self._scorer = scorer
         self._seed = seed
         self._observer = observer
 
-    async def produce(self, tasks: Sequence[Task], setting: Setting, group_size: int, key: str) -> list[Group]:
+    async def produce(
+        self, tasks: Sequence[Task], setting: Setting, group_size: int, key: str, step: int = -1
+    ) -> list[Group]:
         """The groups of these tasks, in their order.
 
         Args:
@@ -41,6 +43,7 @@ class Producer:
             setting: Codec, engines, sampling.
             group_size: Rollouts per task.
             key: Names this batch, such as "step 3"; part of every seed.
+            step: Trainer step that the rollouts are for.
 
         Raises:
             DataError: A task cannot be used.
@@ -49,7 +52,7 @@ class Producer:
         # Chats are made, and so requests admitted, in the order of the tasks: with one engine a step is reproducible.
         async with asyncio.TaskGroup() as running:
             groups = [
-                [running.create_task(self._one(prompt, setting, f"{key}/{i}", j)) for j in range(group_size)]
+                [running.create_task(self._one(prompt, setting, f"{key}/{i}", step)) for _ in range(group_size)]
                 for i, prompt in enumerate(self._prompts(tasks, setting))
             ]
         finished = ((task, [pair for each in group for pair in each.result()]) for task, group in zip(tasks, groups, strict=True))
@@ -58,7 +61,7 @@ class Producer:
     def _prompts(self, tasks: Sequence[Task], setting: Setting) -> list[Prompt]:
         return [Prompt(task, *setting.codec.prompt(task)) for task in tasks]
 
-    async def _one(self, prompt: Prompt, setting: Setting, group: str, index: int) -> list[tuple[Rollout, Score]]:
+    async def _one(self, prompt: Prompt, setting: Setting, group: str, step: int) -> list[tuple[Rollout, Score]]:
         seed = None if self._seed is None else _seed(self._seed, group, prompt.task.id)
         chat = TokenChat(prompt, setting, group, seed)
         try:
@@ -71,18 +74,18 @@ class Producer:
                 raise EngineError(f"{group}, task {prompt.task.id!r}: the engine failed: {error}") from error
             failed = chat.finish(status="failed")
             reason = f"workflow failed: {type(error).__name__}: {error}"
-            return [self._seen(failed, Score.invalid(reason))]
+            return [self._seen(failed, Score.invalid(reason), step)]
         rollouts = [produced] if isinstance(produced, Rollout) else list(produced)
-        return [self._seen(rollout, await self._score(rollout)) for rollout in rollouts]
+        return [self._seen(rollout, await self._score(rollout), step) for rollout in rollouts]
 
     async def _score(self, rollout: Rollout) -> Score:
         if self._scorer is None:
             return Score(0.0)
         return await self._scorer.score(rollout)
 
-    def _seen(self, rollout: Rollout, score: Score) -> tuple[Rollout, Score]:
+    def _seen(self, rollout: Rollout, score: Score, step: int) -> tuple[Rollout, Score]:
         if self._observer is not None:
-            self._observer(rollout, score)
+            self._observer(rollout, score, step)
         return rollout, score
 
 

@@ -1,0 +1,90 @@
+"""A small model for machines without an accelerator: config, tokenizer and random weights.
+
+Llama-shaped, two layers of width 128. Numbers from 0 to `largest` are one token each, and so are `<answer>` and `</answer>`: a
+model of this size learns Countdown in minutes when it need not learn to spell (see docs/quickstart.md for what that means).
+
+The config says `model_type: llama`: transformers replaces the pre-tokenizer of a custom tokenizer in a folder of type qwen2
+without a word, which splits the numbers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+SYMBOLS = ("+", "-", "*", "/", "(", ")", "=", ",", ">", ":", " ", "\n", "<answer>", "</answer>", "<think>", "</think>")
+END = "<eos>"
+PAD = "<pad>"
+UNKNOWN = "<unk>"
+
+
+def vocabulary(largest: int) -> dict[str, int]:
+    """Token -> id: special tokens, numbers, symbols."""
+    tokens = [PAD, END, UNKNOWN, *(str(n) for n in range(largest + 1)), *SYMBOLS]
+    return {token: index for index, token in enumerate(tokens)}
+
+
+def make_tokenizer(largest: int) -> Any:
+    """A tokenizer that reads numbers and symbols as one token each; anything else is `<unk>`."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel(vocabulary(largest), unk_token=UNKNOWN))
+    pattern = r"\d+|</?(?:answer|think)>|[\s\S]"
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token=END, pad_token=PAD, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
+    )
+
+
+def create(
+    folder: Path,
+    *,
+    seed: int = 0,
+    layers: int = 2,
+    hidden: int = 128,
+    heads: int = 4,
+    intermediate: int = 256,
+    largest: int = 100,
+    initializer_range: float = 0.05,
+) -> int:
+    """Write a model folder that transformers, vLLM and DeepSpeed open.
+
+    Args:
+        folder: Where to; made if there is none.
+        seed: Of the random weights.
+        layers: Transformer layers.
+        hidden: Width.
+        heads: Attention heads.
+        intermediate: Width of the feed-forward layers.
+        largest: Numbers from 0 to this are one token each.
+        initializer_range: Standard deviation of the weights.
+
+    Returns:
+        The number of parameters.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer(largest)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=512,
+        initializer_range=initializer_range,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,68 @@
+"""Engine and learner must give the same logprobs to the same tokens under the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from rlsdk.errors import CanaryError
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
+"""Nats. float32 agrees to 5e-5 on small models; 16-bit kernels differ by rounding of activations."""
+
+
+class Canary:
+    """Compares logprobs of fixed tokens after every weight sync."""
+
+    def __init__(self, token_ids: np.ndarray, tolerance: float) -> None:
+        """Make one.
+
+        Args:
+            token_ids: int64 `[k]`.
+            tolerance: Largest gap in nats.
+        """
+        self.token_ids = token_ids
+        self._tolerance = tolerance
+        self._before: np.ndarray | None = None
+        self._moved = False
+
+    def check(self, version: int, learner: np.ndarray, engines: list[np.ndarray], *, updated: bool) -> float:
+        """Compare.
+
+        Args:
+            version: Of the weights.
+            learner: float32 `[k - 1]`.
+            engines: The same from each engine.
+            updated: Whether the learner made an update that changed its weights since the last check.
+
+        Returns:
+            The largest gap, in nats.
+
+        Raises:
+            CanaryError: A gap over the tolerance, or logprobs that did not change with the first update.
+        """
+        gaps = np.stack([np.abs(e - learner) for e in engines])
+        worst = float(np.nan_to_num(gaps, nan=np.inf).max())
+        if worst > self._tolerance:
+            engine, position = np.unravel_index(int(np.nan_to_num(gaps, nan=np.inf).argmax()), gaps.shape)
+            off = np.flatnonzero(gaps[engine] > self._tolerance)
+            raise CanaryError(
+                f"weights version {version}: engine {engine} and the learner disagree on {len(off)} of {gaps.shape[1]} fixed tokens, "
+                f"most at position {position + 1}: {engines[engine][position]:.6f} against {learner[position]:.6f} "
+                f"(gap {worst:.2g}, tolerance {self._tolerance:g}); positions {', '.join(map(str, off[:8] + 1))}"
+            )
+        if updated and not self._moved and self._before is not None:
+            if np.array_equal(self._before, engines[0]):
+                raise CanaryError(f"weights version {version}: the logprobs did not change with the first update; the sync has no effect")
+            self._moved = True
+        self._before = engines[0]
+        return worst
+
+
+def describe_checksums(sent: Mapping[str, str], received: Mapping[str, str]) -> str:
+    """The tensors whose checksums differ between sender and receiver, for the error message."""
+    names = sorted({*sent, *received})
+    lines = [f"  {n}: sent {sent.get(n, '-')}, received {received.get(n, '-')}" for n in names if sent.get(n) != received.get(n)]
+    same = len(names) - len(lines)
+    return "\n".join([f"checksums of {len(names)} tensors as sent and received: {same} equal, {len(lines)} different", *lines])

@@ -1,0 +1,153 @@
+"""Ray: where actors go, how they start, how they end."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+
+from rlsdk.config import Plan
+from rlsdk.config.schema import PlacementSection
+from rlsdk.contracts import Place, Roles
+from rlsdk.engines.actor import launch as launch_engine
+from rlsdk.errors import EnvironmentFault
+from rlsdk.learners.group import LearnerGroup
+
+log = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class Layout:
+    """What each actor gets.
+
+    Attributes:
+        device: cpu or cuda.
+        engine_threads: OpenMP threads of each engine.
+        learner_threads: OpenMP threads of each rank.
+        engine_gpus: GPUs of each engine; a fraction where learners share them.
+        learner_gpus: GPUs of each rank; a fraction where engines share them.
+    """
+
+    device: str
+    engine_threads: int
+    learner_threads: int
+    engine_gpus: float
+    learner_gpus: float
+
+
+def layout(placement: PlacementSection, cores: int, gpus: int) -> Layout:
+    """Divide cores and GPUs among the actors.
+
+    Args:
+        placement: Counts and devices.
+        cores: CPU cores of one machine.
+        gpus: GPUs of the cluster.
+
+    Raises:
+        EnvironmentFault: CUDA is asked for and there are too few GPUs.
+    """
+    device = placement.device if placement.device != "auto" else ("cuda" if gpus else "cpu")
+    threads = (
+        placement.engine_threads or max(1, cores // placement.engines),
+        placement.learner_threads or max(1, cores // placement.learners),
+    )
+    if device == "cpu":
+        return Layout(device, *threads, 0, 0)
+    engines = placement.engines * placement.gpus_per_engine
+    needed = max(engines, placement.learners) if placement.colocate else engines + placement.learners
+    if gpus < needed:
+        raise EnvironmentFault(
+            f"placement asks for {needed} GPUs ({engines} for engines, {placement.learners} for learners, "
+            f"{'shared' if placement.colocate else 'apart'}); Ray finds {gpus}"
+        )
+    shared = placement.colocate
+    return Layout(device, *threads, placement.gpus_per_engine * (0.5 if shared else 1.0), 0.5 if shared else 1.0)
+
+
+@contextmanager
+def ray_cluster(plan: Plan) -> Iterator[int]:
+    """Connect to Ray, or start it for this run; yields the number of GPUs."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no traffic that nobody asked for
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    placement = plan.config.placement
+    quiet = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
+    if placement.ray:
+        ray.init(address=placement.ray, **quiet)
+    else:
+        actors = placement.engines + placement.learners
+        cpus = max(os.cpu_count() or 1, actors)
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+    try:
+        yield int(ray.cluster_resources().get("GPU", 0))
+    finally:
+        ray.shutdown()
+
+
+@attrs.define
+class Actors:
+    """The actors of a run."""
+
+    engines: list[Any]
+    learner: LearnerGroup
+    layout: Layout
+
+    def stop(self) -> None:
+        """End them."""
+        import ray
+
+        self.learner.stop()
+        for engine in self.engines:
+            ray.kill(engine)
+
+
+def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
+    """Start engines and learner side by side and wait until all are ready."""
+    import ray
+
+    config = plan.config
+    cores = os.cpu_count() or 1
+    found = layout(config.placement, cores, gpus)
+    folder = plan.folder.resolve()
+    common = {"device": found.device, "seed": config.seed, "cpus": cores, "colocated": config.placement.colocate}
+    engines = []
+    starting = []
+    for rank in range(config.placement.engines if plan.needs_engine else 0):
+        place = Place(
+            role="engine",
+            rank=rank,
+            world=config.placement.engines,
+            threads=found.engine_threads,
+            cache=str(folder / "cache" / f"engine-{rank}"),
+            **common,
+        )
+        name, path = f"engine-{rank}", folder / "logs" / f"engine-{rank}.log"
+        engine = launch_engine(plan.engine, place, cpus=1, gpus=found.engine_gpus, name=name, log_path=path)
+        engines.append(engine)
+        starting.append(engine.start.remote(plan.model, place))
+    learner = LearnerGroup.launch(
+        plan.learner,
+        roles(plan),
+        plan.loss,
+        Place(role="learner", world=config.placement.learners, threads=found.learner_threads, **common),
+        total_updates=total_updates,
+        gpus=found.learner_gpus,
+        log_dir=folder / "logs",
+        cache=folder / "cache",
+    )
+    ray.get(starting)
+    return Actors(engines, learner, found)
+
+
+def roles(plan: Plan) -> Roles:
+    """The models that the learner holds."""
+    reference = None
+    if plan.needs_reference:
+        reference = attrs.evolve(plan.model, path=plan.config.model.reference or plan.model.path)
+    return Roles(actor=plan.model, critic=plan.model if plan.algorithm.critic else None, reference=reference)
+

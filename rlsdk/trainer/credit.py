@@ -1,0 +1,120 @@
+"""Shaping and advantage: from packed rollouts to the fields that a loss reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from torch import Tensor
+
+from rlsdk.batch import Credit, CreditInputs
+from rlsdk.components import component_of
+from rlsdk.contracts import TrainBatch
+from rlsdk.errors import RunError
+from rlsdk.trainer.pack import Packed, credit_inputs
+from rlsdk.types import Group
+
+_ALWAYS = frozenset({"token_rewards"})
+"""Optional fields that every component gets where they exist: they replace the rewards."""
+
+
+class CreditAssigner:
+    """Applies the chain of shapings, then the advantage, each seeing only what it declared."""
+
+    def __init__(self, shaping: Sequence[Any], advantage: Any) -> None:
+        self._shaping = list(shaping)
+        self._advantage = advantage
+        self.needs = frozenset(n for part in self._parts() for n in _needs(part))
+
+    def assign(self, packed: Packed, computed: dict[str, np.ndarray]) -> TrainBatch:
+        """The batch with `advantages` and, where a critic learns, `returns`.
+
+        Args:
+            packed: The rollouts of a step.
+            computed: Per-token fields that the learner computed.
+        """
+        x = credit_inputs(packed, computed, self.needs)
+        for part in self._shaping:
+            x = _shaped(x, _checked(part(_restricted(x, part)), x, part))
+        result = self._advantage(_restricted(x, self._advantage))
+        if isinstance(result, Credit):
+            advantages, returns = result.advantages, result.returns
+            return packed.batch.with_tokens(advantages=_numpy(advantages), returns=_numpy(returns))
+        return packed.batch.with_tokens(advantages=_numpy(_per_token(x, _checked(result, x, self._advantage))))
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON of the components that have memory, by position in the chain."""
+        return {str(i): part.state() for i, part in enumerate(self._parts()) if hasattr(part, "state")}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Give the components their memory back."""
+        for i, part in enumerate(self._parts()):
+            if str(i) in state:
+                part.restore(state[str(i)])
+
+    def _parts(self) -> list[Any]:
+        return [*self._shaping, self._advantage]
+
+
+def _needs(part: Any) -> tuple[str, ...]:
+    component = component_of(part)
+    return component.needs if component else ()
+
+
+def _restricted(x: CreditInputs, part: Any) -> CreditInputs:
+    """The inputs without the optional fields that the part did not declare: reading one is an error that names it."""
+    optional = {f.name for f in attrs.fields(CreditInputs) if f.kw_only and not f.name.startswith("_")}
+    hidden = optional - set(_needs(part)) - _ALWAYS
+    return x.replace(**{name: None for name in hidden if name in vars(x)})
+
+
+def _shaped(x: CreditInputs, rewards: Tensor) -> CreditInputs:
+    if len(rewards) == len(x.rewards) and not (len(rewards) == len(x.loss_mask) and "token_rewards" in vars(x)):
+        return x.replace(rewards=rewards, token_rewards=None)
+    sums = rewards.new_zeros(len(x.rewards)).index_add(0, x.segments, rewards)
+    return x.replace(rewards=sums, token_rewards=rewards)
+
+
+def _per_token(x: CreditInputs, values: Tensor) -> Tensor:
+    return x.per_token(values) if len(values) == len(x.rewards) else values
+
+
+def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
+    """A tensor of one value per rollout or per token, all finite."""
+    component = component_of(part)
+    name = f"{component.kind} {component.name!r}" if component else repr(part)
+    if not isinstance(result, Tensor) or result.dim() != 1 or len(result) not in (len(x.rewards), len(x.loss_mask)):
+        given = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        raise RunError(f"{name} returned {given}; expected a tensor [{len(x.rewards)}] (rollouts) or [{len(x.loss_mask)}] (tokens)")
+    if not bool(result.isfinite().all()):
+        raise RunError(f"{name} returned {int((~result.isfinite()).sum())} values that are not finite")
+    return result
+
+
+def _numpy(values: Tensor) -> np.ndarray:
+    return values.detach().float().numpy()
+
+
+def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], bool | Group]]) -> list[Group]:
+    """The groups, or parts of groups, that all filters let through.
+
+    A filter sees valid rollouts alone: one that failed says nothing of its group.
+    """
+    kept = []
+    for group in groups:
+        left: Group | None = _valid(group)
+        for each in filters:
+            answer = each(left) if left is not None and len(left) else False
+            left = answer if isinstance(answer, Group) else (left if answer else None)
+        if left is not None and len(left):
+            kept.append(left)
+    return kept
+
+
+def _valid(group: Group) -> Group:
+    pairs = [(r, s) for r, s in zip(group.rollouts, group.scores, strict=True) if s.valid]
+    return Group(group.task, [r for r, _ in pairs], [s for _, s in pairs])
+
+

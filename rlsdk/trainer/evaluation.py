@@ -1,0 +1,90 @@
+"""Evaluation on held-out tasks: greedy, and sampled at temperature 1 with pass@k."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import comb
+from typing import Any
+
+import attrs
+
+from rlsdk.rollout.chat import Setting
+from rlsdk.rollout.producer import Producer
+from rlsdk.runlog.rollouts import prompt_text
+from rlsdk.types import Group, Score, Task
+
+
+@attrs.frozen
+class Evaluation:
+    """What one evaluation found.
+
+    Attributes:
+        accuracy: `greedy`, `sampled`, and `pass@k` for each k asked for.
+        metrics: The same and the mean rewards, under `eval/`.
+        samples: A few sampled answers, for a person.
+    """
+
+    accuracy: dict[str, float]
+    metrics: dict[str, float]
+    samples: tuple[dict[str, Any], ...]
+
+
+async def evaluate(
+    producer: Producer, tasks: Sequence[Task], setting: Setting, samples: int, *, reseed: Any, show: int = 3
+) -> Evaluation:
+    """Evaluate.
+
+    Args:
+        producer: Runs the workflow and scores.
+        tasks: Held-out tasks.
+        setting: Of the training; temperature, top-p and top-k are replaced.
+        samples: Sampled answers per task.
+        reseed: Awaited before each pass, so that evaluations repeat.
+        show: How many samples to keep for a person.
+    """
+    plain = attrs.evolve(setting.sampling, top_p=1.0, top_k=0)
+    await reseed()
+    greedy = await producer.produce(tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=0.0)), 1, "eval greedy")
+    await reseed()
+    sampled = await producer.produce(
+        tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=1.0)), samples, "eval sampled"
+    )
+    right = [[is_correct(s) for s in g.scores] for g in sampled]
+    accuracy = {
+        "greedy": _mean([is_correct(s) for g in greedy for s in g.scores]),
+        "sampled": _mean([r for group in right for r in group]),
+    }
+    k = 2
+    while k <= samples:
+        accuracy[f"pass@{k}"] = _mean([pass_at(k, len(g), sum(g)) for g in right])
+        k *= 2
+    rewards = {"greedy_reward": _reward(greedy), "sampled_reward": _reward(sampled)}
+    metrics = {f"eval/{name}": value for name, value in {**accuracy, **rewards}.items()}
+    return Evaluation(accuracy, metrics, tuple(_shown(g) for g in sampled[:show]))
+
+
+def is_correct(score: Score) -> bool:
+    """Whether an answer counts as right: its reward says so by the metric `correct`, else its value reaches 1."""
+    return score.valid and bool(score.metrics["correct"] if "correct" in score.metrics else score.value >= 1.0)
+
+
+def pass_at(k: int, n: int, correct: int) -> float:
+    """Unbiased estimate that one of `k` samples is right, from `n` samples (Chen et al., arXiv:2107.03374, eq. 1)."""
+    return 1.0 - comb(n - correct, k) / comb(n, k)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(sum(values) / len(values)) if values else 0.0
+
+
+def _reward(groups: Sequence[Group]) -> float:
+    return _mean([s.value for g in groups for s in g.scores if s.valid])
+
+
+def _shown(group: Group) -> dict[str, Any]:
+    return {
+        "prompt": prompt_text(group.task)[-300:],
+        "response": group.rollouts[0].response[-300:],
+        "reward": group.scores[0].value,
+        "correct": is_correct(group.scores[0]),
+    }

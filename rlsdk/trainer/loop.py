@@ -1,0 +1,234 @@
+"""The step loop: produce, assign credit, update, publish, check, log, save. It knows no algorithm."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.config import Plan
+from rlsdk.errors import CanaryError
+from rlsdk.rollout.chat import Setting
+from rlsdk.rollout.producer import Producer
+from rlsdk.scoring.scorer import check_budget
+from rlsdk.trainer.canary import Canary, describe_checksums
+from rlsdk.trainer.checkpoint import Checkpoints
+from rlsdk.trainer.cluster import Actors
+from rlsdk.trainer.credit import CreditAssigner, apply_filters
+from rlsdk.trainer.evaluation import Evaluation, evaluate, is_correct
+from rlsdk.trainer.pack import Packed, minibatches, pack
+from rlsdk.trainer.stream import TaskStream
+from rlsdk.types import Group, Task
+
+log = logging.getLogger(__name__)
+
+
+@attrs.define(kw_only=True)
+class Parts:
+    """Everything that a loop works with, ready to run."""
+
+    plan: Plan
+    actors: Actors
+    setting: Setting
+    producer: Producer
+    stream: TaskStream
+    eval_tasks: Sequence[Task]
+    filters: Sequence[Any]
+    credit: CreditAssigner
+    canary: Canary
+    checkpoints: Checkpoints
+
+
+class Clock:
+    """Wall seconds per named phase of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Any:
+        """Time a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+class Loop:
+    """One run's steps. `done` steps are behind it; the weights that engines hold have that version."""
+
+    def __init__(self, parts: Parts, steps: int) -> None:
+        self.p = parts
+        self.steps = steps
+        self.done = 0
+        self.interrupted = False
+        self.tokens = 0
+        self.phases: dict[str, float] = {}
+
+    def restore(self, step: int) -> None:
+        """Go on from the checkpoint of `step`."""
+        state = self.p.checkpoints.read(step)
+        self.p.actors.learner.load(self.p.checkpoints.path(step) / "learner")
+        self.p.stream.position, self.p.stream.dropped = state["position"], state["dropped"]
+        self.p.credit.restore(state["components"])
+        self.done = step
+
+    async def publish(self, *, updated: bool) -> float:
+        """Send the learner's weights to the engines and compare; returns the canary's gap in nats."""
+        actors = self.p.actors
+        if not actors.engines:
+            return 0.0
+        weights = await asyncio.to_thread(actors.learner.weights, self.done)
+        await asyncio.gather(*(e.load_weights.remote(weights) for e in actors.engines))
+        ids = self.p.canary.token_ids
+        waiting = [e.logprobs.remote(ids) for e in actors.engines]
+        own = await asyncio.to_thread(actors.learner.canary, ids)
+        seen = list(await asyncio.gather(*waiting))
+        try:
+            return self.p.canary.check(self.done, own, seen, updated=updated)
+        except CanaryError as error:
+            received = await actors.engines[0].checksums.remote(weights)
+            sent = await asyncio.to_thread(actors.learner.checksums)
+            raise CanaryError(f"{error}\n{describe_checksums(sent, received)}") from error
+
+    async def evaluate(self) -> Evaluation:
+        """Evaluate the weights as they are."""
+        section = self.p.plan.config.eval
+        setting = self.p.setting
+        if section.max_tokens is not None:
+            setting = attrs.evolve(setting, sampling=attrs.evolve(setting.sampling, max_tokens=section.max_tokens))
+        return await evaluate(self.p.producer, self.p.eval_tasks, setting, section.samples, reseed=lambda: self._reseed(0))
+
+    async def step(self) -> tuple[dict[str, float], list[Group]]:
+        """One training step; returns its metrics and all its groups."""
+        clock, start = Clock(), time.perf_counter()
+        inside = await self._inside()
+        config = self.p.plan.config
+        with clock("produce"):
+            tasks = self.p.stream.take(config.batch_size)
+            await self._reseed(self.done + 1)
+            step = self.done + 1
+            groups = await self.p.producer.produce(tasks, self.p.setting, config.group_size, f"step {step}", step)
+        rollouts = [r for g in groups for r in g.rollouts]
+        scores = [s for g in groups for s in g.scores]
+        invalid = check_budget(rollouts, scores, config.max_invalid, self.done + 1)
+        with clock("credit"):
+            kept = apply_filters(groups, self.p.filters)
+            packed = pack(kept)
+        metrics = {**rollout_metrics(groups), "rollouts/invalid": float(invalid), "groups/trained": len(kept) / len(groups)}
+        metrics["tasks/dropped"] = float(self.p.stream.dropped)
+        if packed is not None:
+            metrics |= await self._learn(packed, clock)
+        self.done += 1
+        if packed is not None:
+            with clock("sync"):
+                metrics["canary/gap"] = await self.publish(updated=metrics.get("actor/grad_norm", 0.0) > 0)
+        metrics |= self._times(clock, time.perf_counter() - start, inside, await self._inside(), metrics)
+        return metrics, groups
+
+    async def _learn(self, packed: Packed, clock: Clock) -> dict[str, float]:
+        learner, config, plan = self.p.actors.learner, self.p.plan.config, self.p.plan
+        with clock("logprobs"):
+            computed = await asyncio.to_thread(self._forward, packed)
+        with clock("credit"):
+            batch = self.p.credit.assign(packed, computed)
+            extra = {k: v for k, v in computed.items() if k in ("values", "ref_logprobs")}
+            batch = batch.with_tokens(old_logprobs=computed["logprobs"], **extra)
+            parts = minibatches(packed, config.minibatches, config.passes, [config.seed, self.done])
+        with clock("update"):
+            metrics = await asyncio.to_thread(learner.update, batch, parts, self.done)
+        if plan.sampled:
+            metrics["staleness/max"] = float(self.done - batch.tokens["policy_versions"][batch.loss_mask].min())
+        return metrics
+
+    def _forward(self, packed: Packed) -> dict[str, np.ndarray]:
+        """Fields that one pass without a gradient gives: old logprobs, values, the reference's logprobs."""
+        plan, learner, batch = self.p.plan, self.p.actors.learner, packed.batch
+        fields = [f for f in ("entropy", "probs_squared_sum") if f in self.p.credit.needs]
+        computed: dict[str, np.ndarray] = {"logprobs": batch.tokens["behaviour_logprobs"]}
+        recompute = plan.sampled and plan.config.old_logprobs == "learner"
+        if recompute or fields:
+            own = learner.logprobs(batch, "actor", (["logprobs"] if recompute else []) + fields)
+            computed |= own
+        if plan.needs_reference:
+            computed["ref_logprobs"] = learner.logprobs(batch, "reference", ["logprobs"])["logprobs"]
+        if plan.algorithm.critic:
+            computed["values"] = learner.values(batch)
+        return computed
+
+    def save(self, *, last: bool) -> Path:
+        """Write a checkpoint of the steps done."""
+        learner, wanted = self.p.actors.learner, self.p.plan.config.checkpoint.export
+
+        def write(folder: Path) -> None:
+            learner.save(folder / "learner")
+            if wanted == "every" or (wanted == "last" and last):
+                learner.export(folder / "export")
+
+        state = {
+            "position": self.p.stream.position,
+            "dropped": self.p.stream.dropped,
+            "components": self.p.credit.state(),
+            "plugins": {name: attrs.asdict(mark) for name, mark in self.p.plan.plugins.used().items()},
+        }
+        return self.p.checkpoints.save(self.done, state, write)
+
+    async def _reseed(self, step: int) -> None:
+        """The engines' own generators: a step's samples depend on the seed and the step, not on what came before."""
+        seeds = [int(s.generate_state(1)[0] >> 1) for s in np.random.SeedSequence([self.p.plan.config.seed, step]).spawn(len(self.p.actors.engines))]
+        await asyncio.gather(*(e.reseed.remote(s) for e, s in zip(self.p.actors.engines, seeds, strict=True)))
+
+    async def _inside(self) -> dict[str, float]:
+        """Seconds and tokens counted inside the actors so far; of several, the slowest."""
+        clocks: list[Mapping[str, float]] = list(await asyncio.gather(*(e.clock.remote() for e in self.p.actors.engines)))
+        learner = await asyncio.to_thread(self.p.actors.learner.clock)
+        return {
+            "engine": max((c["step_seconds"] for c in clocks), default=0.0),
+            "tokens": float(sum(c["tokens"] for c in clocks)),
+            "learner": sum(v for k, v in learner.items() if k.endswith("_seconds")),
+        }
+
+    def _times(
+        self, clock: Clock, wall: float, before: Mapping[str, float], after: Mapping[str, float], metrics: Mapping[str, float]
+    ) -> dict[str, float]:
+        spent = {k: after[k] - before[k] for k in before}
+        tokens = spent["tokens"] or metrics["rollouts/tokens"]
+        self.tokens += int(tokens)
+        for name, seconds in clock.seconds.items():
+            self.phases[name] = self.phases.get(name, 0.0) + seconds
+        return {
+            "time/step": wall,
+            **{f"time/{name}": seconds for name, seconds in clock.seconds.items()},
+            "time/engine_inside": spent["engine"],
+            "time/learner_inside": spent["learner"],
+            "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
+            "time/tokens_per_second": tokens / max(clock.seconds["produce"], 1e-9),
+        }
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Means over the valid rollouts of a step: reward, its parts, accuracy, lengths."""
+    pairs = [(r, s) for g in groups for r, s in zip(g.rollouts, g.scores, strict=True)]
+    valid = [s for _, s in pairs if s.valid]
+    values = np.array([s.value for s in valid]) if valid else np.zeros(1)
+    sampled = np.array([int(r.loss_mask.sum()) for r, _ in pairs])
+    metrics = {
+        "reward/mean": float(values.mean()),
+        "reward/std": float(values.std()),
+        "accuracy/mean": float(np.mean([is_correct(s) for s in valid])) if valid else 0.0,
+        "rollouts/tokens": float(sampled.sum()),
+        "rollouts/length": float(sampled.mean()),
+        "rollouts/truncated": float(np.mean([r.status == "truncated" for r, _ in pairs])),
+    }
+    for name in sorted({n for s in valid for n in s.metrics if n.startswith("reward/")}):
+        metrics[name] = float(np.mean([s.metrics[name] for s in valid if name in s.metrics]))
+    return metrics
+

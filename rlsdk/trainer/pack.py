@@ -1,0 +1,153 @@
+"""From groups to packed arrays: the batch that the learner computes on, and the inputs of credit assignment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from rlsdk.batch import CreditInputs
+from rlsdk.contracts import TrainBatch
+from rlsdk.types import Group, Rollout, Score
+
+
+@attrs.frozen(eq=False)
+class Packed:
+    """Valid rollouts of a step, packed.
+
+    Attributes:
+        batch: For the learner.
+        rollouts: The rollouts, in the order of the batch.
+        scores: Their scores.
+        groups: int64 `[n]`, dense index of each rollout's group.
+    """
+
+    batch: TrainBatch
+    rollouts: tuple[Rollout, ...]
+    scores: tuple[Score, ...]
+    groups: np.ndarray
+
+
+def pack(groups: Sequence[Group]) -> Packed | None:
+    """Pack the valid rollouts that sampled anything; None if there are none.
+
+    Invalid rollouts end here: they reach neither a baseline nor a loss.
+    """
+    kept = [
+        (g, rollout, score)
+        for g, group in enumerate(groups)
+        for rollout, score in zip(group.rollouts, group.scores, strict=True)
+        if score.valid and rollout.loss_mask.any()
+    ]
+    if not kept:
+        return None
+    index, rollouts, scores = (tuple(part) for part in zip(*kept, strict=True))
+    lengths = np.array([len(r.token_ids) for r in rollouts], np.int64)
+    mask = np.concatenate([r.loss_mask for r in rollouts])
+    starts, responses = spans(mask, lengths)
+    inside = _inside(lengths, starts, responses)
+    batch = TrainBatch(
+        token_ids=np.concatenate([r.token_ids for r in rollouts]),
+        lengths=lengths,
+        starts=starts,
+        responses=responses,
+        loss_mask=mask[inside],
+        tokens={
+            "behaviour_logprobs": np.concatenate([r.logprobs for r in rollouts])[inside],
+            "policy_versions": np.concatenate([r.policy_versions for r in rollouts])[inside],
+        },
+    )
+    return Packed(batch, rollouts, scores, np.unique(np.array(index), return_inverse=True)[1].astype(np.int64))
+
+
+def spans(mask: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each rollout's response begins, and its length: from the first sampled token to the last.
+
+    Args:
+        mask: bool `[T]`, True where sampled; at least one per rollout.
+        lengths: int64 `[n]`, tokens of each rollout.
+    """
+    offsets = np.cumsum(lengths) - lengths
+    where = np.flatnonzero(mask)
+    owner = np.searchsorted(offsets, where, side="right") - 1
+    first = where[np.searchsorted(owner, np.arange(len(lengths)), side="left")]
+    last = where[np.searchsorted(owner, np.arange(len(lengths)), side="right") - 1]
+    return first - offsets, last - first + 1
+
+
+def _inside(lengths: np.ndarray, starts: np.ndarray, responses: np.ndarray) -> np.ndarray:
+    begin = np.cumsum(lengths) - lengths + starts
+    shift = begin - (np.cumsum(responses) - responses)
+    return np.arange(int(responses.sum())) + np.repeat(shift, responses)
+
+
+def credit_inputs(packed: Packed, computed: dict[str, np.ndarray], needs: frozenset[str]) -> CreditInputs:
+    """What shaping and advantage read: the basics, and of the optional fields those in `needs`.
+
+    Args:
+        packed: The rollouts of a step.
+        computed: Per-token fields that the learner computed: values, logprobs, ref_logprobs, entropy, ….
+        needs: What the parts declared.
+    """
+    batch = packed.batch
+    optional: dict[str, Any] = {k: torch.from_numpy(np.array(v)) for k, v in computed.items() if k in needs}
+    token_rewards = _token_rewards(packed)
+    if token_rewards is not None:
+        optional["token_rewards"] = token_rewards
+    if "sources" in needs:
+        optional["sources"] = _dense([r.task.source for r in packed.rollouts])
+    if "trajectories" in needs:
+        optional["trajectories"] = _dense([f"{r.task.id}\0{r.trajectory}" for r in packed.rollouts])
+    if "steps" in needs:
+        optional["steps"] = torch.tensor([r.step for r in packed.rollouts])
+    if "states" in needs:
+        optional["states"] = _dense([r.state for r in packed.rollouts])
+    if "reward_parts" in needs:
+        optional["reward_parts"] = _reward_parts(packed.scores)
+    return CreditInputs(
+        torch.tensor([s.value for s in packed.scores], dtype=torch.float32),
+        torch.from_numpy(packed.groups),
+        torch.from_numpy(batch.responses),
+        torch.from_numpy(batch.loss_mask),
+        **optional,
+    )
+
+
+def _dense(labels: Sequence[str]) -> torch.Tensor:
+    return torch.from_numpy(np.unique(np.array(labels), return_inverse=True)[1].astype(np.int64))
+
+
+def _reward_parts(scores: Sequence[Score]) -> dict[str, torch.Tensor]:
+    names = sorted({name for s in scores for name in s.metrics if name.startswith("reward/")})
+    return {n.removeprefix("reward/"): torch.tensor([float(s.metrics.get(n, 0.0)) for s in scores]) for n in names}
+
+
+def _token_rewards(packed: Packed) -> torch.Tensor | None:
+    """float `[t]`, where any score gives token rewards; the others' sit on their last sampled token."""
+    if all(s.token_rewards is None for s in packed.scores):
+        return None
+    batch = packed.batch
+    rewards = np.zeros(int(batch.responses.sum()), np.float32)
+    offsets = np.cumsum(batch.responses) - batch.responses
+    for i, score in enumerate(packed.scores):
+        pairs = ((batch.starts[i] + batch.responses[i] - 1, score.value),) if score.token_rewards is None else score.token_rewards
+        for position, value in pairs:  # a reward behind the last sampled token belongs to that token
+            at = min(max(int(position - batch.starts[i]), 0), int(batch.responses[i]) - 1)
+            rewards[offsets[i] + at] += value
+    return torch.from_numpy(rewards)
+
+
+def minibatches(packed: Packed, count: int, passes: int, seed: Sequence[int]) -> list[np.ndarray]:
+    """Rollout indices of each optimiser step: groups shuffled, split into `count` parts, anew in each pass."""
+    generator = np.random.default_rng(list(seed))
+    found: list[np.ndarray] = []
+    for _ in range(passes):
+        order = generator.permutation(int(packed.groups.max()) + 1)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        rollouts = np.argsort(rank[packed.groups], kind="stable")
+        found += [part for part in np.array_split(rollouts, count) if len(part)]
+    return found

@@ -1,0 +1,337 @@
+"""One run from a checked plan to its report: folder, actors, steps, checkpoints, and a clean end whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml
+from rich.console import Console
+from rich.logging import RichHandler
+
+from rlsdk import preflight
+from rlsdk.config import Plan, check
+from rlsdk.contracts import Run, Sampling
+from rlsdk.errors import ConfigError, PluginError
+from rlsdk.rollout.chat import Setting
+from rlsdk.rollout.client import EngineClient
+from rlsdk.rollout.codec import Codec
+from rlsdk.rollout.producer import Producer, first_error
+from rlsdk.runlog.progress import ProgressLine, log_console
+from rlsdk.runlog.report import draw_curves, print_report, write_summary
+from rlsdk.runlog.rollouts import RolloutWriter
+from rlsdk.runlog.trackers import JsonlTracker
+from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.trainer.canary import TOLERANCE, Canary
+from rlsdk.trainer.checkpoint import Checkpoints
+from rlsdk.trainer.cluster import Actors, ray_cluster, start_actors
+from rlsdk.trainer.credit import CreditAssigner
+from rlsdk.trainer.evaluation import Evaluation
+from rlsdk.trainer.loop import Loop, Parts
+from rlsdk.trainer.stream import TaskStream
+
+log = logging.getLogger(__name__)
+BYTES_PER_PARAMETER = 16
+"""Weights, master weights and two moments in float32: what a checkpoint holds at most for each parameter."""
+
+
+def train(
+    config: str | Path | Mapping[str, Any],
+    *overrides: str,
+    plugins: Sequence[str | Path] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Train a model.
+
+    Args:
+        config: A YAML file, or a mapping in which marked objects may stand where names stand.
+        *overrides: `key=value` texts.
+        plugins: Files of plugins.
+        resume: Go on from the run's last checkpoint (from the beginning, if there is none).
+        overwrite: Delete what an earlier run left in the folder.
+        console: Where to show progress; left out, standard error.
+
+    Returns:
+        The summary, as in `summary.json`; `status` is "finished" or "interrupted".
+
+    Raises:
+        ConfigError: The configuration is wrong; nothing was started.
+        RlsdkError: The run failed; the message names the culprit.
+    """
+    plan = check(config, overrides, plugins)
+    return run(plan, resume=resume, overwrite=overwrite, console=console)
+
+
+def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: Console | None = None) -> dict[str, Any]:
+    """Train by a checked plan; see `train`."""
+    console = console or log_console()
+    start = time.perf_counter()
+    preflight.require(_faults(plan))
+    checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
+    resumed = _prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite)
+    _log_to(plan, console)
+    seconds: dict[str, float] = {}
+    try:
+        parts, loop = None, None
+        with ray_cluster(plan) as gpus:
+            tasks = plan.plugins.resolve(plan.tasks_train)()
+            steps = _steps(plan, len(tasks))
+            updates = steps * plan.config.minibatches * plan.config.passes
+            actors = start_actors(plan, gpus, updates)
+            try:
+                parts = _assemble(plan, actors, checkpoints, tasks)
+                loop = Loop(parts, steps)
+                seconds["start"] = time.perf_counter() - start
+                session = _Session(plan, loop, console, resumed, seconds)
+                summary = asyncio.run(session.go())
+            finally:
+                actors.stop()
+    except BaseExceptionGroup as group:
+        error = first_error(group)
+        _ended(plan, "failed", {"error": str(error)})
+        raise error from group
+    except BaseException as error:
+        _ended(plan, "failed", {"error": str(error)})
+        raise
+    summary["seconds"]["whole"] = time.perf_counter() - start
+    curves = draw_curves(plan.folder, plan.config.name)
+    summary["curves"] = str(curves) if curves else None
+    write_summary(plan.folder, summary)
+    print_report(console, summary, session.samples)
+    _ended(plan, summary["status"], summary)
+    return summary
+
+
+def _ended(plan: Plan, status: str, summary: Mapping[str, Any]) -> None:
+    plan.plugins.hook.rlsdk_run_end(status=status, summary=summary)
+
+
+def _faults(plan: Plan) -> list[str]:
+    faults = [*preflight.torch_companions(), *preflight.compiler()]
+    weights = sum(f.stat().st_size for f in Path(plan.config.model.path).glob("*.safetensors"))
+    parameters = weights / (4 if plan.config.model.dtype == "float32" else 2)
+    models = 2 if plan.algorithm.critic else 1
+    needed = parameters * BYTES_PER_PARAMETER * models * (plan.config.checkpoint.keep + 1)
+    return [*faults, *preflight.free_space(plan.folder, int(needed))]
+
+
+def _steps(plan: Plan, tasks: int) -> int:
+    if plan.config.steps is not None:
+        return plan.config.steps
+    return ceil((plan.config.epochs or 0) * tasks / plan.config.batch_size)
+
+
+def _prepare_folder(plan: Plan, checkpoints: Checkpoints, *, resume: bool, overwrite: bool) -> int | None:
+    """Make the run's folder; returns the step to resume from, None for a new run."""
+    folder = plan.folder
+    if overwrite and not resume and folder.exists():
+        shutil.rmtree(folder)
+    used = (folder / "config.yaml").exists()
+    if used and not resume:
+        raise ConfigError(
+            [f"name: {folder} holds a run already; go on with it by --resume, delete it by --overwrite, or choose another name=…"]
+        )
+    step = checkpoints.latest() if resume else None
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    if step is not None:
+        _same_code(plan, checkpoints.read(step))
+    marks = {name: attrs.asdict(mark) for name, mark in plan.plugins.used().items()}
+    tree = _plain({**plan.tree, "_plugins": marks})
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    return step
+
+
+def _same_code(plan: Plan, state: Mapping[str, Any]) -> None:
+    then, now = state["plugins"], {name: attrs.asdict(mark) for name, mark in plan.plugins.used().items()}
+    changed = [n for n in sorted({*then, *now} - {"core"}) if then.get(n) != now.get(n)]
+    if changed:
+        raise PluginError(
+            f"the checkpoint was made with other code of: {', '.join(changed)} (was {[then.get(n) for n in changed]}, is "
+            f"{[now.get(n) for n in changed]}); install what it was made with, or start a new run"
+        )
+    if then.get("core") != now.get("core"):
+        log.warning("the checkpoint was made by rlsdk %s, this is %s", then.get("core"), now.get("core"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+
+
+def _log_to(plan: Plan, console: Console) -> None:
+    """The package's log: to a person as the config says, and all of it to `logs/driver.log`."""
+    root = logging.getLogger("rlsdk")
+    root.setLevel(logging.DEBUG)
+    root.propagate = False
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+    shown = RichHandler(console=console, show_path=False)
+    shown.setLevel(plan.config.log_level.upper())
+    kept = logging.FileHandler(plan.folder / "logs" / "driver.log", encoding="utf-8")
+    kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root.addHandler(shown)
+    root.addHandler(kept)
+
+
+def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) -> Parts:
+    config, resolve = plan.config, plan.plugins.resolve
+    codec = Codec.open(plan.model)
+    client = EngineClient(actors.engines, codec.decode) if actors.engines else None
+    stops, ids = codec.split_stops(config.sampling.stop)
+    s = config.sampling
+    sampling = Sampling(
+        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens, stop=stops, stop_token_ids=ids
+    )
+    if s.top_p < 1 or s.top_k:
+        log.warning("top_p=%s, top_k=%s: the learner cannot reproduce the distribution that was sampled from", s.top_p, s.top_k)
+    scorer = Scorer([Part(r.name, r.weight, resolve(r.reference)) for r in plan.rewards]) if plan.rewards else None
+    seed = config.seed if s.seeds == "request" else None
+    hook = plan.plugins.hook.rlsdk_rollout_done
+    observer = (lambda rollout, score, step: hook(rollout=rollout, score=score, step=step)) if hook.get_hookimpls() else None
+    stream = TaskStream(tasks, config.seed, lambda t: len(codec.prompt(t)[1]), config.max_prompt_tokens, config.long_prompts)
+    held_out = resolve(plan.tasks_eval)() if plan.tasks_eval is not None else []
+    tolerance = config.canary.tolerance or TOLERANCE[config.model.dtype]
+    parts = Parts(
+        plan=plan,
+        actors=actors,
+        setting=Setting(codec=codec, client=client, sampling=sampling, max_length=config.model.max_length),
+        producer=Producer(resolve(plan.workflow), scorer, seed, observer),
+        stream=stream,
+        eval_tasks=[held_out[i] for i in range(min(len(held_out), config.eval.limit or len(held_out)))],
+        filters=[resolve(f) for f in plan.filters],
+        credit=CreditAssigner([resolve(r) for r in plan.shaping], resolve(plan.advantage)),
+        canary=Canary(_canary_tokens(codec, tasks, config.canary.tokens), tolerance),
+        checkpoints=checkpoints,
+    )
+    return parts
+
+
+def _canary_tokens(codec: Codec, tasks: Any, count: int) -> Any:
+    import numpy as np
+
+    ids = [codec.prompt(tasks[i])[1] for i in range(min(len(tasks), count))]
+    return np.concatenate(ids)[: max(count, 2)]
+
+
+class _Session:
+    """The asynchronous part of a run: what happens between the start of the actors and their end."""
+
+    def __init__(self, plan: Plan, loop: Loop, console: Console, resumed: int | None, seconds: dict[str, float]) -> None:
+        self._plan, self._loop, self._console, self._resumed, self._seconds = plan, loop, console, resumed, seconds
+        self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
+
+    async def go(self) -> dict[str, Any]:
+        """Run to the end, or to an interruption."""
+        plan, loop = self._plan, self._loop
+        if self._resumed is not None:
+            await asyncio.to_thread(loop.restore, self._resumed)
+            log.info("going on from step %d", self._resumed)
+        trackers = [JsonlTracker(), *(plan.plugins.resolve(t) for t in plan.trackers)]
+        about = Run(plan.config.name, plan.folder, plan.tree, loop.done)
+        plan.plugins.hook.rlsdk_run_start(config=plan.tree, folder=plan.folder)
+        opened: list[Any] = []
+        try:
+            for tracker in trackers:
+                tracker.open(about)
+                opened.append(tracker)
+            return await self._steps(opened)
+        finally:
+            for tracker in opened:
+                tracker.close()
+
+    async def _steps(self, trackers: Sequence[Any]) -> dict[str, Any]:
+        plan, loop, section = self._plan, self._loop, self._plan.config.eval
+        undo = _on_interrupt(self._interrupt)
+        writer = RolloutWriter(plan.folder / "rollouts", loop.done) if plan.config.save_rollouts else None
+        bar = ProgressLine(self._console, loop.steps, loop.done, every=max(1, loop.steps // 20))
+        before = after = None
+        try:
+            await loop.publish(updated=False)
+            if section.before and loop.p.eval_tasks and loop.done == 0:
+                before = await self._evaluate("before", trackers, {})
+            while loop.done < loop.steps and not loop.interrupted:
+                metrics, groups = await loop.step()
+                if writer and loop.done % plan.config.save_rollouts == 0:
+                    writer.write(loop.done, groups)
+                last = loop.done == loop.steps
+                if loop.p.eval_tasks and ((section.every and loop.done % section.every == 0) or (last and section.after)):
+                    after = await self._evaluate("after", None, metrics)
+                    metrics |= after.metrics
+                _log(trackers, loop.done, metrics)
+                bar.update(loop.done, metrics)
+                plan.plugins.hook.rlsdk_step_end(step=loop.done, metrics=metrics)
+                every = plan.config.checkpoint.every
+                if last or loop.interrupted or (every and loop.done % every == 0):
+                    await self._save(last=last or loop.interrupted)
+        finally:
+            bar.close()
+            if writer:
+                writer.close()
+            undo()
+        return self._summary(before, after)
+
+    async def _evaluate(self, when: str, trackers: Sequence[Any] | None, metrics: dict[str, float]) -> Evaluation:
+        start = time.perf_counter()
+        found = await self._loop.evaluate()
+        self._seconds["evaluation"] = self._seconds.get("evaluation", 0.0) + time.perf_counter() - start
+        self.samples[when] = found.samples
+        shown = "  ".join(f"{name} {value:.1%}" for name, value in found.accuracy.items())
+        log.info("step %d: held-out accuracy %s", self._loop.done, shown)
+        if trackers is not None:
+            _log(trackers, self._loop.done, {**metrics, **found.metrics})
+        return found
+
+    async def _save(self, *, last: bool) -> None:
+        start = time.perf_counter()
+        folder = await asyncio.to_thread(self._loop.save, last=last)
+        self._seconds["checkpoints"] = self._seconds.get("checkpoints", 0.0) + time.perf_counter() - start
+        self._plan.plugins.hook.rlsdk_checkpoint_saved(step=self._loop.done, folder=folder)
+
+    def _interrupt(self) -> None:
+        if self._loop.interrupted:
+            raise KeyboardInterrupt
+        self._loop.interrupted = True
+        self._console.print("interrupted: this step is finished and saved, then the run ends; once more ends it at once")
+
+    def _summary(self, before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
+        plan, loop = self._plan, self._loop
+        export = loop.p.checkpoints.path(loop.done) / "export"
+        generating = loop.phases.get("produce", 0.0)
+        return {
+            "name": plan.config.name,
+            "status": "interrupted" if loop.interrupted and loop.done < loop.steps else "finished",
+            "steps": loop.done,
+            "eval_tasks": len(loop.p.eval_tasks),
+            "accuracy_before": before.accuracy if before else None,
+            "accuracy_after": after.accuracy if after else None,
+            "seconds": {**self._seconds, **loop.phases},
+            "tokens_per_second": loop.tokens / max(generating, 1e-9),
+            "export": str(export) if export.is_dir() else None,
+        }
+
+
+def _log(trackers: Sequence[Any], step: int, metrics: Mapping[str, float]) -> None:
+    for tracker in trackers:
+        tracker.log(step, metrics)
+
+
+def _on_interrupt(call: Callable[[], None]) -> Callable[[], None]:
+    """Have Ctrl-C call `call`; returns what undoes it. Only the main thread of a program can."""
+    try:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, call)
+    except (NotImplementedError, RuntimeError, ValueError):  # a notebook, or another thread
+        return lambda: None
+    return lambda: asyncio.get_running_loop().remove_signal_handler(signal.SIGINT) and None
