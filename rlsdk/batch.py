@@ -1,7 +1,8 @@
 """Packed tensors that the algorithms read: `CreditInputs` for advantages, `LossInputs` for losses.
 
-Two axes and no padding: `n` rollouts, and `t` tokens, the responses of all rollouts one after another. A response runs
-from the first sampled token to the last; tool results and observations between them belong to it, with `loss_mask` false.
+Two axes and no padding: `n` rollouts, and `t` tokens, the responses of all rollouts one after another. A response
+runs from the first sampled token to the last; tool results and observations between them belong to it, with `loss_mask`
+false.
 
 An optional field that was not given is absent: reading it raises `MissingFieldError`, which names it. The trainer gives
 exactly what a component declared with `needs`.
@@ -9,6 +10,7 @@ exactly what a component declared with `needs`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, Self, get_args
 
 import attrs
@@ -42,8 +44,8 @@ class _Packed:
     def __getattr__(self, name: str) -> Any:
         if name in {f.name for f in attrs.fields(type(self))}:  # type: ignore[arg-type]
             raise MissingFieldError(
-                f"{type(self).__name__}.{name} was not computed. A component that reads it declares it, needs=({name!r},); "
-                f"built by hand, give {name}=…"
+                f"{type(self).__name__}.{name} was not computed. A component that reads it declares it, "
+                f"needs=({name!r},); built by hand, give {name}=…"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -66,7 +68,8 @@ class _Packed:
             value = vars(self).get(name)
             if isinstance(value, Tensor) and tuple(value.shape) != (size,):
                 raise ValueFault(
-                    f"{type(self).__name__}.{name} has shape {tuple(value.shape)}; expected ({size},), one value per {axis}"
+                    f"{type(self).__name__}.{name} has shape {tuple(value.shape)}; expected ({size},), "
+                    f"one value per {axis}"
                 )
 
 
@@ -125,10 +128,13 @@ class CreditInputs(_Packed):
 
     def _check(self) -> None:
         n, t = self.rewards.shape[0], self.loss_mask.shape[0]
-        self._expect("rollout", n, "groups", "lengths", "baseline_rewards", "sources", "trajectories", "steps", "states")
+        labels = ("groups", "sources", "trajectories", "steps", "states")
+        self._expect("rollout", n, "lengths", "baseline_rewards", *labels)
         self._expect("token", t, "token_rewards", "values", "logprobs", "ref_logprobs", "entropy", "probs_squared_sum")
         if int(self.lengths.sum()) != t:
-            raise ValueFault(f"CreditInputs.lengths add up to {int(self.lengths.sum())}; expected {t}, the tokens of loss_mask")
+            raise ValueFault(
+                f"CreditInputs.lengths add up to {int(self.lengths.sum())}; expected {t}, the tokens of loss_mask"
+            )
 
     @classmethod
     def from_padded(
@@ -145,7 +151,7 @@ class CreditInputs(_Packed):
         """
         mask = mask.bool()
         inside, lengths = _inside(mask, lengths)
-        packed = {k: v[inside] if isinstance(v, Tensor) and v.dim() == 2 else v for k, v in optional.items()}
+        packed = _pack(optional, inside)
         dense = torch.unique(groups, return_inverse=True)[1]
         return cls(rewards, dense, lengths, mask[inside], width=mask.shape[1], **packed)
 
@@ -153,6 +159,21 @@ class CreditInputs(_Packed):
     def segments(self) -> Tensor:
         """int64 `[t]`: the rollout of each token."""
         return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.lengths.device), self.lengths)
+
+    @property
+    def outcomes(self) -> Tensor:
+        """What each rollout earned, `[n]`: the sums of `token_rewards` where there are any (they replace `rewards`)."""
+        if not hasattr(self, "token_rewards"):
+            return self.rewards
+        sums = self.sequence_sum(self.token_rewards).to(self.rewards.dtype)
+        # Rewards that say the same up to rounding stay as they are: equal rewards must remain exactly equal.
+        return torch.where(torch.isclose(sums, self.rewards), self.rewards, sums)
+
+    def only(self, needs: Iterable[str]) -> Self:
+        """A copy with the optional fields `needs` and, where given, `token_rewards`; reading another is an error."""
+        keep = {"token_rewards", *needs}
+        fields = attrs.fields(type(self))
+        return self.replace(**{f.name: None for f in fields if f.kw_only and f.name[0] != "_" and f.name not in keep})
 
     def to_padded(self, values_t: Tensor) -> Tensor:
         """`[t]` -> `[n, L]`, zeros beyond each length."""
@@ -172,11 +193,24 @@ class CreditInputs(_Packed):
 
     def group_sum(self, values_n: Tensor) -> Tensor:
         """`[n]` -> `[n]`: sum over the group, on each of its members."""
-        return _sum(values_n, self.groups, int(self.groups.max()) + 1)[self.groups] if len(values_n) else values_n
+        return _sum(values_n, self.groups, _size(self.groups))[self.groups]
 
     def group_mean(self, values_n: Tensor) -> Tensor:
-        """`[n]` -> `[n]`: mean over the group, on each of its members."""
-        return self.group_sum(values_n) / self.group_size()
+        """`[n]` -> `[n]`: mean over the group, on each of its members; of equal values exactly that value.
+
+        Summing what exceeds the least value keeps the digits that a common offset would cost.
+        """
+        least = self.group_min(values_n)
+        return least + self.group_sum(values_n - least) / self.group_size()
+
+    def group_min(self, values_n: Tensor) -> Tensor:
+        """`[n]` -> `[n]`: least value in the group, on each of its members."""
+        return -self.group_max(-values_n)
+
+    def group_max(self, values_n: Tensor) -> Tensor:
+        """`[n]` -> `[n]`: greatest value in the group, on each of its members."""
+        empty = values_n.new_zeros(_size(self.groups))
+        return empty.scatter_reduce(0, self.groups, values_n, "amax", include_self=False)[self.groups]
 
     def group_std(self, values_n: Tensor) -> Tensor:
         """`[n]` -> `[n]`: unbiased standard deviation over the group; 0 for a single member.
@@ -232,8 +266,9 @@ class LossInputs(_Packed):
     def _check(self) -> None:
         if "behaviour_logprobs" not in vars(self):
             object.__setattr__(self, "behaviour_logprobs", self.old_logprobs)
-        tokens = ("old_logprobs", "advantages", "loss_mask", "segments", "behaviour_logprobs", "ref_logprobs", "entropy", "values")
-        self._expect("token", self.logprobs.shape[0], *tokens)
+        t = self.logprobs.shape[0]
+        self._expect("token", t, "old_logprobs", "advantages", "loss_mask", "segments")
+        self._expect("token", t, "behaviour_logprobs", "ref_logprobs", "entropy", "values")
 
     @classmethod
     def from_padded(
@@ -259,7 +294,7 @@ class LossInputs(_Packed):
         mask = mask.bool()
         inside, lengths = _inside(mask, lengths)
         plane = advantages if advantages.dim() == 2 else advantages[:, None].expand_as(mask)
-        packed = {k: v[inside] if isinstance(v, Tensor) and v.dim() == 2 else v for k, v in optional.items()}
+        packed = _pack(optional, inside)
         segments = torch.repeat_interleave(torch.arange(len(lengths), device=mask.device), lengths)
         rows, width = mask.shape
         packed |= {"rows": rows, "width": width}
@@ -270,7 +305,7 @@ class LossInputs(_Packed):
         """How many rollouts the tokens belong to."""
         if self._rows is not None:
             return self._rows
-        return int(self.segments[-1]) + 1 if len(self.segments) else 0
+        return _size(self.segments)
 
     @property
     def whole(self) -> LossInputs:
@@ -279,14 +314,21 @@ class LossInputs(_Packed):
 
     @property
     def generator(self) -> torch.Generator:
-        """Source of random choices, the same for a seed and a step wherever the batch is split."""
-        return self._generator if self._generator is not None else torch.Generator().manual_seed(self.step)
+        """Source of random choices, the same for a seed and a step wherever the batch is split.
+
+        A fresh copy at every reading: each micro-batch must draw the same numbers.
+        """
+        if self._generator is None:
+            return torch.Generator().manual_seed(self.step)
+        copy = torch.Generator(self._generator.device)
+        copy.set_state(self._generator.get_state())
+        return copy
 
     def detach(self) -> Self:
         """A copy without a graph."""
-        return type(self)(
-            **{k.lstrip("_"): v.detach() if isinstance(v, Tensor) else v for k, v in vars(self).items()}
-        )
+        held: dict[str, Any] = {k.lstrip("_"): v for k, v in vars(self).items()}
+        held |= {k: v.detach() for k, v in held.items() if isinstance(v, Tensor)}
+        return type(self)(**held)
 
     def to_padded(self, values_t: Tensor) -> Tensor:
         """`[t]` -> `[n, L]`, zeros beyond each length."""
@@ -297,8 +339,8 @@ class LossInputs(_Packed):
         return _sum(torch.where(self.loss_mask, values_t, 0), self.segments, self.rollouts)[self.segments]
 
     def sequence_mean(self, values_t: Tensor) -> Tensor:
-        """`[t]` -> `[t]`: mean over the trained tokens of the rollout, on each of its tokens; 0 where there are none."""
-        count = self.sequence_sum(torch.ones_like(values_t.detach()))
+        """`[t]` -> `[t]`: mean over the rollout's trained tokens, on each of its tokens; 0 where there are none."""
+        count = self.sequence_sum(torch.ones_like(wide(values_t.detach())))
         return self.sequence_sum(values_t) / count.clamp(min=1)
 
 
@@ -317,7 +359,7 @@ class Totals:
     @classmethod
     def of(cls, loss_mask: Tensor, segments: Tensor) -> Totals:
         """Count them; `loss_mask` bool `[t]`, `segments` int64 `[t]`."""
-        return cls(int(loss_mask.sum()), int(torch.unique(segments[loss_mask]).numel()))
+        return cls(int(loss_mask.sum()), int(torch.count_nonzero(_sum(loss_mask.long(), segments, _size(segments)))))
 
 
 def aggregate(
@@ -357,30 +399,44 @@ def aggregate(
     if mode == "seq-mean-token-sum-norm" and (norm is None or norm <= 0):
         raise ValueFault(f"aggregation 'seq-mean-token-sum-norm' divides by norm, a length above 0; got norm={norm}")
     totals = totals or Totals.of(loss_mask, segments)
-    masked = torch.where(loss_mask, loss, 0)
+    masked = torch.where(loss_mask, wide(loss), 0)
     if mode == "token-mean":
         return masked.sum() / max(totals.tokens, 1)
     if mode == "seq-mean-token-mean":
-        rows = int(segments.max()) + 1 if len(segments) else 0
-        counts = _sum(loss_mask.to(loss.dtype), segments, rows).clamp(min=1)
+        counts = _sum(loss_mask.to(masked.dtype), segments, _size(segments)).clamp(min=1)
         return (masked / counts[segments]).sum() / max(totals.rollouts, 1)
     scale = norm if mode == "seq-mean-token-sum-norm" and norm is not None else 1.0
     return masked.sum() / (max(totals.rollouts, 1) * scale)
 
 
+def wide(values: Tensor) -> Tensor:
+    """`values` in at least float32: sums of many bfloat16 numbers stand still at 256."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def _size(index: Tensor) -> int:
+    return int(index.max()) + 1 if len(index) else 0
+
+
 def _sum(values: Tensor, index: Tensor, size: int) -> Tensor:
+    values = wide(values)
     return torch.zeros(size, dtype=values.dtype, device=values.device).index_add(0, index, values)
 
 
 def _inside(mask: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     positions = torch.arange(mask.shape[1], device=mask.device)
     if lengths is None:
-        lengths = torch.where(mask, positions + 1, 0).amax(dim=1)
+        ends = torch.where(mask, positions + 1, 0)
+        lengths = ends.amax(dim=1) if mask.shape[1] else ends.sum(dim=1)
     return positions < lengths[:, None], lengths
 
 
+def _pack(optional: dict[str, Any], inside: Tensor) -> dict[str, Any]:
+    return {k: v[inside] if isinstance(v, Tensor) and v.dim() == 2 else v for k, v in optional.items()}
+
+
 def _pad(values_t: Tensor, lengths: Tensor, width: int | None) -> Tensor:
-    width = int(lengths.max()) if width is None else width
+    width = (int(lengths.max()) if len(lengths) else 0) if width is None else width
     plane = values_t.new_zeros(len(lengths), width)
     plane[torch.arange(width, device=values_t.device) < lengths[:, None]] = values_t
     return plane

@@ -5,7 +5,7 @@ from __future__ import annotations
 MODULES: dict[str, tuple[str, ...]] = {
     "reward": ("rlsdk.rewards.countdown", "rlsdk.rewards.format", "rlsdk.rewards.math"),
     "shaping": ("rlsdk.algorithms.shaping",),
-    "advantage": ("rlsdk.algorithms.advantages",),
+    "advantage": ("rlsdk.algorithms.advantages", "rlsdk.algorithms.returns"),
     "policy_loss": ("rlsdk.algorithms.losses",),
     "correction": ("rlsdk.algorithms.corrections",),
     "kl": ("rlsdk.algorithms.kl",),

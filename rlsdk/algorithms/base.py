@@ -9,6 +9,8 @@ import attrs
 from rlsdk.components import Use
 
 _use = Use  # a short name for defaults below
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+"""As in `rlsdk.batch`, which imports torch; listing algorithms does not."""
 
 
 @attrs.frozen(kw_only=True)
@@ -38,7 +40,7 @@ class Algorithm:
     kl: Use | None = None
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
-    aggregate: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
+    aggregate: Aggregation = "token-mean"
     norm: float | None = None
     filters: tuple[Use, ...] = ()
     critic: bool = False

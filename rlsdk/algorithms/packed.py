@@ -1,0 +1,140 @@
+"""Vectorised arithmetic on packed tensors: sums along each rollout, whitening, means over what was sampled."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from rlsdk.batch import CreditInputs, wide
+
+WHITEN_EPSILON = 1e-8
+_BLOCK = 64  # tokens that one matrix product sums; wider blocks cost more arithmetic, narrower ones more passes
+
+
+@attrs.frozen(eq=False)
+class Sampled:
+    """The sampled tokens alone, with the tool results and observations between them taken out.
+
+    Attributes:
+        index: int64 `[s]`, which of the `t` tokens; None if all of them were sampled.
+        counts: int64 `[n]`, sampled tokens of each rollout; they add up to `s`.
+        total: `t`.
+    """
+
+    index: Tensor | None
+    counts: Tensor
+    total: int
+
+    @classmethod
+    def of(cls, x: CreditInputs) -> Sampled:
+        """The sampled tokens of `x`."""
+        total = len(x.loss_mask)
+        if bool(x.loss_mask.all()):
+            return cls(None, x.lengths, total)
+        index = x.loss_mask.nonzero()[:, 0]
+        ends = torch.searchsorted(index, x.lengths.cumsum(0))
+        return cls(index, torch.diff(ends, prepend=ends.new_zeros(1)), total)
+
+    @property
+    def ends(self) -> Tensor:
+        """int64 `[n]`: behind the last sampled token of each rollout, counted in sampled tokens."""
+        return self.counts.cumsum(0)
+
+    def take(self, values_t: Tensor) -> Tensor:
+        """`[t]` -> `[s]`, in at least float32."""
+        return wide(values_t if self.index is None else values_t[self.index])
+
+    def put(self, values_s: Tensor) -> Tensor:
+        """`[s]` -> `[t]`, zero where nothing was sampled."""
+        if self.index is None:
+            return values_s
+        return values_s.new_zeros(self.total).index_copy(0, self.index, values_s)
+
+    def per_token(self, values_n: Tensor) -> Tensor:
+        """`[n]` -> `[s]`: each rollout's value on its sampled tokens."""
+        return torch.repeat_interleave(values_n, self.counts)
+
+    def next(self, values_s: Tensor) -> Tensor:
+        """`[s]` -> `[s]`: the value of the rollout's next sampled token, zero at its last."""
+        following = torch.roll(values_s, -1)
+        following[self.ends[self.counts > 0] - 1] = 0
+        return following
+
+    def rewards(self, x: CreditInputs) -> Tensor:
+        """Rewards `[s]`: `token_rewards`, or without them the reward on the rollout's last sampled token."""
+        if hasattr(x, "token_rewards"):
+            return self.take(x.token_rewards)
+        some = self.counts > 0
+        rewards = wide(x.rewards)
+        return rewards.new_zeros(int(self.counts.sum())).index_copy(0, self.ends[some] - 1, rewards[some])
+
+
+def sums_to_go(values: Tensor, lengths: Tensor, factor: float) -> Tensor:
+    """`y_t = v_t + factor · y_{t+1}` within each segment.
+
+    Blocks of tokens are summed by one product with a triangular matrix of powers of `factor`; the sums of the blocks
+    are such a recursion again, 64 times shorter. Nothing is divided by a power of `factor`, which underflows.
+
+    Args:
+        values: float `[s]`.
+        lengths: int64, of the segments; they add up to `s`.
+        factor: Between 0 and 1.
+
+    Returns:
+        float `[s]`.
+    """
+    longest = int(lengths.max()) if len(lengths) else 0
+    if longest <= 1:
+        return values
+    width = min(_BLOCK, longest)
+    blocks = (lengths + width - 1) // width
+    slots = _slots(lengths, blocks, width)
+    rows = int(blocks.sum())
+    plane = values if slots is None else values.new_zeros(rows * width).index_copy(0, slots, values)
+    plane = plane.view(rows, width) @ _powers(width, factor, values)
+    later = sums_to_go(plane[:, 0].contiguous(), blocks, factor**width)
+    plane.addmm_(_following(later, blocks)[:, None], factor ** torch.arange(width, 0, -1).to(values)[None])
+    return plane.view(-1) if slots is None else plane.view(-1)[slots]
+
+
+def _slots(lengths: Tensor, blocks: Tensor, width: int) -> Tensor | None:
+    """Where each token stands when every segment is padded to whole blocks; None if none needs padding."""
+    padding = blocks * width - lengths
+    if not bool(padding.any()):
+        return None
+    before = padding.cumsum(0) - padding
+    return torch.repeat_interleave(before, lengths).add_(torch.arange(int(lengths.sum()), device=lengths.device))
+
+
+def _powers(width: int, factor: float, like: Tensor) -> Tensor:
+    """`[width, width]`: column `t` weighs the tokens from `t` on by `factor^(distance)`."""
+    steps = torch.arange(width, device=like.device)
+    distance = steps[:, None] - steps
+    return torch.where(distance >= 0, torch.pow(factor, distance.clamp(min=0).double()), 0).to(like.dtype)
+
+
+def _following(sums: Tensor, blocks: Tensor) -> Tensor:
+    """The sums of the next block of the same segment, zero at a segment's last block."""
+    following = torch.roll(sums, -1)
+    following[blocks.cumsum(0)[blocks > 0] - 1] = 0
+    return following
+
+
+def whiten(values: Tensor) -> Tensor:
+    """Mean 0 and (unbiased) variance 1: `(v - mean) / sqrt(var + 1e-8)`; a single value becomes 0.
+
+    Args:
+        values: float `[s]`, sampled tokens alone.
+    """
+    if not len(values):
+        return values
+    centred = values - values.mean()
+    variance = centred.square().sum() / max(len(values) - 1, 1)
+    return centred * torch.rsqrt(variance + WHITEN_EPSILON)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """A detached scalar for metrics: mean of `values` `[t]` where `mask` is True; 0 if it is nowhere."""
+    kept = torch.where(mask, values.detach(), 0)
+    return kept.sum() / mask.sum().clamp(min=1)
