@@ -1,0 +1,110 @@
+"""A model's tensors on their way from the learner to the engines: torch to numpy, which Ray shares uncopied, and back.
+
+numpy has no bfloat16: such a tensor travels as uint16 of the same bits, and `Weights.dtypes` says what it was.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.contracts import DType, Weights
+from rlsdk.errors import ValueFault
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+TIED_HEAD = "lm_head.weight"
+"""The output head as transformers names it; tied to the input embeddings, it is one tensor under two names."""
+
+
+def to_weights(
+    version: int,
+    named_tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    *,
+    dtype: DType | None = None,
+    copy: bool = True,
+) -> Weights:
+    """Pack tensors as numpy arrays.
+
+    Args:
+        version: Trainer steps done when these weights are published.
+        named_tensors: name -> tensor of any shape, on any device; bfloat16 or a type that numpy has.
+        dtype: Of the floats in the result; left out, each keeps its own.
+        copy: Whether the arrays own their memory. Without, those of CPU tensors change when the model is updated.
+
+    Returns:
+        The weights. Names that share one tensor (tied embeddings) share one array, which Ray then sends once.
+
+    Raises:
+        ValueFault: A name comes twice.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    dtypes: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], np.ndarray] = {}
+    for name, tensor in named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors:
+        if name in arrays:
+            raise ValueFault(f"weights of version {version}: tensor {name!r} comes twice; each name stands once")
+        key = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        shared = seen.get(key) if tensor.numel() else None
+        arrays[name] = seen[key] = pack(tensor, dtype=dtype, copy=copy) if shared is None else shared
+        dtypes[name] = dtype if dtype is not None and tensor.is_floating_point() else _name(tensor.dtype)
+    return Weights(version, arrays, dtypes)
+
+
+def from_weights(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors, on the CPU, over the arrays' own memory: read them or copy them, never write to them."""
+    for name, array in weights.tensors.items():
+        yield name, unpack(array, weights.dtypes[name])
+
+
+def checksums(weights: Weights) -> dict[str, str]:
+    """CRC-32 of each tensor's bytes, by name, as eight hex digits: what a canary prints as sent and as received."""
+    import numpy as np
+
+    return {
+        name: f"{zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data):08x}"
+        for name, array in weights.tensors.items()
+    }
+
+
+def pack(tensor: torch.Tensor, *, dtype: DType | None = None, copy: bool = True) -> np.ndarray:
+    """One tensor as a contiguous array of its shape; bfloat16 as uint16 of the same bits."""
+    import torch
+
+    there = tensor.detach()
+    if dtype is not None and there.is_floating_point():
+        there = there.to(getattr(torch, dtype))
+    here = there.cpu().contiguous()
+    if copy and here.data_ptr() == tensor.data_ptr():
+        here = here.clone()
+    array: np.ndarray = (here.view(torch.uint16) if here.dtype == torch.bfloat16 else here).numpy()
+    return array
+
+
+def unpack(array: np.ndarray, dtype: str) -> torch.Tensor:
+    """The tensor of an array that `pack` made, over the array's memory: never write to it. `dtype` is torch's name."""
+    import numpy as np
+    import torch
+
+    if not array.flags.writeable:
+        # torch warns of memory that it cannot write, which is what Ray gives; an array made over its address is quiet.
+        array = np.asarray(_Address(array))
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+class _Address:
+    """An array's memory, declared writable; holds the array, so that the memory lives as long as what is made of it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self._array = array
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
