@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart test test-slow lint types layers docs
+.PHONY: help venv quickstart warm-start test test-slow lint types layers docs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -21,7 +21,13 @@ $(STAMP): pyproject.toml tools/install.py
 	@touch $@
 
 quickstart: $(STAMP)  ## train the small model on Countdown and show what it learned (SEED=0)
-	@$(BIN)/rlsdk train examples/quickstart.yaml seed=$(SEED)
+	@$(BIN)/rlsdk train examples/quickstart.yaml seed=$(SEED) --overwrite
+
+# Random weights, taught the task, then made to show it seldom: what the quickstart starts from. Takes a few minutes.
+warm-start: $(STAMP)  ## make examples/models/countdown-nano again, in runs/warm-start (SEED=0)
+	@$(BIN)/rlsdk model new nano runs/nano --seed $(SEED)
+	@$(BIN)/rlsdk train examples/warm_start/1_skill.yaml seed=$(SEED) --overwrite
+	@$(BIN)/rlsdk train examples/warm_start/2_dilute.yaml seed=$(SEED) --overwrite
 
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .

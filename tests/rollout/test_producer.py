@@ -1,0 +1,168 @@
+"""Workflows, chats and scoring on a scripted policy: what becomes of every token and every failure."""
+
+import asyncio
+
+import pytest
+
+import rlsdk
+from rlsdk import nano
+from rlsdk.contracts import Chat
+from rlsdk.errors import DataError, EngineError, ScoringError
+from rlsdk.rollout.codec import Codec
+from rlsdk.scoring.scorer import Part, Scorer, check_budget
+from rlsdk.testing import run_workflow
+from rlsdk.types import Message, Rollout, Score, Task
+
+TASK = Task(id="a", prompt="3,5,17>9:", answer="9")
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
+    return Codec(nano.make_tokenizer(100))
+
+
+def scorer(*parts: tuple[float, object]) -> Scorer:
+    return Scorer([Part(f"p{i}", weight, rlsdk.load("reward", fn)) for i, (weight, fn) in enumerate(parts)])
+
+
+@rlsdk.reward("one")
+def one(rollout: Rollout) -> float:
+    return 1.0
+
+
+def test_single_turn_marks_exactly_what_was_sampled(codec: Codec) -> None:
+    [group] = run_workflow(rlsdk.load("workflow", "single_turn"), [TASK], codec, lambda _: "<answer>17-5-3</answer>", group_size=3)
+    for rollout in group.rollouts:
+        prompt, answer = codec.prompt(TASK)[1], codec.encode("<answer>17-5-3</answer>")
+        assert rollout.token_ids.tolist() == [*prompt, *answer, codec.end]
+        assert rollout.loss_mask.tolist() == [False] * len(prompt) + [True] * (len(answer) + 1)
+        assert rollout.policy_versions.tolist() == [-1] * len(prompt) + [0] * (len(answer) + 1)
+        assert rollout.text == "<answer>17-5-3</answer>"
+        assert rollout.status == "finished"
+        assert not rollout.token_ids.flags.writeable
+
+
+def test_truncation_is_recorded(codec: Codec) -> None:
+    [group] = run_workflow(rlsdk.load("workflow", "single_turn"), [TASK], codec, lambda _: "1+2+3+4", max_tokens=3)
+    assert group.rollouts[0].status == "truncated"
+    assert group.rollouts[0].text == "1+2"
+
+
+def test_a_prefill_is_not_trained_on_and_is_part_of_the_answer() -> None:
+    tokenizer = nano.make_tokenizer(100)
+    tokenizer.chat_template = (
+        "{% for m in messages %}({{ m.content }}{% if not (loop.last and m.role == 'assistant') %}){% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}({% endif %}"
+    )
+    codec = Codec(tokenizer)
+    task = Task(id="c", prompt=[Message("user", "3>9"), Message("assistant", "<think>")])
+    [group] = run_workflow(rlsdk.load("workflow", "single_turn"), [task], codec, lambda _: "4</think>")
+    rollout = group.rollouts[0]
+    assert rollout.text == "<think>4</think>"
+    assert codec.decode([rollout.token_ids[~rollout.loss_mask]]) == ["(3>9)(<think>"]
+    assert codec.decode([rollout.token_ids[rollout.loss_mask]]) == ["4</think>"]
+
+
+def test_a_demonstration_is_trained_on_with_the_end_of_text(codec: Codec) -> None:
+    task = Task(id="d", prompt="3>9:", metadata={"demonstration": "3+6"})
+    [group] = run_workflow(rlsdk.load("workflow", "demonstration"), [task], codec, lambda _: "")
+    ids = group.rollouts[0].token_ids[group.rollouts[0].loss_mask]
+    assert ids.tolist() == [*codec.encode("3+6"), codec.end]
+
+
+def test_a_task_without_a_demonstration_is_named(codec: Codec) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        run_workflow(rlsdk.load("workflow", "demonstration"), [TASK], codec, lambda _: "")
+    assert caught.group_contains(DataError, match="task 'a' has no demonstration")
+
+
+def test_later_turns_append_to_what_was_sampled(codec: Codec) -> None:
+    @rlsdk.workflow("twice")
+    async def twice(task: Task, chat: Chat) -> Rollout:
+        await chat.sample()
+        await chat.sample()
+        return chat.finish()
+
+    [group] = run_workflow(rlsdk.load("workflow", twice), [TASK], codec, lambda text: "1" if text.endswith(":") else "2")
+    rollout = group.rollouts[0]
+    assert codec.decode([rollout.token_ids]) == ["3,5,17>9:12"]
+    assert [m.content for m in rollout.messages if m.role == "assistant"] == ["1", "2"]
+
+
+def test_a_workflow_that_raises_is_a_failed_rollout_never_a_zero(codec: Codec) -> None:
+    @rlsdk.workflow("breaks")
+    async def breaks(task: Task, chat: Chat) -> Rollout:
+        await chat.sample()
+        raise RuntimeError("tool is down")
+
+    [group] = run_workflow(rlsdk.load("workflow", breaks), [TASK], codec, lambda _: "1", scorer=scorer((1.0, one)))
+    assert group.rollouts[0].status == "failed"
+    assert not group.scores[0].valid
+    assert "RuntimeError: tool is down" in group.scores[0].reason
+
+
+def test_sampling_without_an_engine_is_an_error_that_says_why(codec: Codec) -> None:
+    from rlsdk.contracts import Sampling
+    from rlsdk.rollout.chat import Setting
+    from rlsdk.rollout.producer import Producer
+
+    setting = Setting(codec=codec, client=None, sampling=Sampling(), max_length=64)
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(Producer(rlsdk.load("workflow", "single_turn"), None, 0).produce([TASK], setting, 1, "k"))
+    assert caught.group_contains(EngineError, match="this run has no engine")
+
+
+def test_parts_are_weighted_logged_and_a_failing_one_invalidates() -> None:
+    @rlsdk.reward("half")
+    async def half(rollout: Rollout) -> Score:
+        return Score(0.5, metrics={"correct": 1})
+
+    @rlsdk.reward("fails")
+    def fails(rollout: Rollout) -> float:
+        raise ValueError("no such file")
+
+    @rlsdk.reward("nan")
+    def nan(rollout: Rollout) -> float:
+        return float("nan")
+
+    rollout = Rollout.from_text(TASK, "x")
+    score = asyncio.run(scorer((2.0, one), (0.1, half)).score(rollout))
+    assert score.value == pytest.approx(2.05)
+    assert score.metrics["reward/p0"] == 1.0 and score.metrics["reward/p1"] == 0.5 and score.metrics["correct"] == 1
+    for bad, words in ((fails, "no such file"), (nan, "finite")):
+        broken = asyncio.run(scorer((1.0, one), (1.0, bad)).score(rollout))
+        assert not broken.valid and words in broken.reason and "p1" in broken.reason
+
+
+def test_a_batch_reward_gets_what_finishes_together(codec: Codec) -> None:
+    sizes: list[int] = []
+
+    @rlsdk.reward("many", batch=True)
+    def many(rollouts: list[Rollout]) -> list[float]:
+        sizes.append(len(rollouts))
+        return [float(i) for i in range(len(rollouts))]
+
+    groups = run_workflow(
+        rlsdk.load("workflow", "single_turn"), [TASK, TASK], codec, lambda _: "1", scorer=scorer((1.0, many)), group_size=4
+    )
+    assert sum(sizes) == 8 and len(sizes) < 8
+    assert all(s.valid for g in groups for s in g.scores)
+
+
+def test_a_batch_reward_of_the_wrong_length_is_a_failure(codec: Codec) -> None:
+    @rlsdk.reward("short", batch=True)
+    def short(rollouts: list[Rollout]) -> list[float]:
+        return [0.0]
+
+    [group] = run_workflow(
+        rlsdk.load("workflow", "single_turn"), [TASK], codec, lambda _: "1", scorer=scorer((1.0, short)), group_size=4
+    )
+    assert all("returned 1 scores for 4 rollouts" in s.reason for s in group.scores)
+
+
+def test_the_budget_of_invalid_scores_names_step_task_and_cause() -> None:
+    rollouts = [Rollout.from_text(TASK, "x")] * 10
+    scores = [Score(1.0)] * 8 + [Score.invalid("p0: hung")] * 2
+    assert check_budget(rollouts, scores, 0.2, 7) == 2
+    with pytest.raises(ScoringError, match=r"step 7: 2 of 10 .* max_invalid=0.1 allows. task 'a': p0: hung"):
+        check_budget(rollouts, scores, 0.1, 7)

@@ -1,0 +1,95 @@
+"""The task stream, the canary, pass@k, placement."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsdk.config.schema import PlacementSection
+from rlsdk.errors import CanaryError, DataError, EnvironmentFault
+from rlsdk.trainer.canary import Canary, describe_checksums
+from rlsdk.trainer.cluster import layout
+from rlsdk.trainer.evaluation import is_correct, pass_at
+from rlsdk.trainer.stream import TaskStream
+from rlsdk.types import Score, Task
+
+
+def stream(count: int, *, limit: int = 99, on_long: str = "drop", seed: int = 0) -> TaskStream:
+    tasks = [Task(id=i, prompt="x" * (i + 1)) for i in range(count)]
+    return TaskStream(tasks, seed, lambda t: len(t.prompt), limit, on_long)
+
+
+@given(st.integers(1, 20), st.lists(st.integers(1, 7), min_size=1, max_size=8))
+def test_each_epoch_holds_every_task_once_and_a_position_is_all_there_is_to_save(count: int, takes: list[int]) -> None:
+    whole = stream(count)
+    drawn = [t.id for n in takes for t in whole.take(n)]
+    for start in range(0, len(drawn) - count + 1, count):
+        assert sorted(drawn[start : start + count], key=int) == [str(i) for i in range(count)]
+    resumed = stream(count)
+    resumed.position = takes[0]
+    assert [t.id for n in takes[1:] for t in resumed.take(n)] == drawn[takes[0] :]
+
+
+def test_long_prompts_are_dropped_and_counted() -> None:
+    s = stream(10, limit=5)
+    drawn = {t.id for t in s.take(5)}
+    assert drawn == {"0", "1", "2", "3", "4"}
+    assert s.dropped == s.position - 5
+
+
+def test_long_prompts_may_be_an_error() -> None:
+    with pytest.raises(DataError, match=r"its prompt has \d+ tokens, max_prompt_tokens allows 5"):
+        stream(10, limit=5, on_long="error").take(10)
+
+
+def test_no_task_that_fits_is_an_error_not_a_loop() -> None:
+    with pytest.raises(DataError, match="no task fits max_prompt_tokens=0: all 3 prompts"):
+        stream(3, limit=0).take(1)
+
+
+def test_the_canary_names_version_position_and_gap() -> None:
+    canary = Canary(np.arange(4), tolerance=1e-3)
+    learner = np.array([-1.0, -2.0, -3.0], np.float32)
+    assert canary.check(0, learner, [learner + 1e-4], updated=False) == pytest.approx(1e-4, rel=0.1)
+    with pytest.raises(CanaryError, match=r"version 1: engine 1 .* 1 of 3 fixed tokens, most at position 3: -2\.9\d+ against -3\.0"):
+        canary.check(1, learner, [learner, learner + np.array([0, 0, 0.02], np.float32)], updated=True)
+
+
+def test_the_canary_sees_nan() -> None:
+    with pytest.raises(CanaryError, match="gap inf"):
+        Canary(np.arange(2), 1.0).check(0, np.zeros(1, np.float32), [np.full(1, np.nan, np.float32)], updated=False)
+
+
+def test_a_sync_without_effect_is_caught_at_the_first_update() -> None:
+    canary = Canary(np.arange(3), tolerance=10.0)
+    same = np.array([-1.0, -2.0], np.float32)
+    canary.check(0, same, [same], updated=False)
+    with pytest.raises(CanaryError, match="did not change with the first update"):
+        canary.check(1, same, [same], updated=True)
+
+
+def test_checksums_name_the_tensors_that_differ() -> None:
+    text = describe_checksums({"a": "1", "b": "2"}, {"a": "1", "b": "3"})
+    assert "1 equal, 1 different" in text and "b: sent 2, received 3" in text
+
+
+@pytest.mark.parametrize(("k", "n", "correct", "expected"), [(1, 4, 1, 0.25), (2, 4, 1, 0.5), (4, 4, 1, 1.0), (2, 4, 0, 0.0), (2, 4, 3, 1.0)])
+def test_pass_at_k(k: int, n: int, correct: int, expected: float) -> None:
+    assert pass_at(k, n, correct) == pytest.approx(expected)
+
+
+def test_correct_is_what_the_reward_says_or_a_full_reward() -> None:
+    assert is_correct(Score(0.1, metrics={"correct": 1}))
+    assert not is_correct(Score(1.0, metrics={"correct": 0}))
+    assert is_correct(Score(1.0)) and not is_correct(Score(0.9)) and not is_correct(Score.invalid("x"))
+
+
+def test_threads_are_divided_and_gpus_counted() -> None:
+    cpu = layout(PlacementSection(engines=2), cores=2, gpus=0)
+    assert (cpu.device, cpu.engine_threads, cpu.learner_threads, cpu.engine_gpus) == ("cpu", 1, 2, 0)
+    shared = layout(PlacementSection(engines=2, learners=2), cores=16, gpus=2)
+    assert (shared.device, shared.engine_gpus, shared.learner_gpus) == ("cuda", 0.5, 0.5)
+    apart = layout(PlacementSection(engines=1, gpus_per_engine=2, learners=2, colocate=False), cores=16, gpus=4)
+    assert (apart.engine_gpus, apart.learner_gpus) == (2.0, 1.0)
+    with pytest.raises(EnvironmentFault, match="asks for 4 GPUs .*; Ray finds 3"):
+        layout(PlacementSection(engines=2, learners=2, colocate=False), cores=16, gpus=3)
