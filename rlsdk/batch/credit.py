@@ -1,0 +1,163 @@
+"""`CreditInputs`: what shaping and advantages read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+import attrs
+import torch
+from torch import Tensor
+
+from rlsdk.batch.arithmetic import pack, pad, places, total
+from rlsdk.batch.groups import Groups
+from rlsdk.batch.packed import Packed, optional
+from rlsdk.errors import ValueFault
+
+
+@attrs.frozen(slots=False, eq=False, repr=False)
+class Credit:
+    """What an advantage may return: advantages and the returns that a critic learns, `[t]` each."""
+
+    advantages: Tensor
+    returns: Tensor
+
+
+@attrs.frozen(slots=False, eq=False, repr=False)
+class CreditInputs(Packed):
+    """What shaping and advantages read.
+
+    Attributes:
+        rewards: float `[n]`.
+        groups: int64 `[n]`, dense index of the group (the rollouts that share a baseline).
+        lengths: int64 `[n]`, response tokens of each rollout; they add up to `t`.
+        loss_mask: bool `[t]`, True where the policy sampled the token.
+        token_rewards: float `[t]`; where given, they replace `rewards`, which equal their sums.
+        values: float `[t]`, the critic's.
+        logprobs: float `[t]`, of the policy before the update.
+        ref_logprobs: float `[t]`, of the reference policy.
+        entropy: float `[t]`, in nats.
+        probs_squared_sum: float `[t]`, sum over the vocabulary of squared probabilities.
+        baseline_rewards: float `[n]`, reward of the greedy answer (ReMax).
+        sources: int64 `[n]`, dense index of the data source.
+        trajectories: int64 `[n]`, dense index of the trajectory.
+        steps: int64 `[n]`, position within the trajectory.
+        states: int64 `[n]`, equal where the environment's states are equal.
+        reward_parts: name of a part of the reward -> float `[n]`.
+    """
+
+    rewards: Tensor
+    groups: Tensor
+    lengths: Tensor
+    loss_mask: Tensor
+    token_rewards: Tensor = optional()
+    values: Tensor = optional()
+    logprobs: Tensor = optional()
+    ref_logprobs: Tensor = optional()
+    entropy: Tensor = optional()
+    probs_squared_sum: Tensor = optional()
+    baseline_rewards: Tensor = optional()
+    sources: Tensor = optional()
+    trajectories: Tensor = optional()
+    steps: Tensor = optional()
+    states: Tensor = optional()
+    reward_parts: dict[str, Tensor] = optional()
+    _width: int | None = optional()
+
+    def _check(self) -> None:
+        n, t = self.rewards.shape[0], self.loss_mask.shape[0]
+        labels = ("groups", "sources", "trajectories", "steps", "states")
+        self._expect("rollout", n, "lengths", "baseline_rewards", *labels)
+        self._expect("token", t, "token_rewards", "values", "logprobs", "ref_logprobs", "entropy", "probs_squared_sum")
+        if int(self.lengths.sum()) != t:
+            raise ValueFault(
+                f"CreditInputs.lengths add up to {int(self.lengths.sum())}; expected {t}, the tokens of loss_mask"
+            )
+
+    @classmethod
+    def from_padded(
+        cls, rewards: Tensor, mask: Tensor, groups: Tensor, *, lengths: Tensor | None = None, **optional: Any
+    ) -> Self:
+        """From planes `[n, L]`.
+
+        Args:
+            rewards: float `[n]`.
+            mask: bool `[n, L]`, True where the policy sampled the token.
+            groups: `[n]`, any labels; equal labels share a baseline.
+            lengths: int `[n]`; left out, they run to the last True of each row.
+            **optional: The optional fields, `[n, L]` in place of `[t]`.
+        """
+        mask = mask.bool()
+        inside, lengths = places(mask, lengths)
+        packed = pack(optional, inside)
+        dense = torch.unique(groups, return_inverse=True)[1]
+        return cls(rewards, dense, lengths, mask[inside], width=mask.shape[1], **packed)
+
+    @property
+    def segments(self) -> Tensor:
+        """int64 `[t]`: the rollout of each token."""
+        return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.lengths.device), self.lengths)
+
+    @property
+    def outcomes(self) -> Tensor:
+        """What each rollout earned, `[n]`: the sums of `token_rewards` where there are any (they replace `rewards`)."""
+        if not hasattr(self, "token_rewards"):
+            return self.rewards
+        sums = self.sequence_sum(self.token_rewards).to(self.rewards.dtype)
+        # Rewards that say the same up to rounding stay as they are: equal rewards must remain exactly equal.
+        return torch.where(torch.isclose(sums, self.rewards), self.rewards, sums)
+
+    def shaped(self, rewards: Tensor) -> Self:
+        """A copy with the rewards that a shaping returned.
+
+        Args:
+            rewards: float `[n]` or `[t]`. Where token rewards stand already, a change of the whole reward goes to the
+                last sampled token: the others stay where they were earned.
+        """
+        if len(rewards) != len(self.rewards):
+            return self.replace(token_rewards=rewards, rewards=self.sequence_sum(rewards))
+        if not hasattr(self, "token_rewards"):
+            return self.replace(rewards=rewards)
+        order = torch.where(self.loss_mask, torch.arange(len(self.loss_mask), device=rewards.device), -1)
+        last = order.new_full((len(rewards),), -1).scatter_reduce(0, self.segments, order, "amax")
+        some = last >= 0
+        change = (rewards - self.outcomes)[some].to(self.token_rewards.dtype)
+        return self.replace(rewards=rewards, token_rewards=self.token_rewards.index_add(0, last[some], change))
+
+    def only(self, needs: Iterable[str]) -> Self:
+        """A copy with the optional fields `needs` and, where given, `token_rewards`; reading another is an error."""
+        keep = {"token_rewards", *needs}
+        fields = attrs.fields(type(self))
+        return self.replace(**{f.name: None for f in fields if f.kw_only and f.name[0] != "_" and f.name not in keep})
+
+    def to_padded(self, values_t: Tensor) -> Tensor:
+        """`[t]` -> `[n, L]`, zeros beyond each length."""
+        return pad(values_t, self.lengths, self._width)
+
+    def per_token(self, values_n: Tensor) -> Tensor:
+        """`[n]` -> `[t]`: each rollout's value on all its tokens."""
+        return torch.repeat_interleave(values_n, self.lengths)
+
+    def sequence_sum(self, values_t: Tensor) -> Tensor:
+        """`[t]` -> `[n]`: sum over the sampled tokens of each rollout."""
+        return total(torch.where(self.loss_mask, values_t, 0), self.segments, len(self.lengths))
+
+    @property
+    def _groups(self) -> Groups:
+        return Groups(self.groups)
+
+    def group_size(self) -> Tensor:
+        """int64 `[n]`: how many rollouts share the baseline."""
+        return self._groups.members()
+
+    def group_sum(self, values_n: Tensor) -> Tensor:
+        """`[n]` -> `[n]`: sum over the group, on each of its members."""
+        return self._groups.sum(values_n)
+
+    def group_mean(self, values_n: Tensor) -> Tensor:
+        """`[n]` -> `[n]`: mean over the group, on each of its members; of equal values exactly that value."""
+        return self._groups.mean(values_n)
+
+    def group_std(self, values_n: Tensor) -> Tensor:
+        """`[n]` -> `[n]`: unbiased standard deviation over the group; 0 for a single member."""
+        return self._groups.std(values_n)
