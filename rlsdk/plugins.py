@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -314,27 +314,22 @@ def discover() -> dict[str, tuple[Entry, ...]]:
     seen: set[tuple[str, str]] = set()
     for point in importlib.metadata.entry_points(group=GROUP):
         distribution = point.dist.name if point.dist else ""
-        version = point.dist.version if point.dist else ""
+        release = point.dist.version if point.dist else ""
         if (point.name, distribution) in seen:  # an egg-info beside a dist-info
             continue
         seen.add((point.name, distribution))
         if point.name == CORE and point.value == CORE_MODULE:
             continue
         broken = f"the name {CORE!r} belongs to rlsdk; {distribution} must choose another" if point.name == CORE else ""
-        entries.setdefault(point.name, []).append(Entry(point.name, point.module, distribution, version, broken))
-    core = Entry(CORE, CORE_MODULE, "rlsdk", _version())
+        entries.setdefault(point.name, []).append(Entry(point.name, point.module, distribution, release, broken))
+    core = Entry(CORE, CORE_MODULE, "rlsdk", version())
     shadows = entries.pop(CORE, [])
     found = {CORE: (core,), **{name: tuple(claims) for name, claims in sorted(entries.items())}}
     return {**found, **{f"{CORE} of {s.distribution}": (s,) for s in shadows}}
 
 
-def installed() -> Iterator[Entry]:
-    """All claims, one by one, for a listing."""
-    for claims in discover().values():
-        yield from claims
-
-
-def _version() -> str:
+def version() -> str:
+    """The version of rlsdk that is installed."""
     try:
         return importlib.metadata.version("rlsdk")
     except importlib.metadata.PackageNotFoundError:

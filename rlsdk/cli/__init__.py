@@ -1,0 +1,53 @@
+"""The command line: one module a command, imported when the command is typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from rlsdk.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "data": "Make data sets, and look at them.",
+    "explain": "Check a configuration and say what it would run; nothing starts.",
+    "export": "Write a run's model to a folder that transformers opens.",
+    "model": "Make models.",
+    "plugins": "List plugins, and the components and options that they offer.",
+    "train": "Train a model.",
+}
+"""Name -> help; each is the attribute of that name in the module `rlsdk.cli.NAME`."""
+
+READS_MODELS = frozenset({"data", "explain", "export", "model", "train"})
+"""Commands that import transformers, and so meet a torchvision that does not fit this torch."""
+
+
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from rlsdk.plugins import version
+
+    click.echo(f"rlsdk {version()}")
+    context.exit()
+
+
+@click.group("rlsdk", cls=LazyGroup, builtin=COMMANDS, check_machine=READS_MODELS)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Say which version."
+)
+def root(debug: bool) -> None:
+    """Train language models by reinforcement learning.
+
+    Exit status: 0 success, 1 a failure, 2 a wrong configuration or command line, 130 interrupted.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> Any:
+    """Run a command and leave the process with its exit status.
+
+    Args:
+        arguments: As typed; left out, those of the process.
+    """
+    return root.main(args=None if arguments is None else list(arguments), prog_name="rlsdk")

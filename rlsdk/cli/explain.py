@@ -1,0 +1,135 @@
+"""`rlsdk explain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlsdk.cli.listing import brief, console
+from rlsdk.cli.settings import SettingsCommand
+from rlsdk.components import Use
+from rlsdk.config import Plan, check
+from rlsdk.plugins import Reference
+
+NEVER_RUN = (
+    "the learner on CUDA, its collectives over NCCL",
+    "the engine on CUDA, and its weights taken from the learner there",
+)
+"""What needs CUDA and nobody has seen working, as docs/gpu.md says."""
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def explain(config: Path, settings: tuple[str, ...], files: tuple[str, ...], as_json: bool) -> None:
+    """Check the YAML file CONFIG with the settings KEY=VALUE, and say what it would run; nothing starts."""
+    found = describe(check(config, settings, files))
+    if as_json:
+        click.echo(json.dumps(found, indent=2, default=str))
+        return
+    out = console()
+    for section, content in found.items():
+        out.print(f"[bold]{section}[/bold]")
+        for key, value in content.items():
+            out.print(f"  {key}: {_text(value)}", markup=False, soft_wrap=True)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def describe(plan: Plan) -> dict[str, dict[str, Any]]:
+    """What a plan would run: section -> name -> text, flag or list of texts."""
+    config = plan.config
+    length = f"{config.steps} steps" if config.steps is not None else f"{config.epochs:g} epochs"
+    return {
+        "run": {
+            "folder": str(plan.folder),
+            "length": length,
+            "each step": f"{config.batch_size} tasks × {_rollouts(plan)}, {config.minibatches * config.passes} optimiser steps",
+            "seed": config.seed,
+        },
+        "model": {"path": config.model.path, "dtype": config.model.dtype, "max_length": config.model.max_length},
+        "algorithm": _algorithm(plan),
+        "rollouts": {
+            "tasks": _reference(plan.tasks_train),
+            "held-out tasks": _reference(plan.tasks_eval),
+            "workflow": _reference(plan.workflow),
+            "rewards": [f"{part.weight:g} × {_reference(part.reference)}" for part in plan.rewards],
+            "engine": _reference(plan.engine) if plan.needs_engine else "none: nothing is generated",
+        },
+        "learner": {
+            "learner": _reference(plan.learner),
+            "reference model": plan.needs_reference,
+            "critic": plan.algorithm.critic,
+            "computed for the parts": sorted(plan.needs),
+        },
+        "placement": _placement(plan),
+        "plugins": {
+            name: f"{mark.distribution or 'file'} {mark.version} {mark.source[:12]}".replace("  ", " ")
+            for name, mark in plan.plugins.used().items()
+        },
+    }
+
+
+def _rollouts(plan: Plan) -> str:
+    return f"{plan.config.group_size} rollouts" if plan.sampled else "their demonstrations"
+
+
+def _algorithm(plan: Plan) -> dict[str, Any]:
+    algorithm, loss = plan.algorithm, plan.loss
+    coefficients = {
+        name: getattr(algorithm, name)
+        for name in ("kl_coef", "entropy_coef", "value_clip", "norm")
+        if getattr(algorithm, name) or name == "kl_coef"
+    }
+    return {
+        "name": brief(plan.config.algorithm.name),
+        "shaping": [_reference(part) for part in plan.shaping],
+        "advantage": _reference(plan.advantage),
+        "policy_loss": _reference(loss.policy_loss),
+        "correction": _reference(loss.correction),
+        "kl": _reference(loss.kl),
+        **coefficients,
+        "aggregate": algorithm.aggregate,
+        "filters": [_reference(part) for part in plan.filters],
+    }
+
+
+def _reference(reference: Reference | None) -> str:
+    if reference is None:
+        return "none"
+    return brief(Use(reference.name.removeprefix("core/"), reference.options))
+
+
+def _placement(plan: Plan) -> dict[str, Any]:
+    place = plan.config.placement
+    engines = place.engines if plan.needs_engine else 0
+    apart = "on the same devices" if place.colocate else "on devices of their own"
+    cuda = place.device == "cuda" or (place.device == "auto" and _has_gpu())
+    return {
+        "device": f"{place.device}{'' if place.device != 'auto' else ' (cuda here)' if cuda else ' (cpu here)'}",
+        "engines": f"{engines}, {place.gpus_per_engine} GPUs each" if cuda else engines,
+        "learner ranks": f"{place.learners}, {apart}" if engines else place.learners,
+        **({"never run": _never_run(plan)} if cuda else {}),
+    }
+
+
+def _never_run(plan: Plan) -> list[str]:
+    place = plan.config.placement
+    wide = [f"tensor parallelism over {place.gpus_per_engine} GPUs"] if place.gpus_per_engine > 1 else []
+    shared = ["engines asleep while the learner works"] if place.colocate and plan.needs_engine else []
+    return [*NEVER_RUN[: 2 if plan.needs_engine else 1], *wide, *shared]
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,174 @@
+"""What `rlsdk plugins` shows: entries of plugins, their components, those that are broken; as tables or as plain values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rlsdk.components import Component, Kind, Use
+from rlsdk.errors import PluginError
+from rlsdk.options import Option
+from rlsdk.plugins import CORE, Entry, Plugins
+
+WIDTH = 160
+"""Columns where output goes to a file or another program."""
+
+
+@attrs.frozen
+class Offers:
+    """What plugins offer.
+
+    Attributes:
+        components: (plugin, component) pairs.
+        broken: (entry, cause) pairs.
+    """
+
+    components: tuple[tuple[str, Component], ...]
+    broken: tuple[tuple[Entry, str], ...]
+
+
+def fault(entry: Entry, plugins: Plugins) -> str:
+    """Why a plugin cannot be used, as far as metadata tells."""
+    if entry.broken:
+        return entry.broken
+    claimed = plugins.entries.get(entry.name, ())
+    return f"claimed by {' and '.join(c.origin for c in claimed)}; uninstall one" if len(claimed) > 1 else ""
+
+
+def collect(plugins: Plugins, names: Iterable[str], kind: Kind | None) -> Offers:
+    """Import what must be imported, and take what it offers; what fails to import is broken, with the cause."""
+    components: list[tuple[str, Component]] = []
+    broken: list[tuple[Entry, str]] = []
+    for name in names:
+        try:
+            found = plugins.components(name, kind)
+        except PluginError as error:
+            cause = str(error.__cause__ or error)
+            broken += [(entry, fault(entry, plugins) or cause) for entry in plugins.entries[name]]
+            continue
+        components += [(name, found[key]) for key in sorted(found)]
+    return Offers(tuple(components), tuple(broken))
+
+
+def full_name(plugin: str, component: Component) -> str:
+    """The name that a config writes."""
+    return component.name if plugin == CORE else f"{plugin}/{component.name}"
+
+
+def parts(component: Component) -> dict[str, str]:
+    """What an algorithm consists of; nothing for other kinds."""
+    if component.kind != "algorithm":
+        return {}
+    return {option.name: "required" if option.required else brief(option.default) for option in component.options}
+
+
+def brief(value: Any) -> str:
+    """A default as a person reads it: `ppo(clip_low=0.2)`, `none`, `0.04`."""
+    if isinstance(value, Use):
+        name = value.name if isinstance(value.name, str) else repr(value.name)
+        options = ", ".join(f"{k}={brief(v)}" for k, v in value.options.items())
+        return f"{name}({options})" if options else name
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(brief(v) for v in value)}]"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def describe_entry(entry: Entry, broken: str) -> dict[str, Any]:
+    """An entry as plain values."""
+    return {
+        "plugin": entry.name,
+        "distribution": entry.distribution,
+        "version": entry.version,
+        "module": entry.module,
+        "broken": broken or None,
+    }
+
+
+def describe(offers: Offers) -> dict[str, Any]:
+    """Offers as plain values."""
+    return {
+        "components": [_describe_component(plugin, component) for plugin, component in offers.components],
+        "broken": [describe_entry(entry, cause) for entry, cause in offers.broken],
+    }
+
+
+def _describe_component(plugin: str, component: Component) -> dict[str, Any]:
+    found = {
+        "kind": component.kind,
+        "name": full_name(plugin, component),
+        "plugin": plugin,
+        "summary": component.summary,
+        "help": component.help,
+        "needs": list(component.needs),
+        "options": [_describe_option(option) for option in component.options],
+    }
+    return {**found, "parts": parts(component)} if component.kind == "algorithm" else found
+
+
+def _describe_option(option: Option) -> dict[str, Any]:
+    default = None if option.required else _plain(option.default)
+    return {
+        "name": option.name,
+        "type": option.type_name,
+        "required": option.required,
+        "default": default,
+        "help": option.help,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Use):
+        return {"use": _plain(value.name), **{k: _plain(v) for k, v in value.options.items()}}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def console() -> Console:
+    """Standard output; wide where no terminal limits it."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+
+
+def print_entries(entries: Sequence[tuple[Entry, str]]) -> None:
+    """Show plugins as a table."""
+    table = Table("plugin", "distribution", "version", "status", box=None, pad_edge=False)
+    for entry, broken in entries:
+        status = f"[red]broken: {escape(broken)}[/red]" if broken else ""
+        origin = entry.module if entry.file else entry.distribution
+        table.add_row(escape(entry.name), escape(origin), escape(entry.version), status)
+    console().print(table)
+
+
+def print_offers(offers: Offers) -> None:
+    """Show components as a table, with a row for each option, and what is broken."""
+    out = console()
+    kinds = dict.fromkeys(component.kind for _, component in offers.components)
+    for kind in kinds:
+        table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for plugin, component in offers.components:
+            if component.kind == kind:
+                _add_component(table, plugin, component)
+        out.print(table)
+    if not offers.components and not offers.broken:
+        out.print("no components")
+    for entry, cause in offers.broken:
+        out.print(f"{escape(entry.name)} ({escape(entry.origin)})  [red]broken: {escape(cause)}[/red]")
+
+
+def _add_component(table: Table, plugin: str, component: Component) -> None:
+    table.add_row(f"[cyan]{escape(full_name(plugin, component))}[/cyan]", escape(component.summary))
+    values = parts(component)
+    for option in component.options:
+        given = ", required" if option.required else f" = {brief(option.default)}"
+        value = values.get(option.name, f"{option.type_name}{given}")
+        table.add_row(f"  {escape(option.name)}", f"{escape(value)}  [dim]{escape(option.help)}[/dim]")

@@ -1,0 +1,39 @@
+"""`rlsdk model`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def model() -> None:
+    """Make models."""
+
+
+@model.group()
+def new() -> None:
+    """Make a model with random weights."""
+
+
+@new.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--seed", default=0, show_default=True, help="Of the random weights.")
+@click.option("--layers", default=2, show_default=True, help="Transformer layers.")
+@click.option("--hidden", default=128, show_default=True, help="Width.")
+@click.option("--heads", default=4, show_default=True, help="Attention heads; they divide the width.")
+@click.option("--intermediate", default=256, show_default=True, help="Width of the feed-forward layers.")
+@click.option("--largest", default=100, show_default=True, help="Numbers from 0 to this are one token each.")
+@click.option("--initializer-range", default=0.05, show_default=True, help="Standard deviation of the weights.")
+@click.option("--overwrite", is_flag=True, help="Write into a folder that holds something.")
+def nano(folder: Path, overwrite: bool, **shape: int) -> None:
+    """Make a small Llama-shaped model for machines without an accelerator, with a tokenizer that reads numbers whole."""
+    if not overwrite and folder.is_dir() and any(folder.iterdir()):
+        raise click.UsageError(f"{folder} is not empty; choose another folder, or write into it with --overwrite")
+    if shape["hidden"] % shape["heads"]:
+        raise click.UsageError(f"--hidden {shape['hidden']} is no multiple of --heads {shape['heads']}")
+    from rlsdk.nano import create
+
+    parameters = create(folder, **shape)
+    click.echo(f"{folder}: {parameters:,} parameters")

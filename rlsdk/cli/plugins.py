@@ -1,0 +1,50 @@
+"""`rlsdk plugins`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from rlsdk.cli import listing
+from rlsdk.components import KINDS
+from rlsdk.errors import UnknownComponentError
+from rlsdk.options import nearest
+from rlsdk.plugins import Plugins
+
+
+@click.command()
+@click.argument("what", metavar="[KIND|NAME]", required=False)
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plugins(what: str | None, files: tuple[str, ...], as_json: bool) -> None:
+    """List plugins, and the components and options that they offer.
+
+    Without an argument: every plugin, from package metadata alone. KIND (such as reward) lists the components of that
+    kind, NAME those of a plugin; what must be imported for that is.
+    """
+    found = Plugins(files)
+    if what is None:
+        entries = [(entry, listing.fault(entry, found)) for claims in found.entries.values() for entry in claims]
+        if as_json:
+            click.echo(json.dumps([listing.describe_entry(*pair) for pair in entries], indent=2))
+        else:
+            listing.print_entries(entries)
+        return
+    offers = _offers(found, what)
+    if as_json:
+        click.echo(json.dumps(listing.describe(offers), indent=2, default=str))
+    else:
+        listing.print_offers(offers)
+
+
+def _offers(found: Plugins, what: str) -> listing.Offers:
+    if what in KINDS:
+        return listing.collect(found, found.entries, what)
+    if what in found.entries:
+        return listing.collect(found, [what], None)
+    near = nearest(what, [*KINDS, *found.entries])
+    raise UnknownComponentError(
+        f"{what!r} is neither a kind nor a plugin{f'; did you mean {near!r}?' if near else ''}\n"
+        f"kinds: {', '.join(KINDS)}\nplugins: {', '.join(found.entries)}"
+    )

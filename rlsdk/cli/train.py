@@ -1,0 +1,37 @@
+"""`rlsdk train`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from rlsdk.cli.lazy import INTERRUPTED
+from rlsdk.cli.settings import SettingsCommand
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
+@click.option("--overwrite", is_flag=True, help="Delete what an earlier run left in the run's folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output.")
+def train(
+    config: Path, settings: tuple[str, ...], files: tuple[str, ...], resume: bool, overwrite: bool, as_json: bool
+) -> None:
+    """Train a model as the YAML file CONFIG says; KEY=VALUE changes a setting.
+
+    Ctrl-C finishes and saves the step, and ends with status 130; once more ends at once.
+    """
+    if resume and overwrite:
+        raise click.UsageError("--resume keeps what --overwrite deletes; give one of them.")
+    from rlsdk.trainer import train as run
+
+    summary = run(config, *settings, plugins=files, resume=resume, overwrite=overwrite)
+    if as_json:
+        click.echo(json.dumps(summary, indent=2, default=str))
+    if summary["status"] == "interrupted":
+        sys.exit(INTERRUPTED)
