@@ -1,0 +1,136 @@
+"""Whole runs of the command line on a small model, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from rlsdk import nano
+
+TASK = {
+    "use": "countdown",
+    "numbers": 3,
+    "number_range": [1, 20],
+    "target_range": [1, 100],
+    "operators": "+-",
+    "template": "compact",
+}
+CONFIG: dict[str, Any] = {
+    "name": "run",
+    "model": {"max_length": 32},
+    "tasks": {"train": {**TASK, "split": "train", "size": 200}, "eval": {**TASK, "split": "test", "size": 16}},
+    "max_prompt_tokens": 16,
+    "reward": "countdown",
+    "algorithm": {"use": "grpo", "kl_coef": 0.0},
+    "sampling": {"max_tokens": 10},
+    "steps": 3,
+    "batch_size": 4,
+    "group_size": 4,
+    "engine": {"use": "vllm"},
+    "learner": {"use": "deepspeed", "lr": 1.0e-3},
+    "placement": {"engine_threads": 1, "learner_threads": 1},
+    "eval": {"limit": 8},
+}
+"""Three steps of GRPO; random weights, so rewards are those of noise: enough to see every stage work."""
+
+
+class Runner:
+    """Starts `rlsdk train` in a folder."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.config = folder / "config.yaml"
+        self.config.write_text(yaml.safe_dump({**CONFIG, "out": str(folder), "model": {"path": str(model), "max_length": 32}}))
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a training and do not wait; standard error goes to `console.log`."""
+        log = (self.folder / "console.log").open("a")
+        command = [sys.executable, "-m", "rlsdk.cli", "train", str(self.config), *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, **options)
+
+    def train(self, *arguments: str, code: int = 0, timeout: float = 240) -> None:
+        """Train to the end and check the exit status."""
+        process = self.start(*arguments)
+        try:
+            process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        assert process.returncode == code, self.console()
+
+    def console(self) -> str:
+        """What a person saw."""
+        return (self.folder / "console.log").read_text()
+
+    def path(self, name: str = "run") -> Path:
+        """The run's folder."""
+        return self.folder / name
+
+    def metrics(self, name: str = "run", *, times: bool = False) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, without times."""
+        lines = [json.loads(line) for line in (self.path(name) / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in line.items() if times or not k.startswith("time/")} for line in lines]
+
+    def summary(self, name: str = "run") -> dict[str, Any]:
+        """`summary.json`."""
+        return json.loads((self.path(name) / "summary.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The nano model with random weights."""
+    folder = tmp_path_factory.mktemp("nano")
+    nano.create(folder)
+    return folder
+
+
+@pytest.fixture
+def runner(tmp_path: Path, model: Path) -> Runner:
+    """Runs in a folder of their own."""
+    return Runner(tmp_path, model)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Runner:
+    """One finished run that several tests look at."""
+    runner = Runner(tmp_path_factory.mktemp("finished"), model)
+    runner.train()
+    return runner
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, process: subprocess.Popen[str] | None = None) -> None:
+    """Poll until a condition holds; fails if it does not in time, or the process ends before."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process is None or process.poll() is None, f"the process ended with {process.returncode}"  # type: ignore[union-attr]
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """All processes below one, itself included."""
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def alive(processes: Sequence[psutil.Process]) -> list[str]:
+    """Those that still run (a zombie does not)."""
+    found = []
+    for process in processes:
+        try:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+        except psutil.NoSuchProcess:
+            continue
+    return found

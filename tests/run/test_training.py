@@ -1,0 +1,80 @@
+"""A whole training on the real stack, and what it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.stack
+
+
+def test_metrics_of_every_step(finished: Any) -> None:
+    lines = finished.metrics(times=True)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert {"eval/greedy", "eval/sampled"} <= lines[0].keys() & lines[3].keys()
+    for line in lines[1:]:
+        assert line["canary/gap"] < 1e-3
+        assert line["staleness/max"] == 0
+        assert line["actor/grad_norm"] > 0
+        assert 0 <= line["time/outside_share"] < 1
+        assert line["time/step"] >= line["time/produce"] + line["time/update"]
+
+
+def test_the_first_loss_is_on_policy(finished: Any) -> None:
+    """The learner's logprobs are those that the engine sampled with, before the first update."""
+    assert abs(finished.metrics()[1]["actor/behaviour_kl"]) < 1e-4
+
+
+def test_rollouts_are_saved_and_add_up(finished: Any) -> None:
+    import pyarrow.parquet
+
+    rows = pyarrow.parquet.read_table(finished.path() / "rollouts" / "step-000002.parquet").to_pylist()
+    assert len(rows) == 16
+    line = finished.metrics()[2]
+    assert np.mean([r["reward"] for r in rows]) == pytest.approx(line["reward/mean"])
+    assert sum(r["tokens"] for r in rows) == line["rollouts/tokens"]
+
+
+def test_the_export_opens_and_is_the_trained_model(finished: Any, model: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = finished.summary()["export"]
+    trained, start = AutoModelForCausalLM.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(model)
+    moved = [not (a == b).all() for a, b in zip(trained.parameters(), start.parameters(), strict=True)]
+    assert all(moved)
+    assert AutoTokenizer.from_pretrained(folder)("3,17").input_ids == AutoTokenizer.from_pretrained(model)("3,17").input_ids
+
+
+def test_summary_picture_and_logs(finished: Any) -> None:
+    summary = finished.summary()
+    assert summary["status"] == "finished" and summary["steps"] == 3
+    for when in ("accuracy_before", "accuracy_after"):
+        assert summary[when].keys() >= {"sampled", "greedy"}
+    assert summary["tokens_per_second"] > 0
+    assert (finished.path() / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (finished.path() / "logs" / "engine-0.log").is_file()
+    assert list((finished.path() / "logs").glob("learner-0*.log"))
+    assert "held-out accuracy" in finished.console()
+
+
+def test_a_used_folder_is_not_overwritten_unasked(finished: Any) -> None:
+    finished.train(code=2)
+    assert "holds a run already; go on with it by --resume, delete it by --overwrite" in finished.console().replace("\n", " ")
+
+
+def test_sft_needs_no_engine(runner: Any) -> None:
+    runner.train("algorithm=sft", "tasks.train.demonstrations=1.0", "eval.before=false", "eval.after=false", "steps=20")
+    losses = [line["actor/loss"] for line in runner.metrics()]
+    assert losses[-1] < losses[0]
+    assert not (runner.path() / "logs" / "engine-0.log").exists()
+
+
+def test_a_failing_reward_stops_the_run_with_its_cause(runner: Any) -> None:
+    plugin = runner.folder / "bad.py"
+    plugin.write_text('import rlsdk\n\n\n@rlsdk.reward("bad")\ndef bad(rollout):\n    """Fails."""\n    raise KeyError("boom")\n')
+    runner.train("--plugin", str(plugin), "reward=bad/bad", "engine=transformers", "eval.before=false", code=1)
+    assert "step 1: 16 of 16 rollouts could not be scored" in runner.console().replace("\n", " ")
+    assert "boom" in runner.console()

@@ -1,0 +1,34 @@
+"""The same config with another algorithm, engine or ZeRO stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_zero_stages_on_two_ranks_learn_the_same(runner: Any, finished: Any, stage: int) -> None:
+    runner.train(f"learner.zero_stage={stage}", "placement.learners=2")
+    for ours, theirs in zip(runner.metrics()[1:], finished.metrics()[1:], strict=True):
+        assert ours["reward/mean"] == pytest.approx(theirs["reward/mean"], abs=1e-6)
+        assert ours["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3)
+
+
+def test_ppo_trains_actor_and_critic(runner: Any) -> None:
+    runner.train("algorithm=ppo", "steps=4")
+    lines = runner.metrics()[1:]
+    assert all(line["critic/grad_norm"] > 0 and line["actor/grad_norm"] > 0 for line in lines)
+
+
+def test_the_transformers_engine_trains(runner: Any) -> None:
+    runner.train("engine=transformers")
+    assert all(line["canary/gap"] < 1e-4 for line in runner.metrics()[1:])
+
+
+def test_two_engines_and_seeds_of_requests_sample_the_same(runner: Any) -> None:
+    runner.train("sampling.seeds=request", "name=one")
+    runner.train("sampling.seeds=request", "name=two", "placement.engines=2")
+    assert [m["reward/mean"] for m in runner.metrics("one")[1:]] == [m["reward/mean"] for m in runner.metrics("two")[1:]]
