@@ -266,6 +266,25 @@ class TrainBatch:
         """A copy with more per-token fields."""
         return attrs.evolve(self, tokens={**self.tokens, **fields})
 
+    @classmethod
+    def concatenate(cls, batches: Sequence[TrainBatch]) -> TrainBatch:
+        """Rollouts of several batches, one batch after another; fields that all of them have."""
+        import numpy as np
+
+        def join(name: str) -> np.ndarray:
+            return np.concatenate([getattr(b, name) for b in batches])
+
+        def fields(name: str) -> dict[str, np.ndarray]:
+            held = [getattr(b, name) for b in batches]
+            return {k: np.concatenate([h[k] for h in held]) for k in held[0] if all(k in h for h in held)}
+
+        arrays = {name: join(name) for name in ("token_ids", "lengths", "starts", "responses", "loss_mask")}
+        return cls(**arrays, tokens=fields("tokens"), rollouts=fields("rollouts"))
+
+    def response_positions(self, index: np.ndarray) -> np.ndarray:
+        """int64: where, in the `t` axis, the response tokens of the rollouts `index` lie, in that order."""
+        return _positions(self.responses, index)
+
     def select(self, index: np.ndarray) -> TrainBatch:
         """The rollouts `index` (int64), in that order."""
         import numpy as np

@@ -1,0 +1,390 @@
+"""The learner on DeepSpeed: ZeRO 0 to 3, with roles actor, critic and reference in one process per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import numpy as np
+
+from rlsdk.components import learner
+from rlsdk.contracts import LossSpec, Model, Place, Roles, TrainBatch, Weights
+from rlsdk.errors import CheckpointError, LearnerError
+from rlsdk.learners import shards
+from rlsdk.learners.microbatch import plan
+from rlsdk.learners.ranks import Ranks
+from rlsdk.learners.rows import RowStyle, empty_rows, read_lengths, to_rows
+from rlsdk.learners.zero import Clock, Offload, Schedule, Setting, Trained, full_tensors, no_communication_op, schedule
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from rlsdk.learners.metrics import Tally
+    from rlsdk.learners.objective import Moment
+
+Attention = Literal["sdpa", "flash_attention_2", "eager"]
+ValueInit = Literal["zero", "small"]
+
+
+@learner("deepspeed")
+@attrs.define(kw_only=True, eq=False)
+class DeepSpeedLearner:
+    """Trains on DeepSpeed, on CPUs or GPUs; how a batch is split over ranks and micro-batches changes rounding only.
+
+    Attributes:
+        zero_stage: What ranks share out: 0 nothing, 1 the optimiser's state, 2 gradients too, 3 weights too. In bfloat16,
+            0 works as 1, because DeepSpeed's stage 0 sums gradients in bfloat16.
+        offload: What lies in main memory in place of the GPU's: none, optimizer (stage 1 and up), all (stage 3).
+        lr: Peak learning rate of the actor.
+        critic_lr: Peak learning rate of the critic; left out, ten times the actor's.
+        betas: Of AdamW.
+        eps: Of AdamW.
+        weight_decay: Of AdamW.
+        grad_clip: Greatest norm of the gradient; 0 for none.
+        schedule: Of the learning rate behind the warm-up: constant, or linear or cosine down to `final_ratio`.
+        warmup_steps: Optimiser steps of linear warm-up.
+        final_ratio: Learning rate at the end, as a share of the peak.
+        micro_batch_tokens: Tokens of one forward pass, padding included; a longer rollout gets one of its own.
+        rows: padded gives each rollout a row (rollouts of like length together); packed puts them one after another, which
+            pays with flash_attention_2.
+        gradient_checkpointing: Compute activations again in the backward pass, for a third more time and far less memory.
+        attention: Implementation in transformers.
+        value_init: Of the critic's value head: zero predicts nothing at first; small is a little noise.
+    """
+
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    offload: Offload = "none"
+    lr: float = 1e-6
+    critic_lr: float | None = None
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    final_ratio: float = 0.1
+    micro_batch_tokens: int = attrs.field(default=16384, validator=attrs.validators.gt(0))
+    rows: RowStyle = "padded"
+    gradient_checkpointing: bool = False
+    attention: Attention = "sdpa"
+    value_init: ValueInit = "zero"
+
+    _place: Place = attrs.field(init=False)
+    _ranks: Ranks = attrs.field(init=False)
+    _objective: Any = attrs.field(init=False)
+    _actor: Trained = attrs.field(init=False)
+    _critic: Trained | None = attrs.field(init=False, default=None)
+    _reference: Any = attrs.field(init=False, default=None)
+    _roles: Roles = attrs.field(init=False)
+    _clock: Clock = attrs.field(init=False, factory=Clock)
+
+    def __attrs_post_init__(self) -> None:
+        if self.offload == "optimizer" and self.zero_stage == 0:
+            raise ValueError("offload: optimizer needs zero_stage 1 or more; without ZeRO, DeepSpeed offloads nothing")
+        if self.offload == "all" and self.zero_stage != 3:
+            raise ValueError(f"offload: all needs zero_stage 3, which splits weights; got zero_stage {self.zero_stage}")
+
+    def environment(self, place: Place) -> Mapping[str, str]:
+        """Environment variables that must stand before the actor's process imports anything."""
+        found = {
+            "OMP_NUM_THREADS": str(place.threads),
+            "DS_ACCELERATOR": place.device,
+            "RANK": str(place.rank),
+            "WORLD_SIZE": str(place.world),
+            # Ray shows each rank its own GPU alone, as number 0; on CPUs it counts ranks.
+            "LOCAL_RANK": "0" if place.device == "cuda" else str(place.rank),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        if place.cache:
+            names = {"TORCH_EXTENSIONS_DIR": "extensions", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+            found |= {variable: str(Path(place.cache) / folder) for variable, folder in names.items()}
+        if place.device == "cpu":
+            # Nothing is compiled here, and DeepSpeed's import of the compiler takes over a second.
+            found["TORCHDYNAMO_DISABLE"] = "1"
+            if not place.colocated or place.threads * place.world > place.cpus:
+                # Threads that wait would spin on cores where others work.
+                found |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
+        return found
+
+    def start(self, roles: Roles, loss: LossSpec, place: Place, total_updates: int) -> None:
+        """Load the models; `total_updates` is the length of the learning-rate schedule, in optimiser steps.
+
+        Raises:
+            LearnerError: A model cannot be used.
+        """
+        import os
+
+        from rlsdk.learners.model import load_critic, load_policy
+        from rlsdk.learners.objective import Objective
+
+        host, _, port = place.master.rpartition(":")
+        os.environ.update({**self.environment(place), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or "0"})
+        self._place, self._roles = place, roles
+        self._ranks = Ranks.join(place.rank, place.world, place.device, place.master)
+        import deepspeed
+
+        no_communication_op()
+        deepspeed.init_distributed(dist_backend="nccl" if place.device == "cuda" else "gloo")
+        self._objective = Objective(loss)
+        factor = schedule(self.schedule, self.warmup_steps, self.final_ratio, total_updates)
+        actor = load_policy(roles.actor, self.attention, self.gradient_checkpointing)
+        self._actor = Trained(actor, self._setting(roles.actor, self.lr), factor, place.world)
+        if roles.critic is not None:
+            critic = load_critic(roles.critic, self.attention, self.gradient_checkpointing, self.value_init)
+            lr = self.lr * 10 if self.critic_lr is None else self.critic_lr
+            self._critic = Trained(critic, self._setting(roles.critic, lr), factor, place.world)
+        if roles.reference is not None:
+            self._reference = self._frozen(load_policy(roles.reference, self.attention, False), roles.reference)
+
+    def _setting(self, model: Model, lr: float) -> Setting:
+        if model.dtype == "float16":
+            raise LearnerError("dtype float16 needs a scaled loss, whose skipped steps change the training; use bfloat16 or float32")
+        return Setting(
+            lr=lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            grad_clip=self.grad_clip,
+            stage=1 if model.dtype == "bfloat16" and self.zero_stage == 0 else self.zero_stage,
+            offload=self.offload,
+            dtype=model.dtype,
+            device=self._place.device,
+        )
+
+    def _frozen(self, module: nn.Module, model: Model) -> Any:
+        module.requires_grad_(False).eval()
+        if self.zero_stage < 3:
+            return module.to(self._place.device)
+        import deepspeed
+
+        return deepspeed.initialize(model=module, config=self._setting(model, 0.0).inference)[0]
+
+    def logprobs(
+        self, batch: TrainBatch, role: Literal["actor", "reference"] = "actor", fields: Sequence[str] = ("logprobs",)
+    ) -> dict[str, np.ndarray]:
+        """float32 `[t]` each, without a graph: of `logprobs`, `entropy`, `probs_squared_sum` those asked for.
+
+        Raises:
+            LearnerError: The learner does not hold that role.
+        """
+        model = self._actor if role == "actor" else self._reference
+        if model is None:
+            raise LearnerError(f"this learner holds no {role}")
+        entropy, squares = "value" if "entropy" in fields else "none", "probs_squared_sum" in fields
+        names = ("logprobs", "entropy", "probs_squared_sum")
+
+        def run(rows: Any) -> dict[str, Tensor]:
+            results = model(rows, self._objective.spec.temperature, entropy, squares)
+            return {name: result for name, result in zip(names, results, strict=True) if name in fields}
+
+        return self._forward(run, batch, fields)
+
+    def values(self, batch: TrainBatch) -> np.ndarray:
+        """float32 `[t]`: the critic's, of the state in which each response token was chosen.
+
+        Raises:
+            LearnerError: The learner has no critic.
+        """
+        critic = self._critic
+        if critic is None:
+            raise LearnerError("this learner holds no critic")
+        return self._forward(lambda rows: {"values": critic(rows)}, batch, ("values",))["values"]
+
+    def _forward(self, run: Any, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
+        import torch
+
+        found = {name: np.zeros(int(batch.responses.sum()), np.float32) for name in fields}
+        parts = self._plan(batch)
+        with self._clock("forward_seconds"), torch.no_grad():
+            for i in range(self._ranks.most([len(parts)])[0]):
+                if i >= len(parts):
+                    run(empty_rows().to(self._place.device))  # ZeRO-3 gathers weights from all ranks in every pass
+                    continue
+                results = run(to_rows(batch.select(parts[i]), self.rows).to(self._place.device))
+                positions = batch.response_positions(parts[i])
+                for name, result in results.items():
+                    found[name][positions] = result.float().cpu().numpy()
+        return found
+
+    def _plan(self, batch: TrainBatch) -> list[np.ndarray]:
+        packed = self.rows == "packed"
+        return plan(read_lengths(batch), self.micro_batch_tokens, packed=packed, pairs=batch.rollouts.get("pairs"))
+
+    def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
+        """One optimiser step for each (this rank's share, trained tokens, trained rollouts of all ranks).
+
+        Returns:
+            Metrics, the same on every rank, exact over micro-batches and ranks: means over trained tokens, over optimiser
+            steps for losses, norms and learning rates.
+
+        Raises:
+            LearnerError: A gradient is not finite.
+        """
+        from rlsdk.batch import Totals
+        from rlsdk.learners.metrics import Tally
+        from rlsdk.learners.objective import Moment
+
+        tally = Tally()
+        plans = [self._plan(batch) for batch, _, _ in minibatches]
+        counts = self._ranks.most([max(len(parts), 1) for parts in plans])
+        for i, ((batch, tokens, rollouts), parts, count) in enumerate(zip(minibatches, plans, counts, strict=True)):
+            seed = int(np.random.SeedSequence([self._place.seed, step, i]).generate_state(1)[0])
+            moment = Moment(update=i, updates=len(minibatches), totals=Totals(tokens, rollouts), seed=seed)
+            if self._objective.whole_batch:
+                moment = self._with_whole(batch, parts, count, moment)
+            self._step(self._actor, "actor", self._actor_losses(batch, parts, count, moment, tally), count, tally)
+            if self._critic is not None:
+                losses = self._critic_losses(batch, parts, count, moment, tally)
+                self._step(self._critic, "critic", losses, count, tally)
+        merged = Tally()
+        for pairs in self._ranks.gather(tally.pairs):
+            merged.merge(pairs)
+        return merged.means()
+
+    def _step(self, trained: Trained, role: str, losses: Iterator[Tensor], count: int, tally: Tally) -> None:
+        lr, norm = trained.lr, trained.step(losses, count, self._clock)
+        if self._ranks.rank == 0:
+            for name in ("actor/loss", "actor/policy_loss") if role == "actor" else ("critic/loss",):
+                tally.add(name, 0.0, 1.0)
+            tally.add(f"{role}/grad_norm", norm)
+            tally.add(f"{role}/lr", lr)
+
+    def _actor_losses(
+        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment, tally: Tally
+    ) -> Iterator[Tensor]:
+        objective = self._objective
+        for part, rows in self._micro_batches(batch, parts, count):
+            logprobs, entropy, _ = self._actor(rows, objective.spec.temperature, objective.entropy)
+            if part is None:
+                yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
+                continue
+            yield objective(objective.inputs(part, logprobs, entropy, moment), moment.totals, tally)
+            moment = attrs.evolve(moment, offset=moment.offset + len(logprobs))
+
+    def _critic_losses(
+        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment, tally: Tally
+    ) -> Iterator[Tensor]:
+        from rlsdk.learners.objective import critic_loss
+
+        assert self._critic is not None
+        for part, rows in self._micro_batches(batch, parts, count):
+            values = self._critic(rows)
+            clip = self._objective.spec.value_clip
+            yield _nothing(values) if part is None else critic_loss(part, values, clip, moment.totals, tally)
+
+    def _micro_batches(
+        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int
+    ) -> Iterator[tuple[TrainBatch | None, Any]]:
+        """As many on every rank; where a rank has no more, None and rows whose loss must weigh nothing."""
+        for i in range(count):
+            part = batch.select(parts[i]) if i < len(parts) else None
+            rows = empty_rows() if part is None else to_rows(part, self.rows)
+            yield part, rows.to(self._place.device)
+
+    def _with_whole(self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment) -> Moment:
+        """One pass without a graph over the optimiser batch, gathered from all ranks in the order of their micro-batches."""
+        import torch
+
+        columns: list[tuple[Tensor, Tensor]] = []
+        with self._clock("forward_seconds"), torch.no_grad():
+            for part, rows in self._micro_batches(batch, parts, count):
+                logprobs, entropy, _ = self._actor(rows, self._objective.spec.temperature, "value")
+                if part is not None:
+                    columns.append((logprobs.cpu(), entropy.cpu()))
+        empty = torch.zeros(0)
+        local = tuple(torch.cat([empty, *column]) for column in zip(*columns, strict=True)) if columns else (empty, empty)
+        order = np.concatenate([np.zeros(0, np.int64), *parts])
+        shares = self._ranks.gather((batch.select(order), *local))
+        whole = TrainBatch.concatenate([share[0] for share in shares])
+        device = self._place.device
+        logprobs, entropy = (torch.cat([share[i] for share in shares]).to(device) for i in (1, 2))
+        offset = sum(len(share[1]) for share in shares[: self._ranks.rank])
+        return attrs.evolve(moment, whole=self._objective.inputs(whole, logprobs, entropy, moment), offset=offset)
+
+    def weights(self, version: int) -> Weights | None:
+        """All tensors of the actor (rank 0; None elsewhere), tied ones under both names."""
+        from rlsdk.weights import to_weights
+
+        tensors = full_tensors(self._actor.engine.module.model, keep=self._ranks.rank == 0)
+        return to_weights(version, tensors) if self._ranks.rank == 0 else None
+
+    def canary(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
+        import torch
+
+        length = np.array([len(token_ids)], np.int64)
+        one = np.ones(1, np.int64)
+        batch = TrainBatch(
+            token_ids=np.array(token_ids, np.int64),
+            lengths=length,
+            starts=one,
+            responses=length - 1,
+            loss_mask=np.ones(len(token_ids) - 1, bool),
+        )
+        with torch.no_grad():
+            logprobs = self._actor(to_rows(batch, "padded").to(self._place.device), 1.0, "none")[0]
+        return np.asarray(logprobs.float().cpu().numpy())
+
+    def clock(self) -> dict[str, float]:
+        """Seconds so far in forward passes (`forward_seconds`) and in backward passes and optimiser steps (`update_seconds`)."""
+        return dict(self._clock.seconds)
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs to go on, every rank its part, and a manifest of hashes; all ranks see `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for role, trained in self._trained.items():
+            state = {"updates": trained.updates}
+            trained.engine.save_checkpoint(str(folder), tag=role, client_state=state, save_latest=False)
+        self._ranks.gather(None)  # a barrier: all files are there
+        shards.write_manifest(folder, self._ranks.rank, self._ranks.world, self._facts)
+        self._ranks.gather(None)
+
+    def load(self, folder: Path) -> None:
+        """Go on from a folder that `save` wrote; the shards, which are pickles, are opened only if all hashes match.
+
+        Raises:
+            CheckpointError: A file is missing or changed, or the learner was set up otherwise.
+        """
+        faults = self._ranks.gather(shards.check_manifest(folder, self._ranks.rank, self._ranks.world, self._facts))
+        if wrong := [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]:
+            raise CheckpointError(f"checkpoint {folder} is damaged and was not opened: {'; '.join(wrong)}")
+        for role, trained in self._trained.items():
+            path, state = trained.engine.load_checkpoint(str(folder), tag=role)
+            if path is None:
+                raise CheckpointError(f"checkpoint {folder} holds no {role}")
+            trained.updates = state["updates"]
+
+    @property
+    def _trained(self) -> dict[str, Trained]:
+        return {"actor": self._actor} | ({"critic": self._critic} if self._critic is not None else {})
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return {"zero_stage": self.zero_stage, "dtype": self._roles.actor.dtype, "roles": sorted(self._trained)}
+
+    def export(self, folder: Path) -> None:
+        """Write what `transformers.from_pretrained` opens: weights as safetensors, config, tokenizer (rank 0 writes)."""
+        from rlsdk.learners.export import write_model
+
+        model = self._actor.engine.module.model
+        tensors = full_tensors(model, keep=self._ranks.rank == 0)
+        if self._ranks.rank == 0:
+            write_model(folder, model, tensors, self._roles.actor)
+        self._ranks.gather(None)
+
+    def stop(self) -> None:
+        """Free everything."""
+        import torch.distributed as dist
+
+        for trained in self._trained.values():
+            trained.engine.destroy()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _nothing(values: Tensor) -> Tensor:
+    """Zero with a graph, so that gradients of all parameters exist and collectives stay in step."""
+    return values.sum() * 0.0

@@ -1,0 +1,314 @@
+"""The learner's ranks as Ray actors, and the driver's hold on them: one call per rank, results in the order of the batch."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import LossSpec, Place, Roles, TrainBatch, Weights
+from rlsdk.errors import LearnerError, RlsdkError
+from rlsdk.learners.microbatch import split
+from rlsdk.learners.rows import read_lengths
+from rlsdk.plugins import Plugins, Reference
+
+if TYPE_CHECKING:
+    from rlsdk.contracts import Learner
+
+_GRACE_SECONDS = 5.0
+"""How long, after a rank failed, the others may take to tell whether one of them failed first."""
+
+
+class LearnerActor:
+    """One rank, in a process of its own: calls a plugin's learner, which knows nothing of Ray."""
+
+    def __init__(self, log_path: str) -> None:
+        write_to_log(log_path)
+        self._learner: Learner
+
+    def where(self) -> tuple[str, int]:
+        """Address of this process's node, and a port that is free there."""
+        import ray
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+
+    def start(self, reference: Reference, roles: Roles, loss: LossSpec, place: Place, total_updates: int) -> None:
+        """Resolve the learner and start it."""
+        self._learner = Plugins().resolve(reference)
+        self._learner.start(roles, loss, place, total_updates)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the learner."""
+        return getattr(self._learner, method)(*args)
+
+    def checksums(self) -> dict[str, str] | None:
+        """CRC-32 of each tensor of the weights as they are now (rank 0; None elsewhere)."""
+        from rlsdk.weights import checksums
+
+        weights = self._learner.weights(-1)
+        return None if weights is None else checksums(weights)
+
+    def clock(self) -> dict[str, float]:
+        """What the learner's clock says; empty for a learner without one."""
+        clock: Callable[[], dict[str, float]] = getattr(self._learner, "clock", dict)
+        return clock()
+
+
+@attrs.define(eq=False)
+class LearnerGroup:
+    """All ranks of the learner, as the driver sees them.
+
+    Attributes:
+        actors: By rank.
+        logs: Their log files, by rank.
+    """
+
+    actors: list[Any]
+    logs: list[Path]
+
+    @classmethod
+    def launch(
+        cls,
+        reference: Reference,
+        roles: Roles,
+        loss: LossSpec,
+        place: Place,
+        *,
+        total_updates: int,
+        cpus: float = 1.0,
+        gpus: float = 0.0,
+        log_dir: Path,
+        cache: Path | None = None,
+    ) -> LearnerGroup:
+        """Start `place.world` ranks and wait until all of them hold their models.
+
+        Args:
+            reference: The learner.
+            roles: Its models.
+            loss: What it minimises.
+            place: Of rank 0; other ranks differ in `rank`, `cache` and `master`.
+            total_updates: Length of the learning-rate schedule, in optimiser steps.
+            cpus: That Ray sets aside for each rank.
+            gpus: Likewise; a fraction where engines share them.
+            log_dir: Each rank writes `learner-RANK.log` into it.
+            cache: Each rank's compile caches go into `learner-RANK` below it.
+
+        Raises:
+            LearnerError: A rank did not start.
+        """
+        import ray
+
+        for each in (reference, loss.policy_loss, loss.correction, loss.kl):
+            _by_value(each)
+        log_dir.mkdir(parents=True, exist_ok=True)
+        template = Plugins().resolve(reference)
+        actors, logs, places = [], [], []
+        for rank in range(place.world):
+            own = attrs.evolve(place, rank=rank, cache=str(cache / f"learner-{rank}") if cache else place.cache)
+            logs.append(log_dir / f"learner-{rank}.log")
+            runtime = {"env_vars": dict(template.environment(own))}
+            remote = ray.remote(LearnerActor).options(num_cpus=cpus, num_gpus=gpus, runtime_env=runtime, max_restarts=0)
+            actors.append(remote.remote(str(logs[-1].resolve())))
+            places.append(own)
+        group = cls(actors, logs)
+        master = group._master()
+        arguments = [(reference, roles, loss, attrs.evolve(p, master=master), total_updates) for p in places]
+        group._wait("start", [a.start.remote(*args) for a, args in zip(actors, arguments, strict=True)])
+        return group
+
+    def _master(self) -> str:
+        """Where ranks meet; a single one meets nobody."""
+        if len(self.actors) == 1:
+            return ""
+        addresses = self._wait("start", [a.where.remote() for a in self.actors])
+        hosts = {host for host, _ in addresses}
+        return f"{'127.0.0.1' if len(hosts) == 1 else addresses[0][0]}:{addresses[0][1]}"
+
+    def logprobs(
+        self,
+        batch: TrainBatch,
+        role: Literal["actor", "reference"] = "actor",
+        fields: Sequence[str] = ("logprobs",),
+    ) -> dict[str, np.ndarray]:
+        """float32 `[t]` each, in the batch's order; see `Learner.logprobs`."""
+        return self._shared_out("logprobs", batch, fields, role, tuple(fields))
+
+    def values(self, batch: TrainBatch) -> np.ndarray:
+        """float32 `[t]`, in the batch's order; see `Learner.values`."""
+        return self._shared_out("values", batch, ("values",))["values"]
+
+    def _shared_out(self, method: str, batch: TrainBatch, fields: Sequence[str], *args: Any) -> dict[str, np.ndarray]:
+        shares = self._shares(batch, np.arange(len(batch)))
+        alone = len(shares) == 1
+        parts = [batch if alone else batch.select(share) for share in shares]
+        results = self._call(method, [(part, *args) for part in parts])
+        named = [r if isinstance(r, Mapping) else {fields[0]: r} for r in results]
+        if alone:
+            return dict(named[0])
+        found = {name: np.empty(len(batch.loss_mask), np.float32) for name in fields}
+        for share, result in zip(shares, named, strict=True):
+            positions = batch.response_positions(share)
+            for name in fields:
+                found[name][positions] = result[name]
+        return found
+
+    def _shares(self, batch: TrainBatch, index: np.ndarray) -> list[np.ndarray]:
+        """The rollouts `index`, shared out over ranks."""
+        if len(self.actors) == 1:
+            return [index]
+        pairs = batch.rollouts.get("pairs")
+        shares = split(read_lengths(batch)[index], len(self.actors), None if pairs is None else pairs[index])
+        return [index[share] for share in shares]
+
+    def update(self, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int) -> dict[str, float]:
+        """One optimiser step for each minibatch.
+
+        Args:
+            batch: Rollouts of a trainer step, with `advantages` and what else the loss reads.
+            minibatches: Rollouts (int64) of each optimiser step.
+            step: Trainer steps done; seeds the loss's random choices.
+
+        Returns:
+            Metrics over all ranks.
+
+        Raises:
+            LearnerError: A rank failed; the message names it and the step. All ranks are gone then.
+        """
+        trained = _per_rollout(batch.loss_mask, batch.responses)
+        work: list[list[tuple[TrainBatch, int, int]]] = [[] for _ in self.actors]
+        for index in minibatches:
+            tokens, rollouts = int(trained[index].sum()), int(np.count_nonzero(trained[index]))
+            for rank, share in enumerate(self._shares(batch, index)):
+                work[rank].append((batch.select(share), tokens, rollouts))
+        metrics: dict[str, float] = self._call("update", [(each, step) for each in work], f"update of step {step + 1}")[0]
+        return metrics
+
+    def weights(self, version: int) -> Any:
+        """An `ObjectRef` of the actor's `Weights`; engines fetch them from Ray's store themselves."""
+        first, *others = (actor.call.remote("weights", version) for actor in self.actors)
+        if others:
+            self._wait(f"weights of version {version}", others, first=1)
+        return first
+
+    def fetch_weights(self, version: int) -> Weights:
+        """The actor's weights themselves."""
+        found: Weights = self._call("weights", [(version,)] * len(self.actors))[0]
+        return found
+
+    def checksums(self) -> dict[str, str]:
+        """CRC-32 of each tensor of the weights as they are now."""
+        found: dict[str, str] = self._wait("checksums", [a.checksums.remote() for a in self.actors])[0]
+        return found
+
+    def canary(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
+        return np.asarray(self._call("canary", [(token_ids,)] * len(self.actors))[0])
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` needs into a folder that all ranks see."""
+        self._call("save", [(Path(folder),)] * len(self.actors))
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote.
+
+        Raises:
+            CheckpointError: It is damaged, or of a learner that was set up otherwise.
+        """
+        self._call("load", [(Path(folder),)] * len(self.actors))
+
+    def export(self, folder: Path) -> None:
+        """Write what `transformers.from_pretrained` opens."""
+        self._call("export", [(Path(folder),)] * len(self.actors))
+
+    def clock(self) -> dict[str, float]:
+        """Seconds so far by name, each of the rank that took longest."""
+        clocks = self._wait("clock", [a.clock.remote() for a in self.actors])
+        return {name: max(c.get(name, 0.0) for c in clocks) for name in clocks[0]}
+
+    def stop(self) -> None:
+        """End all ranks."""
+        import ray
+
+        for actor in self.actors:
+            ray.kill(actor)
+
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "") -> list[Any]:
+        refs = [actor.call.remote(method, *args) for actor, args in zip(self.actors, arguments, strict=True)]
+        return self._wait(what or method, refs)
+
+    def _wait(self, what: str, refs: Sequence[Any], *, first: int = 0) -> list[Any]:
+        """Results of all ranks; if one fails, none is left waiting for it."""
+        import ray
+
+        pending = list(refs)
+        while pending:
+            done, pending = ray.wait(pending, num_returns=1)
+            try:
+                ray.get(done)
+            except ray.exceptions.RayError as error:
+                raise self._failure(what, refs, done[0], error, first) from error
+        return list(ray.get(list(refs)))
+
+    def _failure(self, what: str, refs: Sequence[Any], failed: Any, error: Exception, first: int) -> RlsdkError:
+        """The error to raise, after ending all ranks: of a rank that died rather than of one that lost its peer by that."""
+        import ray
+
+        done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=_GRACE_SECONDS)
+        for ref in done:
+            try:
+                ray.get(ref)
+            except ray.exceptions.RayActorError as death:
+                failed, error = ref, death
+                break
+            except ray.exceptions.RayError:
+                continue
+        rank = first + list(refs).index(failed)
+        self.stop()
+        cause = getattr(error, "cause", None) or error
+        text = f"learner rank {rank} failed in {what}: {_describe(cause)}; its log is {self.logs[rank]}"
+        # An error whose constructor takes its message alone keeps its kind.
+        kind = type(cause) if isinstance(cause, RlsdkError) and "__init__" not in vars(type(cause)) else LearnerError
+        return kind(text)
+
+
+def write_to_log(path: str) -> None:
+    """Send this process's stdout and stderr, those of C libraries too, to the end of a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _per_rollout(mask: np.ndarray, responses: np.ndarray) -> np.ndarray:
+    """int64 `[n]`: trained tokens of each rollout."""
+    sums = np.append(0, np.cumsum(mask))
+    ends = np.cumsum(responses)
+    return np.asarray(sums[ends] - sums[ends - responses])
+
+
+def _describe(cause: BaseException) -> str:
+    if type(cause).__name__ in ("ActorDiedError", "RayActorError"):
+        return "its process died"
+    return str(cause) if isinstance(cause, RlsdkError) else f"{type(cause).__name__}: {cause}"
+
+
+def _by_value(reference: Reference | None) -> None:
+    """Let a marked object travel by value: the module that holds it may be one that workers cannot import."""
+    if reference is None or reference.obj is None:
+        return
+    from ray import cloudpickle
+
+    module = sys.modules.get(getattr(reference.obj, "__module__", ""))
+    if module is not None and module.__name__ != "__main__" and not module.__name__.startswith("rlsdk."):
+        cloudpickle.register_pickle_by_value(module)

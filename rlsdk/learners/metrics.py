@@ -1,0 +1,84 @@
+"""Metrics that add up: exact over micro-batches, optimiser steps and ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Tally:
+    """Weighted sums by name, and extremes: a name that ends in `_max` or `_min` keeps the greatest or the least value."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[float, float]] = {}
+
+    def add(self, name: str, total: float, weight: float = 1.0) -> None:
+        """Add to the sum and to the weight of a metric; of an extreme, `total` is a value and `weight` is not read."""
+        self.merge({name: (total, weight)})
+
+    def add_tokens(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """Add a per-token metric: its mean over trained tokens, or its extreme there.
+
+        Args:
+            name: Of the metric.
+            values: `[t]`, any number type or bool.
+            mask: bool `[t]`, True where the token is trained on.
+        """
+        chosen = values.detach()[mask].double()
+        if not len(chosen):
+            return
+        if name.endswith("_max") or name.endswith("_min"):
+            self.add(name, float(chosen.max() if name.endswith("_max") else chosen.min()))
+        else:
+            self.add(name, float(chosen.sum()), len(chosen))
+
+    def merge(self, other: Mapping[str, tuple[float, float]]) -> None:
+        """Add what another rank, or another micro-batch, held."""
+        for name, (total, weight) in other.items():
+            held = self._held.get(name)
+            if held is None:
+                self._held[name] = (total, weight)
+            elif name.endswith("_max"):
+                self._held[name] = (max(held[0], total), 1.0)
+            elif name.endswith("_min"):
+                self._held[name] = (min(held[0], total), 1.0)
+            else:
+                self._held[name] = (held[0] + total, held[1] + weight)
+
+    @property
+    def pairs(self) -> dict[str, tuple[float, float]]:
+        """name -> (sum, weight), to be merged elsewhere."""
+        return dict(self._held)
+
+    def means(self) -> dict[str, float]:
+        """name -> sum / weight, or the extreme; NaN where the weight is zero."""
+        extreme = ("_max", "_min")
+        return {
+            name: total if name.endswith(extreme) else (total / weight if weight else math.nan)
+            for name, (total, weight) in sorted(self._held.items())
+        }
+
+
+def add_component_metrics(tally: Tally, prefix: str, metrics: Mapping[str, Any], mask: Tensor) -> None:
+    """Add what a policy loss or a correction reported.
+
+    Args:
+        tally: Where to.
+        prefix: Put before the names.
+        metrics: name -> `[t]` values per token (averaged over trained tokens), or a number, weighed by trained tokens.
+        mask: bool `[t]`, True where the token is trained on.
+    """
+    from torch import Tensor
+
+    tokens = int(mask.sum())
+    for name, value in metrics.items():
+        if isinstance(value, Tensor) and value.dim() == 1 and value.shape == mask.shape:
+            tally.add_tokens(prefix + name, value, mask)
+        elif tokens:
+            number = float(value)
+            extreme = name.endswith(("_max", "_min"))
+            tally.add(prefix + name, number if extreme else number * tokens, tokens)

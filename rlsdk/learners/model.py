@@ -1,0 +1,124 @@
+"""A transformers model that gives logprobs, or values, at response positions alone."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rlsdk.contracts import Model
+from rlsdk.errors import LearnerError
+from rlsdk.learners.head import EntropyMode, Head
+from rlsdk.learners.rows import Rows
+
+Attention = Literal["sdpa", "flash_attention_2", "eager"]
+ValueInit = Literal["zero", "small"]
+_BENT_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "output_multiplier_scale")
+"""Settings of models whose logits are not `hidden · headᵀ`."""
+
+
+class Policy(nn.Module):
+    """Backbone and output head; the head never gives logits, only what is asked of its chunks.
+
+    Attributes:
+        model: A transformers causal language model whose head is a `Head`; names in its `state_dict` are as they were.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        linear = model.get_output_embeddings()
+        if linear is None:
+            raise LearnerError(f"{type(model).__name__} has no output embeddings; a policy needs a causal language model")
+        model.set_output_embeddings(Head(linear))
+        self.model = model
+
+    def forward(
+        self, rows: Rows, temperature: float = 1.0, entropy: EntropyMode = "none", squares: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Logprobs, entropy and sum of squared probabilities `[t]`, float32; None for what was not asked for."""
+        states = _states(self.model.base_model, rows)
+        found: tuple[Tensor, Tensor | None, Tensor | None] = self.model.get_output_embeddings()(
+            states, rows.targets, temperature, entropy, squares
+        )
+        return found
+
+
+class Critic(nn.Module):
+    """Backbone and a value head `[1, d]`."""
+
+    def __init__(self, backbone: Any, init: ValueInit) -> None:
+        super().__init__()
+        self.model = backbone
+        self.value = nn.Linear(backbone.config.hidden_size, 1, bias=False, dtype=backbone.dtype)
+        if init == "zero":
+            nn.init.zeros_(self.value.weight)
+        else:
+            generator = torch.Generator().manual_seed(0)
+            nn.init.normal_(self.value.weight, std=1e-2 * backbone.config.hidden_size**-0.5, generator=generator)
+
+    def forward(self, rows: Rows) -> Tensor:
+        """float32 `[t]`: values of the states in which the response tokens were chosen."""
+        values: Tensor = self.value(_states(self.model, rows))
+        return values[:, 0].float()
+
+
+def _states(backbone: nn.Module, rows: Rows) -> Tensor:
+    # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
+    output = backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False)
+    hidden = output.last_hidden_state
+    return hidden.reshape(-1, hidden.shape[-1])[rows.states]
+
+
+def load_policy(model: Model, attention: Attention, checkpointing: bool) -> Policy:
+    """A policy from a folder or a hub id.
+
+    Raises:
+        LearnerError: Weights are missing, or the model's logits are more than a product with its head.
+    """
+    from transformers import AutoModelForCausalLM
+
+    loaded = _load(AutoModelForCausalLM, model, attention, checkpointing)
+    bent = [f"{name}={value}" for name in _BENT_LOGITS if (value := getattr(loaded.config, name, None)) not in (None, 1.0)]
+    if bent:
+        raise LearnerError(f"model {model.path}: its logits are changed behind the head ({', '.join(bent)}), which is not supported")
+    return Policy(loaded)
+
+
+def load_critic(model: Model, attention: Attention, checkpointing: bool, init: ValueInit) -> Critic:
+    """A critic on the backbone of a folder or a hub id.
+
+    Raises:
+        LearnerError: Weights are missing.
+    """
+    from transformers import AutoModel
+
+    return Critic(_load(AutoModel, model, attention, checkpointing), init)
+
+
+def _load(auto: Any, model: Model, attention: Attention, checkpointing: bool) -> Any:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    _without_dropout(config)
+    loaded, report = auto.from_pretrained(
+        model.path,
+        config=config,
+        dtype=getattr(torch, model.dtype),
+        attn_implementation=attention,
+        trust_remote_code=model.trust_remote_code,
+        output_loading_info=True,
+    )
+    if missing := sorted(report["missing_keys"]):
+        raise LearnerError(f"model {model.path}: {len(missing)} tensors are missing, among them {', '.join(missing[:3])}")
+    if checkpointing:
+        loaded.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    loaded.train()  # gradient checkpointing works in this mode alone; there is no dropout
+    return loaded
+
+
+def _without_dropout(config: Any) -> None:
+    """Logprobs of the learner must be those of the engine, and of its own earlier pass."""
+    for name, value in vars(config).items():
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, 0.0)

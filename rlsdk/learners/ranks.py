@@ -1,0 +1,64 @@
+"""What the ranks of a learner tell one another; nothing is sent where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class Ranks:
+    """The learner's process group.
+
+    Attributes:
+        rank: Of this process.
+        world: How many there are.
+        device: Where collectives of tensors run.
+    """
+
+    rank: int
+    world: int
+    device: str
+
+    @classmethod
+    def join(cls, rank: int, world: int, device: str, master: str) -> Ranks:
+        """Meet the other ranks.
+
+        Args:
+            rank: Of this process.
+            world: How many there are.
+            device: cpu (gloo) or cuda (nccl).
+            master: host:port; a single rank may leave it out.
+        """
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            backend = "nccl" if device == "cuda" else "gloo"
+            if world == 1:
+                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            else:
+                dist.init_process_group(backend, init_method=f"tcp://{master}", rank=rank, world_size=world)
+        return cls(rank, world, device)
+
+    def most(self, counts: Sequence[int]) -> list[int]:
+        """The greatest over all ranks, element by element; as many elements on each."""
+        if self.world == 1 or not counts:
+            return list(counts)
+        import torch
+        import torch.distributed as dist
+
+        greatest = torch.tensor(list(counts), dtype=torch.int64, device=self.device)
+        dist.all_reduce(greatest, op=dist.ReduceOp.MAX)
+        return [int(c) for c in greatest.tolist()]
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gave, by rank, on all ranks; anything that can be pickled."""
+        if self.world == 1:
+            return [value]
+        import torch.distributed as dist
+
+        held: list[Any] = [None] * self.world
+        dist.all_gather_object(held, value)
+        return held
