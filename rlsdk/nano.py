@@ -1,10 +1,11 @@
 """A small model for machines without an accelerator: config, tokenizer and random weights.
 
-Llama-shaped, two layers of width 128. Numbers from 0 to `largest` are one token each, and so are `<answer>` and `</answer>`: a
-model of this size learns Countdown in minutes when it need not learn to spell (see docs/quickstart.md for what that means).
+Llama-shaped, two layers of width 128. Numbers from 0 to `largest` are one token each, and so are `<answer>` and
+`</answer>`: a model of this size learns Countdown in minutes when it need not learn to spell (docs/quickstart.md says
+what that means).
 
-The config says `model_type: llama`: transformers replaces the pre-tokenizer of a custom tokenizer in a folder of type qwen2
-without a word, which splits the numbers.
+The config says `model_type: llama`: in a folder of type qwen2 transformers replaces the pre-tokenizer of a custom
+tokenizer without a word, which splits the numbers.
 """
 
 from __future__ import annotations

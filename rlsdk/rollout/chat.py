@@ -51,7 +51,9 @@ class TokenChat:
         self._group = group
         self._seed = seed
         self._messages = list(prompt.messages)
-        self._parts: list[tuple[np.ndarray, bool, np.ndarray | None, np.ndarray | None]] = [(prompt.token_ids, False, None, None)]
+        self._parts: list[tuple[np.ndarray, bool, np.ndarray | None, np.ndarray | None]] = [
+            (prompt.token_ids, False, None, None)
+        ]
         self._length = len(prompt.token_ids)
         self._status: Status = "finished"
         self._turn = 0
@@ -120,7 +122,9 @@ class TokenChat:
 
     def _answer(self, text: str) -> Message:
         last = self._messages[-1] if self._messages else None
-        if last is not None and last.role == "assistant" and self._turn <= 1:  # a prefill and what continues it are one message
+        if (
+            last is not None and last.role == "assistant" and self._turn <= 1
+        ):  # a prefill and what continues it are one message
             self._messages[-1] = Message("assistant", last.content + text)
         else:
             self._messages.append(Message("assistant", text))

@@ -1,4 +1,4 @@
-"""The driver's way to the engine actors: requests of one turn of the event loop travel together, answers come back one by one."""
+"""The driver's way to the engines: requests of one turn of the event loop travel together, answers come one by one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,13 @@ class EngineClient:
         self._consumers: set[asyncio.Task[None]] = set()
 
     def sample(
-        self, group: str, prompt: np.ndarray, sampling: Sampling, *, seed: int | None = None, affinity: int | None = None
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
     ) -> asyncio.Future[Answer]:
         """One continuation of a prompt.
 
@@ -71,7 +77,11 @@ class EngineClient:
             engine = self._route(want)
             self._load[engine] += len(want.futures)
             request = Request(
-                id=str(next(self._serial)), prompt_ids=want.prompt, sampling=want.sampling, n=len(want.futures), seed=want.seed
+                id=str(next(self._serial)),
+                prompt_ids=want.prompt,
+                sampling=want.sampling,
+                n=len(want.futures),
+                seed=want.seed,
             )
             batches.setdefault(engine, []).append((request, want))
         for engine, batch in batches.items():
@@ -87,7 +97,9 @@ class EngineClient:
     async def _consume(self, engine: int, batch: list[tuple[Request, _Wanted]]) -> None:
         waiting = {request.id: want.futures for request, want in batch}
         try:
-            stream = self.actors[engine].generate.options(num_returns="streaming").remote([request for request, _ in batch])
+            stream = (
+                self.actors[engine].generate.options(num_returns="streaming").remote([request for request, _ in batch])
+            )
             async for reference in stream:
                 completions: list[Completion] = await reference
                 texts = self._decode([c.token_ids for c in completions])
@@ -96,7 +108,7 @@ class EngineClient:
                     future = waiting[completion.request][completion.index]
                     if not future.done():
                         future.set_result(Answer(completion, text))
-        except Exception as error:  # every waiting rollout gets the engine's failure
+        except Exception as error:  # noqa: BLE001 - every waiting rollout gets the engine's failure
             for future in itertools.chain.from_iterable(waiting.values()):
                 if not future.done():
                     future.set_exception(error)

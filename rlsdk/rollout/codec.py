@@ -33,9 +33,8 @@ class Codec:
         if isinstance(task.prompt, str):
             return (Message("user", task.prompt),), self._array(self._tokenizer(task.prompt).input_ids)
         if getattr(self._tokenizer, "chat_template", None) is None:
-            raise ConfigError(
-                [f"task {task.id!r} is a conversation, but the tokenizer has no chat template; use a text prompt (template 'base')"]
-            )
+            says = "is a conversation, but the tokenizer has no chat template; use a text prompt (template 'base')"
+            raise ConfigError([f"task {task.id!r} {says}"])
         prefill = task.prompt[-1].role == "assistant"
         ids = self._tokenizer.apply_chat_template(
             [{"role": m.role, "content": m.content} for m in task.prompt],
@@ -53,13 +52,15 @@ class Codec:
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         """Texts of several sequences, special tokens left out."""
         if self._fast is not None:
-            return self._fast.decode_batch([i.tolist() for i in ids], skip_special_tokens=True)
-        return self._tokenizer.batch_decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            return list(self._fast.decode_batch([i.tolist() for i in ids], skip_special_tokens=True))
+        plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return list(self._tokenizer.batch_decode(list(ids), **plain))
 
     @property
     def end(self) -> int | None:
         """The token that ends a text."""
-        return self._tokenizer.eos_token_id
+        end: int | None = self._tokenizer.eos_token_id
+        return end
 
     def split_stops(self, stops: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Stop strings that are one token become token ids, which costs an engine nothing; the rest stay strings."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,9 @@ Observer = Callable[[Rollout, Score, int], Any]
 class Producer:
     """Runs the workflow on tasks, `group_size` times each."""
 
-    def __init__(self, workflow: Any, scorer: Scorer | None, seed: int | None, observer: Observer | None = None) -> None:
+    def __init__(
+        self, workflow: Any, scorer: Scorer | None, seed: int | None, observer: Observer | None = None
+    ) -> None:
         """Make one.
 
         Args:
@@ -28,7 +29,9 @@ class Producer:
             seed: Of the requests; None leaves sampling to the engines' own generators.
             observer: Called with each rollout, its score and the step it is for (-1: evaluation).
         """
-        self._run: Callable[[Task, TokenChat], Awaitable[Rollout | Sequence[Rollout]]] = getattr(workflow, "run", workflow)
+        self._run: Callable[[Task, TokenChat], Awaitable[Rollout | Sequence[Rollout]]] = getattr(
+            workflow, "run", workflow
+        )
         self._scorer = scorer
         self._seed = seed
         self._observer = observer
@@ -55,8 +58,11 @@ class Producer:
                 [running.create_task(self._one(prompt, setting, f"{key}/{i}", step)) for _ in range(group_size)]
                 for i, prompt in enumerate(self._prompts(tasks, setting))
             ]
-        finished = ((task, [pair for each in group for pair in each.result()]) for task, group in zip(tasks, groups, strict=True))
-        return [Group(task, [r for r, _ in pairs], [s for _, s in pairs]) for task, pairs in finished]
+        finished = (
+            (task, [pair for each in group for pair in each.result()])
+            for task, group in zip(tasks, groups, strict=True)
+        )
+        return [Group(task, tuple(r for r, _ in pairs), tuple(s for _, s in pairs)) for task, pairs in finished]
 
     def _prompts(self, tasks: Sequence[Task], setting: Setting) -> list[Prompt]:
         return [Prompt(task, *setting.codec.prompt(task)) for task in tasks]
@@ -65,8 +71,7 @@ class Producer:
         seed = None if self._seed is None else _seed(self._seed, group, prompt.task.id)
         chat = TokenChat(prompt, setting, group, seed)
         try:
-            produced = self._run(prompt.task, chat)
-            produced = await produced if inspect.isawaitable(produced) else produced
+            produced = await self._run(prompt.task, chat)
         except (RlsdkError, asyncio.CancelledError):
             raise
         except Exception as error:

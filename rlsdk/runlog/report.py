@@ -13,7 +13,11 @@ from rich.table import Table
 
 from rlsdk.runlog.trackers import read_metrics
 
-CURVES = (("reward/mean", "training reward"), ("eval/sampled", "held-out, sampled"), ("eval/greedy", "held-out, greedy"))
+CURVES = (
+    ("reward/mean", "training reward"),
+    ("eval/sampled", "held-out, sampled"),
+    ("eval/greedy", "held-out, greedy"),
+)
 """(metric, label) of the picture."""
 
 
@@ -48,7 +52,9 @@ def draw_curves(folder: Path, title: str) -> Path | None:
     return path
 
 
-def print_report(console: Console, summary: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+def print_report(
+    console: Console, summary: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> None:
     """The table and the samples."""
     before, after = summary.get("accuracy_before") or {}, summary.get("accuracy_after") or {}
     if before or after:
@@ -63,11 +69,17 @@ def print_report(console: Console, summary: Mapping[str, Any], samples: Mapping[
         times.add_column(name, justify="right")
     times.add_row(*(f"{value:.1f}" for value in summary["seconds"].values()))
     console.print(times)
-    console.print(f"{summary['steps']} steps, {summary['tokens_per_second']:,.0f} sampled tokens/s while generating", highlight=False)
+    console.print(
+        f"{summary['steps']} steps, {summary['tokens_per_second']:,.0f} sampled tokens/s while generating",
+        highlight=False,
+    )
     for when, rows in samples.items():
         for row in rows:
             mark = "right" if row["correct"] else "wrong"
-            console.print(f"[bold]{when}[/]  {escape(row['prompt'])} [dim]->[/] {escape(row['response'])}  [dim]({mark})[/]", highlight=False)
+            console.print(
+                f"[bold]{when}[/]  {escape(row['prompt'])} [dim]->[/] {escape(row['response'])}  [dim]({mark})[/]",
+                highlight=False,
+            )
     for key in ("curves", "export"):
         if summary.get(key):
             console.print(f"{key}: {summary[key]}", highlight=False)

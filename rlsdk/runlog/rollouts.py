@@ -1,4 +1,4 @@
-"""Saved rollouts: one parquet file per step under `rollouts/`, written beside the training, readable by any data tool."""
+"""Saved rollouts: one parquet file per step under `rollouts/`, written beside the training, for any data tool."""
 
 from __future__ import annotations
 

@@ -38,11 +38,8 @@ class JsonlTracker:
 
 def lines_up_to(path: Path, step: int) -> list[str]:
     """The whole lines of a metrics file whose step is at most `step`; a line cut short by a kill is left out."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else ():
-        if line.endswith("\n") and json.loads(line)["step"] <= step:
-            kept.append(line)
-    return kept
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

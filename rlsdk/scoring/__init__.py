@@ -1,0 +1,1 @@
+"""Running rewards: what may fail, hang or be hostile is kept from the rest."""

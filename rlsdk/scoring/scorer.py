@@ -1,4 +1,4 @@
-"""Scores rollouts as they finish: the weighted sum of the parts of a reward; a part that fails makes the score invalid, never zero."""
+"""Scores rollouts as they finish: a weighted sum of parts; a part that fails makes the score invalid, never zero."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class Scorer:
                 score = result if isinstance(result, Score) else Score(result)
             except (DataError, asyncio.CancelledError):
                 raise
-            except Exception as error:  # a reward is the user's code: whatever it raises is its failure, and is reported
+            except (
+                Exception
+            ) as error:  # a reward is the user's code: whatever it raises is its failure, and is reported
                 score = Score.invalid(f"{part.name}: {type(error).__name__}: {error}")
             scored.append((part.name, part.weight, score))
         return combine(scored)
@@ -80,7 +82,7 @@ class _Batcher:
             results = await results if inspect.isawaitable(results) else results
             if len(results) != len(waiting):
                 raise ValueError(f"returned {len(results)} scores for {len(waiting)} rollouts")
-        except Exception as error:  # handed to each caller, which reports it
+        except Exception as error:  # noqa: BLE001 - handed to each caller, which reports it
             for _, future in waiting:
                 future.set_exception(error)
             return
@@ -100,7 +102,6 @@ def check_budget(rollouts: Sequence[Rollout], scores: Sequence[Score], limit: fl
     invalid = [(r, s) for r, s in zip(rollouts, scores, strict=True) if not s.valid]
     if len(invalid) > limit * len(scores):
         first = "; ".join(f"task {r.task.id!r}: {s.reason}" for r, s in invalid[:3])
-        raise ScoringError(
-            f"step {step}: {len(invalid)} of {len(scores)} rollouts could not be scored, more than max_invalid={limit:g} allows. {first}"
-        )
+        share = f"{len(invalid)} of {len(scores)} rollouts could not be scored"
+        raise ScoringError(f"step {step}: {share}, more than max_invalid={limit:g} allows. {first}")
     return len(invalid)

@@ -1,4 +1,4 @@
-"""A policy that says what a script says: workflows and rewards run on it without an engine, token for token as in a training."""
+"""A policy that says what a script says: workflows and rewards run on it without an engine, as in a training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,13 @@ class ScriptedPolicy:
         self.prompts: list[np.ndarray] = []
 
     def sample(
-        self, group: str, prompt: np.ndarray, sampling: Sampling, *, seed: int | None = None, affinity: int | None = None
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
     ) -> asyncio.Future[Answer]:
         """Answer at once; an answer over `max_tokens` is cut and says so."""
         self.prompts.append(prompt)

@@ -47,14 +47,16 @@ class Canary:
         if worst > self._tolerance:
             engine, position = np.unravel_index(int(np.nan_to_num(gaps, nan=np.inf).argmax()), gaps.shape)
             off = np.flatnonzero(gaps[engine] > self._tolerance)
+            pair = f"{engines[engine][position]:.6f} against {learner[position]:.6f}"
             raise CanaryError(
-                f"weights version {version}: engine {engine} and the learner disagree on {len(off)} of {gaps.shape[1]} fixed tokens, "
-                f"most at position {position + 1}: {engines[engine][position]:.6f} against {learner[position]:.6f} "
-                f"(gap {worst:.2g}, tolerance {self._tolerance:g}); positions {', '.join(map(str, off[:8] + 1))}"
+                f"weights version {version}: engine {engine} and the learner disagree on {len(off)} of {gaps.shape[1]} "
+                f"fixed tokens, most at position {position + 1}: {pair} (gap {worst:.2g}, tolerance {self._tolerance:g}); "
+                f"positions {', '.join(map(str, off[:8] + 1))}"
             )
         if updated and not self._moved and self._before is not None:
             if np.array_equal(self._before, engines[0]):
-                raise CanaryError(f"weights version {version}: the logprobs did not change with the first update; the sync has no effect")
+                said = "the logprobs did not change with the first update; the sync has no effect"
+                raise CanaryError(f"weights version {version}: {said}")
             self._moved = True
         self._before = engines[0]
         return worst
@@ -63,6 +65,12 @@ class Canary:
 def describe_checksums(sent: Mapping[str, str], received: Mapping[str, str]) -> str:
     """The tensors whose checksums differ between sender and receiver, for the error message."""
     names = sorted({*sent, *received})
-    lines = [f"  {n}: sent {sent.get(n, '-')}, received {received.get(n, '-')}" for n in names if sent.get(n) != received.get(n)]
+    lines = [
+        f"  {n}: sent {sent.get(n, '-')}, received {received.get(n, '-')}"
+        for n in names
+        if sent.get(n) != received.get(n)
+    ]
     same = len(names) - len(lines)
-    return "\n".join([f"checksums of {len(names)} tensors as sent and received: {same} equal, {len(lines)} different", *lines])
+    return "\n".join(
+        [f"checksums of {len(names)} tensors as sent and received: {same} equal, {len(lines)} different", *lines]
+    )

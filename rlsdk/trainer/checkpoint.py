@@ -72,8 +72,8 @@ class Checkpoints:
         last = f"the checkpoint of step {kept} is kept" if kept is not None else "there is no earlier checkpoint"
         what = "the disk is full" if error.errno == errno.ENOSPC else str(error)
         return (
-            f"the checkpoint of step {step} cannot be written to {self._folder}: {what}; {last}. Free space, or choose another "
-            "folder with out=…, then go on with --resume"
+            f"the checkpoint of step {step} cannot be written to {self._folder}: {what}; {last}. Free space, or choose "
+            "another folder with out=…, then go on with --resume"
         )
 
     def read(self, step: int) -> dict[str, Any]:
@@ -84,11 +84,13 @@ class Checkpoints:
         """
         path = self.path(step) / "state.json"
         try:
-            state = json.loads(path.read_text(encoding="utf-8"))
+            state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"checkpoint {self.path(step)} cannot be read: {error}") from error
         if state.get("format") != FORMAT:
-            raise CheckpointError(f"checkpoint {self.path(step)} has format {state.get('format')}; this rlsdk reads {FORMAT}")
+            raise CheckpointError(
+                f"checkpoint {self.path(step)} has format {state.get('format')}; this rlsdk reads {FORMAT}"
+            )
         return state
 
     def drop_after(self, step: int) -> None:

@@ -114,7 +114,7 @@ def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
     cores = os.cpu_count() or 1
     found = layout(config.placement, cores, gpus)
     folder = plan.folder.resolve()
-    common = {"device": found.device, "seed": config.seed, "cpus": cores, "colocated": config.placement.colocate}
+    common: Any = {"device": found.device, "seed": config.seed, "cpus": cores, "colocated": config.placement.colocate}
     engines = []
     starting = []
     for rank in range(config.placement.engines if plan.needs_engine else 0):
@@ -150,4 +150,3 @@ def roles(plan: Plan) -> Roles:
     if plan.needs_reference:
         reference = attrs.evolve(plan.model, path=plan.config.model.reference or plan.model.path)
     return Roles(actor=plan.model, critic=plan.model if plan.algorithm.critic else None, reference=reference)
-

@@ -87,7 +87,9 @@ def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
     name = f"{component.kind} {component.name!r}" if component else repr(part)
     if not isinstance(result, Tensor) or result.dim() != 1 or len(result) not in (len(x.rewards), len(x.loss_mask)):
         given = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
-        raise RunError(f"{name} returned {given}; expected a tensor [{len(x.rewards)}] (rollouts) or [{len(x.loss_mask)}] (tokens)")
+        raise RunError(
+            f"{name} returned {given}; expected a tensor [{len(x.rewards)}] (rollouts) or [{len(x.loss_mask)}] (tokens)"
+        )
     if not bool(result.isfinite().all()):
         raise RunError(f"{name} returned {int((~result.isfinite()).sum())} values that are not finite")
     return result
@@ -115,6 +117,4 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
 
 def _valid(group: Group) -> Group:
     pairs = [(r, s) for r, s in zip(group.rollouts, group.scores, strict=True) if s.valid]
-    return Group(group.task, [r for r, _ in pairs], [s for _, s in pairs])
-
-
+    return Group(group.task, tuple(r for r, _ in pairs), tuple(s for _, s in pairs))

@@ -44,7 +44,9 @@ async def evaluate(
     """
     plain = attrs.evolve(setting.sampling, top_p=1.0, top_k=0)
     await reseed()
-    greedy = await producer.produce(tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=0.0)), 1, "eval greedy")
+    greedy = await producer.produce(
+        tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=0.0)), 1, "eval greedy"
+    )
     await reseed()
     sampled = await producer.produce(
         tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=1.0)), samples, "eval sampled"
@@ -65,7 +67,7 @@ async def evaluate(
 
 def is_correct(score: Score) -> bool:
     """Whether an answer counts as right: its reward says so by the metric `correct`, else its value reaches 1."""
-    return score.valid and bool(score.metrics["correct"] if "correct" in score.metrics else score.value >= 1.0)
+    return score.valid and bool(score.metrics.get("correct", score.value >= 1.0))
 
 
 def pass_at(k: int, n: int, correct: int) -> float:

@@ -105,7 +105,9 @@ class Loop:
         setting = self.p.setting
         if section.max_tokens is not None:
             setting = attrs.evolve(setting, sampling=attrs.evolve(setting.sampling, max_tokens=section.max_tokens))
-        return await evaluate(self.p.producer, self.p.eval_tasks, setting, section.samples, reseed=lambda: self._reseed(0))
+        return await evaluate(
+            self.p.producer, self.p.eval_tasks, setting, section.samples, reseed=lambda: self._reseed(0)
+        )
 
     async def step(self) -> tuple[dict[str, float], list[Group]]:
         """One training step; returns its metrics and all its groups."""
@@ -123,7 +125,11 @@ class Loop:
         with clock("credit"):
             kept = apply_filters(groups, self.p.filters)
             packed = pack(kept)
-        metrics = {**rollout_metrics(groups), "rollouts/invalid": float(invalid), "groups/trained": len(kept) / len(groups)}
+        metrics = {
+            **rollout_metrics(groups),
+            "rollouts/invalid": float(invalid),
+            "groups/trained": len(kept) / len(groups),
+        }
         metrics["tasks/dropped"] = float(self.p.stream.dropped)
         if packed is not None:
             metrics |= await self._learn(packed, clock)
@@ -183,12 +189,17 @@ class Loop:
 
     async def _reseed(self, step: int) -> None:
         """The engines' own generators: a step's samples depend on the seed and the step, not on what came before."""
-        seeds = [int(s.generate_state(1)[0] >> 1) for s in np.random.SeedSequence([self.p.plan.config.seed, step]).spawn(len(self.p.actors.engines))]
+        seeds = [
+            int(s.generate_state(1)[0] >> 1)
+            for s in np.random.SeedSequence([self.p.plan.config.seed, step]).spawn(len(self.p.actors.engines))
+        ]
         await asyncio.gather(*(e.reseed.remote(s) for e, s in zip(self.p.actors.engines, seeds, strict=True)))
 
     async def _inside(self) -> dict[str, float]:
         """Seconds and tokens counted inside the actors so far; of several, the slowest."""
-        clocks: list[Mapping[str, float]] = list(await asyncio.gather(*(e.clock.remote() for e in self.p.actors.engines)))
+        clocks: list[Mapping[str, float]] = list(
+            await asyncio.gather(*(e.clock.remote() for e in self.p.actors.engines))
+        )
         learner = await asyncio.to_thread(self.p.actors.learner.clock)
         return {
             "engine": max((c["step_seconds"] for c in clocks), default=0.0),
@@ -197,7 +208,12 @@ class Loop:
         }
 
     def _times(
-        self, clock: Clock, wall: float, before: Mapping[str, float], after: Mapping[str, float], metrics: Mapping[str, float]
+        self,
+        clock: Clock,
+        wall: float,
+        before: Mapping[str, float],
+        after: Mapping[str, float],
+        metrics: Mapping[str, float],
     ) -> dict[str, float]:
         spent = {k: after[k] - before[k] for k in before}
         tokens = spent["tokens"] or metrics["rollouts/tokens"]
@@ -231,4 +247,3 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for name in sorted({n for s in valid for n in s.metrics if n.startswith("reward/")}):
         metrics[name] = float(np.mean([s.metrics[name] for s in valid if name in s.metrics]))
     return metrics
-

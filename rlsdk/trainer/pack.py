@@ -81,7 +81,8 @@ def spans(mask: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray
 def _inside(lengths: np.ndarray, starts: np.ndarray, responses: np.ndarray) -> np.ndarray:
     begin = np.cumsum(lengths) - lengths + starts
     shift = begin - (np.cumsum(responses) - responses)
-    return np.arange(int(responses.sum())) + np.repeat(shift, responses)
+    inside: np.ndarray = np.arange(int(responses.sum())) + np.repeat(shift, responses)
+    return inside
 
 
 def credit_inputs(packed: Packed, computed: dict[str, np.ndarray], needs: frozenset[str]) -> CreditInputs:
@@ -126,14 +127,18 @@ def _reward_parts(scores: Sequence[Score]) -> dict[str, torch.Tensor]:
 
 
 def _token_rewards(packed: Packed) -> torch.Tensor | None:
-    """float `[t]`, where any score gives token rewards; the others' sit on their last sampled token."""
+    """Token rewards, float `[t]`, where any score gives them; the others' sit on their last sampled token."""
     if all(s.token_rewards is None for s in packed.scores):
         return None
     batch = packed.batch
     rewards = np.zeros(int(batch.responses.sum()), np.float32)
     offsets = np.cumsum(batch.responses) - batch.responses
     for i, score in enumerate(packed.scores):
-        pairs = ((batch.starts[i] + batch.responses[i] - 1, score.value),) if score.token_rewards is None else score.token_rewards
+        pairs = (
+            ((batch.starts[i] + batch.responses[i] - 1, score.value),)
+            if score.token_rewards is None
+            else score.token_rewards
+        )
         for position, value in pairs:  # a reward behind the last sampled token belongs to that token
             at = min(max(int(position - batch.starts[i]), 0), int(batch.responses[i]) - 1)
             rewards[offsets[i] + at] += value

@@ -138,26 +138,31 @@ def _prepare_folder(plan: Plan, checkpoints: Checkpoints, *, resume: bool, overw
         shutil.rmtree(folder)
     used = (folder / "config.yaml").exists()
     if used and not resume:
-        raise ConfigError(
-            [f"name: {folder} holds a run already; go on with it by --resume, delete it by --overwrite, or choose another name=…"]
-        )
+        ways = "go on with it by --resume, delete it by --overwrite, or choose another name=…"
+        raise ConfigError([f"name: {folder} holds a run already; {ways}"])
     step = checkpoints.latest() if resume else None
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     if step is not None:
         _same_code(plan, checkpoints.read(step))
-    marks = {name: attrs.asdict(mark) for name, mark in plan.plugins.used().items()}
-    tree = _plain({**plan.tree, "_plugins": marks})
-    (folder / "config.yaml").write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    marks = _marks(plan)
+    head = "".join(f"# plugin {name}: {' '.join(filter(None, mark.values()))}\n" for name, mark in marks.items())
+    text = yaml.safe_dump(_plain(plan.tree), sort_keys=False, allow_unicode=True)
+    (folder / "config.yaml").write_text(head + text, encoding="utf-8")
     return step
 
 
+def _marks(plan: Plan) -> dict[str, dict[str, str]]:
+    """Distribution, version and source hash of every plugin that the run uses."""
+    return {name: attrs.asdict(mark) for name, mark in plan.plugins.used().items()}
+
+
 def _same_code(plan: Plan, state: Mapping[str, Any]) -> None:
-    then, now = state["plugins"], {name: attrs.asdict(mark) for name, mark in plan.plugins.used().items()}
+    then, now = state["plugins"], _marks(plan)
     changed = [n for n in sorted({*then, *now} - {"core"}) if then.get(n) != now.get(n)]
     if changed:
         raise PluginError(
-            f"the checkpoint was made with other code of: {', '.join(changed)} (was {[then.get(n) for n in changed]}, is "
-            f"{[now.get(n) for n in changed]}); install what it was made with, or start a new run"
+            f"the checkpoint was made with other code of: {', '.join(changed)} (was {[then.get(n) for n in changed]}, "
+            f"is {[now.get(n) for n in changed]}); install what it was made with, or start a new run"
         )
     if then.get("core") != now.get("core"):
         log.warning("the checkpoint was made by rlsdk %s, this is %s", then.get("core"), now.get("core"))
@@ -196,12 +201,18 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) 
         temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens, stop=stops, stop_token_ids=ids
     )
     if s.top_p < 1 or s.top_k:
-        log.warning("top_p=%s, top_k=%s: the learner cannot reproduce the distribution that was sampled from", s.top_p, s.top_k)
+        log.warning(
+            "top_p=%s, top_k=%s: the learner cannot reproduce the distribution that was sampled from", s.top_p, s.top_k
+        )
     scorer = Scorer([Part(r.name, r.weight, resolve(r.reference)) for r in plan.rewards]) if plan.rewards else None
     seed = config.seed if s.seeds == "request" else None
     hook = plan.plugins.hook.rlsdk_rollout_done
-    observer = (lambda rollout, score, step: hook(rollout=rollout, score=score, step=step)) if hook.get_hookimpls() else None
-    stream = TaskStream(tasks, config.seed, lambda t: len(codec.prompt(t)[1]), config.max_prompt_tokens, config.long_prompts)
+    observer = (
+        (lambda rollout, score, step: hook(rollout=rollout, score=score, step=step)) if hook.get_hookimpls() else None
+    )
+    stream = TaskStream(
+        tasks, config.seed, lambda t: len(codec.prompt(t)[1]), config.max_prompt_tokens, config.long_prompts
+    )
     held_out = resolve(plan.tasks_eval)() if plan.tasks_eval is not None else []
     tolerance = config.canary.tolerance or TOLERANCE[config.model.dtype]
     parts = Parts(
@@ -229,7 +240,9 @@ def _canary_tokens(codec: Codec, tasks: Any, count: int) -> Any:
 class _Session:
     """The asynchronous part of a run: what happens between the start of the actors and their end."""
 
-    def __init__(self, plan: Plan, loop: Loop, console: Console, resumed: int | None, seconds: dict[str, float]) -> None:
+    def __init__(
+        self, plan: Plan, loop: Loop, console: Console, resumed: int | None, seconds: dict[str, float]
+    ) -> None:
         self._plan, self._loop, self._console, self._resumed, self._seconds = plan, loop, console, resumed, seconds
         self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
 
@@ -267,7 +280,9 @@ class _Session:
                 if writer and loop.done % plan.config.save_rollouts == 0:
                     writer.write(loop.done, groups)
                 last = loop.done == loop.steps
-                if loop.p.eval_tasks and ((section.every and loop.done % section.every == 0) or (last and section.after)):
+                if loop.p.eval_tasks and (
+                    (section.every and loop.done % section.every == 0) or (last and section.after)
+                ):
                     after = await self._evaluate("after", None, metrics)
                     metrics |= after.metrics
                 _log(trackers, loop.done, metrics)
@@ -304,7 +319,9 @@ class _Session:
         if self._loop.interrupted:
             raise KeyboardInterrupt
         self._loop.interrupted = True
-        self._console.print("interrupted: this step is finished and saved, then the run ends; once more ends it at once")
+        self._console.print(
+            "interrupted: this step is finished and saved, then the run ends; once more ends it at once"
+        )
 
     def _summary(self, before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
         plan, loop = self._plan, self._loop
@@ -334,4 +351,8 @@ def _on_interrupt(call: Callable[[], None]) -> Callable[[], None]:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, call)
     except (NotImplementedError, RuntimeError, ValueError):  # a notebook, or another thread
         return lambda: None
-    return lambda: asyncio.get_running_loop().remove_signal_handler(signal.SIGINT) and None
+
+    def undo() -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+    return undo

@@ -11,7 +11,7 @@ from rlsdk.types import Task
 
 
 class TaskStream:
-    """Each epoch is a permutation that depends on the seed and the epoch alone, so that a position is all there is to save.
+    """Each epoch is a permutation that depends on seed and epoch alone, so that a position is all there is to save.
 
     Attributes:
         position: Tasks drawn so far, dropped ones included.
@@ -52,11 +52,15 @@ class TaskStream:
                 misses = 0
                 continue
             if self._on_long == "error":
-                raise DataError(f"task {task.id!r}: its prompt has {length} tokens, max_prompt_tokens allows {self._limit}")
+                raise DataError(
+                    f"task {task.id!r}: its prompt has {length} tokens, max_prompt_tokens allows {self._limit}"
+                )
             self.dropped += 1
             misses += 1
             if misses >= len(self._tasks):
-                raise DataError(f"no task fits max_prompt_tokens={self._limit}: all {len(self._tasks)} prompts are longer")
+                raise DataError(
+                    f"no task fits max_prompt_tokens={self._limit}: all {len(self._tasks)} prompts are longer"
+                )
         return taken
 
     def _at(self, position: int) -> Task:

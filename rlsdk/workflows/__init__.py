@@ -1,0 +1,1 @@
+"""Built-in workflows: how a task becomes rollouts."""

@@ -31,7 +31,9 @@ def one(rollout: Rollout) -> float:
 
 
 def test_single_turn_marks_exactly_what_was_sampled(codec: Codec) -> None:
-    [group] = run_workflow(rlsdk.load("workflow", "single_turn"), [TASK], codec, lambda _: "<answer>17-5-3</answer>", group_size=3)
+    [group] = run_workflow(
+        rlsdk.load("workflow", "single_turn"), [TASK], codec, lambda _: "<answer>17-5-3</answer>", group_size=3
+    )
     for rollout in group.rollouts:
         prompt, answer = codec.prompt(TASK)[1], codec.encode("<answer>17-5-3</answer>")
         assert rollout.token_ids.tolist() == [*prompt, *answer, codec.end]
@@ -83,7 +85,9 @@ def test_later_turns_append_to_what_was_sampled(codec: Codec) -> None:
         await chat.sample()
         return chat.finish()
 
-    [group] = run_workflow(rlsdk.load("workflow", twice), [TASK], codec, lambda text: "1" if text.endswith(":") else "2")
+    [group] = run_workflow(
+        rlsdk.load("workflow", twice), [TASK], codec, lambda text: "1" if text.endswith(":") else "2"
+    )
     rollout = group.rollouts[0]
     assert codec.decode([rollout.token_ids]) == ["3,5,17>9:12"]
     assert [m.content for m in rollout.messages if m.role == "assistant"] == ["1", "2"]
@@ -143,7 +147,12 @@ def test_a_batch_reward_gets_what_finishes_together(codec: Codec) -> None:
         return [float(i) for i in range(len(rollouts))]
 
     groups = run_workflow(
-        rlsdk.load("workflow", "single_turn"), [TASK, TASK], codec, lambda _: "1", scorer=scorer((1.0, many)), group_size=4
+        rlsdk.load("workflow", "single_turn"),
+        [TASK, TASK],
+        codec,
+        lambda _: "1",
+        scorer=scorer((1.0, many)),
+        group_size=4,
     )
     assert sum(sizes) == 8 and len(sizes) < 8
     assert all(s.valid for g in groups for s in g.scores)

@@ -51,13 +51,17 @@ class Runner:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
         self.config = folder / "config.yaml"
-        self.config.write_text(yaml.safe_dump({**CONFIG, "out": str(folder), "model": {"path": str(model), "max_length": 32}}))
+        self.config.write_text(
+            yaml.safe_dump({**CONFIG, "out": str(folder), "model": {"path": str(model), "max_length": 32}})
+        )
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start a training and do not wait; standard error goes to `console.log`."""
         log = (self.folder / "console.log").open("a")
         command = [sys.executable, "-m", "rlsdk.cli", "train", str(self.config), *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, **options)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, **options
+        )
 
     def train(self, *arguments: str, code: int = 0, timeout: float = 240) -> None:
         """Train to the end and check the exit status."""

@@ -45,7 +45,10 @@ def test_the_export_opens_and_is_the_trained_model(finished: Any, model: Path) -
     trained, start = AutoModelForCausalLM.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(model)
     moved = [not (a == b).all() for a, b in zip(trained.parameters(), start.parameters(), strict=True)]
     assert all(moved)
-    assert AutoTokenizer.from_pretrained(folder)("3,17").input_ids == AutoTokenizer.from_pretrained(model)("3,17").input_ids
+    assert (
+        AutoTokenizer.from_pretrained(folder)("3,17").input_ids
+        == AutoTokenizer.from_pretrained(model)("3,17").input_ids
+    )
 
 
 def test_summary_picture_and_logs(finished: Any) -> None:
@@ -62,7 +65,9 @@ def test_summary_picture_and_logs(finished: Any) -> None:
 
 def test_a_used_folder_is_not_overwritten_unasked(finished: Any) -> None:
     finished.train(code=2)
-    assert "holds a run already; go on with it by --resume, delete it by --overwrite" in finished.console().replace("\n", " ")
+    assert "holds a run already; go on with it by --resume, delete it by --overwrite" in finished.console().replace(
+        "\n", " "
+    )
 
 
 def test_sft_needs_no_engine(runner: Any) -> None:
@@ -74,7 +79,9 @@ def test_sft_needs_no_engine(runner: Any) -> None:
 
 def test_a_failing_reward_stops_the_run_with_its_cause(runner: Any) -> None:
     plugin = runner.folder / "bad.py"
-    plugin.write_text('import rlsdk\n\n\n@rlsdk.reward("bad")\ndef bad(rollout):\n    """Fails."""\n    raise KeyError("boom")\n')
+    plugin.write_text(
+        'import rlsdk\n\n\n@rlsdk.reward("bad")\ndef bad(rollout):\n    """Fails."""\n    raise KeyError("boom")\n'
+    )
     runner.train("--plugin", str(plugin), "reward=bad/bad", "engine=transformers", "eval.before=false", code=1)
     assert "step 1: 16 of 16 rollouts could not be scored" in runner.console().replace("\n", " ")
     assert "boom" in runner.console()

@@ -31,4 +31,6 @@ def test_the_transformers_engine_trains(runner: Any) -> None:
 def test_two_engines_and_seeds_of_requests_sample_the_same(runner: Any) -> None:
     runner.train("sampling.seeds=request", "name=one")
     runner.train("sampling.seeds=request", "name=two", "placement.engines=2")
-    assert [m["reward/mean"] for m in runner.metrics("one")[1:]] == [m["reward/mean"] for m in runner.metrics("two")[1:]]
+    assert [m["reward/mean"] for m in runner.metrics("one")[1:]] == [
+        m["reward/mean"] for m in runner.metrics("two")[1:]
+    ]

@@ -42,7 +42,9 @@ def test_a_full_disk_keeps_the_last_one_and_says_what_to_do(tmp_path: Path) -> N
     def full(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(CheckpointError, match=r"step 4 cannot be written.*the disk is full; the checkpoint of step 3 is kept.*--resume"):
+    with pytest.raises(
+        CheckpointError, match=r"step 4 cannot be written.*the disk is full; the checkpoint of step 3 is kept.*--resume"
+    ):
         checkpoints.save(4, {}, full)
     assert checkpoints.steps() == [3]
     assert list((tmp_path / "checkpoints").glob(".*")) == []

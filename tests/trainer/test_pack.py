@@ -75,7 +75,9 @@ def test_selecting_rollouts_equals_packing_them_alone(rows: list[list[bool]], da
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=10), st.integers(1, 5), st.integers(1, 3))
-def test_minibatches_cover_every_rollout_once_a_pass_and_keep_groups_together(sizes: list[int], count: int, passes: int) -> None:
+def test_minibatches_cover_every_rollout_once_a_pass_and_keep_groups_together(
+    sizes: list[int], count: int, passes: int
+) -> None:
     packed = pack([Group(TASK, [rollout(1, [True])] * n, [Score(0.0)] * n) for n in sizes])
     assert packed is not None
     parts = minibatches(packed, count, passes, [0, 1])

@@ -51,7 +51,9 @@ def test_the_canary_names_version_position_and_gap() -> None:
     canary = Canary(np.arange(4), tolerance=1e-3)
     learner = np.array([-1.0, -2.0, -3.0], np.float32)
     assert canary.check(0, learner, [learner + 1e-4], updated=False) == pytest.approx(1e-4, rel=0.1)
-    with pytest.raises(CanaryError, match=r"version 1: engine 1 .* 1 of 3 fixed tokens, most at position 3: -2\.9\d+ against -3\.0"):
+    with pytest.raises(
+        CanaryError, match=r"version 1: engine 1 .* 1 of 3 fixed tokens, most at position 3: -2\.9\d+ against -3\.0"
+    ):
         canary.check(1, learner, [learner, learner + np.array([0, 0, 0.02], np.float32)], updated=True)
 
 
@@ -73,7 +75,9 @@ def test_checksums_name_the_tensors_that_differ() -> None:
     assert "1 equal, 1 different" in text and "b: sent 2, received 3" in text
 
 
-@pytest.mark.parametrize(("k", "n", "correct", "expected"), [(1, 4, 1, 0.25), (2, 4, 1, 0.5), (4, 4, 1, 1.0), (2, 4, 0, 0.0), (2, 4, 3, 1.0)])
+@pytest.mark.parametrize(
+    ("k", "n", "correct", "expected"), [(1, 4, 1, 0.25), (2, 4, 1, 0.5), (4, 4, 1, 1.0), (2, 4, 0, 0.0), (2, 4, 3, 1.0)]
+)
 def test_pass_at_k(k: int, n: int, correct: int, expected: float) -> None:
     assert pass_at(k, n, correct) == pytest.approx(expected)
 
