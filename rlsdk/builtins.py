@@ -5,8 +5,13 @@ from __future__ import annotations
 MODULES: dict[str, tuple[str, ...]] = {
     "reward": ("rlsdk.rewards.countdown", "rlsdk.rewards.format", "rlsdk.rewards.math"),
     "shaping": ("rlsdk.algorithms.shaping",),
-    "advantage": ("rlsdk.algorithms.advantages", "rlsdk.algorithms.returns"),
-    "policy_loss": ("rlsdk.algorithms.losses",),
+    "advantage": ("rlsdk.algorithms.advantages", "rlsdk.algorithms.returns", "rlsdk.algorithms.trajectories"),
+    "policy_loss": (
+        "rlsdk.algorithms.losses",
+        "rlsdk.algorithms.losses_sequence",
+        "rlsdk.algorithms.losses_covariance",
+        "rlsdk.algorithms.losses_data",
+    ),
     "correction": ("rlsdk.algorithms.corrections",),
     "kl": ("rlsdk.algorithms.kl",),
     "algorithm": ("rlsdk.algorithms.named",),

@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlsdk.batch import EPSILON, CreditInputs, wide
+from rlsdk.algorithms.packed import WHITEN_EPSILON
+from rlsdk.batch import EPSILON, CreditInputs, Groups, wide
 from rlsdk.components import advantage
 
 
@@ -25,14 +26,12 @@ def grpo(x: CreditInputs, *, std_normalize: bool = True, std_over: Literal["grou
 
     Args:
         x: The batch.
-        std_normalize: Divide by the standard deviation; without it, hard and easy tasks weigh by their spread.
+        std_normalize: Divide by the standard deviation; without it, tasks weigh by the spread of their rewards.
         std_over: Whose standard deviation: the group's, or that of all rewards of the batch.
     """
     rewards = wide(x.outcomes)
-    centred = rewards - x.group_mean(rewards)
-    if not std_normalize:
-        return centred
-    return centred / ((x.group_std(rewards) if std_over == "group" else _std(rewards)) + EPSILON)
+    centred = Groups(x.groups).centred(rewards, std_normalize=std_normalize and std_over == "group")
+    return centred / (_std(rewards) + EPSILON) if std_normalize and std_over == "batch" else centred
 
 
 @advantage("rloo")
@@ -42,9 +41,132 @@ def rloo(x: CreditInputs) -> Tensor:
     Paper: RLOO, arXiv:2402.14740, eq. 6.
     Formula: `A = r - mean of the others = g / (g - 1) · (r - μ)` with `g` rollouts in the group.
     """
+    groups = Groups(x.groups)
+    size = groups.members()
+    return groups.centred(x.outcomes) * size / (size - 1).clamp(min=1)
+
+
+@advantage("reinforce_plus_plus_baseline")
+def reinforce_plus_plus_baseline(x: CreditInputs) -> Tensor:
+    """Group mean as baseline, spread of the whole batch: steadier than grpo where groups are small.
+
+    Paper: REINFORCE++-baseline, arXiv:2501.03262, §3.3.
+    Formula: `A = whiten(r - μ)`, mean and variance taken over the sampled tokens of the batch: a rollout counts as
+    often as it has tokens.
+    """
+    centred = Groups(x.groups).centred(x.outcomes)
+    tokens = x.sequence_sum(torch.ones_like(x.loss_mask, dtype=centred.dtype))
+    count = tokens.sum()
+    around = centred - (centred * tokens).sum() / count.clamp(min=1)
+    variance = (around.square() * tokens).sum() / (count - 1).clamp(min=1)
+    return around * torch.rsqrt(variance + WHITEN_EPSILON)
+
+
+@advantage("opo")
+def opo(x: CreditInputs) -> Tensor:
+    """Baseline weighted by length, which minimises the variance of the gradient: for strictly on-policy training.
+
+    Paper: OPO, arXiv:2505.23585, eq. 5.
+    Formula: `A = r - Σ l·r / Σ l` over the group, `l` being the sampled tokens of a rollout.
+    """
     rewards = wide(x.outcomes)
-    size = x.group_size()
-    return (rewards - x.group_mean(rewards)) * size / (size - 1).clamp(min=1)
+    tokens = x.sequence_sum(torch.ones_like(x.loss_mask, dtype=rewards.dtype))
+    return rewards - Groups(x.groups).weighted_mean(rewards, tokens)
+
+
+@advantage("gpg")
+def gpg(x: CreditInputs, *, std_normalize: bool = False) -> Tensor:
+    """Group mean as baseline, with the gradient that flat groups dilute scaled back.
+
+    Paper: GPG, arXiv:2504.02546, eq. 5 and 7. verl instead divides by the number of rollouts with a reward other than
+    zero; the paper, followed here, by those in groups whose rewards differ.
+    Formula: `A = B / (B - M) · (r - μ)`: `B` rollouts in the batch, `M` of them in groups of equal rewards.
+
+    Args:
+        x: The batch.
+        std_normalize: Divide by `σ + 1e-6` (the paper's F_norm; its best results are without).
+    """
+    groups, rewards = Groups(x.groups), wide(x.outcomes)
+    useful = (groups.max(rewards) != groups.min(rewards)).sum()
+    return groups.centred(rewards, std_normalize=std_normalize) * (len(rewards) / useful.clamp(min=1))
+
+
+@advantage("pass_at_k")
+def pass_at_k(x: CreditInputs, *, std_normalize: bool = True) -> Tensor:
+    """Only the best rollout of a group earns, by how much it beats the second: trains pass@k, not pass@1.
+
+    Paper: arXiv:2503.19595, §3 (the leave-one-out estimate of max@k), as in verl's grpo_passk.
+    Formula: `A = (r_max - r_second) / (σ + 1e-6)` for the best, 0 for the others; 0 for all if two share the best.
+
+    Args:
+        x: The batch.
+        std_normalize: Divide by the standard deviation of the group.
+    """
+    groups, rewards = Groups(x.groups), wide(x.outcomes)
+    best = groups.max(rewards)
+    leads = (rewards == best) & (groups.sum((rewards == best).to(rewards.dtype)) == 1)
+    second = groups.max(torch.where(leads & (groups.members() > 1), groups.min(rewards), rewards))
+    advantages = torch.where(leads, best - second, 0)
+    return advantages / (groups.std(rewards) + EPSILON) if std_normalize else advantages
+
+
+@advantage("opmd")
+def opmd(x: CreditInputs, *, baseline: Literal["mean", "logavgexp"] = "mean", tau: float = 1.0) -> Tensor:
+    """Reward against the group's mean, or its soft maximum at temperature τ; goes with the loss `opmd`.
+
+    Paper: online policy mirror descent, Kimi k1.5, arXiv:2501.12599, §2.3.2; both baselines arXiv:2509.24203.
+    Formula: `A = r - μ`, or `A = r - τ·log mean exp(r / τ)`.
+
+    Args:
+        x: The batch.
+        baseline: Mean, or soft maximum.
+        tau: Temperature of the soft maximum: small is close to the maximum, great close to the mean.
+    """
+    groups, rewards = Groups(x.groups), wide(x.outcomes)
+    if baseline == "mean":
+        return groups.centred(rewards)
+    below = rewards - groups.max(rewards)
+    return below - tau * groups.mean((below / tau).exp()).log()
+
+
+@advantage("asymre")
+def asymre(x: CreditInputs, *, shift: float = -0.1) -> Tensor:
+    """Baseline below the mean, so that good rollouts weigh more than bad ones: for off-policy training.
+
+    Paper: AsymRE, arXiv:2506.20520, eq. 2.
+    Formula: `A = r - (μ + shift)`; 0 in a group with one member or with equal rewards, as everywhere in rlsdk.
+
+    Args:
+        x: The batch.
+        shift: Of the baseline; below 0 for stability.
+    """
+    groups, rewards = Groups(x.groups), wide(x.outcomes)
+    differ = groups.max(rewards) != groups.min(rewards)
+    return torch.where(differ, groups.centred(rewards) - shift, 0)
+
+
+@advantage("rec")
+def rec(x: CreditInputs, *, std_normalize: bool = False, drop: Literal["balance"] | None = None) -> Tensor:
+    """Group mean as baseline, optionally with no more bad rollouts than good ones (group-relative REINFORCE).
+
+    Paper: arXiv:2509.24203, §4.3 (dropping negatives). Trinity-RFT drops at random; here the last ones in the batch
+    go, which is as good among exchangeable samples and the same in every run.
+    Formula: `A = r - μ`; with `drop`, surplus rollouts below the mean get 0 and `μ` is that of the others.
+
+    Args:
+        x: The batch.
+        std_normalize: Divide by `σ + 1e-6`.
+        drop: `balance` drops what there is more of below the mean than at or above it.
+    """
+    groups, rewards = Groups(x.groups), wide(x.outcomes)
+    if drop is None:
+        return groups.centred(rewards, std_normalize=std_normalize)
+    bad = (rewards < groups.mean(rewards)).to(rewards.dtype)
+    order = -torch.arange(len(rewards), device=rewards.device, dtype=rewards.dtype)
+    nth_bad = groups.rank(torch.where(bad > 0, order, -float(len(rewards))))
+    kept = (bad == 0) | (nth_bad < groups.sum(1 - bad))
+    among = Groups.by(x.groups, kept.long())
+    return torch.where(kept, among.centred(rewards, std_normalize=std_normalize), 0)
 
 
 @advantage("constant")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 from rlsdk.components import filter as marked
 from rlsdk.types import Group
 
@@ -12,9 +15,83 @@ def nonzero_variance(group: Group) -> bool:
 
     Paper: dynamic sampling, DAPO, arXiv:2503.14476, eq. 11.
     """
-    return len(set(rewards(group))) > 1
+    return len(set(_rewards(group))) > 1
 
 
-def rewards(group: Group) -> list[float]:
-    """The rewards of the rollouts that could be scored."""
+@marked("pass_rate")
+def pass_rate(group: Group, *, low: float = 0.0, high: float = 1.0, passing: float = 1.0) -> bool:
+    """Keep a group that is neither too hard nor too easy.
+
+    Paper: DAPO, arXiv:2503.14476, eq. 11, with bounds.
+    Formula: `low < share of rollouts with reward ≥ passing < high`.
+
+    Args:
+        group: The group.
+        low: The share must be above; below 0 for no bound.
+        high: The share must be below; above 1 for no bound.
+        passing: Reward from which on a rollout passes.
+    """
+    rewards = _rewards(group)
+    return bool(rewards) and low < sum(r >= passing for r in rewards) / len(rewards) < high
+
+
+@marked("min_std")
+def min_std(group: Group, *, threshold: float = 0.0) -> bool:
+    """Keep a group whose rewards are spread enough; 0 keeps what `nonzero_variance` keeps.
+
+    Formula: `σ > threshold`, the unbiased standard deviation.
+
+    Args:
+        group: The group.
+        threshold: The standard deviation must be above.
+    """
+    rewards = _rewards(group)
+    return len(set(rewards)) > 1 and statistics.stdev(rewards) > threshold
+
+
+@marked("truncated")
+def truncated(group: Group) -> bool | Group:
+    """Leave out rollouts that a limit cut off: their reward says little of what they were up to.
+
+    Paper: overlong filtering, DAPO, arXiv:2503.14476, §3.4. Here they leave the baseline too.
+    """
+    whole = [i for i, rollout in enumerate(group.rollouts) if rollout.status != "truncated"]
+    return _part(group, whole)
+
+
+@marked("top_k")
+def top_k(group: Group, *, k: int = 1) -> bool | Group:
+    """Keep the `k` rollouts with the greatest rewards: rejection sampling.
+
+    Paper: RAFT, arXiv:2304.06767, algorithm 1. Of equal rewards the earlier rollout is kept.
+
+    Args:
+        group: The group.
+        k: How many.
+    """
+    valid = [i for i, score in enumerate(group.scores) if score.valid]
+    best = sorted(valid, key=lambda i: -group.scores[i].value)[: max(k, 0)]
+    return _part(group, sorted(best))
+
+
+@marked("best_worst")
+def best_worst(group: Group) -> bool | Group:
+    """Keep the best and the worst rollout, a pair for losses on preferences; drop a group whose rewards are equal.
+
+    Paper: online preference pairs, arXiv:2402.04792, algorithm 1, with a reward in place of a judge.
+    """
+    valid = [i for i, score in enumerate(group.scores) if score.valid]
+    if not nonzero_variance(group):
+        return False
+    by_reward = sorted(valid, key=lambda i: group.scores[i].value)
+    return _part(group, [by_reward[-1], by_reward[0]])
+
+
+def _rewards(group: Group) -> list[float]:
     return [score.value for score in group.scores if score.valid]
+
+
+def _part(group: Group, index: Sequence[int]) -> bool | Group:
+    if not index:
+        return False
+    return Group(group.task, [group.rollouts[i] for i in index], [group.scores[i] for i in index])

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import bounded, clipped_surrogate, log_ratio, share_clipped, trained
-from rlsdk.batch import LossInputs
+from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, log_ratio, share_clipped, trained
+from rlsdk.batch import LossInputs, wide
 from rlsdk.components import policy_loss
-
-Metrics = dict[str, Tensor]
 
 
 @policy_loss("ppo")
@@ -34,14 +32,49 @@ def ppo(
         clip_high: How far it may rise above 1; more than `clip_low` leaves room for unlikely tokens.
         dual_clip: Greatest ratio that a token with negative advantage is charged for; null for none.
     """
-    ratio, advantages = bounded(log_ratio(x)).exp(), trained(x, x.advantages)
+    difference, advantages = log_ratio(x), trained(x, x.advantages)
+    ratio = bounded(difference).exp()
     loss = clipped_surrogate(advantages, ratio, clip_low, clip_high)
-    metrics = {"clip_share": share_clipped(x, ratio, clip_low, clip_high)}
+    metrics = {
+        "clip_share": share_clipped(x, ratio, clip_low, clip_high),
+        "old_kl": masked_mean(-difference, x.loss_mask),
+    }
     if dual_clip is not None:
         capped = (advantages < 0) & (loss > -advantages * dual_clip)
         loss = torch.where(capped, -advantages * dual_clip, loss)
         metrics["dual_clip_share"] = masked_mean(capped.float(), x.loss_mask)
-    return loss, metrics | {"old_kl": masked_mean(-log_ratio(x), x.loss_mask)}
+    return loss, metrics
+
+
+@policy_loss("decoupled_ppo")
+def decoupled_ppo(
+    x: LossInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    weight_cap: float | None = None,
+) -> tuple[Tensor, Metrics]:
+    """PPO that stays near a recent policy while the samples come from older ones: for asynchronous training.
+
+    `old_logprobs` are those of the proximal policy, from which clipping counts; `behaviour_logprobs` those of the
+    policies that sampled.
+    Paper: decoupled PPO, arXiv:2110.00641, eq. 2; for language models AReaL, arXiv:2505.24298, eq. 5.
+    Formula: `sg[π_old / μ] · ppo`.
+
+    Args:
+        x: The batch.
+        clip_low: How far the ratio may fall below 1.
+        clip_high: How far it may rise above 1.
+        dual_clip: As in ppo.
+        weight_cap: Tokens with a greater `π_old / μ` are left out; null for none.
+    """
+    loss, metrics = ppo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    weight = bounded(trained(x, wide(x.old_logprobs) - wide(x.behaviour_logprobs))).exp().detach()
+    metrics["behaviour_weight"] = masked_mean(weight, x.loss_mask)
+    if weight_cap is not None:
+        weight = torch.where(weight <= weight_cap, weight, 0)
+    return weight * loss, metrics
 
 
 @policy_loss("reinforce")
@@ -54,6 +87,16 @@ def reinforce(x: LossInputs) -> Tensor:
     return -trained(x, x.advantages) * trained(x, x.logprobs)
 
 
+@policy_loss("gpg")
+def gpg(x: LossInputs) -> Tensor:
+    """The plain policy gradient, under the name of the method whose advantage is `gpg`.
+
+    Paper: GPG, arXiv:2504.02546, eq. 5.
+    Formula: `-A · log π`.
+    """
+    return reinforce(x)
+
+
 @policy_loss("sft")
 def sft(x: LossInputs) -> Tensor:
     """Maximum likelihood of what is trained on, whatever the advantage: demonstrations, chosen rollouts.
@@ -61,3 +104,85 @@ def sft(x: LossInputs) -> Tensor:
     Formula: `-log π`.
     """
     return -trained(x, x.logprobs)
+
+
+@policy_loss("opmd")
+def opmd(x: LossInputs, *, tau: float = 1.0) -> Tensor:
+    """The policy gradient of online mirror descent: goes with the advantage `opmd`, on- or off-policy.
+
+    Paper: arXiv:2509.24203, §3 and Kimi k1.5, arXiv:2501.12599, eq. 3, as in Trinity-RFT.
+    Formula: `-A · log π / (1 + τ)`.
+
+    Args:
+        x: The batch.
+        tau: Strength of the regularisation.
+    """
+    return reinforce(x) / (1 + tau)
+
+
+@policy_loss("cispo")
+def cispo(x: LossInputs, *, clip_low: float = 1.0, clip_high: float = 0.28) -> tuple[Tensor, Metrics]:
+    """Clips the weight of a token, never its gradient: rare tokens that matter keep learning.
+
+    Paper: CISPO, MiniMax-M1, arXiv:2506.13585, eq. 4 and 5.
+    Formula: `-sg[clip(r, 1 - clip_low, 1 + clip_high)] · A · log π`.
+
+    Args:
+        x: The batch.
+        clip_low: How far the weight may fall below 1; 1 is no lower bound.
+        clip_high: How far it may rise above 1.
+    """
+    ratio = bounded(log_ratio(x)).exp().detach()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return weight * reinforce(x), {"clip_share": masked_mean((weight != ratio).float(), x.loss_mask)}
+
+
+@policy_loss("tis")
+def tis(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
+    """The policy gradient weighted by a truncated ratio: off-policy samples never weigh more than `cap`.
+
+    Paper: truncated importance sampling, IMPALA, arXiv:1802.01561, §4.1; per token as in ROLL.
+    Formula: `-sg[min(r, cap)] · A · log π`.
+
+    Args:
+        x: The batch.
+        cap: Greatest weight.
+    """
+    ratio = bounded(log_ratio(x)).exp().detach()
+    return ratio.clamp(max=cap) * reinforce(x), {"clip_share": masked_mean((ratio > cap).float(), x.loss_mask)}
+
+
+@policy_loss("topr")
+def topr(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
+    """Good rollouts count in full, bad ones by the truncated ratio of the whole answer: stable far off-policy.
+
+    Paper: TOPR, arXiv:2503.14286, eq. 8.
+    Formula: `-A · log π` for `A > 0`; else `-sg[min(π(y) / μ(y), cap)] · A · log π`, `y` being the whole answer and `μ`
+    the policy that sampled it.
+
+    Args:
+        x: The batch.
+        cap: Greatest weight of a bad rollout.
+    """
+    difference = trained(x, wide(x.logprobs) - wide(x.behaviour_logprobs)).detach()
+    ratio = bounded(x.sequence_sum(difference)).exp()
+    bad = trained(x, x.advantages) <= 0
+    weight = torch.where(bad, ratio.clamp(max=cap), 1)
+    return weight * reinforce(x), {"clip_share": masked_mean((bad & (ratio > cap)).float(), x.loss_mask)}
+
+
+@policy_loss("sapo")
+def sapo(x: LossInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Tensor:
+    """A soft gate in place of the clip: far tokens fade instead of falling silent.
+
+    Paper: SAPO, arXiv:2511.20347, eq. 6 and 7.
+    Formula: `-A · (4 / τ) · sigmoid(τ·(r - 1))`, `τ` being `tau_pos` for `A > 0` and `tau_neg` else.
+
+    Args:
+        x: The batch.
+        tau_pos: Sharpness of the gate for good tokens.
+        tau_neg: For bad ones; sharper, since they destabilise.
+    """
+    ratio, advantages = bounded(log_ratio(x)).exp(), trained(x, x.advantages)
+    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio.dtype)
+    return -advantages * (4 / tau) * torch.sigmoid(tau * (ratio - 1))

@@ -1,4 +1,7 @@
-"""Named algorithms: the parts of a published method with the defaults of its paper."""
+"""Named algorithms: the parts of a published method with the defaults of its paper.
+
+Where a paper charges KL to the reference with a coefficient that hangs on the reward model at hand, it is 0.001 here.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,20 @@ import attrs
 from rlsdk.algorithms.base import Aggregation, Algorithm
 from rlsdk.components import Use, algorithm
 
+_PPO = Use("ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None})
+_KL_IN_REWARD = (Use("kl_penalty", {"coef": 0.001}),)
+
 
 @algorithm("grpo")
 @attrs.frozen(kw_only=True)
 class GRPO(Algorithm):
     """GRPO: rewards relative to the group, clipped ratios, KL to the reference in the loss.
 
-    Paper: arXiv:2402.03300, eq. 3 and 4; β = 0.04 (§4.2).
+    Paper: arXiv:2402.03300, eq. 3 and 4; β = 0.04 (§4.2). `kl_coef: 0` does without the reference model.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
-    policy_loss: Use = Use("ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None})
+    policy_loss: Use = _PPO
     kl: Use | None = Use("k3")
     kl_coef: float = 0.04
     aggregate: Aggregation = "seq-mean-token-mean"
@@ -35,9 +41,8 @@ class PPO(Algorithm):
     """
 
     advantage: Use = Use("gae", {"gamma": 1.0, "lam": 1.0})
-    policy_loss: Use = Use("ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None})
-    shaping: tuple[Use, ...] = (Use("kl_penalty", {"coef": 0.001}),)
-    aggregate: Aggregation = "token-mean"
+    policy_loss: Use = _PPO
+    shaping: tuple[Use, ...] = _KL_IN_REWARD
     critic: bool = True
     value_clip: float | None = 0.5
 
@@ -49,5 +54,278 @@ class SFT(Algorithm):
 
     advantage: Use = Use("constant")
     policy_loss: Use = Use("sft")
-    aggregate: Aggregation = "token-mean"
     rollouts: Literal["sampled", "demonstrations"] = "demonstrations"
+
+
+@algorithm("dr_grpo")
+@attrs.frozen(kw_only=True)
+class DrGRPO(Algorithm):
+    """GRPO without its two biases: no division by the standard deviation, none by the length of an answer.
+
+    Paper: arXiv:2503.20783, §3.2. `norm` is the paper's budget of 3000 tokens; set it to your own longest response.
+    """
+
+    advantage: Use = Use("grpo", {"std_normalize": False})
+    policy_loss: Use = _PPO
+    aggregate: Aggregation = "seq-mean-token-sum-norm"
+    norm: float | None = 3000.0
+
+
+@algorithm("dapo")
+@attrs.frozen(kw_only=True)
+class DAPO(Algorithm):
+    """GRPO with clip-higher, dynamic sampling, a loss by tokens and soft punishment of overlong answers; no KL.
+
+    Paper: arXiv:2503.14476, eq. 8 to 13. Set `overlong` to your own longest response.
+    """
+
+    advantage: Use = Use("grpo", {"std_normalize": True})
+    policy_loss: Use = Use("ppo", {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None})
+    shaping: tuple[Use, ...] = (Use("overlong", {"max_length": 20_480, "buffer": 4_096, "penalty": 1.0}),)
+    filters: tuple[Use, ...] = (Use("nonzero_variance"),)
+
+
+@algorithm("gspo")
+@attrs.frozen(kw_only=True)
+class GSPO(Algorithm):
+    """GRPO with the ratio and the clip of the whole answer: for long answers and mixtures of experts.
+
+    Paper: arXiv:2507.18071, eq. 5 to 7 and §5.1.
+    """
+
+    advantage: Use = Use("grpo", {"std_normalize": True})
+    policy_loss: Use = Use("gspo", {"clip_low": 3e-4, "clip_high": 4e-4})
+    aggregate: Aggregation = "seq-mean-token-mean"
+
+
+@algorithm("cispo")
+@attrs.frozen(kw_only=True)
+class CISPO(Algorithm):
+    """GRPO whose clip bounds the weight of a token and spares its gradient; no KL.
+
+    Paper: MiniMax-M1, arXiv:2506.13585, eq. 4 and 5.
+    """
+
+    advantage: Use = Use("grpo", {"std_normalize": True})
+    policy_loss: Use = Use("cispo", {"clip_low": 1.0, "clip_high": 0.28})
+
+
+@algorithm("sapo")
+@attrs.frozen(kw_only=True)
+class SAPO(Algorithm):
+    """GRPO with a soft gate in place of the clip.
+
+    Paper: arXiv:2511.20347, eq. 5 to 7.
+    """
+
+    advantage: Use = Use("grpo", {"std_normalize": True})
+    policy_loss: Use = Use("sapo", {"tau_pos": 1.0, "tau_neg": 1.05})
+    aggregate: Aggregation = "seq-mean-token-mean"
+
+
+@algorithm("gmpo")
+@attrs.frozen(kw_only=True)
+class GMPO(Algorithm):
+    """GRPO with the geometric mean of the tokens' ratios.
+
+    Paper: arXiv:2507.20673, eq. 4.
+    """
+
+    advantage: Use = Use("grpo", {"std_normalize": True})
+    policy_loss: Use = Use("geo_mean", {"clip_low": 0.4, "clip_high": 0.4})
+    aggregate: Aggregation = "seq-mean-token-mean"
+
+
+@algorithm("rloo")
+@attrs.frozen(kw_only=True)
+class RLOO(Algorithm):
+    """REINFORCE with the mean of the other rollouts as baseline, whole answers as actions, KL in the reward.
+
+    Paper: arXiv:2402.14740, eq. 4 to 6.
+    """
+
+    advantage: Use = Use("rloo")
+    policy_loss: Use = Use("reinforce")
+    shaping: tuple[Use, ...] = _KL_IN_REWARD
+    aggregate: Aggregation = "seq-mean-token-sum"
+
+
+@algorithm("reinforce_plus_plus")
+@attrs.frozen(kw_only=True)
+class ReinforcePlusPlus(Algorithm):
+    """Whitened returns and PPO's clip without critic and groups, KL in the reward.
+
+    Paper: arXiv:2501.03262, §3.2.
+    """
+
+    advantage: Use = Use("reinforce_plus_plus", {"gamma": 1.0})
+    policy_loss: Use = _PPO
+    shaping: tuple[Use, ...] = _KL_IN_REWARD
+
+
+@algorithm("reinforce_plus_plus_baseline")
+@attrs.frozen(kw_only=True)
+class ReinforcePlusPlusBaseline(Algorithm):
+    """The group's mean as baseline, the batch's spread as scale, and k2 in the loss.
+
+    Paper: arXiv:2501.03262, §3.3.
+    """
+
+    advantage: Use = Use("reinforce_plus_plus_baseline")
+    policy_loss: Use = _PPO
+    kl: Use | None = Use("k2")
+    kl_coef: float = 0.001
+
+
+@algorithm("remax")
+@attrs.frozen(kw_only=True)
+class ReMax(Algorithm):
+    """REINFORCE against the greedy answer's reward, KL in the reward.
+
+    Paper: arXiv:2310.10505, algorithm 1.
+    """
+
+    advantage: Use = Use("remax")
+    policy_loss: Use = Use("reinforce")
+    shaping: tuple[Use, ...] = _KL_IN_REWARD
+    aggregate: Aggregation = "seq-mean-token-sum"
+
+
+@algorithm("opo")
+@attrs.frozen(kw_only=True)
+class OPO(Algorithm):
+    """Strictly on-policy REINFORCE with the baseline of least variance; no clip, no KL: one update per batch.
+
+    Paper: arXiv:2505.23585, eq. 5 and §3.
+    """
+
+    advantage: Use = Use("opo")
+    policy_loss: Use = Use("reinforce")
+    aggregate: Aggregation = "seq-mean-token-sum"
+
+
+@algorithm("gpg")
+@attrs.frozen(kw_only=True)
+class GPG(Algorithm):
+    """The plain policy gradient with the group's mean as baseline; no clip, no KL.
+
+    Paper: arXiv:2504.02546, eq. 5 and 7.
+    """
+
+    advantage: Use = Use("gpg", {"std_normalize": False})
+    policy_loss: Use = Use("gpg")
+
+
+@algorithm("opmd")
+@attrs.frozen(kw_only=True)
+class OPMD(Algorithm):
+    """Online policy mirror descent, on- or off-policy.
+
+    Paper: arXiv:2501.12599, §2.3.2, and arXiv:2509.24203.
+    """
+
+    advantage: Use = Use("opmd", {"baseline": "mean", "tau": 1.0})
+    policy_loss: Use = Use("opmd", {"tau": 1.0})
+
+
+@algorithm("topr")
+@attrs.frozen(kw_only=True)
+class TOPR(Algorithm):
+    """Good answers in full, bad ones by their truncated ratio: stable far off-policy, without KL.
+
+    Paper: arXiv:2503.14286, eq. 8.
+    """
+
+    advantage: Use = Use("grpo", {"std_normalize": False})
+    policy_loss: Use = Use("topr", {"cap": 1.0})
+    aggregate: Aggregation = "seq-mean-token-sum"
+
+
+@algorithm("raft")
+@attrs.frozen(kw_only=True)
+class RAFT(Algorithm):
+    """Rejection sampling: maximum likelihood of the best answer of each group.
+
+    Paper: arXiv:2304.06767, algorithm 1.
+    """
+
+    advantage: Use = Use("constant")
+    policy_loss: Use = Use("sft")
+    filters: tuple[Use, ...] = (Use("top_k", {"k": 1}),)
+
+
+@algorithm("pass_at_k")
+@attrs.frozen(kw_only=True)
+class PassAtK(Algorithm):
+    """Trains the best of a group rather than its mean.
+
+    Paper: arXiv:2503.19595, §3.
+    """
+
+    advantage: Use = Use("pass_at_k", {"std_normalize": True})
+    policy_loss: Use = _PPO
+
+
+@algorithm("gigpo")
+@attrs.frozen(kw_only=True)
+class GiGPO(Algorithm):
+    """Credit by trajectory and by step, for agents whose trajectories pass through equal states.
+
+    Paper: arXiv:2505.10978, eq. 3 to 9; β = 0.01.
+    """
+
+    advantage: Use = Use("gigpo", {"omega": 1.0, "gamma": 0.95, "std_normalize": False})
+    policy_loss: Use = _PPO
+    kl: Use | None = Use("k3")
+    kl_coef: float = 0.01
+    aggregate: Aggregation = "seq-mean-token-mean"
+
+
+@algorithm("decoupled_ppo")
+@attrs.frozen(kw_only=True)
+class DecoupledPPO(Algorithm):
+    """For asynchronous training: clips against a recent policy, weighs by the one that sampled.
+
+    Paper: AReaL, arXiv:2505.24298, eq. 5, with the group's mean in place of a critic.
+    """
+
+    advantage: Use = Use("grpo", {"std_normalize": True})
+    policy_loss: Use = Use("decoupled_ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None})
+
+
+@algorithm("dpo")
+@attrs.frozen(kw_only=True)
+class DPO(Algorithm):
+    """Preferences between the best and the worst answer of each group, against the reference.
+
+    Paper: DPO, arXiv:2305.18290, eq. 7, with pairs sampled online, arXiv:2402.04792.
+    """
+
+    advantage: Use = Use("constant")
+    policy_loss: Use = Use("dpo", {"beta": 0.1})
+    aggregate: Aggregation = "seq-mean-token-mean"
+    filters: tuple[Use, ...] = (Use("best_worst"),)
+
+
+@algorithm("mix")
+@attrs.frozen(kw_only=True)
+class Mix(Algorithm):
+    """GRPO on the policy's samples and maximum likelihood on an expert's answers in one batch.
+
+    Paper: CHORD, arXiv:2508.11408, eq. 4, with a fixed μ.
+    """
+
+    advantage: Use = Use("grpo", {"std_normalize": True})
+    policy_loss: Use = Use("mix", {"mu": 0.1, "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None})
+
+
+@algorithm("opd")
+@attrs.frozen(kw_only=True)
+class OPD(Algorithm):
+    """On-policy distillation: the student samples, the reference model teaches token by token; rewards are not read.
+
+    Paper: GKD, arXiv:2306.13649, §3.1.
+    """
+
+    advantage: Use = Use("on_policy_distill", {"coef": 1.0})
+    policy_loss: Use = _PPO

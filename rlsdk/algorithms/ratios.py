@@ -12,6 +12,8 @@ from torch import Tensor
 from rlsdk.batch import LossInputs, wide
 
 LOG_RATIO_BOUND = 20.0
+Metrics = dict[str, Tensor]
+"""Name -> detached scalar, a mean over the trained tokens."""
 
 
 def trained(x: LossInputs, values_t: Tensor) -> Tensor:

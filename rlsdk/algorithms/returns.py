@@ -6,9 +6,12 @@ counts at the sampled token where it stands. Advantages of tokens that were not 
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from rlsdk.algorithms.packed import Sampled, sums_to_go
 from rlsdk.algorithms.packed import whiten as whitened
-from rlsdk.batch import Credit, CreditInputs
+from rlsdk.batch import Credit, CreditInputs, Groups, wide
 from rlsdk.components import advantage
 
 
@@ -32,3 +35,103 @@ def gae(x: CreditInputs, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool =
     returns = sums_to_go(targets, sampled.counts, gamma * lam)
     advantages = returns - values
     return Credit(sampled.put(whitened(advantages) if whiten else advantages), sampled.put(returns))
+
+
+@advantage("reinforce_plus_plus")
+def reinforce_plus_plus(x: CreditInputs, *, gamma: float = 1.0) -> Credit:
+    """Discounted return, whitened over the batch: no critic and no groups; best with `kl_penalty` in the reward.
+
+    Paper: REINFORCE++, arXiv:2501.03262, §3.2.
+    Formula: `A = whiten(G)` with `G_t = r_t + γ G_{t+1}`.
+
+    Args:
+        x: The batch.
+        gamma: Discount per sampled token.
+    """
+    sampled = Sampled.of(x)
+    returns = sums_to_go(sampled.rewards(x), sampled.counts, gamma)
+    return Credit(sampled.put(whitened(returns)), sampled.put(returns))
+
+
+@advantage("remax", needs=("baseline_rewards",))
+def remax(x: CreditInputs) -> Credit:
+    """Return against the reward of the greedy answer to the same task: one sample per task is enough.
+
+    Paper: ReMax, arXiv:2310.10505, algorithm 1.
+    Formula: `A_t = Σ_{k ≥ t} r_k - r(greedy answer)`.
+    """
+    sampled = Sampled.of(x)
+    returns = sums_to_go(sampled.rewards(x), sampled.counts, 1.0)
+    baseline = sampled.per_token(wide(x.baseline_rewards))
+    return Credit(sampled.put(returns - baseline), sampled.put(returns))
+
+
+@advantage("segment_returns")
+def segment_returns(x: CreditInputs, *, gamma: float = 1.0, whiten: bool = False) -> Credit:
+    """Return of each turn of a conversation: discounting counts turns, not tokens.
+
+    A turn is a run of sampled tokens between two observations. Source: ROLL's agentic_reinforce.
+    Formula: `R_k = r_k + γ R_{k+1}` with the rewards `r_k` of turn `k`; every token of a turn has its `R_k`.
+
+    Args:
+        x: The batch; `token_rewards` say which turn earned what.
+        gamma: Discount per turn.
+        whiten: Mean 0 and variance 1 over the sampled tokens of the batch.
+    """
+    sampled = Sampled.of(x)
+    turn = _turns(sampled)
+    rewards = sampled.rewards(x)
+    earned = rewards.new_zeros(int(turn[-1]) + 1 if len(turn) else 0).index_add(0, turn, rewards)
+    rollout = sampled.per_token(torch.arange(len(sampled.counts), device=turn.device))
+    first = torch.diff(turn, prepend=turn[:1] - 1) != 0
+    per_rollout = torch.bincount(rollout[first], minlength=len(sampled.counts))
+    returns = sums_to_go(earned, per_rollout, gamma)[turn]
+    return Credit(sampled.put(whitened(returns) if whiten else returns), sampled.put(returns))
+
+
+@advantage("on_policy_distill", needs=("logprobs", "ref_logprobs"))
+def on_policy_distill(x: CreditInputs, *, coef: float = 1.0) -> Tensor:
+    """How much likelier the teacher found each token that the student sampled; no reward at all.
+
+    The teacher is the reference model. Paper: GKD, arXiv:2306.13649, §3.1 with samples of the student and reverse KL.
+    Formula: `A_t = coef · (log π_teacher - log π)`, whose mean is minus the KL.
+
+    Args:
+        x: The batch.
+        coef: Scale.
+    """
+    sampled = Sampled.of(x)
+    return sampled.put(coef * (sampled.take(x.ref_logprobs) - sampled.take(x.logprobs)))
+
+
+@advantage("optimal_token_baseline", needs=("logprobs", "probs_squared_sum"))
+def optimal_token_baseline(x: CreditInputs) -> Credit:
+    """A baseline for every position that minimises the variance of the gradient: for long answers.
+
+    Paper: arXiv:2602.07078, eq. 8; the weights need no backward pass (its logit-gradient proxy).
+    Formula: `A_t = G_t - Σ W_t·G_t / Σ W_t`, sums over the group's rollouts that have a `t`-th sampled token, with
+    `G_t` the return and `W_t = Σ_{j ≤ t} (1 - 2π_j + Σ_v π_j(v)²)`.
+    """
+    sampled = Sampled.of(x)
+    returns = sums_to_go(sampled.rewards(x), sampled.counts, 1.0)
+    energy = (1 - 2 * sampled.take(x.logprobs).exp() + sampled.take(x.probs_squared_sum)).clamp(min=0)
+    # Summed from the front: the same sums of the tokens in reverse order.
+    weights = sums_to_go(energy.flip(0), sampled.counts.flip(0), 1.0).flip(0)
+    baseline = Groups(_cells(x.groups, sampled)).weighted_mean(returns, weights.to(returns.dtype))
+    return Credit(sampled.put(returns - baseline), sampled.put(returns))
+
+
+def _turns(sampled: Sampled) -> Tensor:
+    """int64 `[s]`: which run of sampled tokens each belongs to, counted over the whole batch."""
+    total = int(sampled.counts.sum())
+    index = sampled.index if sampled.index is not None else torch.arange(total, device=sampled.counts.device)
+    starts = torch.diff(index, prepend=index[:1] - 2) != 1
+    starts[(sampled.ends - sampled.counts)[sampled.counts > 0]] = True
+    return starts.long().cumsum(0) - 1
+
+
+def _cells(groups: Tensor, sampled: Sampled) -> Tensor:
+    """int64 `[s]`: an index shared by the tokens at the same place of the same group's rollouts."""
+    longest = int(sampled.counts.max()) if len(sampled.counts) else 0
+    place = torch.arange(int(sampled.counts.sum()), device=groups.device)
+    return place + sampled.per_token(groups * longest - (sampled.ends - sampled.counts))

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
+import torch
 from torch import Tensor
 
 from rlsdk.algorithms import kl
 from rlsdk.algorithms.packed import Sampled
-from rlsdk.batch import CreditInputs
+from rlsdk.batch import EPSILON, CreditInputs, Groups, wide
 from rlsdk.components import shaping
 from rlsdk.errors import ValueFault
 
@@ -22,6 +23,7 @@ ESTIMATORS: dict[str, kl.Estimator] = {
     "low_var": kl.low_var,
 }
 ERROR_BOUND = 0.2
+ASYMMETRIC = (-1.0, 3.0)
 
 
 @shaping("kl_penalty", needs=("logprobs", "ref_logprobs"))
@@ -78,3 +80,141 @@ class KLPenalty:
     def restore(self, state: Mapping[str, float]) -> None:
         """Go on from `state()`."""
         self.value = float(state["value"])
+
+
+@shaping("reward_norm", needs=("sources",))
+@attrs.define(kw_only=True)
+class RewardNorm:
+    """Rewards normalised within the group, the data source or the batch, before anything else reads them.
+
+    Source: ROLL (reward_normalization). Its asym_clip has since become an alias of mean_std; here it clamps, as named.
+    Formula: `mean`: `r - μ`. `mean_std`: `(r - μ) / (σ + 1e-6)`, 0 where `σ ≤ 1e-6`. `asym_clip`: the same, clamped to
+    -1…3. `running`: `(r - μ) / (σ + 1e-6)` with mean and deviation of all rewards so far, this batch included.
+    When to use: several sources whose rewards differ in scale.
+
+    Attributes:
+        by: Whose mean and standard deviation. Sources and groups have no identity across batches, so `running` is over
+            the batch.
+        method: identity, mean, mean_std, asym_clip or running.
+    """
+
+    by: Literal["group", "source", "batch"] = "batch"
+    method: Literal["identity", "mean", "mean_std", "asym_clip", "running"] = attrs.field(default="mean_std")
+    count: int = attrs.field(init=False, default=0)
+    mean: float = attrs.field(init=False, default=0.0)
+    squares: float = attrs.field(init=False, default=0.0)
+
+    @method.validator
+    def _over_batch(self, _: Any, method: str) -> None:
+        if method == "running" and self.by != "batch":
+            raise ValueFault(f"method 'running' goes with by 'batch'; got by {self.by!r}")
+
+    def __call__(self, x: CreditInputs) -> Tensor:
+        """New rewards, `[n]`."""
+        rewards = wide(x.outcomes)
+        if self.method == "identity":
+            return rewards
+        if self.method == "running":
+            self._update(rewards)
+            deviation = (self.squares / max(self.count - 1, 1)) ** 0.5
+            scaled: Tensor = (rewards - self.mean) / (deviation + EPSILON)
+            return scaled
+        groups = self._groups(x)
+        if self.method == "mean":
+            return groups.centred(rewards)
+        scaled = torch.where(groups.std(rewards) > EPSILON, groups.centred(rewards, std_normalize=True), 0)
+        return scaled.clamp(*ASYMMETRIC) if self.method == "asym_clip" else scaled
+
+    def _groups(self, x: CreditInputs) -> Groups:
+        if self.by == "batch":
+            return Groups(torch.zeros_like(x.groups))
+        return Groups(x.groups if self.by == "group" else x.sources)
+
+    def _update(self, rewards: Tensor) -> None:
+        """Chan's parallel form of Welford's update: no sum of squares that loses its digits."""
+        new, values = len(rewards), rewards.double()
+        if not new:
+            return
+        total = self.count + new
+        gap = float(values.mean()) - self.mean
+        self.squares += float(((values - values.mean()) ** 2).sum()) + gap**2 * self.count * new / total
+        self.mean += gap * new / total
+        self.count = total
+
+    def state(self) -> dict[str, float]:
+        """Count, mean and squared deviations so far."""
+        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from `state()`."""
+        self.count, self.mean, self.squares = int(state["count"]), float(state["mean"]), float(state["squares"])
+
+
+@shaping("reward_clip")
+def reward_clip(x: CreditInputs, *, low: float = -10.0, high: float = 10.0) -> Tensor:
+    """Rewards within bounds: keeps one outlier of a learned reward from ruling the batch.
+
+    Formula: `clamp(r, low, high)`.
+
+    Args:
+        x: The batch.
+        low: Least reward.
+        high: Greatest reward.
+    """
+    return x.outcomes.clamp(low, high)
+
+
+@shaping("overlong")
+def overlong(x: CreditInputs, *, max_length: int = 20_480, buffer: int = 4_096, penalty: float = 1.0) -> Tensor:
+    """A penalty that grows over the last tokens before the limit: answers learn to end in time.
+
+    Paper: soft overlong punishment, DAPO, arXiv:2503.14476, eq. 13; defaults are the paper's.
+    Formula: `r + penalty · clamp((max_length - buffer - length) / buffer, -1, 0)`, with the tokens of the response.
+
+    Args:
+        x: The batch.
+        max_length: Longest response; the full penalty from here on.
+        buffer: Tokens before it over which the penalty grows.
+        penalty: The full penalty.
+    """
+    if not 0 < buffer <= max_length:
+        raise ValueFault(f"overlong: buffer must be above 0 and at most max_length={max_length}; got {buffer}")
+    return x.outcomes + penalty * ((max_length - buffer - x.lengths) / buffer).clamp(-1, 0)
+
+
+@shaping("length_penalty")
+def length_penalty(x: CreditInputs, *, coef: float = 1.0, passing: float = 1.0) -> Tensor:
+    """Among the rollouts of a group, short right answers earn more and long ones less; wrong ones never gain.
+
+    Paper: Kimi k1.5, arXiv:2501.12599, §2.3.3.
+    Formula: `r + coef·λ` for a right answer, `r + coef·min(0, λ)` for a wrong one, with
+    `λ = 0.5 - (length - shortest) / (longest - shortest)` in the group, 0 if all have one length.
+
+    Args:
+        x: The batch.
+        coef: Weight.
+        passing: Reward from which on an answer is right.
+    """
+    rewards, groups = wide(x.outcomes), Groups(x.groups)
+    lengths = x.lengths.to(rewards.dtype)
+    shortest = groups.min(lengths)
+    spread = groups.max(lengths) - shortest
+    bonus = torch.where(spread > 0, 0.5 - (lengths - shortest) / spread.clamp(min=1), 0)
+    return rewards + coef * torch.where(rewards >= passing, bonus, bonus.clamp(max=0))
+
+
+@shaping("rank_penalty", needs=("logprobs",))
+def rank_penalty(x: CreditInputs, *, coef: float = 0.25) -> Tensor:
+    """Likely answers earn less, so that rare right ones are reinforced too: against the sharpening of GRPO.
+
+    Paper: unlikeliness reward, arXiv:2506.02355, eq. 5.
+    Formula: `r · (1 - coef · (g - rank) / g)` with `g` rollouts in the group, of which `rank` are likelier (by the sum
+    of logprobs).
+
+    Args:
+        x: The batch.
+        coef: Share of the reward that the likeliest answer loses.
+    """
+    rewards, groups = wide(x.outcomes), Groups(x.groups)
+    size = groups.members()
+    return rewards * (1 - coef * (size - groups.rank(x.sequence_sum(x.logprobs))) / size)

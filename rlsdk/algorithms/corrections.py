@@ -1,0 +1,154 @@
+"""Corrections: detached weights for the mismatch between the sampler and the trainer.
+
+`ρ = π_old / μ` is the ratio of a sampled token's probability in the trainer, before the update, to that in the engine
+that sampled it; `ρ(y)` that of a whole rollout, the product over its tokens. All bounds are on the ratio itself. A
+weight of 0 takes a token out of the sum, never out of the denominator. Metrics: `kl` and `k3` estimate KL(μ ‖ π_old),
+`chi2` is `mean ρ² - 1`, `cut` the share of trained tokens whose weight is zero or was truncated.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlsdk.algorithms.packed import masked_mean
+from rlsdk.algorithms.ratios import bounded, trained
+from rlsdk.batch import LossInputs, wide
+from rlsdk.components import correction
+
+Level = Literal["token", "sequence", "geometric"]
+Weighted = tuple[Tensor, dict[str, Tensor]]
+
+
+@correction("tis")
+def tis(x: LossInputs, *, cap: float = 2.0, level: Literal["token", "sequence"] = "token") -> Weighted:
+    """Truncated importance sampling: the default, for engines that round a little differently.
+
+    Source: "Your efficient RL framework secretly brings you off-policy RL training" (Yao et al., 2025); truncation
+    IMPALA, arXiv:1802.01561.
+    Formula: `min(ρ, cap)`, per token or of the whole rollout.
+
+    Args:
+        x: The batch.
+        cap: Greatest weight.
+        level: Ratio of the token, or of the whole rollout.
+    """
+    ratio = _ratio(x, level)
+    return ratio.clamp(max=cap), _metrics(x, ratio > cap)
+
+
+@correction("mis")
+def mis(
+    x: LossInputs, *, low: float = 0.5, high: float = 2.0, level: Literal["token", "sequence"] = "sequence"
+) -> Weighted:
+    """Masked importance sampling: beyond the bounds a ratio is not trusted at all.
+
+    Source: "When speed kills stability" (Liu et al., 2025); bounds of verl's seq-MIS.
+    Formula: `ρ` where `low ≤ ρ ≤ high`, else 0; per token or of the whole rollout.
+
+    Args:
+        x: The batch.
+        low: Least ratio that is trusted.
+        high: Greatest ratio that is trusted.
+        level: Ratio of the token, or of the whole rollout.
+    """
+    ratio = _ratio(x, level)
+    kept = _within(ratio, low, high)
+    return torch.where(kept, ratio, 0), _metrics(x, ~kept)
+
+
+@correction("icepop")
+def icepop(x: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Weighted:
+    """Masked importance sampling per token, with wide bounds: for mixture-of-experts models.
+
+    Paper: IcePop, Ring-1T, arXiv:2510.18855, eq. 3; bounds are the paper's.
+    Formula: `ρ` where `low ≤ ρ ≤ high`, else 0.
+
+    Args:
+        x: The batch.
+        low: Least ratio that is trusted.
+        high: Greatest ratio that is trusted.
+    """
+    ratio = _ratio(x, "token")
+    kept = _within(ratio, low, high)
+    return torch.where(kept, ratio, 0), _metrics(x, ~kept)
+
+
+@correction("token_mask")
+def token_mask(x: LossInputs, *, low: float = 0.5, high: float = 2.0) -> Weighted:
+    """Tokens out of bounds are left out; the others weigh 1.
+
+    Source: the token mask of verl's rollout correction, whose bounds are on the inverse ratio.
+    Formula: 1 where `low ≤ ρ ≤ high`, else 0.
+
+    Args:
+        x: The batch.
+        low: Least ratio that is trusted.
+        high: Greatest ratio that is trusted.
+    """
+    return _mask(x, "token", low, high)
+
+
+@correction("sequence_mask")
+def sequence_mask(x: LossInputs, *, low: float = 0.5, high: float = 2.0) -> Weighted:
+    """Rollouts out of bounds are left out; the others weigh 1. Long rollouts leave the bounds easily: see `geometric`.
+
+    Source: the sequence mask of verl's rollout correction; bounds of its seq-MIS.
+    Formula: 1 where `low ≤ ρ(y) ≤ high`, else 0.
+
+    Args:
+        x: The batch.
+        low: Least ratio that is trusted.
+        high: Greatest ratio that is trusted.
+    """
+    return _mask(x, "sequence", low, high)
+
+
+@correction("geometric")
+def geometric(x: LossInputs, *, low: float = 0.999, high: float = 1.001) -> Weighted:
+    """Rollouts whose *mean* mismatch is out of bounds are left out: fair to long rollouts.
+
+    Source: "When speed kills stability, part 3" (Li et al., 2025); bounds of verl's Geo-RS.
+    Formula: 1 where `low ≤ ρ(y)^(1/tokens) ≤ high`, else 0.
+
+    Args:
+        x: The batch.
+        low: Least geometric mean that is trusted.
+        high: Greatest geometric mean that is trusted.
+    """
+    return _mask(x, "geometric", low, high)
+
+
+def _log_ratio(x: LossInputs) -> Tensor:
+    return trained(x, wide(x.old_logprobs) - wide(x.behaviour_logprobs)).detach()
+
+
+def _ratio(x: LossInputs, level: Level) -> Tensor:
+    log_ratio = _log_ratio(x)
+    if level == "token":
+        return bounded(log_ratio).exp()
+    whole = x.sequence_sum(log_ratio) if level == "sequence" else x.sequence_mean(log_ratio)
+    return bounded(whole).exp()
+
+
+def _within(ratio: Tensor, low: float, high: float) -> Tensor:
+    return (ratio >= low) & (ratio <= high)
+
+
+def _mask(x: LossInputs, level: Level, low: float, high: float) -> Weighted:
+    ratio = _ratio(x, level)
+    kept = _within(ratio, low, high)
+    return kept.to(ratio.dtype), _metrics(x, ~kept)
+
+
+def _metrics(x: LossInputs, cut: Tensor) -> dict[str, Tensor]:
+    log_ratio = bounded(_log_ratio(x))
+    ratio, mask = log_ratio.exp(), x.loss_mask
+    return {
+        "kl": masked_mean(-log_ratio, mask),
+        "k3": masked_mean(torch.expm1(log_ratio) - log_ratio, mask),
+        "chi2": masked_mean(ratio.square() - 1, mask),
+        "cut": masked_mean(cut.to(ratio.dtype), mask),
+    }

@@ -1,0 +1,99 @@
+"""Policy losses that spare the tokens which make the entropy collapse: those with the greatest covariance.
+
+The covariance of a token is `(A - mean A) · (log π - mean log π)`, means over the trained tokens of the whole optimiser
+batch. Both losses read `x.whole`, so that micro-batches choose the same tokens as the whole would.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlsdk.algorithms.packed import masked_mean
+from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, log_ratio, trained
+from rlsdk.batch import LossInputs
+from rlsdk.components import policy_loss
+
+
+@policy_loss("clip_cov", whole_batch=True)
+def clip_cov(
+    x: LossInputs,
+    *,
+    ratio: float = 2e-4,
+    cov_low: float = 1.0,
+    cov_high: float = 5.0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> tuple[Tensor, Metrics]:
+    """PPO's clip, and no gradient for a few random tokens of high covariance.
+
+    Paper: Clip-Cov, arXiv:2505.22617, eq. 11 and 12; the tokens that PPO's clip silences anyway are not drawn.
+    Formula: PPO's loss, zero for `max(1, ratio · tokens)` tokens drawn from those with covariance in
+    `cov_low…cov_high`.
+
+    Args:
+        x: The batch.
+        ratio: Share of the trained tokens that is drawn.
+        cov_low: Least covariance of a token that may be drawn.
+        cov_high: Greatest one.
+        clip_low: How far PPO's ratio may fall below 1.
+        clip_high: How far it may rise above 1.
+    """
+    loss = _surrogate(x, clip_low, clip_high)
+    whole = x.whole
+    silent = _surrogate(whole, clip_low, clip_high) > _unclipped(whole)
+    covariance = _covariance(whole)
+    candidates = whole.loss_mask & ~silent & (covariance > cov_low) & (covariance < cov_high)
+    drawn = _part(x, _draw(candidates, _count(whole, ratio), x.generator))
+    return torch.where(drawn, 0, loss), {"cut": masked_mean(drawn.float(), x.loss_mask)}
+
+
+@policy_loss("kl_cov", whole_batch=True)
+def kl_cov(x: LossInputs, *, ratio: float = 2e-4, kl_coef: float = 1.0) -> tuple[Tensor, Metrics]:
+    """The unclipped surrogate, with a KL penalty on the few tokens of greatest covariance.
+
+    Paper: KL-Cov, arXiv:2505.22617, eq. 13 and 14.
+    Formula: `-A·r`, plus `kl_coef · |log π - log π_old|` for the `max(1, ratio · tokens)` tokens of greatest
+    covariance.
+
+    Args:
+        x: The batch.
+        ratio: Share of the trained tokens that is penalised.
+        kl_coef: Weight of the penalty.
+    """
+    whole = x.whole
+    covariance = torch.where(whole.loss_mask, _covariance(whole), -torch.inf)
+    count = min(_count(whole, ratio), int(whole.loss_mask.sum()))
+    greatest = torch.zeros_like(whole.loss_mask).index_fill(0, covariance.topk(count).indices, True)
+    chosen = _part(x, greatest)
+    loss = _unclipped(x) + torch.where(chosen, kl_coef * log_ratio(x).abs(), 0)
+    return loss, {"penalised": masked_mean(chosen.float(), x.loss_mask)}
+
+
+def _unclipped(x: LossInputs) -> Tensor:
+    return -trained(x, x.advantages) * bounded(log_ratio(x)).exp()
+
+
+def _surrogate(x: LossInputs, low: float, high: float) -> Tensor:
+    return clipped_surrogate(trained(x, x.advantages), bounded(log_ratio(x)).exp(), low, high)
+
+
+def _covariance(x: LossInputs) -> Tensor:
+    advantages, log_prob = trained(x, x.advantages), trained(x, x.logprobs)
+    return (advantages - masked_mean(advantages, x.loss_mask)) * (log_prob - masked_mean(log_prob, x.loss_mask))
+
+
+def _count(x: LossInputs, ratio: float) -> int:
+    return max(int(ratio * int(x.loss_mask.sum())), 1)
+
+
+def _draw(candidates: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` of the candidates, bool `[t]`."""
+    places = candidates.nonzero()[:, 0]
+    order = torch.randperm(len(places), generator=generator, device=generator.device).to(places.device)
+    return torch.zeros_like(candidates).index_fill(0, places[order[:count]], True)
+
+
+def _part(x: LossInputs, chosen: Tensor) -> Tensor:
+    """The tokens of `x` within the whole."""
+    return chosen[x.offset : x.offset + len(x.loss_mask)]

@@ -1,0 +1,114 @@
+"""Losses on more than the policy's own samples: preferences, and experts' answers beside them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from rlsdk.algorithms.losses import ppo, sft
+from rlsdk.algorithms.ratios import Metrics, trained
+from rlsdk.batch import LossInputs, wide
+from rlsdk.components import policy_loss
+
+
+@policy_loss("dpo", needs=("ref_logprobs", "pairs", "preferred"))
+def dpo(x: LossInputs, *, beta: float = 0.1, label_smoothing: float = 0.0) -> tuple[Tensor, Metrics]:
+    """Preferences without a reward: the better answer of a pair gains against the reference, the worse one loses.
+
+    Paper: DPO, arXiv:2305.18290, eq. 7; label smoothing arXiv:2310.12036 (cDPO).
+    Formula: `-(1 - ε)·log σ(m) - ε·log σ(-m)` with `m = β·(d(better) - d(worse))`, `d = log π(y) - log π_ref(y)`. Every
+    token of both answers carries the pair's value: `seq-mean-token-mean` makes it the mean over pairs.
+
+    Args:
+        x: The batch.
+        beta: How closely the policy is held to the reference.
+        label_smoothing: ε, share of pairs that are the wrong way round.
+    """
+    gains = _gains(x, len(x.pairs))
+    signed = torch.where(x.preferred, gains, -gains)
+    count = int(x.pairs.max()) + 1 if len(x.pairs) else 0
+    margin = beta * signed.new_zeros(count).index_add(0, x.pairs, signed)
+    loss = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
+    metrics = {"pair_accuracy": _mean(margin > 0), "pair_margin": _mean(margin)}
+    return loss[x.pairs][x.segments], metrics
+
+
+@policy_loss("kto", needs=("ref_logprobs", "preferred"), whole_batch=True)
+def kto(
+    x: LossInputs, *, beta: float = 0.1, desirable: float = 1.0, undesirable: float = 1.0
+) -> tuple[Tensor, Metrics]:
+    """Good and bad answers without pairs, weighed as people weigh gains and losses.
+
+    Paper: KTO, arXiv:2402.01306, eq. 8. Its reference point is estimated from answers paired with other tasks' prompts;
+    here from the batch's own answers, of which no further pass is needed.
+    Formula: `λ - λ·σ(±β·(d - z))` with `d = log π(y) - log π_ref(y)`, + for good answers; `z = max(0, mean d)` over the
+    optimiser batch, detached. Every token carries its rollout's value: aggregate by `seq-mean-token-mean`.
+
+    Args:
+        x: The batch.
+        beta: How closely the policy is held to the reference.
+        desirable: Weight λ of good answers.
+        undesirable: Weight λ of bad ones.
+    """
+    gains = _gains(x, len(x.preferred))
+    whole = x.whole
+    answered = torch.bincount(whole.segments[whole.loss_mask], minlength=len(whole.preferred)) > 0
+    reference = _mean(_gains(whole, len(whole.preferred))[answered]).clamp(min=0)
+    sign = torch.where(x.preferred, 1, -1)
+    weight = torch.where(x.preferred, desirable, undesirable).to(gains.dtype)
+    loss = weight * (1 - torch.sigmoid(sign * beta * (gains - reference)))
+    return loss[x.segments], {"reference_point": reference}
+
+
+@policy_loss("mix", needs=("expert",), whole_batch=True)
+def mix(
+    x: LossInputs,
+    *,
+    mu: float = 0.1,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+    per: Literal["token", "rollout"] = "token",
+) -> tuple[Tensor, Metrics]:
+    """PPO on the policy's samples and maximum likelihood on an expert's answers, each with its own denominator.
+
+    Paper: CHORD, arXiv:2508.11408, eq. 4 with a fixed μ.
+    Formula: `(1 - μ)·mean(ppo over the policy's) + μ·mean(-log π over the expert's)`. The core divides by all tokens
+    (or rollouts): each part is scaled by all of the optimiser batch over its own.
+
+    Args:
+        x: The batch.
+        mu: Weight of the expert's part.
+        clip_low: How far PPO's ratio may fall below 1.
+        clip_high: How far it may rise above 1.
+        dual_clip: As in ppo.
+        per: What the aggregation divides by: `token` for token-mean, `rollout` for the seq-mean modes.
+    """
+    own, metrics = ppo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    experts, others, both = _shares(x.whole, per)
+    by_expert = x.expert[x.segments]
+    loss = torch.where(by_expert, mu * (both / experts) * sft(x), (1 - mu) * (both / others) * own)
+    return loss, metrics
+
+
+def _gains(x: LossInputs, rollouts: int) -> Tensor:
+    """`log π(y) - log π_ref(y)` of each rollout, `[n]`."""
+    difference = trained(x, wide(x.logprobs) - wide(x.ref_logprobs))
+    return difference.new_zeros(rollouts).index_add(0, x.segments, difference)
+
+
+def _mean(values: Tensor) -> Tensor:
+    """A detached mean; 0 of nothing."""
+    return values.detach().double().sum() / max(len(values), 1)
+
+
+def _shares(x: LossInputs, per: str) -> tuple[float, float, float]:
+    """Trained tokens or rollouts: the experts', the others', all. At least 1 where something is divided by them."""
+    counts = torch.zeros(len(x.expert), device=x.segments.device).index_add(0, x.segments, x.loss_mask.float())
+    if per == "rollout":
+        counts = (counts > 0).float()
+    experts, both = float(counts[x.expert].sum()), float(counts.sum())
+    return max(experts, 1.0), max(both - experts, 1.0), both
