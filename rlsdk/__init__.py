@@ -1,6 +1,6 @@
 """rlsdk trains language models by reinforcement learning; everything a researcher changes is a plugin.
 
-Importing this package loads neither torch nor ray, vllm, deepspeed or transformers: what needs them is imported on first use.
+Importing this package loads none of torch, ray, vllm, deepspeed and transformers: they are imported on first use.
 """
 
 from __future__ import annotations

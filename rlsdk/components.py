@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import attrs
 
@@ -118,6 +118,8 @@ class Use:
         options: Everything beside `use`.
     """
 
+    TYPE_NAME: ClassVar[str] = "component"
+
     name: Any
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
@@ -140,19 +142,21 @@ CONVERTER.register_structure_hook(Use, _structure_use)
 
 
 def component_of(obj: Any) -> Component | None:
-    """The component that `obj` is, was bound from or is an instance of; None for anything else. Inherited marks do not count."""
+    """The component that `obj` is, was bound from or is an instance of; None for anything else.
+
+    Inherited marks do not count.
+    """
     if isinstance(obj, Component):
         return obj
     if isinstance(obj, Bound):
         return obj.component
-    for owner in (obj, type(obj)):
-        try:
-            mark = vars(owner).get(_MARK)
-        except TypeError:  # no __dict__
-            continue
-        if isinstance(mark, Component):
-            return mark
-    return None
+    return own_mark(obj) or own_mark(type(obj))
+
+
+def own_mark(obj: Any) -> Component | None:
+    """The component in the object's own mark; an inherited mark does not count."""
+    mark = getattr(obj, "__dict__", {}).get(_MARK)
+    return mark if isinstance(mark, Component) else None
 
 
 def _mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
@@ -162,9 +166,14 @@ def _mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
         raise PluginError(f"@rlsdk.{kind}({name!r}): the plugin's prefix is added by itself; give the name without '/'")
 
     def mark(obj: T) -> T:
-        existing = vars(obj).get(_MARK)
-        if isinstance(existing, Component) and existing.obj is obj:
-            raise PluginError(f"{obj!r} is marked twice, as {existing.kind} {existing.name!r} and {kind} {name!r}; mark a wrapper")
+        if not (inspect.isfunction(obj) or inspect.isclass(obj)):
+            raise PluginError(
+                f"@rlsdk.{kind}({name!r}) marks a function or a class; got {obj!r}; wrap it in a function"
+            )
+        existing = own_mark(obj)
+        if existing is not None and existing.obj is obj:
+            both = f"{existing.kind} {existing.name!r} and {kind} {name!r}"
+            raise PluginError(f"{obj!r} is marked twice, as {both}; mark a wrapper")
         setattr(obj, _MARK, Component(kind, name, obj, **extra))
         return obj
 
@@ -222,7 +231,7 @@ def stop(name: str) -> Callable[[T], T]:
 
 
 def workflow(name: str) -> Callable[[T], T]:
-    """Mark a workflow: a class with `async run(self, task, chat) -> Rollout | Sequence[Rollout]`, or an async function."""
+    """Mark a workflow: a class with `async run(self, task, chat) -> Rollout | Sequence[Rollout]`, or a function."""
     return _mark("workflow", name)
 
 

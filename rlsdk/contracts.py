@@ -1,4 +1,4 @@
-"""What the kinds with behaviour must offer: engines, learners, workflows, environments, trackers; and the values they exchange.
+"""What engines, learners, workflows, environments and trackers must offer, and the values that they exchange.
 
 Engines and learners are plain Python objects with one owner; the Ray actors around them are rlsdk's business, so that a
 plugin's engine is written and tested without Ray.
@@ -103,7 +103,8 @@ class Request:
         prompt_ids: int64 `[p]`.
         sampling: How.
         n: How many continuations.
-        seed: Of this request; its `i`-th continuation differs from the others and is the same in every run. None: the engine's own.
+        seed: Of this request; its `i`-th continuation differs from the others and is the same in every run. None: the
+            engine's own.
     """
 
     id: str
@@ -309,7 +310,8 @@ def _positions(lengths: np.ndarray, index: np.ndarray) -> np.ndarray:
     ends = np.cumsum(lengths)
     chosen = lengths[index]
     shift = (ends - lengths)[index] - (np.cumsum(chosen) - chosen)
-    return np.arange(int(chosen.sum())) + np.repeat(shift, chosen)
+    positions: np.ndarray = np.arange(int(chosen.sum())) + np.repeat(shift, chosen)
+    return positions
 
 
 class Learner(Protocol):
@@ -334,7 +336,7 @@ class Learner(Protocol):
         ...
 
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
-        """One optimiser step for each (this rank's share, trained tokens, trained rollouts of all ranks); returns metrics."""
+        """One optimiser step for each (this rank's share, trained tokens, rollouts of all ranks); returns metrics."""
         ...
 
     def weights(self, version: int) -> Weights | None:
@@ -416,7 +418,7 @@ class Tracker(Protocol):
 
 @attrs.frozen
 class Run:
-    """What a tracker is told of a run: its name, folder, resolved config, and the step that it resumes from (0: new)."""
+    """What a tracker is told of a run: name, folder, resolved config, and the step that it resumes from (0: new)."""
 
     name: str
     folder: Path

@@ -19,9 +19,16 @@ import attrs
 import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
+from rlsdk.errors import PluginError
+
 MISSING: Any = attrs.NOTHING
 Fault = tuple[str, str]
 """(path below the component, sentence)."""
+
+CONTINUATION = (
+    "; it looks like a shell line that lost its continuation: end each line but the last with ' \\' and nothing "
+    "behind it"
+)
 
 
 class Mismatch(ValueError):
@@ -57,39 +64,83 @@ class Option:
 
 
 def options_of(obj: Any) -> tuple[Option, ...]:
-    """The options that `obj` declares: keyword-only parameters of a function, attrs fields (or the same of `__init__`) of a class.
+    """The options that `obj` declares: keyword-only parameters of a function; of a class, attrs fields or `__init__`'s.
 
     Args:
         obj: A function or a class.
 
     Returns:
         One `Option` each, in the order of declaration; help comes from the docstring's `Args:` or `Attributes:`.
+
+    Raises:
+        PluginError: An annotation of an option cannot be read at run time.
     """
-    notes = documented(inspect.getdoc(obj) or "")
     if inspect.isclass(obj) and attrs.has(obj):
-        attrs.resolve_types(obj)
-        fields = [f for f in attrs.fields(obj) if f.init]
-        return tuple(Option(f.alias or f.name, f.type or Any, _default(f.default), notes.get(f.name, "")) for f in fields)
-    if inspect.isclass(obj):
-        notes = {**documented(inspect.getdoc(obj.__init__) or ""), **notes}
+        return _fields(obj)
+    notes = documented(inspect.getdoc(obj) or "")
     target = obj.__init__ if inspect.isclass(obj) else obj
     if target is object.__init__:
         return ()
-    hints = typing.get_type_hints(target)
+    if inspect.isclass(obj):
+        notes = {**documented(inspect.getdoc(target) or ""), **notes}
     keyword = [p for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return tuple(
-        Option(p.name, hints.get(p.name, Any), MISSING if p.default is p.empty else p.default, notes.get(p.name, ""))
+        Option(p.name, _hint(target, p), MISSING if p.default is p.empty else p.default, notes.get(p.name, ""))
         for p in keyword
     )
 
 
+def _hint(function: Any, parameter: inspect.Parameter) -> Any:
+    """The type of one parameter; the others' annotations may name what is imported for type checkers only."""
+    if parameter.annotation is parameter.empty:
+        return Any
+    alone = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    try:
+        return typing.get_type_hints(alone, globalns=inspect.unwrap(function).__globals__)[parameter.name]
+    except Exception as error:  # an annotation is code, and may raise anything
+        raise _unreadable(function, error) from error
+
+
+def _fields(cls: type) -> tuple[Option, ...]:
+    """Options of an attrs class; those of a base come first, with the base's help unless the class has its own."""
+    try:
+        attrs.resolve_types(cls)
+    except Exception as error:  # as above
+        raise _unreadable(cls, error) from error
+    bases = [base for base in reversed(cls.__mro__) if attrs.has(base)]
+    notes = {name: text for base in bases for name, text in documented(base.__doc__ or "").items()}
+    order = list(dict.fromkeys(f.name for base in bases for f in attrs.fields(base)))
+    fields = sorted((f for f in attrs.fields(cls) if f.init), key=lambda f: order.index(f.name))
+    return tuple(Option(f.alias or f.name, f.type or Any, _default(f.default), notes.get(f.name, "")) for f in fields)
+
+
+def _unreadable(obj: Any, error: Exception) -> PluginError:
+    cause = f"{type(error).__name__}: {error}"
+    name = f"{obj.__module__}.{obj.__qualname__}"
+    return PluginError(
+        f"the annotations of the options of {name} cannot be read ({cause}); import what they name at run time, not "
+        "under TYPE_CHECKING"
+    )
+
+
 def _default(value: Any) -> Any:
-    return value.factory() if isinstance(value, attrs.Factory) and not value.takes_self else value  # type: ignore[arg-type]
+    if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+        return Computed() if value.takes_self else value.factory()
+    return value
+
+
+@attrs.frozen
+class Computed:
+    """Stands for a default that depends on other options."""
+
+    def __str__(self) -> str:
+        return "computed"
 
 
 def documented(doc: str) -> dict[str, str]:
     """Names explained under `Args:`, `Options:` or `Attributes:` of a docstring -> their explanation on one line."""
     found: dict[str, str] = {}
+    doc = inspect.cleandoc(doc)
     for section in re.finditer(r"^(?:Args|Options|Attributes):\n((?:[ \t]+.*\n?|\n)*)", doc, re.MULTILINE):
         body = textwrap.dedent(section.group(1))
         for entry in re.finditer(r"^\*{0,2}(\w+)(?: \([^)]*\))?:\s*((?:.*\n?)(?:[ \t]+.*\n?)*)", body, re.MULTILINE):
@@ -120,7 +171,7 @@ def structure(value: Any, kind: Any) -> tuple[Any, list[Fault]]:
     """`value` as type `kind`, or the faults with their paths (`.field`, `[index]`)."""
     try:
         return CONVERTER.structure(value, kind), []
-    except Exception as error:  # cattrs raises groups of anything: all of it becomes text, none is lost
+    except Exception as error:  # noqa: BLE001 - cattrs raises groups of anything: all of it becomes text, none is lost
         return None, list(_flatten(error, ""))
 
 
@@ -134,13 +185,14 @@ def _flatten(error: BaseException, path: str) -> Iterable[Fault]:
         for inner in plain:
             yield from _flatten(inner, path)
     elif isinstance(error, ForbiddenExtraKeysError):
-        known = [f.alias for f in attrs.fields(error.cl)]  # type: ignore[arg-type]
+        known = [f.alias for f in attrs.fields(error.cl) if f.alias]
         for name in sorted(error.extra_fields):
             yield f"{path}.{name}", unknown("key", name, known)
     elif isinstance(error, KeyError):
         yield f"{path}.{error.args[0]}", "is required"
     elif isinstance(error, StructureHandlerNotFoundError):
-        yield path, f"rlsdk cannot check values of type {type_name(error.type_)}; annotate with plain types or attrs classes"
+        kind = type_name(error.type_)
+        yield path, f"rlsdk cannot check values of type {kind}; annotate with plain types or attrs classes"
     elif isinstance(error, TypeError | AttributeError):  # cattrs looked into something that has no keys
         yield path, "expected a mapping with named keys"
     else:
@@ -177,7 +229,7 @@ def type_name(kind: Any) -> str:
         return f"list of {type_name(args[0])}" if args else "list"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "mapping"
-    return getattr(kind, "__name__", str(kind))
+    return str(getattr(kind, "TYPE_NAME", None) or getattr(kind, "__name__", kind))
 
 
 def _mismatch(value: Any, kind: Any) -> Mismatch:
@@ -190,7 +242,7 @@ def _help(value: Any, kind: Any) -> str:
     if not isinstance(value, str):
         return " (quote it to make it text)" if kind is str else ""
     if value.strip() != value or "\n" in value or value.endswith("\\"):
-        return "; it looks like a shell line that lost its continuation: end each line but the last with ' \\' and nothing behind it"
+        return CONTINUATION
     if re.fullmatch(r"[-+]?\d[\d_.]*\s*([kKmMgGtT]i?[bB]?|ms|s|min|h|%)", value) and kind in (int, float):
         return "; write the plain number without a unit"
     if kind in (int, float) and re.fullmatch(r"[-+]?\d[\d.,_]*(e[-+]?\d+)?", value, re.IGNORECASE):
@@ -216,14 +268,14 @@ def _union(value: Any, kind: Any) -> Any:
     exact = [a for a in arms if isinstance(a, type) and type(value) is a]
     if value is None and type(None) in arms:
         return None
-    faults: list[str] = []
+    faults: list[Fault] = []
     for arm in [*exact, *(a for a in arms if a not in exact and a is not type(None))]:
         structured, found = structure(value, arm)
         if not found:
             return structured
-        faults += [f"{path}: {text}" if path else text for path, text in found]
-    if len([a for a in arms if a is not type(None)]) == 1:
-        raise Mismatch("; ".join(faults))
+        faults += found
+    if len([a for a in arms if a is not type(None)]) == 1:  # its faults say more, with their paths
+        raise Mismatches([(path, text if path else text.replace(", got", " or null, got", 1)) for path, text in faults])
     raise _mismatch(value, kind)
 
 
@@ -269,7 +321,7 @@ def _collect(parts: Iterable[tuple[str, Any, Any]]) -> list[Any]:
 
 
 def _is_sequence(kind: Any) -> bool:
-    origin = get_origin(kind) or kind
+    origin: Any = get_origin(kind) or kind
     return isinstance(origin, type) and issubclass(origin, Sequence) and not issubclass(origin, str | bytes)
 
 
@@ -278,12 +330,22 @@ def _is_mapping(kind: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
+def _is_union(kind: Any) -> bool:
+    origin: Any = get_origin(kind)
+    return origin in (Union, types.UnionType)
+
+
+def _is_literal(kind: Any) -> bool:
+    origin: Any = get_origin(kind)
+    return origin is Literal
+
+
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True, use_alias=True)
     converter.register_structure_hook_func(_is_sequence, _sequence)
     converter.register_structure_hook_func(_is_mapping, _mapping)
-    converter.register_structure_hook_func(lambda k: get_origin(k) in (Union, types.UnionType), _union)
-    converter.register_structure_hook_func(lambda k: get_origin(k) is Literal, _literal)
+    converter.register_structure_hook_func(_is_union, _union)
+    converter.register_structure_hook_func(_is_literal, _literal)
     converter.register_structure_hook(int, _strict(int, lambda v: type(v) is int))
     converter.register_structure_hook(float, _strict(float, lambda v: type(v) in (int, float)))
     converter.register_structure_hook(bool, _strict(bool, lambda v: type(v) is bool))

@@ -6,7 +6,7 @@ Importing this module loads attrs only; numpy is loaded when the first rollout i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,27 +26,24 @@ def _frozen_mapping(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return value if isinstance(value, MappingProxyType) else MappingProxyType(dict(value or {}))
 
 
-def _thaw(value: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(value)
-
-
 class _Frozen:
-    """Pickling for classes that hold read-only mappings (a `MappingProxyType` does not pickle)."""
+    """Pickling for classes with read-only mappings (which do not pickle) and arrays (whose flag a pickle forgets)."""
 
     __slots__ = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        fields = (a.name for a in attrs.fields(type(self)))  # type: ignore[arg-type]
-        values = {name: getattr(self, name) for name in fields}
-        return {k: _thaw(v) if isinstance(v, MappingProxyType) else v for k, v in values.items()}
+        state = {}
+        for field in attrs.fields(type(self)):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            state[field.name] = dict(value) if field.converter is _frozen_mapping else value
+        return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        for name, value in state.items():
-            if isinstance(value, dict):
-                value = MappingProxyType(value)
-            elif hasattr(value, "setflags"):  # numpy forgets the read-only flag in a pickle
-                value.setflags(write=False)
-            object.__setattr__(self, name, value)
+        for field in attrs.fields(type(self)):  # type: ignore[arg-type]
+            value = state[field.name]
+            if field.converter in (_frozen_mapping, _int64, _bool, _float32):
+                value = field.converter(value)
+            object.__setattr__(self, field.name, value)
 
 
 @attrs.frozen
@@ -82,17 +79,38 @@ class Task(_Frozen):
     source: str = ""
 
 
-def _array(dtype: str) -> Any:
-    def convert(value: Any) -> np.ndarray:
-        import numpy as np
+def _array(value: Any, dtype: str) -> np.ndarray:
+    import numpy as np
 
-        if isinstance(value, np.ndarray) and value.dtype == dtype and not value.flags.writeable:
-            return value
-        array = np.array(value, dtype=dtype)
-        array.setflags(write=False)
-        return array
+    if isinstance(value, np.ndarray) and value.dtype == dtype and not value.flags.writeable:
+        return value
+    array = np.array(value, dtype=dtype)
+    array.setflags(write=False)
+    return array
 
-    return convert
+
+def _int64(value: Any) -> np.ndarray:
+    return _array(value, "int64")
+
+
+def _bool(value: Any) -> np.ndarray:
+    return _array(value, "bool")
+
+
+def _float32(value: Any) -> np.ndarray:
+    return _array(value, "float32")
+
+
+def _messages(value: Iterable[Message]) -> tuple[Message, ...]:
+    return tuple(value)
+
+
+def _pairs(value: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    return tuple((int(position), float(number)) for position, number in value)
+
+
+def _maybe_pairs(value: Iterable[tuple[int, float]] | None) -> tuple[tuple[int, float], ...] | None:
+    return None if value is None else _pairs(value)
 
 
 def _status(_: Any, __: Any, value: str) -> None:
@@ -122,14 +140,14 @@ class Rollout(_Frozen):
     """
 
     task: Task
-    messages: tuple[Message, ...] = attrs.field(converter=tuple)
-    token_ids: np.ndarray = attrs.field(converter=_array("int64"))
-    loss_mask: np.ndarray = attrs.field(converter=_array("bool"))
-    logprobs: np.ndarray = attrs.field(converter=_array("float32"))
-    policy_versions: np.ndarray = attrs.field(converter=_array("int64"))
+    messages: tuple[Message, ...] = attrs.field(converter=_messages)
+    token_ids: np.ndarray = attrs.field(converter=_int64)
+    loss_mask: np.ndarray = attrs.field(converter=_bool)
+    logprobs: np.ndarray = attrs.field(converter=_float32)
+    policy_versions: np.ndarray = attrs.field(converter=_int64)
     status: Status = attrs.field(default="finished", validator=_status)
     metrics: Mapping[str, float] = attrs.field(factory=dict, converter=_frozen_mapping)
-    rewards: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=tuple)
+    rewards: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_pairs)
     trajectory: str = ""
     step: int = 0
     state: str = ""
@@ -139,7 +157,8 @@ class Rollout(_Frozen):
         for name in ("token_ids", "loss_mask", "logprobs", "policy_versions"):
             given = getattr(self, name).shape
             if len(given) != 1 or given != shape:
-                raise ValueFault(f"rollout of task {self.task.id!r}: {name} has shape {given}; expected {shape}, one axis")
+                expected = f"{shape}, as token_ids" if len(shape) == 1 else "one axis"
+                raise ValueFault(f"rollout of task {self.task.id!r}: {name} has shape {given}; expected {expected}")
         for position, _ in self.rewards:
             if not 0 <= position < shape[0]:
                 raise ValueFault(f"rollout of task {self.task.id!r}: a reward at token {position} of {shape[0]}")
@@ -196,9 +215,7 @@ class Score(_Frozen):
     valid: bool = True
     metrics: Mapping[str, float] = attrs.field(factory=dict, converter=_frozen_mapping)
     reason: str = ""
-    token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(
-        default=None, converter=lambda v: None if v is None else tuple(v)
-    )
+    token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(default=None, converter=_maybe_pairs)
 
     def __attrs_post_init__(self) -> None:
         if self.valid and not math.isfinite(self.value):
@@ -220,9 +237,8 @@ class Group:
 
     def __attrs_post_init__(self) -> None:
         if len(self.rollouts) != len(self.scores):
-            raise ValueFault(
-                f"group of task {self.task.id!r}: {len(self.rollouts)} rollouts, {len(self.scores)} scores; expected as many"
-            )
+            counts = f"{len(self.rollouts)} rollouts, {len(self.scores)} scores"
+            raise ValueFault(f"group of task {self.task.id!r}: {counts}; expected as many of one as of the other")
 
     def __len__(self) -> int:
         return len(self.rollouts)
@@ -236,12 +252,12 @@ class Observation:
     state: str = ""
 
 
-@attrs.frozen
-class Step:
+@attrs.frozen(slots=False, getstate_setstate=False)
+class Step(_Frozen):
     """What an environment answers to an action."""
 
     observation: Observation
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    metrics: Mapping[str, float] = attrs.field(factory=dict)
+    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=_frozen_mapping)

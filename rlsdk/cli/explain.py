@@ -48,12 +48,13 @@ def _text(value: Any) -> str:
 def describe(plan: Plan) -> dict[str, dict[str, Any]]:
     """What a plan would run: section -> name -> text, flag or list of texts."""
     config = plan.config
+    updates = config.minibatches * config.passes
     length = f"{config.steps} steps" if config.steps is not None else f"{config.epochs:g} epochs"
     return {
         "run": {
             "folder": str(plan.folder),
             "length": length,
-            "each step": f"{config.batch_size} tasks × {_rollouts(plan)}, {config.minibatches * config.passes} optimiser steps",
+            "each step": f"{config.batch_size} tasks × {_rollouts(plan)}, {updates} optimiser steps",
             "seed": config.seed,
         },
         "model": {"path": config.model.path, "dtype": config.model.dtype, "max_length": config.model.max_length},

@@ -1,4 +1,4 @@
-"""What `rlsdk plugins` shows: entries of plugins, their components, those that are broken; as tables or as plain values."""
+"""What `rlsdk plugins` shows: entries of plugins, their components, those that are broken; tables or plain values."""
 
 from __future__ import annotations
 

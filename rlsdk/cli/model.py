@@ -28,7 +28,7 @@ def new() -> None:
 @click.option("--initializer-range", default=0.05, show_default=True, help="Standard deviation of the weights.")
 @click.option("--overwrite", is_flag=True, help="Write into a folder that holds something.")
 def nano(folder: Path, overwrite: bool, **shape: int) -> None:
-    """Make a small Llama-shaped model for machines without an accelerator, with a tokenizer that reads numbers whole."""
+    """Make a small Llama-shaped model for machines without an accelerator; its tokenizer reads numbers whole."""
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise click.UsageError(f"{folder} is not empty; choose another folder, or write into it with --overwrite")
     if shape["hidden"] % shape["heads"]:

@@ -15,5 +15,6 @@ class SettingsCommand(click.Command):
         except click.NoSuchOption as error:
             if not error.possibilities and error.option_name.startswith("--"):
                 key, _, value = error.option_name.lstrip("-").partition("=")
-                error.message += f" Settings have no dashes: {key}={value or '…'}"
+                hint = f"{error.message} Settings have no dashes: {key}={value or '…'}"
+                raise click.NoSuchOption(error.option_name, hint, ctx=ctx) from None
             raise

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 from rlsdk.components import Kind, Use, component_of
-from rlsdk.config.read import Tree, read
-from rlsdk.config.schema import PART_LISTS, PARTS, RunConfig, normalise
+from rlsdk.config.rules import cross_checks, limits
+from rlsdk.config.schema import COMPONENT_KEYS, PART_LISTS, PARTS, RewardUse, RunConfig, normalise
+from rlsdk.config.tree import Tree, read
 from rlsdk.contracts import AlgorithmDefaults, LossSpec, Model
 from rlsdk.errors import ConfigError, OptionError, PluginError
 from rlsdk.options import structure
 from rlsdk.plugins import Plugins, Reference
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -75,10 +77,8 @@ class Plan:
     @property
     def model(self) -> Model:
         """The model as actors read it."""
-        m = self.config.model
-        return Model(
-            path=m.path, dtype=m.dtype, max_length=m.max_length, trust_remote_code=m.trust_remote_code, tokenizer=m.tokenizer
-        )
+        section = attrs.asdict(self.config.model)
+        return Model(**{field.name: section[field.name] for field in attrs.fields(Model)})
 
     @property
     def sampled(self) -> bool:
@@ -127,13 +127,29 @@ def check(
 
 def _plugins(files: Sequence[str | Path], tree: Tree, faults: list[str]) -> Plugins:
     found = Plugins()
-    named = tree.get("plugins", ())
-    for plugin in [*files, *(named if isinstance(named, list | tuple) else ())]:
+    for plugin in [*files, *_items(tree.get("plugins"))]:
         try:
             found.activate(str(plugin))
         except PluginError as error:
             faults.append(f"plugins: {error}")
     return found
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _at(tree: Tree, path: str) -> Any:
+    """The value under a dotted path; None if there is none."""
+    node: Any = tree
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def _readable(value: Any, kind: type[T]) -> T | None:
+    """A value as `kind`; None if it is absent or does not fit (which is reported with its path elsewhere)."""
+    return None if value is None else structure(value, kind)[0]
 
 
 class _Resolver:
@@ -163,14 +179,21 @@ class _Resolver:
         return tuple(f for f in found if f is not None)
 
     def check_loosely(self, tree: Tree) -> None:
-        """The typed values are wrong somewhere: still check the components that can be read."""
-        for path, kind in (("workflow", "workflow"), ("engine", "engine"), ("learner", "learner")):
-            use, wrong = structure(tree.get(path), Use) if tree.get(path) else (None, [])
-            if use is not None and not wrong:
-                self.reference(path, kind, use)  # type: ignore[arg-type]
-        use, wrong = structure(tree.get("algorithm", "grpo"), Use)
-        if not wrong:
-            self.algorithm(use)
+        """The typed values are wrong somewhere: check the components that can be read all the same."""
+        for path, kind in COMPONENT_KEYS.items():
+            use = _readable(_at(tree, path), Use)
+            if use is not None and kind == "algorithm":
+                algorithm = self.algorithm(use)
+                if algorithm is not None:
+                    self.parts(algorithm)
+            elif use is not None:
+                self.reference(path, kind, use)
+        lists: tuple[tuple[str, Kind, Any], ...] = (("reward", "reward", RewardUse), ("trackers", "tracker", Use))
+        for path, kind, written in lists:
+            for i, value in enumerate(_items(tree.get(path))):
+                part = _readable(value, written)
+                if part is not None:
+                    self.reference(f"{path}[{i}]", kind, part.use if isinstance(part, RewardUse) else part)
 
     def plan(self, config: RunConfig, tree: Tree) -> Plan | None:
         algorithm = self.algorithm(config.algorithm)
@@ -180,6 +203,7 @@ class _Resolver:
         learner = self.reference("learner", "learner", config.learner)
         rewards = self.rewards(config)
         trackers = self.many("trackers", "tracker", config.trackers)
+        self.faults += limits(config)
         if algorithm is None:
             return None
         sampled = algorithm.rollouts == "sampled"
@@ -225,10 +249,9 @@ class _Resolver:
             reference = self.reference(path, "reward", part.use)
             if reference is not None:
                 found.append(RewardPart(reference.name.removeprefix("core/"), part.weight, reference))
-        names = [p.name for p in found]
-        return tuple(
-            attrs.evolve(p, name=f"{p.name}_{names[:i].count(p.name) + 1}") if p.name in names[:i] else p for i, p in enumerate(found)
-        )
+        names = [part.name for part in found]
+        before = [names[:i].count(name) for i, name in enumerate(names)]
+        return tuple(attrs.evolve(p, name=f"{p.name}_{n + 1}") if n else p for p, n in zip(found, before, strict=True))
 
     def algorithm(self, use: Use) -> Any:
         """The algorithm with overrides merged into its defaults."""
@@ -253,16 +276,21 @@ class _Resolver:
             if part == "kl" and not algorithm.kl_coef:
                 found[part] = None  # not used: a reference model is not held for it
                 continue
-            found[part] = self.reference(f"algorithm.{part}", kind, use) if use else None  # type: ignore[arg-type]
+            found[part] = self.reference(f"algorithm.{part}", kind, use) if use else None
         if algorithm.kl_coef:
             self.needs.add("ref_logprobs")
         for part, kind in PART_LISTS.items():
-            found[part] = self.many(f"algorithm.{part}", kind, getattr(algorithm, part))  # type: ignore[arg-type]
+            found[part] = self.many(f"algorithm.{part}", kind, getattr(algorithm, part))
         return found
 
 
 def merge_parts(defaults: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """A partial override merges into the algorithm's own choice; another name, or a marked object, replaces it."""
+    """A partial override merges into the algorithm's own choice; another name, or a marked object, replaces it.
+
+    Args:
+        defaults: The algorithm as its author made it.
+        options: What a configuration gives under `algorithm`; changed and returned.
+    """
     for part in PARTS:
         given, own = options.get(part), getattr(defaults, part, None)
         if own is None or given is None:
@@ -271,42 +299,7 @@ def merge_parts(defaults: Any, options: dict[str, Any]) -> dict[str, Any]:
             options[part] = own
         elif isinstance(given, Mapping) and given.get("use", own.name) == own.name:
             options[part] = {"use": own.name, **own.options, **{k: v for k, v in given.items() if k != "use"}}
+    for part in PART_LISTS:
+        if part in options and not isinstance(options[part], list | tuple):
+            options[part] = [options[part]]
     return options
-
-
-def cross_checks(config: RunConfig, algorithm: AlgorithmDefaults, needs: set[str]) -> list[str]:
-    """What no single value shows."""
-    sampled = algorithm.rollouts == "sampled"
-    rules = [
-        ((config.steps is None) == (config.epochs is None), "steps: give either steps or epochs"),
-        (sampled and not config.reward, "reward: none given; name one, such as 'countdown'"),
-        (algorithm.kl_coef > 0 and algorithm.kl is None, "algorithm.kl: kl_coef is above 0, name an estimator such as 'k3'"),
-        (
-            algorithm.aggregate == "seq-mean-token-sum-norm" and not algorithm.norm,
-            "algorithm.norm: 'seq-mean-token-sum-norm' divides by a length; give it, such as sampling.max_tokens",
-        ),
-        ("values" in needs and not algorithm.critic, "algorithm.critic: the advantage reads the critic's values; set it true"),
-        (sampled and config.sampling.temperature <= 0, "sampling.temperature: must be above 0 to learn from samples"),
-        (
-            sampled and config.sampling.max_tokens + 1 > config.model.max_length,
-            f"model.max_length: {config.model.max_length} tokens cannot hold a prompt and sampling.max_tokens={config.sampling.max_tokens}",
-        ),
-        (
-            config.minibatches > config.batch_size * config.group_size,
-            f"minibatches: {config.minibatches} of {config.batch_size * config.group_size} rollouts leaves some empty",
-        ),
-        (not 0 <= config.max_invalid <= 1, f"max_invalid: a share between 0 and 1, got {config.max_invalid}"),
-        (not _model_exists(config.model.path), f"model.path: there is no folder {config.model.path!r} with a config.json"),
-    ]
-    positive = ("batch_size", "group_size", "minibatches", "passes", "max_prompt_tokens")
-    rules += [(getattr(config, key) < 1, f"{key}: at least 1, got {getattr(config, key)}") for key in positive]
-    rules += [(config.steps is not None and config.steps < 1, f"steps: at least 1, got {config.steps}")]
-    counts = ("engines", "learners")
-    rules += [(getattr(config.placement, k) < 1, f"placement.{k}: at least 1, got {getattr(config.placement, k)}") for k in counts]
-    return [text for wrong, text in rules if wrong]
-
-
-def _model_exists(path: str) -> bool:
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).exists() and not path.startswith("."):
-        return True  # reads as a hub id: only the hub can tell
-    return (Path(path).expanduser() / "config.json").is_file()

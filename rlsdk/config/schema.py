@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from rlsdk.components import Use
+from rlsdk.components import Kind, Use
 from rlsdk.contracts import DType
 from rlsdk.options import CONVERTER, Mismatches, structure
 
@@ -69,8 +69,8 @@ class SamplingSection:
         top_k: 0 is off; the same warning.
         max_tokens: Of one response.
         stop: Strings that end a response; they stay in it.
-        seeds: One seed per request (`request`: the same samples on any number of engines) or one per step (`step`: faster,
-            the same samples with one engine).
+        seeds: One seed per request (`request`: the same samples on any number of engines) or one per step (`step`:
+            faster, the same samples with one engine).
     """
 
     temperature: float = 1.0
@@ -182,7 +182,8 @@ class RunConfig:
         group_size: Rollouts per task.
         minibatches: Optimiser steps that one pass over a batch is divided into.
         passes: Passes over each batch.
-        old_logprobs: Recomputed by the learner, or those of the rollout (saves a forward pass; needs an engine that agrees).
+        old_logprobs: Recomputed by the learner, or those of the rollout (saves a forward pass; needs an engine that
+            agrees).
         eval: Evaluation.
         checkpoint: Checkpoints.
         trackers: Where metrics go, beside `metrics.jsonl`, which is always written.
@@ -222,7 +223,7 @@ class RunConfig:
     placement: PlacementSection = PlacementSection()
 
 
-COMPONENT_KEYS: Mapping[str, str] = {
+COMPONENT_KEYS: Mapping[str, Kind] = {
     "tasks.train": "tasks",
     "tasks.eval": "tasks",
     "workflow": "workflow",
@@ -230,9 +231,9 @@ COMPONENT_KEYS: Mapping[str, str] = {
     "engine": "engine",
     "learner": "learner",
 }
-"""Path of a single component -> its kind. Lists (`reward`, `trackers`) and the parts of an algorithm are handled beside."""
+"""Path of a single component -> its kind; lists (`reward`, `trackers`) and the parts of an algorithm come beside."""
 
-PARTS: Mapping[str, str] = {
+PARTS: Mapping[str, Kind] = {
     "advantage": "advantage",
     "policy_loss": "policy_loss",
     "correction": "correction",
@@ -240,7 +241,7 @@ PARTS: Mapping[str, str] = {
 }
 """Single parts of an algorithm -> their kind."""
 
-PART_LISTS: Mapping[str, str] = {"shaping": "shaping", "filters": "filter"}
+PART_LISTS: Mapping[str, Kind] = {"shaping": "shaping", "filters": "filter"}
 """Parts of an algorithm that are lists -> their kind."""
 
 
@@ -270,7 +271,8 @@ def normalise(tree: dict[str, Any]) -> dict[str, Any]:
             tree.pop(key, None)
         elif not isinstance(tree[key], list | tuple):
             tree[key] = [tree[key]]
-    for key, default in (("engine", "vllm"), ("learner", "deepspeed"), ("algorithm", "grpo"), ("workflow", "single_turn")):
+    defaults = {"engine": "vllm", "learner": "deepspeed", "algorithm": "grpo", "workflow": "single_turn"}
+    for key, default in defaults.items():
         if isinstance(tree.get(key), Mapping) and "use" not in tree[key]:
             tree[key] = {"use": default, **tree[key]}  # options alone: of the default component
     return tree

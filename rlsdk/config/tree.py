@@ -12,11 +12,15 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlsdk.components import component_of
-from rlsdk.config.schema import COMPONENT_KEYS, PARTS
+from rlsdk.config.schema import COMPONENT_KEYS, PART_LISTS, PARTS
 from rlsdk.errors import ConfigError
+from rlsdk.options import CONTINUATION
 
 Tree = dict[str, Any]
-_SHORTHANDS = {*COMPONENT_KEYS, *(f"algorithm.{part}" for part in PARTS)}
+_LISTS = (*(f"algorithm.{part}" for part in PART_LISTS), "reward", "trackers")
+_NAMES = [*COMPONENT_KEYS, *(f"algorithm.{part}" for part in PARTS), *_LISTS]
+_SHORTHAND = re.compile("|".join([*map(re.escape, _NAMES), *(rf"{re.escape(name)}\.\d+" for name in _LISTS)]))
+"""Paths under which a name is short for `{use: NAME}`."""
 
 
 def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Tree, list[str]]:
@@ -57,6 +61,8 @@ def _load(source: str | Path | Mapping[str, Any]) -> tuple[Tree, dict[tuple[str 
         raise ConfigError([f"{path} cannot be read: {error}"]) from error
     except yaml.YAMLError as error:
         raise ConfigError([f"{path} is no valid YAML: {' '.join(str(error).split())}"]) from error
+    except OmegaConfBaseException as error:
+        raise ConfigError([f"{error.full_key or path}: {_first_line(error)}{_DOLLAR}"]) from error
     tree = OmegaConf.to_container(loaded, resolve=False)
     if not isinstance(tree, dict):
         raise ConfigError([f"{path} holds a {type(tree).__name__}; expected keys with values at the top"])
@@ -94,21 +100,23 @@ def apply_override(tree: Tree, text: str) -> str | None:
     key, _, raw = text.partition("=")
     key = key.strip().lstrip("+")
     if raw.endswith("\\") or "\n" in raw:
-        return f"override {text!r}: the value holds a line break or a backslash{_CONTINUATION}"
+        return f"override {text!r}: the value holds a line break or a backslash{CONTINUATION}"
     try:
-        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={raw}"]), resolve=False)["v"]  # type: ignore[index,call-overload]
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={raw}"]), resolve=False)["v"]
+    except yaml.YAMLError as error:
         return f"override {text!r}: the value is no valid YAML ({' '.join(str(error).split())}){_QUOTES}"
+    except OmegaConfBaseException as error:
+        return f"override {text!r}: {_first_line(error)}{_DOLLAR}"
     return _assign(tree, re.sub(r"\[(\d+)\]", r".\1", key).split("."), value, text)
 
 
-_CONTINUATION = "; it looks like a shell line that lost its continuation: end each line but the last with ' \\' and nothing behind it"
+_DOLLAR = "; an interpolation is written ${key} or ${oc.env:NAME}, plain text with a dollar sign \\${"
 _QUOTES = "; a list or a mapping is written in single quotes as a whole: 'key=[a, b]'"
 
 
 def _override_help(text: str) -> str:
     if text.strip() in ("\\", "") or text.endswith("\\") or text.startswith(("\\", " ")):
-        return _CONTINUATION
+        return CONTINUATION
     if text.startswith("--"):
         return f"; overrides have no dashes: {text.lstrip('-').replace(' ', '=')}=…"
     if text[:1] in "[]{}'\"," or text[-1:] in "[]{}'\",":
@@ -117,40 +125,45 @@ def _override_help(text: str) -> str:
 
 
 def _assign(tree: Tree, keys: list[str], value: Any, text: str) -> str | None:
+    """Put a value into the tree, making what is missing on the way; returns the fault, or None."""
     node: Any = tree
-    for depth, key in enumerate(keys[:-1]):
-        path = ".".join(keys[: depth + 1])
-        if isinstance(node, list):
-            if not key.isdigit() or int(key) >= len(node):
-                return f"override {text!r}: {'.'.join(keys[:depth])} is a list of {len(node)}; {key!r} is no index of it"
-            index: Any = int(key)
-        else:
-            index = key
-            node.setdefault(key, {})
-        child = node[index]
-        if isinstance(child, str) and (path in _SHORTHANDS or key.isdigit() or path in ("reward", "trackers")):
-            child = {"use": child}  # a component's short form is spelt out before something is merged into it
-        elif isinstance(child, str) and path == "model":
-            child = {"path": child}
-        elif child is None:
-            child = {}
-        elif not isinstance(child, dict | list):
-            return f"override {text!r}: {path} is {child!r}, it holds no keys"
+    for depth, key in enumerate(keys):
+        where = ".".join(keys[:depth])
+        if isinstance(node, list) and not (key.isdigit() and int(key) < len(node)):
+            return f"override {text!r}: {where} is a list of {len(node)}; {key!r} is no index of it"
+        index: Any = int(key) if isinstance(node, list) else key
+        if depth == len(keys) - 1:
+            node[index] = value
+            return None
+        child = _spelt_out(".".join(keys[: depth + 1]), node[index] if isinstance(node, list) else node.get(key))
+        if not isinstance(child, dict | list):
+            return f"override {text!r}: {'.'.join(keys[: depth + 1])} is {child!r}, it holds no keys"
         node[index] = child
         node = child
-    last = keys[-1]
-    if isinstance(node, list):
-        if not last.isdigit() or int(last) >= len(node):
-            return f"override {text!r}: {'.'.join(keys[:-1])} is a list of {len(node)}; {last!r} is no index of it"
-        node[int(last)] = value
-    else:
-        node[last] = value
     return None
+
+
+def _spelt_out(path: str, value: Any) -> Any:
+    """The long form of what something is merged into: a component's or a model's name becomes a mapping."""
+    if value is None:
+        return {}
+    if isinstance(value, str) and path == "model":
+        return {"path": value}
+    if isinstance(value, str) and _SHORTHAND.fullmatch(path):
+        return {"use": value}
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
     """Resolve `${…}` leaf by leaf, so that every unresolved one is reported."""
-    config = OmegaConf.create(tree)
+    try:
+        config = OmegaConf.create(tree)
+    except OmegaConfBaseException as error:  # of a mapping that a script gave: files and overrides were read before
+        raise ConfigError([f"{error.full_key}: {_first_line(error)}{_DOLLAR}"]) from error
     faults: list[str] = []
 
     def walk(node: DictConfig | ListConfig, path: str) -> Any:
@@ -161,8 +174,8 @@ def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
             try:
                 value = node[key]
             except (OmegaConfBaseException, ValueError) as error:
-                raw = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index,call-overload]
-                faults.append(f"{where}: {raw!r} cannot be resolved: {str(error).splitlines()[0]}")
+                raw = OmegaConf.to_container(node, resolve=False)[key]
+                faults.append(f"{where}: {raw!r} cannot be resolved: {_first_line(error)}")
                 continue
             out[key] = walk(value, where) if isinstance(value, DictConfig | ListConfig) else value
         return list(out.values()) if isinstance(node, ListConfig) else out

@@ -1,0 +1,126 @@
+"""What no single value shows: limits, and values that contradict each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rlsdk.config.schema import RunConfig
+from rlsdk.contracts import AlgorithmDefaults
+
+LEAST: dict[str, int] = {
+    "batch_size": 1,
+    "group_size": 1,
+    "minibatches": 1,
+    "passes": 1,
+    "steps": 1,
+    "max_prompt_tokens": 1,
+    "save_rollouts": 0,
+    "sampling.max_tokens": 1,
+    "sampling.top_k": 0,
+    "eval.every": 0,
+    "eval.samples": 1,
+    "eval.limit": 1,
+    "eval.max_tokens": 1,
+    "checkpoint.every": 0,
+    "checkpoint.keep": 1,
+    "placement.engines": 1,
+    "placement.learners": 1,
+    "placement.engine_threads": 0,
+    "placement.learner_threads": 0,
+    "placement.gpus_per_engine": 1,
+    "canary.tokens": 2,
+}
+"""Path -> least value."""
+
+
+def limits(config: RunConfig) -> list[str]:
+    """Faults that the typed values show by themselves."""
+    return [*_too_small(config), *(text for wrong, text in _sizes(config) if wrong)]
+
+
+def cross_checks(config: RunConfig, algorithm: AlgorithmDefaults, needs: Iterable[str]) -> list[str]:
+    """Faults that the typed values show together with the algorithm.
+
+    Args:
+        config: The typed values.
+        algorithm: The algorithm with what the configuration replaced.
+        needs: Optional inputs that the parts read.
+    """
+    rules = [*_sampling(config, algorithm), *_objective(algorithm, set(needs))]
+    return [text for wrong, text in rules if wrong]
+
+
+def _too_small(config: RunConfig) -> Iterable[str]:
+    for path, least in LEAST.items():
+        value: Any = config
+        for key in path.split("."):
+            value = getattr(value, key)
+        if value is not None and value < least:
+            yield f"{path}: at least {least}, got {value}"
+
+
+def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
+    rollouts = config.batch_size * config.group_size
+    path, share = config.model.path, config.max_invalid
+    both = (
+        f"steps={config.steps} and epochs={config.epochs} are given" if config.steps is not None else "neither is given"
+    )
+    return [
+        ((config.steps is None) == (config.epochs is None), f"steps: {both}; give either steps or epochs"),
+        (
+            not 0 < config.sampling.top_p <= 1,
+            f"sampling.top_p: above 0 and at most 1, got {config.sampling.top_p}",
+        ),
+        (config.epochs is not None and config.epochs <= 0, f"epochs: above 0, got {config.epochs}"),
+        (
+            config.minibatches > rollouts,
+            f"minibatches: {config.minibatches} of {rollouts} rollouts leaves some empty; at most one for each",
+        ),
+        (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),
+        (
+            not _model_exists(path),
+            f"model.path: there is no folder {path!r} with a config.json (nor does it read as a hub id, ORG/NAME)",
+        ),
+    ]
+
+
+def _sampling(config: RunConfig, algorithm: AlgorithmDefaults) -> list[tuple[bool, str]]:
+    sampled = algorithm.rollouts == "sampled"
+    section, length = config.sampling, config.model.max_length
+    return [
+        (sampled and not config.reward, "reward: none given; name one, such as 'countdown'"),
+        (
+            sampled and section.temperature <= 0,
+            f"sampling.temperature: above 0 to learn from samples, got {section.temperature}",
+        ),
+        (
+            sampled and section.max_tokens + 1 > length,
+            f"model.max_length: {length} tokens cannot hold a prompt and sampling.max_tokens={section.max_tokens}",
+        ),
+    ]
+
+
+def _objective(algorithm: AlgorithmDefaults, needs: set[str]) -> list[tuple[bool, str]]:
+    return [
+        (
+            algorithm.kl_coef > 0 and algorithm.kl is None,
+            f"algorithm.kl: kl_coef is {algorithm.kl_coef}; name an estimator, such as 'k3'",
+        ),
+        (
+            algorithm.aggregate == "seq-mean-token-sum-norm" and not algorithm.norm,
+            "algorithm.norm: 'seq-mean-token-sum-norm' divides by a length; give it, such as sampling.max_tokens",
+        ),
+        (
+            "values" in needs and not algorithm.critic,
+            "algorithm.critic: the advantage reads a critic's values; set it true",
+        ),
+    ]
+
+
+def _model_exists(path: str) -> bool:
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).exists() and not path.startswith("."):
+        return True  # reads as a hub id: only the hub can tell
+    return (Path(path).expanduser() / "config.json").is_file()

@@ -1,0 +1,67 @@
+"""Plugins as package metadata tells them; nothing of them is imported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import attrs
+
+GROUP = "rlsdk.v1"
+CORE = "core"
+CORE_MODULE = "rlsdk.builtins"
+
+
+@attrs.frozen
+class Entry:
+    """One plugin as package metadata tells it; nothing of it was imported.
+
+    Attributes:
+        name: Entry point, the prefix of its components.
+        module: Dotted name of the module, or the path of a single file.
+        distribution: The distribution that declares it; empty for a single file.
+        version: Of that distribution.
+        broken: Why it cannot be used; empty if nothing is known to be wrong.
+        file: Whether `module` is a path.
+    """
+
+    name: str
+    module: str
+    distribution: str = ""
+    version: str = ""
+    broken: str = ""
+    file: bool = False
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for messages."""
+        return self.module if self.file else f"{self.distribution} {self.version}".strip()
+
+
+def discover() -> dict[str, tuple[Entry, ...]]:
+    """Every plugin that package metadata declares, by name, `core` first.
+
+    Returns:
+        Name -> all that claim it. A foreign `core` is there too, broken, under a name that no config can write.
+    """
+    found: dict[str, list[Entry]] = {CORE: [Entry(CORE, CORE_MODULE, "rlsdk", version())]}
+    seen: set[tuple[str, str]] = set()
+    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda p: p.name):
+        distribution, release = (point.dist.name, point.dist.version) if point.dist else ("", "")
+        if (point.name, distribution) in seen or (point.name == CORE and point.value == CORE_MODULE):
+            continue  # an egg-info beside a dist-info, or rlsdk itself
+        seen.add((point.name, distribution))
+        key, broken = point.name, ""
+        if point.name == CORE:
+            key, broken = f"{CORE} of {distribution}", f"the name {CORE!r} belongs to rlsdk; choose another"
+        elif "/" in point.name or point.name.endswith(".py"):
+            broken = "its name holds '/' or ends in '.py', so that no config can write it; choose another"
+        found.setdefault(key, []).append(Entry(point.name, point.module, distribution, release, broken))
+    return {name: tuple(claims) for name, claims in found.items()}
+
+
+def version() -> str:
+    """The version of rlsdk that is installed."""
+    try:
+        return importlib.metadata.version("rlsdk")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+source"

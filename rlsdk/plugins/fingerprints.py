@@ -1,0 +1,106 @@
+"""What identifies a plugin's code, and how a worker finds the component that the driver chose."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.components import Kind
+
+
+@attrs.frozen
+class Fingerprint:
+    """What identifies a plugin's code: distribution, version and a hash of its sources."""
+
+    distribution: str
+    version: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version} (source {self.source[:12]})".strip()
+
+
+@attrs.frozen
+class Reference:
+    """How a worker finds the component that the driver chose: by name, and by fingerprint.
+
+    Attributes:
+        kind: Of the component.
+        name: `plugin/name`.
+        options: As given, defaults left out.
+        fingerprint: Of the plugin on the driver.
+        file: (path, source) of a single-file plugin.
+        obj: The marked object itself, where one stood in place of a name.
+    """
+
+    kind: Kind
+    name: str
+    options: Mapping[str, Any]
+    fingerprint: Fingerprint
+    file: tuple[str, str] | None = None
+    obj: Any = None
+
+
+def of_text(text: str) -> Fingerprint:
+    """Of a single file."""
+    return Fingerprint("", "", _hash([text]))
+
+
+def of_object(obj: Any) -> Fingerprint:
+    """Of a marked object: its source, or what it was compiled to where there is none (typed into an interpreter)."""
+    try:
+        text = inspect.getsource(obj)
+    except (OSError, TypeError):
+        text = _compiled(obj)
+    return Fingerprint("", "", _hash([text]))
+
+
+def of_package(distribution: str, version: str, package: str) -> Fingerprint:
+    """Of an installed package: all its Python sources."""
+    return Fingerprint(distribution, version, _package_hash(package))
+
+
+def _compiled(obj: Any) -> str:
+    """A function or class as text that is the same in every process."""
+    if inspect.isclass(obj):
+        members = sorted(vars(obj).items())
+        return repr([(name, _compiled(value)) for name, value in members if inspect.isfunction(value)])
+    code = obj if isinstance(obj, types.CodeType) else obj.__code__
+    return repr((code.co_code, code.co_names, [_constant(value) for value in code.co_consts]))
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, types.CodeType):  # its own repr holds an address
+        return _compiled(value)
+    if isinstance(value, frozenset):  # its order depends on the process
+        return repr(sorted(map(repr, value)))
+    return repr(value)
+
+
+def _hash(texts: Iterable[str | bytes]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode() if isinstance(text, str) else text)
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+_hashes: dict[str, str] = {}
+
+
+def _package_hash(package: str) -> str:
+    if package not in _hashes:
+        spec = importlib.util.find_spec(package)
+        roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
+        named = [(f.relative_to(root).as_posix(), f) for root in roots for f in root.rglob("*.py")]
+        if not named and spec and spec.origin:  # a package of a single module
+            named = [(Path(spec.origin).name, Path(spec.origin))]
+        _hashes[package] = _hash(part for name, file in sorted(named) for part in (name, file.read_bytes()))
+    return _hashes[package]

@@ -1,0 +1,287 @@
+"""`Plugins`: imports plugins when they are named, collects what they mark, resolves one component per name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from rlsdk import hookspecs
+from rlsdk.components import KINDS, Component, Kind, component_of, own_mark
+from rlsdk.errors import FingerprintError, PluginError, UnknownComponentError
+from rlsdk.options import nearest
+from rlsdk.plugins import fingerprints
+from rlsdk.plugins.entries import CORE, Entry, discover
+from rlsdk.plugins.fingerprints import Fingerprint, Reference
+
+FILE_PACKAGE = "_rlsdk_files"
+"""Top-level name under which single-file plugins live in `sys.modules`."""
+
+
+class Plugins(pluggy.PluginManager):
+    """Collects what the decorators marked, and the hooks, of the plugins that a run names."""
+
+    def __init__(self, files: Iterable[str | Path] = ()) -> None:
+        super().__init__(hookspecs.PROJECT)
+        self.add_hookspecs(hookspecs)
+        self.entries = discover()
+        self._files: dict[str, tuple[str, str]] = {}
+        self._components: dict[str, dict[tuple[Kind, str], Component]] = {}
+        self._tables: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._failed: dict[tuple[str, str], PluginError] = {}
+        self._owners: dict[str, str] = {}
+        self._objects: dict[str, Fingerprint] = {}
+        for file in files:
+            self.add_file(file)
+
+    def add_file(self, path: str | Path, source: str | None = None) -> str:
+        """Make a single file a plugin, named by its stem.
+
+        Args:
+            path: The file.
+            source: Its text, where a worker got it with the run; left out, it is read.
+
+        Returns:
+            The plugin's name.
+
+        Raises:
+            PluginError: The file cannot be read, or its name is taken by another plugin.
+        """
+        path = Path(path)
+        name = path.stem
+        if name in self._files and Path(self._files[name][0]).absolute() == path.absolute():
+            return name
+        if taken := self.entries.get(name):
+            raise PluginError(f"plugin file {path}: the name {name!r} is taken by {taken[0].origin}; rename the file")
+        try:
+            text = path.read_text(encoding="utf-8") if source is None else source
+        except (OSError, UnicodeDecodeError) as error:
+            cause = error.strerror if isinstance(error, OSError) else error
+            raise PluginError(f"plugin file {path} cannot be read: {cause}") from error
+        self._files[name] = (str(path), text)
+        self.entries[name] = (Entry(name, str(path), file=True),)
+        return name
+
+    def activate(self, name: str) -> str:
+        """Import a plugin, a name or a file's path, and register its hooks and components.
+
+        Returns:
+            The plugin's name.
+
+        Raises:
+            PluginError: It is unknown, claimed twice, or fails to import (with the cause).
+        """
+        if name.endswith(".py"):
+            name = self.add_file(name)
+        if name not in self._components:
+            entry = self._entry(name)
+            self._once(name, "", partial(self._import, entry))
+        return name
+
+    def names(self, kind: Kind, plugin: str = CORE) -> list[str]:
+        """Names of a plugin's components of one kind, sorted."""
+        return sorted(n for k, n in self.components(plugin, kind) if k == kind)
+
+    def components(self, plugin: str, kind: Kind | None = None) -> dict[tuple[Kind, str], Component]:
+        """A plugin's components, of one kind or of all; imports what it must."""
+        plugin = self.activate(plugin)
+        for each in [kind] if kind else KINDS:
+            self._once(plugin, each, partial(self._import_kind, plugin, each))
+        return {k: c for k, c in self._components[plugin].items() if kind in (None, k[0])}
+
+    def find(self, kind: Kind, name: str) -> tuple[Entry, Component]:
+        """The component `plugin/name`; a bare name is one of `core`.
+
+        Raises:
+            UnknownComponentError: No such kind, plugin or component; suggests the nearest.
+            PluginError: The plugin is broken.
+        """
+        check_kind(kind)
+        if not isinstance(name, str):
+            raise UnknownComponentError(f"a {kind} is chosen by name or given as a marked object; got {name!r}")
+        plugin, _, bare = name.rpartition("/")
+        plugin = self.activate(plugin or CORE)
+        found = self.components(plugin, kind)
+        if (kind, bare) not in found:
+            raise UnknownComponentError(_unknown(kind, name, [n for _, n in found], plugin))
+        return self._entry(plugin), found[kind, bare]
+
+    def reference(self, kind: Kind, name: Any, options: Mapping[str, Any] | None = None) -> Reference:
+        """What a worker needs to resolve the same component; `name` may be a marked object."""
+        check_kind(kind)
+        options = dict(options or {})
+        component = None if isinstance(name, str) else component_of(name)
+        if component is None:
+            entry, component = self.find(kind, name)
+            mark = self.fingerprint(entry.name)
+            return Reference(kind, f"{entry.name}/{component.name}", options, mark, self._files.get(entry.name))
+        if component.kind != kind:
+            raise UnknownComponentError(
+                f"{name!r} is marked as {component.kind} {component.name!r}; a {kind} is expected here"
+            )
+        mark = fingerprints.of_object(component.obj)
+        self._objects[f"{kind} {component.name} (object)"] = mark
+        return Reference(kind, component.name, options, mark, obj=component.obj)
+
+    def resolve(self, reference: Reference) -> Any:
+        """What is ready to run, on a driver or a worker.
+
+        Raises:
+            FingerprintError: This process has other code than the driver that made the reference.
+            OptionError: The options do not fit.
+        """
+        if reference.obj is not None:
+            component = component_of(reference.obj)
+            if component is None:
+                raise PluginError(
+                    f"{reference.obj!r} lost its mark on the way to this worker; make @rlsdk.{reference.kind} outermost"
+                )
+            return component.bind(reference.options)
+        plugin = reference.name.partition("/")[0]
+        if reference.file is not None:
+            self.add_file(*reference.file)
+        _, component = self.find(reference.kind, reference.name)
+        here = self.fingerprint(plugin)
+        if here != reference.fingerprint:
+            raise FingerprintError(
+                f"plugin {plugin!r} differs between driver and worker: driver {reference.fingerprint}, worker {here}; "
+                "install the same version on every node"
+            )
+        return component.bind(reference.options)
+
+    def fingerprint(self, plugin: str) -> Fingerprint:
+        """Distribution, version and source hash of a plugin."""
+        entry = self._entry(plugin)
+        if entry.file:
+            return fingerprints.of_text(self._files[plugin][1])
+        return fingerprints.of_package(entry.distribution, entry.version, entry.module.partition(".")[0])
+
+    def used(self) -> dict[str, Fingerprint]:
+        """Every plugin that was activated, and every object that stood in place of a name, with its fingerprint."""
+        return {name: self.fingerprint(name) for name in sorted(self._components)} | dict(sorted(self._objects.items()))
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        """Called by pluggy for every attribute of a plugin: collects marks in the same pass."""
+        if isinstance(plugin, types.ModuleType):
+            self._collect(plugin, name)
+        return super().parse_hookimpl_opts(plugin, name)
+
+    def _entry(self, name: str) -> Entry:
+        claims = self.entries.get(name, ())
+        if not claims:
+            usable = [known for known, found in self.entries.items() if not found[0].broken]
+            raise PluginError(_unknown("plugin", name, usable, "this environment"))
+        if len(claims) > 1:
+            listing = " and ".join(c.origin for c in claims)
+            raise PluginError(f"plugin {name!r} is claimed by {listing}; uninstall one of them")
+        if claims[0].broken:
+            raise PluginError(f"plugin {name!r} of {claims[0].origin} is broken: {claims[0].broken}")
+        return claims[0]
+
+    def _once(self, plugin: str, kind: str, load: Callable[[], None]) -> None:
+        """Call `load`; what failed fails again with the same words, not with what is missing then."""
+        if failed := self._failed.get((plugin, kind)):
+            raise failed
+        try:
+            load()
+        except PluginError as error:
+            self._failed[plugin, kind] = error
+            raise
+
+    def _import(self, entry: Entry) -> None:
+        try:
+            module = self._load_file(entry.name) if entry.file else importlib.import_module(entry.module)
+        except (Exception, SystemExit) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise PluginError(f"plugin {entry.name!r} ({entry.origin}) fails to import: {cause}") from error
+        self._components[entry.name] = {}
+        self._tables[entry.name] = dict(getattr(module, "MODULES", {}))
+        try:
+            self._register(module, entry.name, entry.name)
+        except PluginError:
+            del self._components[entry.name]
+            raise
+
+    def _import_kind(self, plugin: str, kind: Kind) -> None:
+        """Import the modules that the plugin's table `MODULES` keeps for `kind`, once."""
+        for name in self._tables[plugin].pop(kind, ()):
+            try:
+                module = importlib.import_module(name)
+            except (Exception, SystemExit) as error:
+                cause = f"{type(error).__name__}: {error}"
+                raise PluginError(f"plugin {plugin!r}: module {name} fails to import: {cause}") from error
+            if not self.is_registered(module):  # one module may serve several kinds
+                self._register(module, f"{plugin}:{name}", plugin)
+
+    def _register(self, module: types.ModuleType, name: str, plugin: str) -> None:
+        self._owners[module.__name__] = plugin
+        try:
+            self.register(module, name)
+            self.check_pending()
+        except pluggy.PluginValidationError as error:
+            if self.is_registered(module):
+                self.unregister(module)
+            raise PluginError(f"plugin {plugin!r} ({self._entry(plugin).origin}): {error}") from error
+
+    def _load_file(self, name: str) -> types.ModuleType:
+        path, source = self._files[name]
+        parent = sys.modules.setdefault(FILE_PACKAGE, types.ModuleType(FILE_PACKAGE))
+        parent.__path__ = []
+        full = f"{FILE_PACKAGE}.{name}"
+        module = types.ModuleType(full)
+        module.__file__ = path
+        sys.modules[full] = module
+        try:
+            exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102 - the user's own code, named by the user
+        except BaseException:
+            del sys.modules[full]
+            raise
+        setattr(parent, name, module)
+        return module
+
+    def _collect(self, module: types.ModuleType, attribute: str) -> None:
+        found = getattr(module, attribute, None)
+        owned = own_mark(found)
+        if owned is None or _package(getattr(found, "__module__", "")) != _package(module.__name__):
+            return  # nothing marked, or what another package marked
+        plugin = self._owners[module.__name__]
+        if owned.obj is not found:
+            raise PluginError(
+                f"plugin {plugin!r}: {module.__name__}.{attribute} carries the mark of {owned.kind} {owned.name!r}, "
+                f"but another decorator wraps it; make @rlsdk.{owned.kind} the outermost decorator"
+            )
+        previous = self._components[plugin].setdefault((owned.kind, owned.name), owned)
+        if previous is not owned:
+            both = f"{previous.obj!r} and {owned.obj!r}"
+            raise PluginError(f"plugin {plugin!r} declares {owned.kind} {owned.name!r} twice: {both}")
+
+
+def check_kind(kind: str) -> None:
+    """Refuse what is no kind.
+
+    Raises:
+        UnknownComponentError: With the nearest kind.
+    """
+    if kind not in KINDS:
+        raise UnknownComponentError(_unknown("kind", str(kind), KINDS, "rlsdk"))
+
+
+def _package(module: Any) -> str:
+    """The top-level package; a single file is one of its own."""
+    parts = str(module).split(".")
+    return ".".join(parts[:2]) if parts[0] == FILE_PACKAGE else parts[0]
+
+
+def _unknown(what: str, name: str, known: Iterable[str], where: str) -> str:
+    offers = sorted(known)
+    prefix, slash, bare = name.rpartition("/")
+    near = nearest(bare, offers) if len(offers) > 1 else None  # one offer is its own suggestion
+    hint = f"; did you mean {prefix + slash + near!r}?" if near else ""
+    return f"unknown {what} {name!r}; {where} offers: {', '.join(offers) or 'none'}{hint}"
