@@ -1,0 +1,23 @@
+"""`rlsdk export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(min=0), help="Of the checkpoint.  [default: the newest]")
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file that the run had as a plugin.")
+def export(run: Path, folder: Path, step: int | None, files: tuple[str, ...]) -> None:
+    """Write the model of the run in the folder RUN to the folder DIR, which transformers opens.
+
+    A checkpoint that holds an export has it copied; else the run's learner is started to write one.
+    """
+    from rlsdk.trainer.export import export as write
+
+    found = write(run, folder, step=step, plugins=files)
+    click.echo(f"{folder}: the model of {run} after step {found}")
