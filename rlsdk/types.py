@@ -118,7 +118,7 @@ def _status(_: Any, __: Any, value: str) -> None:
         raise ValueFault(f"status {value!r} given; expected one of {', '.join(STATUSES)}")
 
 
-@attrs.frozen(slots=False, getstate_setstate=False, eq=False)
+@attrs.frozen(slots=False, getstate_setstate=False, eq=False, repr=False)
 class Rollout(_Frozen):
     """What a policy did with a task: the conversation, and every token with who wrote it.
 
@@ -162,6 +162,10 @@ class Rollout(_Frozen):
         for position, _ in self.rewards:
             if not 0 <= position < shape[0]:
                 raise ValueFault(f"rollout of task {self.task.id!r}: a reward at token {position} of {shape[0]}")
+
+    def __repr__(self) -> str:
+        sampled = int(self.loss_mask.sum())
+        return f"Rollout(task={self.task.id!r}, {self.status}, {sampled} of {len(self.token_ids)} tokens sampled)"
 
     @property
     def text(self) -> str:

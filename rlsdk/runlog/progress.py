@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
     ("accuracy", "accuracy/mean", "{:.1%}"),
+    ("loss", "actor/loss", "{:.4f}"),
     ("tokens/s", "time/tokens_per_second", "{:,.0f}"),
 )
 """(label, metric, format) of the progress line."""

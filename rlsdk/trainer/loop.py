@@ -127,6 +127,7 @@ class Loop:
             packed = pack(kept)
         metrics = {
             **rollout_metrics(groups),
+            **reward_metrics(groups, scored=self.p.plan.sampled),
             "rollouts/invalid": float(invalid),
             "groups/trained": len(kept) / len(groups),
         }
@@ -231,18 +232,26 @@ class Loop:
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Means over the valid rollouts of a step: reward, its parts, accuracy, lengths."""
-    pairs = [(r, s) for g in groups for r, s in zip(g.rollouts, g.scores, strict=True)]
-    valid = [s for _, s in pairs if s.valid]
-    values = np.array([s.value for s in valid]) if valid else np.zeros(1)
-    sampled = np.array([int(r.loss_mask.sum()) for r, _ in pairs])
+    """Lengths of a step's rollouts, and how they ended."""
+    rollouts = [r for g in groups for r in g.rollouts]
+    lengths = np.array([int(r.loss_mask.sum()) for r in rollouts])
+    return {
+        "rollouts/tokens": float(lengths.sum()),
+        "rollouts/length": float(lengths.mean()),
+        "rollouts/truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
+    }
+
+
+def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
+    """Means over the valid scores of a step: reward, its parts, accuracy; nothing for demonstrations."""
+    valid = [s for g in groups for s in g.scores if s.valid and scored]
+    if not valid:
+        return {}
+    values = np.array([s.value for s in valid])
     metrics = {
         "reward/mean": float(values.mean()),
         "reward/std": float(values.std()),
-        "accuracy/mean": float(np.mean([is_correct(s) for s in valid])) if valid else 0.0,
-        "rollouts/tokens": float(sampled.sum()),
-        "rollouts/length": float(sampled.mean()),
-        "rollouts/truncated": float(np.mean([r.status == "truncated" for r, _ in pairs])),
+        "accuracy/mean": float(np.mean([is_correct(s) for s in valid])),
     }
     for name in sorted({n for s in valid for n in s.metrics if n.startswith("reward/")}):
         metrics[name] = float(np.mean([s.metrics[name] for s in valid if name in s.metrics]))

@@ -25,7 +25,7 @@ def test_metrics_of_every_step(finished: Any) -> None:
 
 def test_the_first_loss_is_on_policy(finished: Any) -> None:
     """The learner's logprobs are those that the engine sampled with, before the first update."""
-    assert abs(finished.metrics()[1]["actor/behaviour_kl"]) < 1e-4
+    assert abs(finished.metrics()[1]["actor/kl_to_behaviour"]) < 1e-4
 
 
 def test_rollouts_are_saved_and_add_up(finished: Any) -> None:
