@@ -28,14 +28,17 @@ Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
 
 
+_CACHES = {"TORCH_EXTENSIONS_DIR": "extensions", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+
+
 @learner("deepspeed")
 @attrs.define(kw_only=True, eq=False)
 class DeepSpeedLearner:
     """Trains on DeepSpeed, on CPUs or GPUs; how a batch is split over ranks and micro-batches changes rounding only.
 
     Attributes:
-        zero_stage: What ranks share out: 0 nothing, 1 the optimiser's state, 2 gradients too, 3 weights too. In bfloat16,
-            0 works as 1, because DeepSpeed's stage 0 sums gradients in bfloat16.
+        zero_stage: What ranks share out: 0 nothing, 1 the optimiser's state, 2 gradients too, 3 weights too. In
+            bfloat16, 0 works as 1, because DeepSpeed's stage 0 sums gradients in bfloat16.
         offload: What lies in main memory in place of the GPU's: none, optimizer (stage 1 and up), all (stage 3).
         lr: Peak learning rate of the actor.
         critic_lr: Peak learning rate of the critic; left out, ten times the actor's.
@@ -47,9 +50,9 @@ class DeepSpeedLearner:
         warmup_steps: Optimiser steps of linear warm-up.
         final_ratio: Learning rate at the end, as a share of the peak.
         micro_batch_tokens: Tokens of one forward pass, padding included; a longer rollout gets one of its own.
-        rows: padded gives each rollout a row (rollouts of like length together); packed puts them one after another, which
-            pays with flash_attention_2.
-        gradient_checkpointing: Compute activations again in the backward pass, for a third more time and far less memory.
+        rows: padded gives each rollout a row (rollouts of like length together); packed puts them one after another,
+            which pays with flash_attention_2.
+        gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
         attention: Implementation in transformers.
         value_init: Of the critic's value head: zero predicts nothing at first; small is a little noise.
     """
@@ -99,8 +102,7 @@ class DeepSpeedLearner:
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
         if place.cache:
-            names = {"TORCH_EXTENSIONS_DIR": "extensions", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-            found |= {variable: str(Path(place.cache) / folder) for variable, folder in names.items()}
+            found |= {variable: str(Path(place.cache) / folder) for variable, folder in _CACHES.items()}
         if place.device == "cpu":
             # Nothing is compiled here, and DeepSpeed's import of the compiler takes over a second.
             found["TORCHDYNAMO_DISABLE"] = "1"
@@ -141,7 +143,7 @@ class DeepSpeedLearner:
 
     def _setting(self, model: Model, lr: float) -> Setting:
         if model.dtype == "float16":
-            raise LearnerError("dtype float16 needs a scaled loss, whose skipped steps change the training; use bfloat16 or float32")
+            raise LearnerError("dtype float16 needs a scaled loss, and skips steps by it; use bfloat16 or float32")
         return Setting(
             lr=lr,
             betas=self.betas,
@@ -217,8 +219,8 @@ class DeepSpeedLearner:
         """One optimiser step for each (this rank's share, trained tokens, trained rollouts of all ranks).
 
         Returns:
-            Metrics, the same on every rank, exact over micro-batches and ranks: means over trained tokens, over optimiser
-            steps for losses, norms and learning rates.
+            Metrics, the same on every rank, exact over micro-batches and ranks: means over trained tokens; of losses,
+            norms and learning rates means over optimiser steps.
 
         Raises:
             LearnerError: A gradient is not finite.
@@ -285,7 +287,7 @@ class DeepSpeedLearner:
             yield part, rows.to(self._place.device)
 
     def _with_whole(self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment) -> Moment:
-        """One pass without a graph over the optimiser batch, gathered from all ranks in the order of their micro-batches."""
+        """One pass without a graph over the optimiser batch, gathered from all ranks in the order of micro-batches."""
         import torch
 
         columns: list[tuple[Tensor, Tensor]] = []
@@ -295,7 +297,7 @@ class DeepSpeedLearner:
                 if part is not None:
                     columns.append((logprobs.cpu(), entropy.cpu()))
         empty = torch.zeros(0)
-        local = tuple(torch.cat([empty, *column]) for column in zip(*columns, strict=True)) if columns else (empty, empty)
+        local = [torch.cat([empty, *(column[i] for column in columns)]) for i in (0, 1)]
         order = np.concatenate([np.zeros(0, np.int64), *parts])
         shares = self._ranks.gather((batch.select(order), *local))
         whole = TrainBatch.concatenate([share[0] for share in shares])
@@ -329,11 +331,11 @@ class DeepSpeedLearner:
         return np.asarray(logprobs.float().cpu().numpy())
 
     def clock(self) -> dict[str, float]:
-        """Seconds so far in forward passes (`forward_seconds`) and in backward passes and optimiser steps (`update_seconds`)."""
+        """Seconds so far: `forward_seconds`, and `update_seconds` of backward passes and optimiser steps."""
         return dict(self._clock.seconds)
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to go on, every rank its part, and a manifest of hashes; all ranks see `folder`."""
+        """Write what `load` needs to go on, every rank its part, and a manifest of hashes; all ranks see `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         for role, trained in self._trained.items():
             state = {"updates": trained.updates}
@@ -366,7 +368,7 @@ class DeepSpeedLearner:
         return {"zero_stage": self.zero_stage, "dtype": self._roles.actor.dtype, "roles": sorted(self._trained)}
 
     def export(self, folder: Path) -> None:
-        """Write what `transformers.from_pretrained` opens: weights as safetensors, config, tokenizer (rank 0 writes)."""
+        """Write what `transformers.from_pretrained` opens: weights (safetensors), config, tokenizer; rank 0 writes."""
         from rlsdk.learners.export import write_model
 
         model = self._actor.engine.module.model
@@ -374,6 +376,16 @@ class DeepSpeedLearner:
         if self._ranks.rank == 0:
             write_model(folder, model, tensors, self._roles.actor)
         self._ranks.gather(None)
+
+    def keep_gradients(self, keep: bool) -> None:
+        """Whether `gradients` shall be there after an update; for tests and diagnosis."""
+        for trained in self._trained.values():
+            trained.record = keep
+
+    def gradients(self, role: Literal["actor", "critic"] = "actor") -> dict[str, np.ndarray]:
+        """Full gradients of the last optimiser step before clipping, float32, by the names of `state_dict`."""
+        found = self._trained[role].gradients
+        return {name.removeprefix("model."): gradient.float().cpu().numpy() for name, gradient in found.items()}
 
     def stop(self) -> None:
         """Free everything."""

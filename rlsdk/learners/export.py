@@ -44,7 +44,7 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
 def copy_tokenizer(source: str, folder: Path, *, trust_remote_code: bool) -> None:
     """Copy a tokenizer's files as they are; one of a hub id is loaded and saved.
 
-    Loading and saving may change a tokenizer without a sound: transformers rebuilds some classes around their own rules.
+    Loading and saving may change a tokenizer without a sound: transformers rebuilds some of them by rules of its own.
     """
     if not Path(source).is_dir():
         from transformers import AutoTokenizer

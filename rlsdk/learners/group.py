@@ -1,4 +1,4 @@
-"""The learner's ranks as Ray actors, and the driver's hold on them: one call per rank, results in the order of the batch."""
+"""The learner's ranks as Ray actors, and the driver's hold on them: one call per rank, results in the batch's order."""
 
 from __future__ import annotations
 
@@ -68,10 +68,12 @@ class LearnerGroup:
 
     Attributes:
         actors: By rank.
-        logs: Their log files, by rank.
+        places: Theirs.
+        logs: Their log files.
     """
 
     actors: list[Any]
+    places: list[Place]
     logs: list[Path]
 
     @classmethod
@@ -106,8 +108,6 @@ class LearnerGroup:
         """
         import ray
 
-        for each in (reference, loss.policy_loss, loss.correction, loss.kl):
-            _by_value(each)
         log_dir.mkdir(parents=True, exist_ok=True)
         template = Plugins().resolve(reference)
         actors, logs, places = [], [], []
@@ -118,19 +118,25 @@ class LearnerGroup:
             remote = ray.remote(LearnerActor).options(num_cpus=cpus, num_gpus=gpus, runtime_env=runtime, max_restarts=0)
             actors.append(remote.remote(str(logs[-1].resolve())))
             places.append(own)
-        group = cls(actors, logs)
-        master = group._master()
-        arguments = [(reference, roles, loss, attrs.evolve(p, master=master), total_updates) for p in places]
-        group._wait("start", [a.start.remote(*args) for a, args in zip(actors, arguments, strict=True)])
+        group = cls(actors, places, logs)
+        group._meet()
+        group.start(reference, roles, loss, total_updates)
         return group
 
-    def _master(self) -> str:
-        """Where ranks meet; a single one meets nobody."""
+    def _meet(self) -> None:
+        """Agree on where ranks meet; a single one meets nobody."""
         if len(self.actors) == 1:
-            return ""
+            return
         addresses = self._wait("start", [a.where.remote() for a in self.actors])
-        hosts = {host for host, _ in addresses}
-        return f"{'127.0.0.1' if len(hosts) == 1 else addresses[0][0]}:{addresses[0][1]}"
+        host = "127.0.0.1" if len({host for host, _ in addresses}) == 1 else addresses[0][0]
+        self.places = [attrs.evolve(p, master=f"{host}:{addresses[0][1]}") for p in self.places]
+
+    def start(self, reference: Reference, roles: Roles, loss: LossSpec, total_updates: int) -> None:
+        """Have every rank load its models; again, to begin anew in the same processes."""
+        for each in (reference, loss.policy_loss, loss.correction, loss.kl):
+            _by_value(each)
+        starts = zip(self.actors, self.places, strict=True)
+        self._wait("start", [a.start.remote(reference, roles, loss, p, total_updates) for a, p in starts])
 
     def logprobs(
         self,
@@ -188,8 +194,8 @@ class LearnerGroup:
             tokens, rollouts = int(trained[index].sum()), int(np.count_nonzero(trained[index]))
             for rank, share in enumerate(self._shares(batch, index)):
                 work[rank].append((batch.select(share), tokens, rollouts))
-        metrics: dict[str, float] = self._call("update", [(each, step) for each in work], f"update of step {step + 1}")[0]
-        return metrics
+        results = self._call("update", [(each, step) for each in work], f"update of step {step + 1}")
+        return dict(results[0])
 
     def weights(self, version: int) -> Any:
         """An `ObjectRef` of the actor's `Weights`; engines fetch them from Ray's store themselves."""
@@ -258,7 +264,7 @@ class LearnerGroup:
         return list(ray.get(list(refs)))
 
     def _failure(self, what: str, refs: Sequence[Any], failed: Any, error: Exception, first: int) -> RlsdkError:
-        """The error to raise, after ending all ranks: of a rank that died rather than of one that lost its peer by that."""
+        """The error to raise, all ranks ended: of one that died rather than of one that lost its peer by that."""
         import ray
 
         done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=_GRACE_SECONDS)

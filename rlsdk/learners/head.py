@@ -58,7 +58,10 @@ class Head(nn.Module):
         bias: `[V]` or None.
     """
 
-    def __init__(self, linear: nn.Module) -> None:
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, linear: Any) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = getattr(linear, "bias", None)

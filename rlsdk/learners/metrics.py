@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+_EXTREMES = ("_max", "_min")
+
 
 class Tally:
-    """Weighted sums by name, and extremes: a name that ends in `_max` or `_min` keeps the greatest or the least value."""
+    """Weighted sums by name, and extremes: a name that ends in `_max` or `_min` keeps the greatest or the least."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[float, float]] = {}
@@ -31,7 +33,7 @@ class Tally:
         chosen = values.detach()[mask].double()
         if not len(chosen):
             return
-        if name.endswith("_max") or name.endswith("_min"):
+        if name.endswith(_EXTREMES):
             self.add(name, float(chosen.max() if name.endswith("_max") else chosen.min()))
         else:
             self.add(name, float(chosen.sum()), len(chosen))
@@ -51,14 +53,13 @@ class Tally:
 
     @property
     def pairs(self) -> dict[str, tuple[float, float]]:
-        """name -> (sum, weight), to be merged elsewhere."""
+        """By name (sum, weight), to be merged elsewhere."""
         return dict(self._held)
 
     def means(self) -> dict[str, float]:
-        """name -> sum / weight, or the extreme; NaN where the weight is zero."""
-        extreme = ("_max", "_min")
+        """By name sum / weight, or the extreme; NaN where the weight is zero."""
         return {
-            name: total if name.endswith(extreme) else (total / weight if weight else math.nan)
+            name: total if name.endswith(_EXTREMES) else (total / weight if weight else math.nan)
             for name, (total, weight) in sorted(self._held.items())
         }
 
@@ -80,5 +81,4 @@ def add_component_metrics(tally: Tally, prefix: str, metrics: Mapping[str, Any],
             tally.add_tokens(prefix + name, value, mask)
         elif tokens:
             number = float(value)
-            extreme = name.endswith(("_max", "_min"))
-            tally.add(prefix + name, number if extreme else number * tokens, tokens)
+            tally.add(prefix + name, number if name.endswith(_EXTREMES) else number * tokens, tokens)

@@ -1,6 +1,6 @@
 """How rollouts are shared out: over ranks by tokens, then into micro-batches within a budget of tokens.
 
-Both cut the same order, longest first and stable, so that however a batch is split, its parts laid end to end are that order.
+Both cut the same order, longest first and stable: however a batch is split, its parts laid end to end are that order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def canonical(lengths: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarra
         int64 `[n]`, a permutation of the rollouts.
     """
     if pairs is None:
-        return np.argsort(-lengths, kind="stable")
+        return np.asarray(np.argsort(-lengths, kind="stable"))
     _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
     longest = np.zeros(len(first), np.int64)
     np.maximum.at(longest, inverse, lengths)
-    return np.lexsort((np.arange(len(lengths)), first[inverse], -longest[inverse]))
+    return np.asarray(np.lexsort((np.arange(len(lengths)), first[inverse], -longest[inverse])))
 
 
 def split(lengths: np.ndarray, world: int, pairs: np.ndarray | None = None) -> list[np.ndarray]:
@@ -35,8 +35,8 @@ def split(lengths: np.ndarray, world: int, pairs: np.ndarray | None = None) -> l
         pairs: int64 `[n]`, any label of the pair that each rollout belongs to.
 
     Returns:
-        For each rank its rollouts, int64; a rank may get none. Each rank's tokens differ from its fair share by at most the
-        tokens of one rollout (or pair).
+        For each rank its rollouts, int64; a rank may get none. Each rank's tokens differ from its fair share by at most
+        the tokens of one rollout (or pair).
     """
     order = canonical(lengths, pairs)
     if world == 1:
@@ -94,4 +94,4 @@ def _unit_starts(labels: np.ndarray) -> np.ndarray:
 def _past_pair(cuts: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """The first place at or behind each cut where a pair begins."""
     bounds = np.append(_unit_starts(labels), len(labels))
-    return bounds[np.searchsorted(bounds, np.minimum(cuts, len(labels)), side="left")]
+    return np.asarray(bounds[np.searchsorted(bounds, np.minimum(cuts, len(labels)), side="left")])

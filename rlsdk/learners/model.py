@@ -29,7 +29,7 @@ class Policy(nn.Module):
         super().__init__()
         linear = model.get_output_embeddings()
         if linear is None:
-            raise LearnerError(f"{type(model).__name__} has no output embeddings; a policy needs a causal language model")
+            raise LearnerError(f"{type(model).__name__} has no output embeddings; a policy is a causal language model")
         model.set_output_embeddings(Head(linear))
         self.model = model
 
@@ -66,7 +66,7 @@ class Critic(nn.Module):
 def _states(backbone: nn.Module, rows: Rows) -> Tensor:
     # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
     output = backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False)
-    hidden = output.last_hidden_state
+    hidden: Tensor = output.last_hidden_state
     return hidden.reshape(-1, hidden.shape[-1])[rows.states]
 
 
@@ -79,9 +79,9 @@ def load_policy(model: Model, attention: Attention, checkpointing: bool) -> Poli
     from transformers import AutoModelForCausalLM
 
     loaded = _load(AutoModelForCausalLM, model, attention, checkpointing)
-    bent = [f"{name}={value}" for name in _BENT_LOGITS if (value := getattr(loaded.config, name, None)) not in (None, 1.0)]
-    if bent:
-        raise LearnerError(f"model {model.path}: its logits are changed behind the head ({', '.join(bent)}), which is not supported")
+    settings = {name: getattr(loaded.config, name, None) for name in _BENT_LOGITS}
+    if bent := [f"{name}={value}" for name, value in settings.items() if value not in (None, 1.0)]:
+        raise LearnerError(f"model {model.path}: logits changed behind the head ({', '.join(bent)}) are not supported")
     return Policy(loaded)
 
 
@@ -110,7 +110,7 @@ def _load(auto: Any, model: Model, attention: Attention, checkpointing: bool) ->
         output_loading_info=True,
     )
     if missing := sorted(report["missing_keys"]):
-        raise LearnerError(f"model {model.path}: {len(missing)} tensors are missing, among them {', '.join(missing[:3])}")
+        raise LearnerError(f"model {model.path}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
     if checkpointing:
         loaded.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     loaded.train()  # gradient checkpointing works in this mode alone; there is no dropout

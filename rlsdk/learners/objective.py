@@ -1,4 +1,4 @@
-"""What an update minimises, from a `LossSpec`: per-token losses of components, masked, weighed and summed by the core alone."""
+"""What an update minimises, from a `LossSpec`: per-token losses of components; the core masks, weighs and sums."""
 
 from __future__ import annotations
 
@@ -75,8 +75,11 @@ class Objective:
             moment: Which update it is.
         """
         device = logprobs.device
-        fields = {n: _float(batch.tokens[n], device) for n in _TOKEN_FIELDS if n in batch.tokens}
-        fields |= {n: torch.as_tensor(np.array(batch.rollouts[n]), device=device) for n in _ROLLOUT_FIELDS if n in batch.rollouts}
+        fields: dict[str, Any] = {n: _float(batch.tokens[n], device) for n in _TOKEN_FIELDS if n in batch.tokens}
+        labels = {n: batch.rollouts[n] for n in _ROLLOUT_FIELDS if n in batch.rollouts}
+        fields |= {n: torch.from_numpy(np.array(v)).to(device) for n, v in labels.items()}
+        if entropy is not None:
+            fields["entropy"] = entropy
         if "pairs" in fields:
             fields["pairs"] = torch.unique(fields["pairs"], return_inverse=True)[1]
         old = batch.tokens.get("old_logprobs", batch.tokens.get("behaviour_logprobs"))
@@ -89,7 +92,6 @@ class Objective:
             torch.full_like(logprobs.detach(), torch.nan) if advantages is None else _float(advantages, device),
             torch.from_numpy(np.array(batch.loss_mask)).to(device),
             torch.from_numpy(segments).to(device),
-            entropy=entropy,
             step=moment.update,
             of_steps=moment.updates,
             offset=moment.offset,
@@ -102,7 +104,7 @@ class Objective:
     def __call__(self, x: LossInputs, totals: Totals, tally: Tally) -> Tensor:
         """The scalar that this micro-batch adds to the objective of the optimiser batch; metrics go to `tally`.
 
-        `Σ policy_loss · correction + kl_coef · Σ kl - entropy_coef · Σ entropy`, each sum over the denominators of `totals`.
+        `Σ policy_loss · correction + kl_coef · Σ kl - entropy_coef · Σ entropy`, each sum divided as `totals` says.
         """
         spec, mask = self.spec, x.loss_mask
         per_token = self._run(self._loss, x, tally, "actor/")
@@ -125,20 +127,20 @@ class Objective:
         return loss
 
     def _aggregate(self, per_token: Tensor, x: LossInputs, totals: Totals) -> Tensor:
-        return aggregate(
-            per_token, x.loss_mask, x.segments, self.spec.aggregate, norm=self.spec.norm, totals=totals  # type: ignore[arg-type]
-        )
+        mode: Any = self.spec.aggregate
+        return aggregate(per_token, x.loss_mask, x.segments, mode, norm=self.spec.norm, totals=totals)
 
     def _run(self, bound: Any, x: LossInputs, tally: Tally, prefix: str) -> Tensor:
         needs = self._needs(bound)
         hidden = {name: None for name in _OPTIONAL if name not in needs and hasattr(x, name)}
         found = bound(x.replace(**hidden) if hidden else x)
+        values: Tensor
         values, metrics = found if isinstance(found, tuple) else (found, {})
         if values.shape != x.logprobs.shape:
             component = component_of(bound)
             raise LearnerError(
-                f"{component.kind if component else 'component'} {getattr(bound, '__name__', bound)!r} gave shape "
-                f"{tuple(values.shape)}; expected {tuple(x.logprobs.shape)}, one value per token: the core takes the mean"
+                f"{component.kind if component else 'component'} {component.name if component else bound!r} gave shape "
+                f"{tuple(values.shape)}; expected {tuple(x.logprobs.shape)}, one value per token (the core sums)"
             )
         add_component_metrics(tally, prefix, metrics, x.loss_mask)
         return values
@@ -173,7 +175,7 @@ def critic_loss(batch: TrainBatch, values: Tensor, clip: float | None, totals: T
     """
     needed = ("returns",) if clip is None else ("returns", "values")
     if missing := [name for name in needed if name not in batch.tokens]:
-        raise LearnerError(f"the critic learns from {' and '.join(missing)}, which the batch does not hold; it has {sorted(batch.tokens)}")
+        raise LearnerError(f"the critic learns from {' and '.join(missing)}; the batch holds {sorted(batch.tokens)}")
     mask = torch.from_numpy(np.array(batch.loss_mask)).to(values.device)
     segments = torch.from_numpy(np.repeat(np.arange(len(batch)), batch.responses)).to(values.device)
     returns = _float(batch.tokens["returns"], values.device)

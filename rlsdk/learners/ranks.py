@@ -36,10 +36,9 @@ class Ranks:
 
         if not dist.is_initialized():
             backend = "nccl" if device == "cuda" else "gloo"
-            if world == 1:
-                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-            else:
-                dist.init_process_group(backend, init_method=f"tcp://{master}", rank=rank, world_size=world)
+            # A single rank meets nobody: a store of its own needs no port.
+            alone = {"store": dist.HashStore()} if world == 1 else {"init_method": f"tcp://{master}"}  # type: ignore[attr-defined]
+            dist.init_process_group(backend, rank=rank, world_size=world, **alone)
         return cls(rank, world, device)
 
     def most(self, counts: Sequence[int]) -> list[int]:

@@ -38,7 +38,7 @@ class Rows:
 
 
 def read_lengths(batch: TrainBatch) -> np.ndarray:
-    """int64 `[n]`: tokens of each rollout that the model reads; nothing behind the last response token's state is needed."""
+    """int64 `[n]`: tokens of each rollout that the model reads: all before the last response token."""
     return np.asarray(batch.starts + batch.responses - 1)
 
 
@@ -65,14 +65,15 @@ def to_rows(batch: TrainBatch, style: RowStyle) -> Rows:
         row_begins = np.arange(count) * width
         input_ids, position_ids = np.zeros((count, width), np.int64), None
         input_ids.reshape(-1)[np.repeat(row_begins, reads) + within] = tokens
-    step = np.arange(int(batch.responses.sum())) - np.repeat(np.cumsum(batch.responses) - batch.responses, batch.responses)
-    states = np.repeat(row_begins + batch.starts - 1, batch.responses) + step
-    targets = batch.token_ids[np.repeat(offsets + batch.starts, batch.responses) + step]
+    responses = batch.responses
+    step = np.arange(int(responses.sum())) - np.repeat(np.cumsum(responses) - responses, responses)
+    states = np.repeat(row_begins + batch.starts - 1, responses) + step
+    targets = batch.token_ids[np.repeat(offsets + batch.starts, responses) + step]
     return Rows(torch.from_numpy(input_ids), position_ids, torch.from_numpy(states), torch.from_numpy(targets))
 
 
 def empty_rows() -> Rows:
-    """One token and one target: what a rank without rollouts runs, so that collectives stay in step. Its loss weighs nothing."""
+    """One token, one target: what a rank without rollouts runs to keep collectives in step; its loss weighs nothing."""
     import torch
 
     zero = torch.zeros(1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""A manifest of the files of a checkpoint: shards are pickles, so they are opened only when their hashes are those written."""
+"""A manifest of the files of a checkpoint: shards are pickles, opened only when their hashes are those written."""
 
 from __future__ import annotations
 
@@ -36,20 +36,24 @@ def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]
     Raises:
         CheckpointError: There is no manifest, or it is of a run that was set up otherwise.
     """
-    try:
-        content = json.loads((folder / f"{_PREFIX}{rank}.json").read_text(encoding="utf-8"))
-        first = json.loads((folder / f"{_PREFIX}0.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {folder}: no manifest of rank {rank} that can be read: {error}") from error
+    first = _read(folder, 0)
     written, wanted = {"ranks": first["world"], **first["facts"]}, {"ranks": world, **facts}
     if off := [f"{k} {written.get(k)!r} there, {wanted[k]!r} here" for k in wanted if written.get(k) != wanted[k]]:
         raise CheckpointError(f"checkpoint {folder} is of a learner that was set up otherwise: {'; '.join(off)}")
-    expected = {n for r in range(world) for n in json.loads((folder / f"{_PREFIX}{r}.json").read_text(encoding="utf-8"))["files"]}
+    expected = {name for r in range(world) for name in _read(folder, r)["files"]}
     found = set(_files(folder))
     if found != expected:
         return f"missing {sorted(expected - found)}, not in the manifest {sorted(found - expected)}"
-    changed = [name for name, digest in content["files"].items() if _hash(folder / name) != digest]
+    changed = [name for name, digest in _read(folder, rank)["files"].items() if _hash(folder / name) != digest]
     return f"changed since they were written: {', '.join(changed)}" if changed else ""
+
+
+def _read(folder: Path, rank: int) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads((folder / f"{_PREFIX}{rank}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {folder}: the manifest of rank {rank} cannot be read: {error}") from error
+    return content
 
 
 def _files(folder: Path) -> list[str]:

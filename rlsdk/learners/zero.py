@@ -1,4 +1,4 @@
-"""One module under DeepSpeed: its configuration, optimiser steps whose gradient is exactly that of the global loss, its tensors."""
+"""One module under DeepSpeed: its configuration, steps along exactly the gradient of the global loss, its tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import attrs
 from rlsdk.errors import LearnerError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -71,7 +70,8 @@ class Setting:
         }
         if self.dtype == "bfloat16":
             # Sums of many micro-batches and over ranks lose their digits in bfloat16.
-            config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
+            config |= {"bf16": {"enabled": True}, "communication_data_type": "fp32"}
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
         return config
 
     @property
@@ -83,7 +83,7 @@ class Setting:
     @property
     def _zero(self) -> dict[str, Any]:
         there = {"device": "cpu", "pin_memory": self.device == "cuda"}
-        zero: dict[str, Any] = {"stage": self.stage, "overlap_comm": self.device == "cuda", "contiguous_gradients": True}
+        zero: dict[str, Any] = {"stage": self.stage, "overlap_comm": self.device == "cuda"}
         if self.offload != "none":
             zero["offload_optimizer"] = there
         if self.offload == "all":
@@ -119,7 +119,7 @@ class Trained:
         """One optimiser step.
 
         Args:
-            losses: This rank's parts of the objective, one per micro-batch: sums over all of them, on all ranks, are the loss.
+            losses: This rank's parts of the loss, one per micro-batch; those of all ranks add up to the loss.
             count: How many, as many on every rank.
             clock: Takes the time.
 
@@ -166,7 +166,9 @@ class Trained:
 
     def _expect_finite(self, norm: float) -> None:
         if not math.isfinite(norm):
-            raise LearnerError(f"the gradient's norm is {norm} in optimiser step {self.updates + 1}; the weights are lost, resume from a checkpoint")
+            raise LearnerError(
+                f"the norm of the gradient is {norm} in optimiser step {self.updates + 1}; resume from a checkpoint"
+            )
 
     def _full_gradients(self) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_grad
