@@ -1,0 +1,132 @@
+"""Countdown: make a target from given numbers, each used exactly once."""
+
+from __future__ import annotations
+
+import operator
+import re
+import reprlib
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import rlsdk
+from rlsdk.errors import DataError
+from rlsdk.rewards.arithmetic import NotAnExpressionError, evaluate, tokenize
+from rlsdk.types import Rollout, Score, Task
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
+_RESULT = re.compile(r"\s*([-−+]?)\s*([0-9]{1,40})\s*")
+"""What may stand behind `=`; forty digits are far more than any target has."""
+
+
+@rlsdk.reward("countdown")
+def countdown(
+    rollout: Rollout, *, format_score: float = 0.1, score: float = 1.0, zero_truncated: bool = False
+) -> Score:
+    """Score an expression that must use each offered number exactly once and equal the target.
+
+    The last `<answer>…</answer>` of what the policy wrote counts, whatever follows it. It holds whole numbers,
+    `+ - * /` (or `− × ÷`) and brackets, and may end with `= TARGET`. The comparison is exact.
+
+    Args:
+        rollout: What to score; its task's answer holds the target and the numbers.
+        format_score: For an answer that is wrong: other numbers, another value, no expression, division by zero.
+        score: For a right answer.
+        zero_truncated: Give 0 to a response that was cut off at a limit, whatever it holds: without it nothing teaches
+            a policy to stop behind its answer.
+
+    Returns:
+        A score with the metrics `correct` and `format` (0 or 1); its reason says why it is low.
+
+    Raises:
+        DataError: The task's answer is not `{"target": 24, "numbers": [3, 8]}`.
+    """
+    target, offered = _goal(rollout.task)
+    if zero_truncated and rollout.status == "truncated":
+        return _nothing("the response was truncated")
+    answer = last_answer(rollout.response)
+    if answer is None:
+        return _nothing("there is no <answer> … </answer>")
+    if not answer:
+        return _nothing("the answer is empty")
+    fault = _fault(answer, target, offered)
+    if fault:
+        return Score(format_score, metrics={"correct": 0.0, "format": 1.0}, reason=fault)
+    return Score(score, metrics={"correct": 1.0, "format": 1.0})
+
+
+def last_answer(text: str) -> str | None:
+    """What the last closed `<answer>` of a text holds, without spaces around it; None if there is none.
+
+    Tags pair up from the left, so an answer inside an answer keeps its inner tag and is no expression.
+    """
+    found = None
+    start = text.find(_OPEN)
+    while start >= 0:
+        start += len(_OPEN)
+        end = text.find(_CLOSE, start)
+        if end < 0:
+            break
+        found = (start, end)
+        start = text.find(_OPEN, end + len(_CLOSE))
+    return None if found is None else text[found[0] : found[1]].strip()
+
+
+def _nothing(reason: str) -> Score:
+    return Score(0.0, metrics={"correct": 0.0, "format": 0.0}, reason=reason)
+
+
+def _fault(answer: str, target: Fraction | int, offered: list[str]) -> str:
+    """Why an answer is wrong; empty if it is right."""
+    expression, equals, result = answer.partition("=")
+    if equals and not _states(result, target):
+        return f"what stands behind '=' is not the target {target}"
+    try:
+        tokens = tokenize(expression)
+        # Before the evaluation: what is left to evaluate has no more, and no larger, numbers than the task.
+        if sorted(token for token in tokens if token not in "+-*/()") != offered:
+            return f"it must use each of {', '.join(offered)} exactly once"
+        numerator, denominator = evaluate(tokens)
+    except NotAnExpressionError as error:
+        return str(error)
+    if numerator * target.denominator != target.numerator * denominator:
+        return f"its value is not the target {target}"
+    return ""
+
+
+def _states(result: str, target: Fraction | int) -> bool:
+    match = _RESULT.fullmatch(result)
+    return match is not None and int(match[2]) * (-1 if match[1] in ("-", "−") else 1) == target
+
+
+def _goal(task: Task) -> tuple[Fraction | int, list[str]]:
+    """The target, and the offered numbers as they are written, sorted."""
+    answer = task.answer
+    if not isinstance(answer, Mapping) or "target" not in answer or "numbers" not in answer:
+        example = "{'target': 24, 'numbers': [3, 8]}"
+        raise DataError(f"{_name(task)}: expected an answer like {example}, got {reprlib.repr(answer)}")
+    target, numbers = _number(answer["target"]), answer["numbers"]
+    if target is None:
+        raise DataError(f"{_name(task)}: expected a number as target, got {reprlib.repr(answer['target'])}")
+    listed = isinstance(numbers, Iterable) and not isinstance(numbers, str | bytes | Mapping)
+    offered = [_number(n) for n in numbers] if listed else []
+    if not offered or not all(n is not None and n >= 0 and n.denominator == 1 for n in offered):
+        rule = "a list of whole numbers from 0 upwards"
+        raise DataError(f"{_name(task)}: expected {rule} as numbers, got {reprlib.repr(numbers)}")
+    return target, sorted(map(str, offered))
+
+
+def _number(value: Any) -> Fraction | int | None:
+    """The exact value of a number, which may be numpy's, as data files give them; None for anything else."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return operator.index(value) if hasattr(value, "__index__") else Fraction(float(value))
+    except (TypeError, ValueError, OverflowError):  # an array of several, NaN, infinity
+        return None
+
+
+def _name(task: Task) -> str:
+    return f"task {task.id!r}" + (f" of {task.source!r}" if task.source else "")
