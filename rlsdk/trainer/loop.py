@@ -72,6 +72,9 @@ class Loop:
         self.interrupted = False
         self.tokens = 0
         self.phases: dict[str, float] = {}
+        placement = parts.plan.config.placement
+        # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
+        self._shared = parts.actors.layout.device == "cuda" and placement.colocate
 
     def restore(self, step: int) -> None:
         """Go on from the checkpoint of `step`."""
@@ -87,6 +90,7 @@ class Loop:
         if not actors.engines:
             return 0.0
         weights = await asyncio.to_thread(actors.learner.weights, self.done)
+        await self._engines("wake")
         await asyncio.gather(*(e.load_weights.remote(weights) for e in actors.engines))
         ids = self.p.canary.token_ids
         waiting = [e.logprobs.remote(ids) for e in actors.engines]
@@ -133,6 +137,7 @@ class Loop:
         }
         metrics["tasks/dropped"] = float(self.p.stream.dropped)
         if packed is not None:
+            await self._engines("sleep")
             metrics |= await self._learn(packed, clock)
         self.done += 1
         if packed is not None:
@@ -187,6 +192,10 @@ class Loop:
             "plugins": {name: attrs.asdict(mark) for name, mark in self.p.plan.plugins.used().items()},
         }
         return self.p.checkpoints.save(self.done, state, write)
+
+    async def _engines(self, method: str) -> None:
+        if self._shared:
+            await asyncio.gather(*(getattr(e, method).remote() for e in self.p.actors.engines))
 
     async def _reseed(self, step: int) -> None:
         """The engines' own generators: a step's samples depend on the seed and the step, not on what came before."""

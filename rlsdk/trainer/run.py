@@ -7,7 +7,8 @@ import logging
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
                 loop = Loop(parts, steps)
                 seconds["start"] = time.perf_counter() - start
                 session = _Session(plan, loop, console, resumed, seconds)
-                summary = asyncio.run(session.go())
+                summary = _run_async(session.go())
             finally:
                 actors.stop()
     except BaseExceptionGroup as group:
@@ -110,6 +111,16 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
     print_report(console, summary, session.samples)
     _ended(plan, summary["status"], summary)
     return summary
+
+
+def _run_async(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Run to the end; in a notebook, whose event loop is taken, in a thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 def _ended(plan: Plan, status: str, summary: Mapping[str, Any]) -> None:
