@@ -109,12 +109,9 @@ class _Chunked(torch.autograd.Function):
         ctx.temperature, ctx.rows = temperature, rows
         ctx.set_materialize_grads(False)
         found = entropies.clone() if entropy != "none" else None
-        if entropy == "value" and found is not None:
-            ctx.mark_non_differentiable(found)
-        if squares:
-            squared = squared.clone()
-            ctx.mark_non_differentiable(squared)
-        return logprobs.clone(), found, squared if squares else None
+        sums = squared.clone() if squares else None
+        ctx.mark_non_differentiable(*(x for x in (found if entropy == "value" else None, sums) if x is not None))
+        return logprobs.clone(), found, sums
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, _: Any) -> tuple[Any, ...]:
