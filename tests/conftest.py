@@ -1,6 +1,12 @@
-"""What all tests share: tests marked `gpu` are skipped where there is none."""
+"""What all tests share: distributions made for a test, and tests marked `gpu`, which are skipped where there is none."""
 
 from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -14,3 +20,56 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+class Site:
+    """A folder on `sys.path` where distributions stand as pip leaves them: modules, and metadata beside."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def install(
+        self,
+        distribution: str,
+        files: Mapping[str, str] | None = None,
+        *,
+        version: str = "1.0",
+        plugins: Mapping[str, str] | None = None,
+        commands: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write a distribution: its files, and its entry points for plugins and commands."""
+        groups = {"rlsdk.v1": plugins or {}, "rlsdk.v1.commands": commands or {}}
+        declared = "".join(
+            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+            for group, points in groups.items()
+        )
+        info = f"{distribution.replace('-', '_')}-{version}.dist-info"
+        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        own = {f"{info}/METADATA": metadata, f"{info}/entry_points.txt": declared}
+        for name, text in {**own, **(files or {})}.items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text))
+        importlib.invalidate_caches()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Distributions of one test; what was imported from them is forgotten behind it."""
+    from rlsdk import plugins
+    from rlsdk.plugins import fingerprints
+
+    def forget() -> None:
+        plugins._default.cache_clear()
+        fingerprints._package_hash.cache_clear()
+
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+    forget()
+    yield Site(folder)
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+    forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import inspect
@@ -63,7 +64,7 @@ def of_object(obj: Any) -> Fingerprint:
 
 
 def of_package(distribution: str, version: str, package: str) -> Fingerprint:
-    """Of an installed package: all its Python sources."""
+    """Of an installed package: all its Python sources, as they were when this process first asked."""
     return Fingerprint(distribution, version, _package_hash(package))
 
 
@@ -92,15 +93,11 @@ def _hash(texts: Iterable[str | bytes]) -> str:
     return digest.hexdigest()
 
 
-_hashes: dict[str, str] = {}
-
-
+@functools.cache
 def _package_hash(package: str) -> str:
-    if package not in _hashes:
-        spec = importlib.util.find_spec(package)
-        roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
-        named = [(f.relative_to(root).as_posix(), f) for root in roots for f in root.rglob("*.py")]
-        if not named and spec and spec.origin:  # a package of a single module
-            named = [(Path(spec.origin).name, Path(spec.origin))]
-        _hashes[package] = _hash(part for name, file in sorted(named) for part in (name, file.read_bytes()))
-    return _hashes[package]
+    spec = importlib.util.find_spec(package)
+    roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
+    named = [(f.relative_to(root).as_posix(), f) for root in roots for f in root.rglob("*.py")]
+    if not named and spec and spec.origin:  # a package of a single module
+        named = [(Path(spec.origin).name, Path(spec.origin))]
+    return _hash(part for name, file in sorted(named) for part in (name, file.read_bytes()))

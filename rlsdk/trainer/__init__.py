@@ -1,5 +1,5 @@
 """The trainer: one direction, from tasks to new weights, on Ray."""
 
-from rlsdk.trainer.run import run, train
+from rlsdk.trainer.run import train
 
-__all__ = ["run", "train"]
+__all__ = ["train"]

@@ -1,0 +1,148 @@
+"""Marks: they attach a component, touch nothing else, and are not inherited."""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+import pytest
+
+import rlsdk
+from rlsdk import components
+from rlsdk.components import KINDS, Use, component_of, own_mark
+from rlsdk.errors import OptionError, PluginError
+from rlsdk.options import structure
+
+
+@rlsdk.reward("exact", batch=False)
+def exact(rollout, *, scale: float = 1.0) -> float:
+    """Full marks or nothing.
+
+    Second paragraph.
+    """
+    return scale * float(rollout == "right")
+
+
+@rlsdk.environment("maze")
+@attrs.define(kw_only=True)
+class Maze:
+    """A maze."""
+
+    size: int = attrs.field(default=4, validator=attrs.validators.ge(2))
+
+
+class Bigger(Maze):
+    """Not marked itself."""
+
+
+def test_there_is_a_mark_for_each_kind():
+    for kind in KINDS:
+
+        @getattr(rlsdk, kind)("thing")
+        def thing(): ...
+
+        found = own_mark(thing)
+        assert (found.kind, found.name, found.obj) == (kind, "thing", thing)
+
+
+def test_a_mark_returns_what_it_marked():
+    def plain(rollout): ...
+
+    assert rlsdk.reward("plain")(plain) is plain
+    assert own_mark(plain).summary == ""
+    assert own_mark(exact).summary == "Full marks or nothing."
+
+
+def test_marks_carry_what_the_core_must_know():
+    def loss(x): ...
+
+    assert own_mark(rlsdk.policy_loss("a", needs=("entropy",), whole_batch=True)(loss)).whole_batch
+    assert own_mark(loss).needs == ("entropy",)
+    assert own_mark(rlsdk.reward("b", batch=True)(lambda rollouts: rollouts)).batch
+
+
+def test_a_component_is_found_from_what_was_made_of_it():
+    for obj in (exact, own_mark(exact), own_mark(exact).bind()):
+        assert component_of(obj) is own_mark(exact)
+    assert component_of(own_mark(Maze).bind({"size": 5})) is own_mark(Maze)
+    assert component_of("exact") is None
+    assert component_of(None) is None
+
+
+def test_a_subclass_does_not_inherit_a_mark():
+    assert component_of(Bigger) is None
+    assert component_of(Bigger()) is None
+
+
+def test_a_function_is_bound_with_its_options():
+    bound = own_mark(exact).bind({"scale": 3})
+    assert (bound("right"), bound("wrong"), bound.__name__) == (3.0, 0.0, "exact")
+
+
+def test_a_class_is_made_with_its_options():
+    assert own_mark(Maze).bind().size == 4
+
+
+@pytest.mark.parametrize(
+    ("mark", "options", "path"),
+    [(exact, {"scale": "3"}, "scale"), (exact, {"scal": 3}, "scal"), (Maze, {"size": 1}, "options")],
+)
+def test_options_are_checked_when_bound(mark, options, path):
+    with pytest.raises(OptionError) as caught:
+        own_mark(mark).bind(options)
+    assert [fault[0] for fault in caught.value.faults] == [path]
+    assert caught.value.component == f"{own_mark(mark).kind} {own_mark(mark).name!r}"
+
+
+def test_one_object_has_one_mark():
+    with pytest.raises(PluginError, match="marked twice, as reward 'exact' and kl 'k'"):
+        rlsdk.kl("k")(exact)
+
+
+@pytest.mark.parametrize("name", ["", None, 3])
+def test_a_mark_takes_a_name(name):
+    with pytest.raises(PluginError, match=r"@rlsdk.reward takes a name, @rlsdk.reward\('my_reward'\)"):
+        rlsdk.reward(name)
+
+
+def test_a_mark_without_brackets_is_explained():
+    with pytest.raises(PluginError, match="takes a name"):
+        rlsdk.reward(lambda rollout: 1.0)
+
+
+def test_a_mark_adds_the_prefix_itself():
+    with pytest.raises(PluginError, match="give the name without '/'"):
+        rlsdk.reward("mylab/exact")
+
+
+@pytest.mark.parametrize("obj", [functools.partial(print), len, 3], ids=["partial", "builtin", "number"])
+def test_functions_and_classes_are_marked_and_nothing_else(obj):
+    with pytest.raises(PluginError, match="marks a function or a class"):
+        rlsdk.reward("x")(obj)
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "options"),
+    [
+        ("grpo", "grpo", {}),
+        ({"use": "mylab/a", "scale": 1}, "mylab/a", {"scale": 1}),
+        (exact, exact, {}),
+        ({"use": exact, "scale": 2}, exact, {"scale": 2}),
+    ],
+)
+def test_ways_to_choose_a_component(written, name, options):
+    used, faults = structure(written, Use)
+    assert faults == []
+    assert (used.name, dict(used.options)) == (name, options)
+
+
+@pytest.mark.parametrize("written", ["", 3, None, {}, {"scale": 1}, ["grpo"], lambda: None])
+def test_what_chooses_no_component(written):
+    _, ((path, text),) = structure(written, Use)
+    assert path == ""
+    assert "{use: NAME, …}" in text
+
+
+def test_the_marks_are_public():
+    assert set(KINDS) < set(rlsdk.__all__)
+    assert all(getattr(rlsdk, kind) is getattr(components, kind) for kind in KINDS)

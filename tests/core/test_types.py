@@ -1,0 +1,158 @@
+"""Values: frozen, checked where they are made, the same behind a pickle."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import attrs
+import numpy as np
+import pytest
+
+from rlsdk import Group, Message, Observation, Rollout, Score, Step, Task
+from rlsdk.errors import ConfigError, FingerprintError, OptionError, ValueFault
+
+TASK = Task(id="7", prompt="3,5>8:", answer={"target": 8}, metadata={"level": 1}, source="countdown")
+
+
+def rollout(**changes):
+    given = {
+        "task": TASK,
+        "messages": [Message("user", "3,5>8:"), Message("assistant", "3+5")],
+        "token_ids": [1, 2, 3, 4],
+        "loss_mask": [False, True, True, False],
+        "logprobs": [0.0, -0.5, -0.25, 0.0],
+        "policy_versions": [-1, 2, 2, -1],
+    }
+    return Rollout(**{**given, **changes})
+
+
+VALUES = [
+    TASK,
+    rollout(metrics={"turns": 1.0}, rewards=[(2, 0.5)]),
+    Score(0.5, metrics={"format": 1.0}, token_rewards=[(2, 0.5)]),
+    Group(TASK, [rollout()], [Score(1.0)]),
+    Step(Observation("a wall", state="k"), 1.0, metrics={"depth": 2.0}),
+    Message("user", "hello"),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
+def test_values_are_frozen(value):
+    name = attrs.fields(type(value))[0].name
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        setattr(value, name, None)
+
+
+@pytest.mark.parametrize("again", [lambda v: pickle.loads(pickle.dumps(v)), copy.deepcopy], ids=["pickle", "copy"])
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
+def test_values_come_back_from_a_pickle(value, again):
+    back = again(value)
+    for field in attrs.fields(type(value)):
+        old, new = getattr(value, field.name), getattr(back, field.name)
+        assert type(new) is type(old), field.name
+        if isinstance(old, np.ndarray):
+            assert new.dtype == old.dtype
+            assert not new.flags.writeable
+            np.testing.assert_array_equal(new, old)
+        elif field.name not in ("rollouts",):  # whose arrays have no truth value
+            assert new == old, field.name
+
+
+def test_arrays_are_read_only_and_of_fixed_types():
+    made = rollout()
+    dtypes = {
+        name: getattr(made, name).dtype.name for name in ("token_ids", "loss_mask", "logprobs", "policy_versions")
+    }
+    assert dtypes == {"token_ids": "int64", "loss_mask": "bool", "logprobs": "float32", "policy_versions": "int64"}
+    with pytest.raises(ValueError, match="read-only"):
+        made.logprobs[0] = 1.0
+
+
+def test_a_rollout_does_not_change_with_the_array_it_was_made_from():
+    ids = np.array([1, 2, 3, 4])
+    made = rollout(token_ids=ids)
+    ids[0] = 99
+    assert made.token_ids.tolist() == [1, 2, 3, 4]
+
+
+def test_mappings_are_read_only():
+    with pytest.raises(TypeError):
+        TASK.metadata["level"] = 2
+    with pytest.raises(TypeError):
+        Step(Observation("x"), metrics={"a": 1.0}).metrics["a"] = 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss_mask": [True]}, r"task '7': loss_mask has shape \(1,\); expected \(4,\), as token_ids"),
+        ({"token_ids": [[1, 2, 3, 4]]}, r"token_ids has shape \(1, 4\); expected one axis"),
+        ({"status": "done"}, "status 'done' given; expected one of finished, truncated, aborted, failed"),
+        ({"rewards": [(4, 1.0)]}, "a reward at token 4 of 4"),
+        ({"rewards": [(-1, 1.0)]}, "a reward at token -1 of 4"),
+    ],
+)
+def test_a_rollout_is_checked_where_it_is_made(changes, message):
+    with pytest.raises(ValueFault, match=message):
+        rollout(**changes)
+
+
+def test_what_the_policy_wrote():
+    turns = [
+        Message("user", "go"),
+        Message("assistant", "left"),
+        Message("tool", "wall"),
+        Message("assistant", "right"),
+    ]
+    made = rollout(messages=turns)
+    assert (made.text, made.response, made.span) == ("right", "left\nright", (1, 3))
+    nothing = rollout(messages=[Message("user", "go")], loss_mask=[False] * 4)
+    assert (nothing.text, nothing.response, nothing.span) == ("", "", (4, 4))
+
+
+def test_a_rollout_from_text_needs_no_model():
+    made = Rollout.from_text(TASK, "3+5")
+    assert [m.role for m in made.messages] == ["user", "assistant"]
+    assert (made.text, len(made.token_ids), made.span) == ("3+5", 0, (0, 0))
+    chat = Task(id=8, prompt=[{"role": "system", "content": "be brief"}, Message("user", "hi")])
+    assert chat.id == "8"
+    assert [m.role for m in Rollout.from_text(chat, "hi").messages] == ["system", "user", "assistant"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_valid_score_is_finite(value):
+    with pytest.raises(ValueFault, match="must be finite"):
+        Score(value)
+    assert not Score(value, valid=False).valid
+
+
+def test_a_score_is_no_text():
+    with pytest.raises(ValueFault, match="'1.0' is text; expected a number"):
+        Score("1.0")
+
+
+def test_an_invalid_score_says_why():
+    score = Score.invalid("the judge is down")
+    assert (score.valid, score.reason) == (False, "the judge is down")
+
+
+def test_a_group_has_a_score_for_each_rollout():
+    with pytest.raises(ValueFault, match="group of task '7': 1 rollouts, 2 scores"):
+        Group(TASK, [rollout()], [Score(1.0), Score(0.0)])
+    assert len(Group(TASK, [rollout()] * 3, [Score(1.0)] * 3)) == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConfigError(["a: b", "c: d"]), OptionError("reward 'x'", [("scale", "is required")]), FingerprintError("differs")],
+    ids=lambda e: type(e).__name__,
+)
+def test_errors_come_back_from_a_pickle(error):
+    back = pickle.loads(pickle.dumps(error))
+    assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
+
+
+def test_a_config_error_counts_its_faults():
+    assert str(ConfigError(["steps: 1"])) == "the configuration has a fault:\n  - steps: 1"
+    assert str(ConfigError(["a", "b"])).startswith("the configuration has 2 faults:\n")
