@@ -87,7 +87,7 @@ def gpg(x: CreditInputs, *, std_normalize: bool = False) -> Tensor:
         std_normalize: Divide by `σ + 1e-6` (the paper's F_norm; its best results are without).
     """
     groups, rewards = Groups(x.groups), wide(x.outcomes)
-    useful = (groups.max(rewards) != groups.min(rewards)).sum()
+    useful = (groups.max(rewards) != groups.min(rewards)).to(rewards.dtype).sum()
     return groups.centred(rewards, std_normalize=std_normalize) * (len(rewards) / useful.clamp(min=1))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, log_ratio, share_clipped, trained
+from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, credit, log_ratio, share_clipped, trained
 from rlsdk.batch import LossInputs, wide
 from rlsdk.components import policy_loss
 
@@ -32,7 +32,7 @@ def ppo(
         clip_high: How far it may rise above 1; more than `clip_low` leaves room for unlikely tokens.
         dual_clip: Greatest ratio that a token with negative advantage is charged for; null for none.
     """
-    difference, advantages = log_ratio(x), trained(x, x.advantages)
+    difference, advantages = log_ratio(x), credit(x)
     ratio = bounded(difference).exp()
     loss = clipped_surrogate(advantages, ratio, clip_low, clip_high)
     metrics = {
@@ -84,7 +84,7 @@ def reinforce(x: LossInputs) -> Tensor:
     Paper: REINFORCE, Williams 1992 (doi:10.1007/BF00992696), for language models arXiv:2402.14740, eq. 4.
     Formula: `-A · log π`.
     """
-    return -trained(x, x.advantages) * trained(x, x.logprobs)
+    return -credit(x) * trained(x, x.logprobs)
 
 
 @policy_loss("gpg")
@@ -164,9 +164,9 @@ def topr(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
         x: The batch.
         cap: Greatest weight of a bad rollout.
     """
-    difference = trained(x, wide(x.logprobs) - wide(x.behaviour_logprobs)).detach()
+    difference = log_ratio(x, x.behaviour_logprobs).detach()
     ratio = bounded(x.sequence_sum(difference)).exp()
-    bad = trained(x, x.advantages) <= 0
+    bad = credit(x) <= 0
     weight = torch.where(bad, ratio.clamp(max=cap), 1)
     return weight * reinforce(x), {"clip_share": masked_mean((bad & (ratio > cap)).float(), x.loss_mask)}
 
@@ -183,6 +183,6 @@ def sapo(x: LossInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Tenso
         tau_pos: Sharpness of the gate for good tokens.
         tau_neg: For bad ones; sharper, since they destabilise.
     """
-    ratio, advantages = bounded(log_ratio(x)).exp(), trained(x, x.advantages)
+    ratio, advantages = bounded(log_ratio(x)).exp(), credit(x)
     tau = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio.dtype)
     return -advantages * (4 / tau) * torch.sigmoid(tau * (ratio - 1))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, log_ratio, trained
+from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, credit, log_ratio, trained
 from rlsdk.batch import LossInputs
 from rlsdk.components import policy_loss
 
@@ -71,15 +71,15 @@ def kl_cov(x: LossInputs, *, ratio: float = 2e-4, kl_coef: float = 1.0) -> tuple
 
 
 def _unclipped(x: LossInputs) -> Tensor:
-    return -trained(x, x.advantages) * bounded(log_ratio(x)).exp()
+    return -credit(x) * bounded(log_ratio(x)).exp()
 
 
 def _surrogate(x: LossInputs, low: float, high: float) -> Tensor:
-    return clipped_surrogate(trained(x, x.advantages), bounded(log_ratio(x)).exp(), low, high)
+    return clipped_surrogate(credit(x), bounded(log_ratio(x)).exp(), low, high)
 
 
 def _covariance(x: LossInputs) -> Tensor:
-    advantages, log_prob = trained(x, x.advantages), trained(x, x.logprobs)
+    advantages, log_prob = credit(x), trained(x, x.logprobs)
     return (advantages - masked_mean(advantages, x.loss_mask)) * (log_prob - masked_mean(log_prob, x.loss_mask))
 
 

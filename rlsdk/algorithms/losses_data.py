@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rlsdk.algorithms.losses import ppo, sft
-from rlsdk.algorithms.ratios import Metrics, trained
-from rlsdk.batch import LossInputs, wide
+from rlsdk.algorithms.ratios import Metrics, log_ratio
+from rlsdk.batch import LossInputs
 from rlsdk.components import policy_loss
 
 
@@ -96,7 +96,7 @@ def mix(
 
 def _gains(x: LossInputs, rollouts: int) -> Tensor:
     """`log π(y) - log π_ref(y)` of each rollout, `[n]`."""
-    difference = trained(x, wide(x.logprobs) - wide(x.ref_logprobs))
+    difference = log_ratio(x, x.ref_logprobs)
     return difference.new_zeros(rollouts).index_add(0, x.segments, difference)
 
 

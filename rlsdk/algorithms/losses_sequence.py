@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, log_ratio, share_clipped, trained
+from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, credit, log_ratio, share_clipped, trained
 from rlsdk.batch import LossInputs
 from rlsdk.components import policy_loss
 
@@ -31,7 +31,7 @@ def gspo(x: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> t
     log_prob = trained(x, x.logprobs)
     mean = x.sequence_mean(log_ratio(x)).detach()
     ratio = (mean + log_prob - log_prob.detach()).clamp(max=LOG_SEQUENCE_RATIO_BOUND).exp()
-    loss = clipped_surrogate(trained(x, x.advantages), ratio, clip_low, clip_high)
+    loss = clipped_surrogate(credit(x), ratio, clip_low, clip_high)
     return loss, {"clip_share": share_clipped(x, ratio, clip_low, clip_high)}
 
 
@@ -64,7 +64,7 @@ def geo_mean(x: LossInputs, *, clip_low: float = 0.4, clip_high: float = 0.4) ->
         clip_low: How far the log-ratio may fall below 0.
         clip_high: How far it may rise above 0.
     """
-    difference, advantages = bounded(log_ratio(x)), trained(x, x.advantages)
+    difference, advantages = bounded(log_ratio(x)), credit(x)
     clipped = difference.clamp(-clip_low, clip_high)
     sign = advantages.sign()
     worse = sign * torch.minimum(sign * difference, sign * clipped)

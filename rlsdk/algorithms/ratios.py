@@ -26,9 +26,15 @@ def bounded(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def log_ratio(x: LossInputs) -> Tensor:
-    """`log π - log π_old` per token, with the gradient of π; not clamped."""
-    return trained(x, wide(x.logprobs) - wide(x.old_logprobs))
+def log_ratio(x: LossInputs, to: Tensor | None = None) -> Tensor:
+    """`log π - log π_old` per token, or to other logprobs `[t]`, with the gradient of π alone; not clamped."""
+    base = x.old_logprobs if to is None else to
+    return trained(x, wide(x.logprobs) - wide(base).detach())
+
+
+def credit(x: LossInputs) -> Tensor:
+    """The advantages `[t]` as constants, zero where a token is not trained on."""
+    return trained(x, x.advantages.detach())
 
 
 def clipped_surrogate(advantages: Tensor, ratio: Tensor, low: float, high: float) -> Tensor:
@@ -38,6 +44,6 @@ def clipped_surrogate(advantages: Tensor, ratio: Tensor, low: float, high: float
 
 def share_clipped(x: LossInputs, ratio: Tensor, low: float, high: float) -> Tensor:
     """Share of the trained tokens whose gradient the clip takes away."""
-    ratio, advantages = ratio.detach(), trained(x, x.advantages)
+    ratio, advantages = ratio.detach(), credit(x)
     outside = ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))
     return outside.sum() / x.loss_mask.sum().clamp(min=1)

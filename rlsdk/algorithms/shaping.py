@@ -179,7 +179,8 @@ def overlong(x: CreditInputs, *, max_length: int = 20_480, buffer: int = 4_096, 
     """
     if not 0 < buffer <= max_length:
         raise ValueFault(f"overlong: buffer must be above 0 and at most max_length={max_length}; got {buffer}")
-    return x.outcomes + penalty * ((max_length - buffer - x.lengths) / buffer).clamp(-1, 0)
+    rewards = wide(x.outcomes)
+    return rewards + penalty * ((max_length - buffer - x.lengths.to(rewards.dtype)) / buffer).clamp(-1, 0)
 
 
 @shaping("length_penalty")
@@ -216,5 +217,5 @@ def rank_penalty(x: CreditInputs, *, coef: float = 0.25) -> Tensor:
         coef: Share of the reward that the likeliest answer loses.
     """
     rewards, groups = wide(x.outcomes), Groups(x.groups)
-    size = groups.members()
-    return rewards * (1 - coef * (size - groups.rank(x.sequence_sum(x.logprobs))) / size)
+    rank, size = groups.rank(x.sequence_sum(x.logprobs)), groups.members().to(rewards.dtype)
+    return rewards * (1 - coef * (size - rank) / size)
