@@ -15,7 +15,7 @@ Part = tuple[str, float, Score]
 def combine(parts: Sequence[Part], *, last_token: int | None = None) -> Score:
     """The weighted sum of scores.
 
-    Its metrics are `reward/NAME`, the value of each part before its weight, and the parts' own metrics; one that several
+    Its metrics are `reward/NAME`, the value of each part before its weight, and the parts' own; one that several
     parts report is `NAME/METRIC` for each of them.
 
     Args:

@@ -1,0 +1,196 @@
+"""Tasks from parquet files, JSON lines and the Hugging Face hub."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+import attrs
+
+import rlsdk
+from rlsdk.errors import DataError, OptionError
+from rlsdk.sources.listing import TaskList
+from rlsdk.sources.rows import BadRowError, Columns, RowReader, Wording
+from rlsdk.sources.tables import Table, find, read_hub, read_jsonl, read_parquet
+from rlsdk.types import Task
+
+_SHOWN = 5
+_log = logging.getLogger(__name__)
+
+
+@rlsdk.tasks("parquet")
+def parquet(
+    *,
+    path: str | tuple[str, ...],
+    split: str = "train",
+    columns: Columns = Columns(),  # noqa: B008 - frozen
+    chat: bool = False,
+    system: str | None = None,
+    prefill: str | None = None,
+    skip_bad: float = 0.0,
+) -> TaskList:
+    """Tasks from parquet files; the columns of veRL's files are recognised.
+
+    Args:
+        path: A file, a pattern such as `data/*.parquet`, a folder that holds `SPLIT.parquet`, or a list of them; of any
+            file system that fsspec knows.
+        split: Which files of a folder.
+        columns: Which column holds what, such as `{prompt: question, answer: solution}`; others become metadata.
+        chat: Take prompts that are text as the message of a user.
+        system: A system message that begins every prompt.
+        prefill: The beginning of every answer; it is not trained on.
+        skip_bad: Share of rows that may be left out because they make no task.
+
+    Returns:
+        Tasks named by file and row, unless a column names them.
+
+    Raises:
+        DataError: A file cannot be read, or more rows are bad than may be; names the file and the row.
+    """
+    files = find(_listed(path), split, "parquet")
+    return _tasks(
+        [read_parquet(file) for file in files], columns, Wording(chat=chat, system=system, prefill=prefill), skip_bad
+    )
+
+
+@rlsdk.tasks("jsonl")
+def jsonl(
+    *,
+    path: str | tuple[str, ...],
+    split: str = "train",
+    columns: Columns = Columns(),  # noqa: B008 - frozen
+    chat: bool = False,
+    system: str | None = None,
+    prefill: str | None = None,
+    skip_bad: float = 0.0,
+) -> TaskList:
+    """Tasks from files with one JSON object a line, compressed or not; the columns of veRL's files are recognised.
+
+    Args:
+        path: A file, a pattern such as `data/*.jsonl.gz`, a folder that holds `SPLIT.jsonl`, or a list of them; of any
+            file system that fsspec knows.
+        split: Which files of a folder.
+        columns: Which column holds what, such as `{prompt: question, answer: solution}`; others become metadata.
+        chat: Take prompts that are text as the message of a user.
+        system: A system message that begins every prompt.
+        prefill: The beginning of every answer; it is not trained on.
+        skip_bad: Share of rows that may be left out because they make no task.
+
+    Returns:
+        Tasks named by file and line, unless a column names them.
+
+    Raises:
+        DataError: A file cannot be read, or more rows are bad than may be; names the file and the line.
+    """
+    files = find(_listed(path), split, "jsonl")
+    return _tasks(
+        [read_jsonl(file) for file in files], columns, Wording(chat=chat, system=system, prefill=prefill), skip_bad
+    )
+
+
+@rlsdk.tasks("hub")
+def hub(
+    *,
+    name: str,
+    config: str | None = None,
+    split: str = "train",
+    revision: str | None = None,
+    columns: Columns = Columns(),  # noqa: B008 - frozen
+    chat: bool = False,
+    system: str | None = None,
+    prefill: str | None = None,
+    skip_bad: float = 0.0,
+) -> TaskList:
+    """Tasks from a dataset of the Hugging Face hub.
+
+    Args:
+        name: Such as `openai/gsm8k`, or a folder laid out like one.
+        config: The dataset's configuration, where it has several.
+        split: Such as `train`, or `train[:1000]`.
+        revision: A commit or tag; without one the data may change between runs.
+        columns: Which column holds what, such as `{prompt: question, answer: solution}`; others become metadata.
+        chat: Take prompts that are text as the message of a user.
+        system: A system message that begins every prompt.
+        prefill: The beginning of every answer; it is not trained on.
+        skip_bad: Share of rows that may be left out because they make no task.
+
+    Returns:
+        Tasks named by dataset and row, unless a column names them.
+
+    Raises:
+        DataError: The dataset cannot be read, or more rows are bad than may be; names the row.
+    """
+    return _tasks(
+        [read_hub(name, config, split, revision)], columns, Wording(chat=chat, system=system, prefill=prefill), skip_bad
+    )
+
+
+def _listed(path: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (path,) if isinstance(path, str) else path
+
+
+@attrs.frozen(eq=False)
+class _Rows:
+    """Makes the task at an index of the good rows."""
+
+    tables: tuple[Table, ...]
+    names: tuple[str, ...]
+    good: Sequence[tuple[int, int]]
+    reader: RowReader
+
+    def __call__(self, index: int) -> Task:
+        table, row = self.good[index]
+        return self.reader.task(self.tables[table].row(row), f"{self.names[table]}:{row}", self.names[table])
+
+
+def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad: float) -> TaskList:
+    """Read every row once, so that no bad one is met in the middle of a run."""
+    if not 0 <= skip_bad <= 1:
+        raise OptionError("tasks", [("skip_bad", f"expected a share from 0 to 1, got {skip_bad}")])
+    reader, names = RowReader(columns=columns, wording=wording), _names(tables)
+    good: list[tuple[int, int]] = []
+    bad: list[str] = []
+    seen: dict[str, str] = {}
+    for number, table in enumerate(tables):
+        for index, row in enumerate(table.scan(reader.needed)):
+            try:
+                if isinstance(row, BadRowError):
+                    raise row
+                task = reader.task(row, f"{names[number]}:{index}", names[number])
+                _check_unique(task.id, table.label(index), seen)
+            except BadRowError as error:
+                bad.append(f"{table.label(index)}: {error}")
+            else:
+                good.append((number, index))
+    _judge(len(good), bad, skip_bad, [table.name for table in tables])
+    return TaskList(_Rows(tuple(tables), names, good, reader), len(good), tuple(bad))
+
+
+def _names(tables: Sequence[Table]) -> tuple[str, ...]:
+    """Short names, which do not change when the data moves to another folder; different for each table."""
+    stems = [PurePosixPath(table.name).name.partition(".")[0] for table in tables]
+    count = Counter(stems)
+    return tuple(stem if count[stem] == 1 else f"{stem}-{number}" for number, stem in enumerate(stems))
+
+
+def _check_unique(task_id: str, label: str, seen: dict[str, str]) -> None:
+    if task_id in seen:
+        raise BadRowError(f"its id {task_id!r} is taken by {seen[task_id]}")
+    seen[task_id] = label
+
+
+def _judge(good: int, bad: Sequence[str], skip_bad: float, names: Sequence[str]) -> None:
+    """Raise if too many rows are bad, or none is good; else say how many are left out."""
+    if len(bad) > skip_bad * (good + len(bad)):
+        more = f"\n  … and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+        raise DataError(
+            f"{len(bad)} of {good + len(bad)} rows make no task, more than skip_bad={skip_bad:g} allows:"
+            + "".join(f"\n  {line}" for line in bad[:_SHOWN])
+            + more
+        )
+    if not good:
+        raise DataError(f"{', '.join(names)}: no row makes a task" + "".join(f"\n  {line}" for line in bad[:_SHOWN]))
+    if bad:
+        _log.warning("%d of %d rows make no task and are left out; the first: %s", len(bad), good + len(bad), bad[0])

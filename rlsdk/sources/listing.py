@@ -1,0 +1,47 @@
+"""A sequence of tasks that are made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
+
+import attrs
+
+from rlsdk.types import Task
+
+
+@attrs.frozen(eq=False)
+class TaskList(Sequence[Task]):
+    """Sized, indexable and picklable (if `make` is); nothing is kept, so that size costs no memory.
+
+    Attributes:
+        make: Gives the task at an index from 0 to `size - 1`, the same each time.
+        size: Number of tasks.
+        skipped: Why rows that could not be used were left out, one line each.
+    """
+
+    make: Callable[[int], Task]
+    size: int
+    skipped: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self.make(i) for i in range(*index.indices(self.size))]
+        if not -self.size <= index < self.size:
+            raise IndexError(f"task {index} of {self.size}")
+        return self.make(index % self.size)
+
+    def __iter__(self) -> Iterator[Task]:
+        return map(self.make, range(self.size))
+
+    def __repr__(self) -> str:
+        return f"TaskList({self.size} tasks)"

@@ -1,0 +1,157 @@
+"""From the row of a data file to a task."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import attrs
+
+from rlsdk.types import Message, Role, Task
+
+ROLES = get_args(Role)
+
+
+class BadRowError(Exception):
+    """A row makes no task; the message says why."""
+
+
+@attrs.frozen(kw_only=True)
+class Columns:
+    """Which column holds what; `a.b` is the field b of the column a.
+
+    Attributes:
+        prompt: Text or a list of messages; left out, `prompt`.
+        answer: Left out, `reward_model.ground_truth` as in veRL's files, or `answer`, where there is such a column.
+        source: Name of the data source; left out, `data_source`, or the name of the file.
+        demonstration: An expert's answer; left out, `demonstration`, where there is such a column.
+        id: Left out, tasks are named by file and row.
+    """
+
+    prompt: str | None = None
+    answer: str | None = None
+    source: str | None = None
+    demonstration: str | None = None
+    id: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Wording:
+    """How prompts are put.
+
+    Attributes:
+        chat: Text becomes the message of a user.
+        system: A system message that begins every prompt.
+        prefill: The beginning of every answer; not trained on.
+    """
+
+    chat: bool = False
+    system: str | None = None
+    prefill: str | None = None
+
+    def put(self, given: str | tuple[Message, ...]) -> str | tuple[Message, ...]:
+        """The prompt of a task."""
+        if isinstance(given, str):
+            if not (self.chat or self.system or self.prefill):
+                return given
+            given = (Message("user", given),)
+        before = (Message("system", self.system),) if self.system else ()
+        behind = (Message("assistant", self.prefill),) if self.prefill else ()
+        return (*before, *given, *behind)
+
+
+@attrs.frozen(kw_only=True)
+class RowReader:
+    """Makes tasks of rows; veRL's columns are recognised in each row."""
+
+    columns: Columns
+    wording: Wording
+
+    def needed(self, present: Sequence[str]) -> list[str]:
+        """Which of the columns that there are a task's fields are read from; the others are metadata."""
+        mapped = [name for name in attrs.astuple(self.columns) if name]
+        known = {"prompt", "answer", "reward_model", "data_source", "demonstration", "extra_info"}
+        return [name for name in present if name in known or any(name in {m, m.split(".")[0]} for m in mapped)]
+
+    def task(self, row: Mapping[str, Any], name: str, source: str) -> Task:
+        """Make a task.
+
+        Args:
+            row: Column -> value.
+            name: Id of the task, where no column gives one.
+            source: Name of the source, where no column gives one.
+
+        Raises:
+            BadRowError: The row makes no task.
+        """
+        c = self.columns
+        places = {
+            "prompt": c.prompt or "prompt",
+            "answer": c.answer or _verl_answer(row) or _present("answer", row),
+            "source": c.source or _present("data_source", row),
+            "demonstration": c.demonstration or _present("demonstration", row),
+            "id": c.id,
+        }
+        found = {field: _value(row, place) for field, place in places.items() if place}
+        metadata = {key: value for key, value in row.items() if key not in places.values()}
+        if "demonstration" in found:
+            metadata["demonstration"] = _text(found["demonstration"], places["demonstration"])
+        return Task(
+            id=str(found["id"]) if "id" in found else name,
+            prompt=self.wording.put(_prompt(found["prompt"], str(places["prompt"]), _is_text(row))),
+            answer=found.get("answer"),
+            metadata=metadata,
+            source=_text(found["source"], places["source"]) if "source" in found else source,
+        )
+
+
+def _present(name: str, row: Mapping[str, Any]) -> str | None:
+    return name if name in row else None
+
+
+def _verl_answer(row: Mapping[str, Any]) -> str | None:
+    return "reward_model.ground_truth" if isinstance(row.get("reward_model"), Mapping) else None
+
+
+def _is_text(row: Mapping[str, Any]) -> bool:
+    """Whether the one message of a row in veRL's columns is text that no chat template may wrap; `rlsdk data` notes it."""
+    extra = row.get("extra_info")
+    return isinstance(extra, Mapping) and extra.get("text_prompt") is True
+
+
+def _value(row: Mapping[str, Any], place: str) -> Any:
+    value: Any = row
+    if place in row:
+        value = row[place]
+    else:
+        for part in place.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                raise BadRowError(f"there is no column {place!r}; there are: {', '.join(map(str, row)) or 'none'}")
+            value = value[part]
+    if value is None:
+        raise BadRowError(f"{place} is empty")
+    return value
+
+
+def _text(value: Any, place: str | None) -> str:
+    if not isinstance(value, str):
+        raise BadRowError(f"expected text in {place}, got {reprlib.repr(value)}")
+    return value
+
+
+def _prompt(value: Any, place: str, as_text: bool) -> str | tuple[Message, ...]:
+    if isinstance(value, str) and value.strip():
+        return value
+    if not isinstance(value, list | tuple) or not value:
+        raise BadRowError(f"expected text or a list of messages in {place}, got {reprlib.repr(value)}")
+    messages = tuple(_message(message, f"{place}[{index}]") for index, message in enumerate(value))
+    return messages[0].content if as_text and len(messages) == 1 else messages
+
+
+def _message(value: Any, place: str) -> Message:
+    if not isinstance(value, Mapping) or not {"role", "content"} <= set(value):
+        raise BadRowError(f"expected a message with role and content in {place}, got {reprlib.repr(value)}")
+    if value["role"] not in ROLES:
+        raise BadRowError(f"expected one of {', '.join(ROLES)} as {place}.role, got {reprlib.repr(value['role'])}")
+    return Message(value["role"], _text(value["content"], f"{place}.content"))
