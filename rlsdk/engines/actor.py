@@ -1,0 +1,280 @@
+"""The Ray actor around an engine: one event loop, on which steps, weight loads and aborts take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk import weights as transport
+from rlsdk.contracts import Completion, Finish, Model, Place, Request, Weights
+from rlsdk.errors import EngineError
+from rlsdk.plugins import Plugins, Reference
+
+log = logging.getLogger(__name__)
+INTERVAL = 0.02
+"""Seconds between two messages of one `generate`, at least: a batch of a thousand completions costs a few messages."""
+
+
+@attrs.define(eq=False)
+class _Box:
+    """What one call of `generate` waits for."""
+
+    left: int
+    ready: list[Completion] = attrs.field(factory=list)
+    some: asyncio.Event = attrs.field(factory=asyncio.Event)
+    done: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    def put(self, completion: Completion) -> None:
+        self.ready.append(completion)
+        self.left -= 1
+        self.some.set()
+        if not self.left:
+            self.done.set()
+
+    def release(self) -> None:
+        """Wake the waiting call, whatever has come."""
+        self.some.set()
+        self.done.set()
+
+
+class EngineActor:
+    """An engine with one owner: this actor's event loop.
+
+    `generate` streams completions; a background task steps the engine while there is work and sleeps when there is
+    none. All other methods run between two steps.
+    """
+
+    def __init__(self, reference: Reference, log_path: str = "") -> None:
+        """Make one; `start` loads the model.
+
+        Args:
+            reference: Of the engine.
+            log_path: File that takes everything this process prints; empty leaves that to Ray.
+        """
+        if log_path:
+            redirect(Path(log_path))
+        self._engine: Any = Plugins().resolve(reference)
+        self._boxes: dict[str, _Box] = {}
+        self._failure: BaseException | None = None
+        self._paused = False
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._clock = dict.fromkeys(("step_seconds", "tokens", "prompt_tokens", "steps", "load_seconds"), 0.0)
+
+    async def start(self, model: Model, place: Place) -> None:
+        """Load the model; weights of the folder are version 0."""
+        self._engine.start(model, place)
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[list[Completion]]:
+        """Admit requests in this order and yield their completions as they finish (`num_returns="streaming"`).
+
+        Raises:
+            EngineError: The engine failed, now or before; the cause carries its traceback.
+        """
+        self._check()
+        self._engine.add(requests)
+        box = _Box(sum(r.n for r in requests))
+        self._boxes.update(dict.fromkeys((r.id for r in requests), box))
+        self._clock["prompt_tokens"] += sum(len(r.prompt_ids) for r in requests)
+        self._wake()
+        try:
+            while box.left or box.ready:
+                await box.some.wait()
+                if box.left:
+                    await _wait(box.done, INTERVAL)
+                self._check()
+                ready, box.ready = box.ready, []
+                box.some.clear()
+                if ready:
+                    yield Bundle(ready)
+        finally:
+            for request in requests:
+                self._boxes.pop(request.id, None)
+            if box.left and self._failure is None:  # the caller went away
+                self._engine.abort([r.id for r in requests])
+
+    async def load_weights(self, weights: Weights) -> None:
+        """Replace the weights between two steps."""
+        self._check()
+        started = time.perf_counter()
+        self._engine.load_weights(weights)
+        self._clock["load_seconds"] += time.perf_counter() - started
+
+    async def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
+        self._check()
+        found: np.ndarray = self._engine.logprobs(token_ids)
+        self._wake()
+        return found
+
+    async def reseed(self, seed: int) -> None:
+        """Seed the engine's own generator."""
+        self._check()
+        self._engine.reseed(seed)
+
+    async def pause(self) -> None:
+        """Freeze all requests between two steps; new ones are admitted and wait."""
+        self._paused = True
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._paused = False
+        self._wake()
+
+    async def abort(self, ids: Sequence[str] | None = None) -> int:
+        """End requests (None: all) and return how many continuations; what they had sampled comes out of `generate`."""
+        self._check()
+        ended = self._engine.abort(ids)
+        self._deliver(ended)
+        return len(ended)
+
+    async def sleep(self) -> None:
+        """Free the device for a colocated learner."""
+        self._check()
+        self._engine.sleep()
+
+    async def wake(self) -> None:
+        """Take the device back."""
+        self._check()
+        self._engine.wake()
+
+    async def checksums(self, weights: Weights) -> dict[str, str]:
+        """CRC-32 of each tensor as it arrived here."""
+        return transport.checksums(weights)
+
+    async def clock(self) -> dict[str, float]:
+        """Since the start: seconds inside `step`, steps, tokens sampled, prompt tokens, seconds of weight loads."""
+        return dict(self._clock)
+
+    async def stop(self) -> None:
+        """End the step loop and free everything; calls of `generate` that wait fail."""
+        if self._failure is None:
+            self._fail(EngineError("the engine was stopped"))
+        self._engine.stop()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise EngineError(f"the engine failed: {type(self._failure).__name__}: {self._failure}") from self._failure
+
+    def _wake(self) -> None:
+        """Let the step loop look for work; the first call starts it, on the loop of this actor."""
+        self._work.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._steps())
+
+    async def _steps(self) -> None:
+        """Step while there is work; between two steps, let waiting calls run."""
+        try:
+            while self._failure is None:
+                if self._paused or not self._engine.unfinished:
+                    self._work.clear()
+                    await self._work.wait()
+                    continue
+                started = time.perf_counter()
+                finished = self._engine.step()
+                self._clock["step_seconds"] += time.perf_counter() - started
+                self._clock["steps"] += 1
+                self._deliver(finished)
+                await asyncio.sleep(0)
+        except Exception as error:  # the loop ends, and everyone who waits, now or later, gets the failure
+            log.exception("the engine failed")
+            self._fail(error)
+
+    def _deliver(self, completions: Sequence[Completion]) -> None:
+        self._clock["tokens"] += sum(len(c.token_ids) for c in completions)
+        for completion in completions:
+            box = self._boxes.get(completion.request)
+            if box is not None:  # else its caller went away in this very step
+                box.put(completion)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        for box in self._boxes.values():
+            box.release()
+        self._work.set()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until the event, but no longer than this."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+class Bundle(list[Completion]):
+    """Completions that are pickled as a few long arrays: thousands of short ones cost more than generating them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self:
+            return (Bundle, ())
+        names = [(c.request, c.index, c.finish) for c in self]
+        lengths = np.array([len(c.token_ids) for c in self])
+        columns = [np.concatenate([getattr(c, f) for c in self]) for f in ("token_ids", "logprobs", "versions")]
+        return (_unbundle, (names, lengths, *columns))
+
+
+def _unbundle(
+    names: list[tuple[str, int, Finish]],
+    lengths: np.ndarray,
+    token_ids: np.ndarray,
+    logprobs: np.ndarray,
+    versions: np.ndarray,
+) -> Bundle:
+    """The completions; their arrays are views."""
+    ends = np.cumsum(lengths)
+    return Bundle(
+        Completion(
+            request=request,
+            index=index,
+            token_ids=token_ids[end - count : end],
+            logprobs=logprobs[end - count : end],
+            versions=versions[end - count : end],
+            finish=finish,
+        )
+        for (request, index, finish), end, count in zip(names, ends.tolist(), lengths.tolist(), strict=True)
+    )
+
+
+def redirect(path: Path) -> None:
+    """Send what this process writes to stdout and stderr, C code included, to a file, to which it appends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with path.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def launch(
+    reference: Reference, place: Place, *, cpus: float = 1, gpus: float = 0, name: str = "", log_path: Path | str = ""
+) -> Any:
+    """Make the actor of an engine; its `start(model, place)` is still to be called.
+
+    Args:
+        reference: Of the engine.
+        place: Where it works; decides the variables of its process.
+        cpus: Cores that Ray sets aside.
+        gpus: GPUs that Ray sets aside, a fraction where a learner shares them.
+        name: Of the actor, for Ray's own listings; empty for none.
+        log_path: File that takes what its process prints; empty leaves that to Ray.
+
+    Returns:
+        A handle; `handle.method.remote(…)` calls a method of `EngineActor`.
+    """
+    import ray
+
+    environment = dict(Plugins().resolve(reference).environment(place))
+    options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
+    if name:
+        options["name"] = name
+    return ray.remote(EngineActor).options(**options).remote(reference, str(log_path))

@@ -1,0 +1,252 @@
+"""What both engines need: seeds, checks of requests and weights, ends of texts, stop strings, continuations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Completion, Finish, Model, Request, Weights
+from rlsdk.errors import EngineError, ValueFault
+from rlsdk.weights import TIED_HEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MASK = (1 << 64) - 1
+_INPUT_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+
+
+def mix(*numbers: int) -> int:
+    """A 63-bit number that looks random, the same in every process (SplitMix64 over the numbers in turn)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+def check_requests(requests: Sequence[Request], *, max_length: int, vocabulary: int) -> None:
+    """Refuse what an engine cannot generate, before any request is admitted.
+
+    Raises:
+        ValueFault: A prompt is empty, too long or holds ids that the model does not know; an option is out of range.
+    """
+    for request in requests:
+        ids, sampling = request.prompt_ids, request.sampling
+        problem = ""
+        if len(ids) == 0:
+            problem = "its prompt is empty"
+        elif len(ids) >= max_length:
+            problem = f"its prompt has {len(ids)} tokens, and model.max_length {max_length} must hold a response too"
+        elif int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+            problem = (
+                f"its prompt holds ids {int(ids.min())} to {int(ids.max())}; the model knows 0 to {vocabulary - 1}"
+            )
+        elif request.n < 1 or sampling.max_tokens < 1:
+            problem = f"n and max_tokens must be at least 1; got n={request.n}, max_tokens={sampling.max_tokens}"
+        elif sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+            problem = (
+                "temperature must be at least 0, top_p in (0, 1], top_k at least 0; "
+                f"got {sampling.temperature}, {sampling.top_p}, {sampling.top_k}"
+            )
+        if problem:
+            raise ValueFault(f"request {request.id!r} cannot be generated: {problem}")
+
+
+def check_known(ids: Sequence[str], running: Iterable[str]) -> None:
+    """Refuse ids that are taken.
+
+    Raises:
+        ValueFault: An id comes twice or is running.
+    """
+    taken = set(running)
+    for name in ids:
+        if name in taken:
+            raise ValueFault(f"request id {name!r} is in use; ids are unique within a run")
+        taken.add(name)
+
+
+def open_tokenizer(model: Model) -> Any:
+    """The tokenizer of a model."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model.tokenizer or model.path, trust_remote_code=model.trust_remote_code)
+
+
+def end_ids(model: Model, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that end a text: the tokenizer's own, those of the generation config, and those of the model's config."""
+    from transformers import AutoConfig, GenerationConfig
+
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    found = {tokenizer.eos_token_id, *_listed(getattr(config, "eos_token_id", None))}
+    with suppress(OSError):  # a model need not have one
+        found.update(_listed(GenerationConfig.from_pretrained(model.path).eos_token_id))
+    return tuple(sorted(i for i in found if i is not None))
+
+
+def _listed(ids: int | Sequence[int] | None) -> Sequence[int]:
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else ids
+
+
+class StopStrings:
+    """Watches one continuation for strings that end it."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        """Make one.
+
+        Args:
+            tokenizer: Of the model.
+            stops: The strings; they may lie within a token or run over several.
+        """
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        self._reach = max(map(len, stops)) - 1
+        self._tail = ""
+        self._ids: list[int] = []
+        self._text = 0
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            from tokenizers.decoders import DecodeStream
+
+            # Special tokens are read too: `</answer>` may be one.
+            self._stream = DecodeStream(skip_special_tokens=False)
+
+    def feed(self, token: int) -> bool:
+        """Whether the text now holds a stop string."""
+        window = self._tail + self._decode(token)
+        self._tail = window[len(window) - self._reach :] if self._reach else ""
+        return any(stop in window for stop in self._stops)
+
+    def _decode(self, token: int) -> str:
+        """The text that this token adds; empty while it is half a character."""
+        if self._backend is not None:
+            return self._stream.step(self._backend, token) or ""
+        self._ids.append(token)
+        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=False)
+        if text.endswith("\ufffd"):
+            return ""
+        new, self._text = text[self._text :], len(text)
+        return new
+
+
+@attrs.define(eq=False)
+class Continuation:
+    """One continuation while it runs: what was sampled, and by which weights.
+
+    Attributes:
+        request: Id of its request.
+        index: Which of the request's continuations.
+        token_ids: Sampled so far.
+        logprobs: Theirs.
+        spans: (first token, version of the weights that sampled from there on).
+        stops: Watches for stop strings, where there are any.
+    """
+
+    request: str
+    index: int
+    stops: StopStrings | None = None
+    token_ids: list[int] = attrs.field(factory=list)
+    logprobs: list[float] = attrs.field(factory=list)
+    spans: list[tuple[int, int]] = attrs.field(factory=list)
+
+    @classmethod
+    def of(cls, request: Request, index: int, tokenizer: Any) -> Continuation:
+        """A continuation of which nothing is sampled yet."""
+        sampling = request.sampling
+        watched = sampling.stop and not sampling.ignore_eos
+        return cls(request.id, index, StopStrings(tokenizer, sampling.stop) if watched else None)
+
+    def stamp(self, version: int) -> None:
+        """Tokens from here on are sampled by weights of this version."""
+        if not self.spans or self.spans[-1][1] != version:
+            self.spans.append((len(self.token_ids), version))
+
+    def record(self, tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
+        """Append what was sampled; whether a stop string ends it (tokens behind its last one are dropped)."""
+        kept = len(tokens)
+        stopped = False
+        if self.stops is not None:
+            for position, token in enumerate(tokens):
+                if self.stops.feed(token):
+                    kept, stopped = position + 1, True
+                    break
+        self.token_ids += tokens[:kept]
+        self.logprobs += logprobs[:kept]
+        return stopped
+
+    def complete(self, finish: Finish) -> Completion:
+        """What is handed out."""
+        tokens = np.asarray(self.token_ids, dtype=np.int64)
+        logprobs = np.asarray(self.logprobs, dtype=np.float32)
+        return Completion(
+            request=self.request,
+            index=self.index,
+            token_ids=tokens,
+            logprobs=logprobs,
+            versions=spread(self.spans, len(tokens)),
+            finish=finish,
+        )
+
+
+def spread(spans: Sequence[tuple[int, int]], count: int) -> np.ndarray:
+    """Version of each token, int64 `[count]`, from (first token, version) pairs in order."""
+    versions = np.empty(count, dtype=np.int64)
+    for start, version in spans:
+        versions[start:] = version
+    return versions
+
+
+def with_tied_head(weights: Weights, tied: bool) -> Weights:
+    """Weights with the output head named beside the input embeddings, where the model ties them.
+
+    Left out, the head of vLLM on the CPU would stay as it was without a sound: it is kept prepacked.
+
+    Raises:
+        EngineError: The model ties them and the embeddings are not there under a known name.
+    """
+    if not tied:
+        return weights
+    embeddings = next((n for n in weights.tensors if n.endswith(_INPUT_EMBEDDINGS)), None)
+    if embeddings is None:
+        known = ", ".join(f"*{n}" for n in _INPUT_EMBEDDINGS)
+        raise EngineError(
+            f"weights of version {weights.version}: the model ties its output head to the input embeddings, and none "
+            f"of {known} is among the {len(weights.tensors)} tensors sent; send the embeddings"
+        )
+    if TIED_HEAD in weights.tensors:
+        return weights
+    return Weights(
+        weights.version,
+        {**weights.tensors, TIED_HEAD: weights.tensors[embeddings]},
+        {**weights.dtypes, TIED_HEAD: weights.dtypes[embeddings]},
+    )
+
+
+def check_names(weights: Weights, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse weights that do not cover a model.
+
+    Args:
+        weights: As sent.
+        expected: name -> shape of every tensor of the model; tensors beyond these are let through.
+
+    Raises:
+        EngineError: A tensor is missing or has another shape; names up to five of each.
+    """
+    missing = [n for n in expected if n not in weights.tensors]
+    wrong = [
+        f"{n} is {tuple(weights.tensors[n].shape)}, not {tuple(shape)}"
+        for n, shape in expected.items()
+        if n in weights.tensors and tuple(weights.tensors[n].shape) != tuple(shape)
+    ]
+    if missing or wrong:
+        parts = [f"{len(missing)} of {len(expected)} tensors are missing: {', '.join(missing[:5])}"] if missing else []
+        parts += [f"{len(wrong)} have another shape: {', '.join(wrong[:5])}"] if wrong else []
+        raise EngineError(f"weights of version {weights.version} do not fit the model: {'; '.join(parts)}")

@@ -1,0 +1,369 @@
+"""The engine `vllm`: vLLM's scheduler and kernels in the owner's own process, one decode step at a time."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.components import engine
+from rlsdk.contracts import Completion, Finish, Model, Place, Request, Weights
+from rlsdk.engines.common import (
+    Continuation,
+    check_known,
+    check_names,
+    check_requests,
+    end_ids,
+    mix,
+    open_tokenizer,
+    with_tied_head,
+)
+from rlsdk.engines.vllm_worker import share
+from rlsdk.errors import EngineError, OptionError, ValueFault
+from rlsdk.weights import TIED_HEAD
+
+_CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+}
+_FINISH: tuple[Finish, Finish, Finish] = ("stop", "length", "abort")
+"""vLLM's `FinishReason` by its number; those beyond are failures."""
+_OWNED = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "max_model_len": "model.max_length",
+    "trust_remote_code": "model.trust_remote_code",
+    "seed": "the run's seed",
+    "logprobs_mode": "rlsdk itself: logprobs are those of the distribution sampled from",
+    "async_scheduling": "rlsdk itself: a token must be sampled by the weights whose version it bears",
+    "worker_extension_cls": "rlsdk itself",
+    "skip_tokenizer_init": "rlsdk itself",
+    "enable_sleep_mode": "placement.colocate",
+}
+"""Engine arguments that `args` may not set, and what sets them."""
+
+
+@engine("vllm")
+@attrs.define(kw_only=True, eq=False, slots=False)
+class Vllm:
+    """Generate with vLLM.
+
+    On a CPU, and on one GPU, vLLM runs in the owner's process and is stepped by it. Weights are replaced between two
+    steps; requests in flight go on, their cache recomputed with the new weights. A seed of a request's own costs about
+    5 % of the throughput on a small model (vLLM asks one generator per sequence); without, an engine samples from its
+    one generator, which `reseed` sets: the same requests in the same order then give the same tokens. At temperature 0
+    the logprobs are those of temperature 1.
+
+    The CUDA side (tensor parallelism, sleep and wake) has never run.
+
+    Attributes:
+        tensor_parallel_size: GPUs that share one model; more than one makes vLLM run a process for each.
+        kv_cache_gib: Memory for the KV cache on a CPU, in GiB.
+        gpu_memory_utilization: Share of a GPU's memory that vLLM may take, weights and KV cache together.
+        max_num_seqs: Sequences that run at once; the rest wait.
+        max_num_batched_tokens: Tokens of one step, prompts included; longer prompts are read in parts.
+        enforce_eager: No compilation and no CUDA graphs; left out, true on a CPU and false on a GPU.
+        args: Further fields of vLLM's `EngineArgs`.
+    """
+
+    tensor_parallel_size: int = 1
+    kv_cache_gib: int = 1
+    gpu_memory_utilization: float = 0.85
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    enforce_eager: bool | None = None
+    args: Mapping[str, Any] = attrs.field(factory=dict)
+
+    _llm: Any = attrs.field(init=False, default=None)
+    _model: Any = attrs.field(init=False, default=None)
+    _place: Any = attrs.field(init=False, default=None)
+    _tokenizer: Any = attrs.field(init=False, default=None)
+    _ends: Any = attrs.field(init=False, default=())
+    _expected: Any = attrs.field(init=False, default=None)
+    _version: int = attrs.field(init=False, default=0)
+    _serial: int = attrs.field(init=False, default=0)
+    _running: dict[str, Continuation] = attrs.field(init=False, factory=dict)
+    _ready: list[Completion] = attrs.field(init=False, factory=list)
+    _canaries: dict[str, Any] = attrs.field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        for name, owner in _OWNED.items():
+            if name in self.args:
+                raise OptionError("engine 'vllm'", [(f"args.{name}", f"is set by {owner}; take it out of args")])
+
+    def environment(self, place: Place) -> Mapping[str, str]:
+        """Environment variables that must stand before the actor's process imports anything."""
+        found = {
+            "OMP_NUM_THREADS": str(place.threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if self.tensor_parallel_size > 1 else "0",
+        }
+        if place.cache:
+            found |= {variable: str(Path(place.cache) / folder) for variable, folder in _CACHES.items()}
+        if place.device == "cpu":
+            found |= {
+                # vLLM would pin each engine to the same cores.
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
+                # Saves the 12 s of compiling one kernel of the sampler; the throughput is the same without.
+                "TORCHDYNAMO_DISABLE": "1",
+            }
+            if not place.colocated or place.threads * place.world > place.cpus:
+                # Threads that wait would spin on cores where others work.
+                found |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
+        return found
+
+    def start(self, model: Model, place: Place) -> None:
+        """Load the model; weights of the folder are version 0.
+
+        Raises:
+            EngineError: The process lacks variables of `environment`.
+        """
+        for name, value in self.environment(place).items():
+            if name.startswith("VLLM_") and os.environ.get(name) != value:
+                raise EngineError(
+                    f"{name} is {os.environ.get(name)!r} and must be {value!r} before vLLM is imported; start the "
+                    "engine in a process made with the variables of `environment(place)`"
+                )
+        from vllm import EngineArgs, LLMEngine
+
+        self._model, self._place = model, place
+        self._tokenizer = open_tokenizer(model)
+        self._ends = end_ids(model, self._tokenizer)
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model, place, self)))
+        self._llm.set_weight_version("0")
+        self._expected = checkpoint_shapes(model.path)
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Admit requests in this order; none, if one of them cannot be generated.
+
+        Raises:
+            ValueFault: A request cannot be generated, or its id is in use.
+        """
+        vocabulary = self._llm.model_config.get_vocab_size()
+        check_requests(requests, max_length=self._model.max_length, vocabulary=vocabulary)
+        check_known([r.id for r in requests], (c.request for c in self._running.values()))
+        for request in requests:
+            self._admit(request)
+
+    def _admit(self, request: Request) -> None:
+        """Hand the continuations to the scheduler, each as a request of its own, so that none waits for the others."""
+        from copy import copy
+
+        prompt = request.prompt_ids.tolist()
+        parent = self._process(prompt, self._params(request, self._model.max_length - len(prompt)))
+        for index in range(request.n):
+            child = copy(parent)
+            child.request_id = self._next_id()
+            if request.seed is not None:
+                child.sampling_params = copy(parent.sampling_params)
+                child.sampling_params.seed = mix(request.seed, index)
+            self._running[child.request_id] = Continuation.of(request, index, self._tokenizer)
+            self._llm.engine_core.add_request(child)
+
+    def _params(self, request: Request, room: int) -> Any:
+        from vllm import SamplingParams
+
+        sampling = request.sampling
+        ends = () if sampling.ignore_eos else {*sampling.stop_token_ids, *self._ends}
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=min(sampling.max_tokens, room),
+            stop_token_ids=sorted(ends),
+            ignore_eos=True,  # all ends are in stop_token_ids
+            logprobs=0,
+            detokenize=False,
+            skip_clone=True,
+        )
+
+    def _process(self, prompt: list[int], params: Any) -> Any:
+        from vllm.inputs import tokens_input
+
+        tasks = self._llm.get_supported_tasks()
+        return self._llm.input_processor.process_inputs("", tokens_input(prompt), params, tasks)
+
+    def _next_id(self) -> str:
+        self._serial += 1
+        return str(self._serial)
+
+    def step(self) -> list[Completion]:
+        """One decode step of all that runs; returns what finished."""
+        if not self._ready and self._running:
+            self._advance()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _advance(self) -> None:
+        """Step vLLM once and record what it sampled."""
+        outputs = self._llm.engine_core.get_output()
+        version = int(outputs.weight_version or self._version)
+        stopped = []
+        for output in outputs.outputs:
+            name = output.request_id
+            if name in self._canaries:
+                if output.new_prompt_logprobs_tensors is not None:
+                    self._canaries[name] = output.new_prompt_logprobs_tensors.logprobs[:, 0].numpy()
+                continue
+            running = self._running.get(name)
+            if running is None:  # aborted while this step ran
+                continue
+            reason = output.finish_reason
+            if output.new_token_ids:
+                running.stamp(version)
+                if running.record(output.new_token_ids, output.new_logprobs.logprobs[:, 0].tolist()):
+                    if reason is None:
+                        stopped.append(name)
+                    reason = 0
+            if reason is not None:
+                del self._running[name]
+                self._ready.append(running.complete(self._finish(running, reason)))
+        self._llm.engine_core.abort_requests(stopped)
+
+    @staticmethod
+    def _finish(running: Continuation, reason: int) -> Finish:
+        if reason >= len(_FINISH):
+            raise EngineError(
+                f"vLLM failed request {running.request!r}, continuation {running.index}: reason {reason!r}"
+            )
+        return _FINISH[reason]
+
+    @property
+    def unfinished(self) -> int:
+        """Continuations that still run or wait, and those that `step` has yet to return."""
+        return len(self._running) + len(self._ready)
+
+    def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
+        """End requests (None: all); returns what they had sampled, as `abort`."""
+        wanted = None if ids is None else set(ids)
+        ended = [n for n, c in self._running.items() if wanted is None or c.request in wanted]
+        self._llm.engine_core.abort_requests(ended)
+        return [self._running.pop(name).complete("abort") for name in ended]
+
+    def load_weights(self, weights: Weights) -> None:
+        """Replace the weights between two steps; requests in flight go on, their cache recomputed with the new ones.
+
+        Raises:
+            EngineError: A tensor of the model is missing or has another shape.
+        """
+        tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
+        weights = with_tied_head(weights, tied)
+        if self._expected is not None:
+            check_names(weights, {n: s for n, s in self._expected.items() if not (tied and n == TIED_HEAD)})
+        # The prefix cache must go, and what running requests have cached would mix two policies in one sequence.
+        self._llm.reset_prefix_cache(reset_running_requests=True)
+        if self.tensor_parallel_size > 1:
+            with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rlsdk-weights-") as folder:
+                share(weights, Path(folder))
+                self._llm.collective_rpc("rlsdk_load", args=(folder,))
+        else:
+            self._llm.collective_rpc("rlsdk_load", args=(weights,))
+        self._version = weights.version
+        self._llm.set_weight_version(str(weights.version))
+
+    def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it.
+
+        Requests in flight go on meanwhile; what finishes is returned by the next `step`.
+
+        Raises:
+            ValueFault: `k` is less than 2, or not below `model.max_length`: vLLM wants room for one token more.
+        """
+        from vllm import SamplingParams
+
+        count, limit = len(token_ids), self._model.max_length
+        if not 2 <= count < limit:
+            raise ValueFault(f"logprobs of {count} tokens; give at least 2 and fewer than model.max_length, {limit}")
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        request = self._process(np.asarray(token_ids).tolist(), params)
+        name = request.request_id = self._next_id()
+        self._canaries[name] = None
+        self._llm.engine_core.add_request(request)
+        while self._canaries[name] is None:
+            self._advance()
+        found: np.ndarray = np.asarray(self._canaries.pop(name), dtype=np.float32)
+        return found
+
+    def reseed(self, seed: int) -> None:
+        """Seed the engine's own generator: the same requests, admitted in the same order, then give the same tokens."""
+        self._llm.collective_rpc("rlsdk_seed", args=(mix(seed),))
+
+    def sleep(self) -> None:
+        """Free the device for a colocated learner; on a CPU there is nothing to free."""
+        if self._place.device != "cpu":
+            self._llm.reset_prefix_cache(reset_running_requests=True)
+            self._llm.sleep(level=1, mode="keep")
+
+    def wake(self) -> None:
+        """Take the device back."""
+        if self._place.device != "cpu":
+            self._llm.wake_up()
+
+    def stop(self) -> None:
+        """Free everything."""
+        if self._llm is not None:
+            self._llm.engine_core.shutdown()
+            self._llm = None
+        self._running.clear()
+        self._ready.clear()
+
+
+def engine_arguments(model: Model, place: Place, options: Vllm) -> dict[str, Any]:
+    """Fields of vLLM's `EngineArgs`.
+
+    Args:
+        model: To generate with.
+        place: Where.
+        options: The engine's options; its `args` are laid over the rest.
+    """
+    cpu = place.device == "cpu"
+    found: dict[str, Any] = {
+        "model": model.path,
+        "dtype": model.dtype,
+        "max_model_len": model.max_length,
+        "trust_remote_code": model.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "seed": mix(place.seed, place.rank) % 2**31,
+        "logprobs_mode": "processed_logprobs",
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs),
+        "enforce_eager": cpu if options.enforce_eager is None else options.enforce_eager,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        # A step then returns what it sampled, and weights are replaced with nothing under way.
+        "async_scheduling": False,
+        "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
+    }
+    if not cpu:
+        found |= {
+            "tensor_parallel_size": options.tensor_parallel_size,
+            "gpu_memory_utilization": options.gpu_memory_utilization,
+            "enable_sleep_mode": place.colocated,
+        }
+        if options.tensor_parallel_size > 1:
+            found["distributed_executor_backend"] = "mp"
+    return {**found, **options.args}
+
+
+def checkpoint_shapes(path: str) -> dict[str, tuple[int, ...]] | None:
+    """Names and shapes of the tensors in a model's safetensors files; None where it has none."""
+    from huggingface_hub import snapshot_download
+    from safetensors import safe_open
+
+    # A hub id: vLLM has just downloaded it.
+    folder = Path(path) if Path(path).is_dir() else Path(snapshot_download(path, local_files_only=True))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(file), framework="np") as tensors:
+            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    return shapes or None

@@ -1,0 +1,64 @@
+"""What rlsdk adds to a vLLM worker, whose class vLLM mixes with this one: weights by version, a seed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from rlsdk.contracts import Weights
+from rlsdk.weights import from_weights
+
+
+class WorkerExtension:
+    """Methods called on every worker through `collective_rpc`."""
+
+    reload_weights: Callable[..., None]
+
+    def rlsdk_load(self, source: Weights | str) -> None:
+        """Replace the weights in place.
+
+        vLLM's layerwise reload runs, for each layer, the processing that follows loading: on the CPU linear weights are
+        prepacked then, and a plain copy into the parameters would change nothing.
+
+        Args:
+            source: The weights, or, for a worker in a process of its own, the folder that `share` wrote.
+        """
+        # It warns of every layer without weights, such as the rotary embedding; that all came is checked before.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+        weights = source if isinstance(source, Weights) else read_shared(Path(source))
+        self.reload_weights(weights_iterator=from_weights(weights))
+
+    def rlsdk_seed(self, seed: int) -> None:
+        """Seed the generator that samples where a request has no seed of its own."""
+        import torch
+
+        torch.manual_seed(seed)
+
+
+def share(weights: Weights, folder: Path) -> None:
+    """Write weights where workers of this machine map them into memory: arguments of their calls travel as msgpack.
+
+    Args:
+        weights: To write.
+        folder: An empty folder in shared memory.
+    """
+    import json
+
+    import numpy as np
+
+    for index, array in enumerate(weights.tensors.values()):
+        np.save(folder / f"{index}.npy", array, allow_pickle=False)
+    head = {"version": weights.version, "dtypes": dict(weights.dtypes), "names": list(weights.tensors)}
+    (folder / "weights.json").write_text(json.dumps(head), encoding="utf-8")
+
+
+def read_shared(folder: Path) -> Weights:
+    """The weights that `share` wrote, mapped read-only."""
+    import json
+
+    import numpy as np
+
+    head = json.loads((folder / "weights.json").read_text(encoding="utf-8"))
+    arrays = {name: np.load(folder / f"{i}.npy", mmap_mode="r") for i, name in enumerate(head["names"])}
+    return Weights(head["version"], arrays, head["dtypes"])

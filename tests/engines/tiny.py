@@ -1,0 +1,90 @@
+"""A tiny random Qwen2 with tied embeddings, made on the fly, and helpers that compute with it independently of the engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from rlsdk.contracts import Model, Weights
+from rlsdk.weights import to_weights
+
+SYMBOLS = ("<pad>", "<eos>", "<unk>", "+", "-", "*", "/", "(", ")", "=", ",", ">", ":", "a", "b", "<answer>", "</answer>")
+EOS = 1
+
+
+def vocabulary() -> dict[str, int]:
+    return {token: index for index, token in enumerate([*SYMBOLS, *map(str, range(113))])}
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    inner = Tokenizer(models.WordLevel(vocabulary(), unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d+|</?answer>|[\s\S]"), behavior="isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
+
+
+def make_model(folder: Path, *, seed: int = 0, layers: int = 2, tied: bool = True, heads: int = 4, kv_heads: int = 4) -> Model:
+    """Write the model and, in a folder of its own, the tokenizer.
+
+    Apart, because transformers replaces the pre-tokenizer of a custom tokenizer that lies beside a config of type qwen2.
+    """
+    config = Qwen2Config(
+        vocab_size=len(vocabulary()),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=512,
+        initializer_range=0.15,
+        tie_word_embeddings=tied,
+        pad_token_id=0,
+        eos_token_id=EOS,
+        bos_token_id=None,
+    )
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder / "model")
+    make_tokenizer().save_pretrained(folder / "tokenizer")
+    return Model(path=str(folder / "model"), tokenizer=str(folder / "tokenizer"), max_length=256)
+
+
+def changed(model: Model, version: int, *, seed: int = 1, scale: float = 0.05) -> Weights:
+    """Weights like the model's with noise, tied tensors under both names."""
+    torch.manual_seed(seed)
+    net = AutoModelForCausalLM.from_pretrained(model.path)
+    tensors = {name: p.detach() + scale * torch.randn_like(p) for name, p in net.named_parameters()}
+    if net.config.tie_word_embeddings:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    return to_weights(version, tensors)
+
+
+def original(model: Model, version: int = 0) -> Weights:
+    """The folder's own weights."""
+    return changed(model, version, scale=0.0)
+
+
+@torch.inference_mode()
+def reference_logprobs(
+    model: Model, token_ids: np.ndarray, weights: Weights | None = None, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> np.ndarray:
+    """What transformers says of each token but the first, float32 `[k - 1]`, one sequence at a time and without a cache."""
+    net = AutoModelForCausalLM.from_pretrained(model.path).eval()
+    if weights is not None:
+        from rlsdk.weights import from_weights
+
+        net.load_state_dict(dict(from_weights(weights)))
+    logits = net(torch.as_tensor(token_ids)[None], use_cache=False).logits[0, :-1].float() / (temperature or 1.0)
+    if top_k:
+        logits[logits < logits.topk(top_k).values[:, -1:]] = -torch.inf
+    if top_p < 1:
+        ordered, order = logits.sort(descending=True)
+        kept = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1) < top_p
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, order, ordered.masked_fill(~kept, -torch.inf))
+    target = torch.as_tensor(token_ids)[1:, None]
+    return logits.log_softmax(-1).gather(-1, target)[:, 0].numpy()
