@@ -25,6 +25,9 @@ MISSING: Any = attrs.NOTHING
 Fault = tuple[str, str]
 """(path below the component, sentence)."""
 
+MANY = 12
+"""More names than this are not listed where the nearest is known."""
+
 CONTINUATION = (
     "; it looks like a shell line that lost its continuation: end each line but the last with ' \\' and nothing "
     "behind it"
@@ -181,7 +184,8 @@ def _flatten(error: BaseException, path: str) -> Iterable[Fault]:
     elif isinstance(error, ClassValidationError):
         noted, plain = error.group_exceptions()
         for inner, note in noted:
-            yield from _flatten(inner, f"{path}.{note.name}")
+            absent = isinstance(inner, KeyError) and inner.args == (note.name,)
+            yield from _flatten(inner, path if absent else f"{path}.{note.name}")
         for inner in plain:
             yield from _flatten(inner, path)
     elif isinstance(error, ForbiddenExtraKeysError):
@@ -200,11 +204,14 @@ def _flatten(error: BaseException, path: str) -> Iterable[Fault]:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """A sentence for an unknown name, with the nearest known one and all that there are."""
+    """A sentence for an unknown name, with the nearest known one, and all that there are unless those are many."""
     names = sorted(known)
     near = nearest(name, names)
-    listing = f"; known: {', '.join(names)}" if names else "; there are none"
-    return f"unknown {what} {name!r}{f', did you mean {near!r}?' if near else ''}{listing}"
+    guess = f", did you mean {near!r}?" if near else ""
+    if near and len(names) > MANY:
+        return f"unknown {what} {name!r}{guess}"
+    listing = f"known: {', '.join(names)}" if names else "there are none"
+    return f"unknown {what} {name!r}{guess}; {listing}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

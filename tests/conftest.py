@@ -1,4 +1,4 @@
-"""What all tests share: distributions made for a test, and tests marked `gpu`, which are skipped where there is none."""
+"""What all tests share: distributions made for a test; tests marked `gpu` are skipped where there is none."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_a_valid_score_is_finite(value):
 
 
 def test_a_score_is_no_text():
-    with pytest.raises(ValueFault, match="'1.0' is text; expected a number"):
+    with pytest.raises(ValueFault, match=r"'1\.0' is text; expected a number"):
         Score("1.0")
 
 

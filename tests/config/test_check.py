@@ -1,0 +1,227 @@
+"""The check: every fault at once, with its path, the value, what was expected, and the nearest that there is."""
+
+from __future__ import annotations
+
+import pytest
+
+import rlsdk
+from rlsdk.config import check
+from rlsdk.errors import ConfigError
+
+WRONG = """
+name: trial
+model: {path: ./nowhere, dtype: float}
+tasks: {train: countdown}
+reward: countdown
+stepps: 3
+seed: "0"
+batch_size: 4k
+max_invalid: 2%
+group_size: true
+sampling: {temperature: [1], stop: "</answer>"}
+eval: {evry: 5, samples: '[1,2]'}
+checkpoint: {export: lst}
+workflow: single_tun
+learner: {use: deepspeed, zero_stage: two}
+trackers: [tensorbord]
+placement: 2
+out: ${nowhere}
+"""
+
+
+def by_path(faults):
+    return {path: text for path, _, text in (fault.partition(": ") for fault in faults)}
+
+
+def test_a_right_configuration_passes(plan):
+    found = plan()
+    assert found.config.name == "trial"
+    assert found.config.algorithm.name == "grpo"
+    assert [part.name for part in found.rewards] == ["countdown"]
+    assert found.engine.name == "core/transformers"
+    assert found.workflow.name == "core/single_turn"
+    assert found.folder.as_posix() == "runs/trial"
+
+
+def test_every_fault_is_reported_at_once(file, faults):
+    file.write_text(WRONG)
+    found = by_path(faults())
+    assert found["stepps"] == "unknown key 'stepps', did you mean 'steps'?"
+    assert found["model.dtype"].startswith("expected 'float32' | 'bfloat16' | 'float16', got 'float'")
+    assert found["seed"].startswith("expected int, got '0'; it is text")
+    assert found["batch_size"] == "expected int, got '4k'; write the plain number without a unit"
+    assert found["max_invalid"] == "expected float, got '2%'; write the plain number without a unit"
+    assert found["group_size"] == "expected int, got True"
+    assert found["sampling.temperature"] == "expected float, got [1]"
+    assert found["sampling.stop"].startswith("expected list of str, got '</answer>'")
+    assert found["eval.evry"].startswith("unknown key 'evry', did you mean 'every'?")
+    assert "in the wrong quotes" in found["eval.samples"]
+    assert found["checkpoint.export"] == "expected 'last' | 'every' | 'never', got 'lst'; did you mean 'last'?"
+    assert found["workflow"].endswith("did you mean 'single_turn'?")
+    assert found["trackers[0]"].startswith("unknown tracker 'tensorbord'; core offers: ")
+    assert found["placement"] == "expected a mapping with named keys"
+    assert found["out"].startswith("'${nowhere}' cannot be resolved")
+    assert found["learner.zero_stage"].endswith("got 'two'")
+    assert len(found) == 16
+
+
+def test_what_is_required_is_named(tmp_path):
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        check(tmp_path / "empty.yaml")
+    assert {"name": "is required", "model": "is required", "tasks": "is required"}.items() <= by_path(
+        caught.value.faults
+    ).items()
+
+
+def test_parts_are_checked_even_where_values_are_wrong(faults):
+    found = by_path(
+        faults("steps=x", "tasks.train=countdwn", "tasks.eval=nothing", "reward=[countdown, {use: formt}]")
+        + faults("steps=x", "algorithm={use: grpo, policy_loss: pppo, filters: [x]}", "engine={use: vllm, speed: 1}")
+    )
+    assert found["tasks.train"].startswith("unknown tasks 'countdwn'; core offers: ")
+    assert found["tasks.eval"].startswith("unknown tasks 'nothing'")
+    assert found["reward[1]"].startswith("unknown reward 'formt'")
+    assert found["algorithm.policy_loss"].startswith("unknown policy_loss 'pppo'")
+    assert found["algorithm.filters[0]"].startswith("unknown filter 'x'")
+    assert found["engine.speed"].startswith("unknown option 'speed'")
+    assert found["steps"] == "expected int or null, got 'x'"
+
+
+def test_options_of_components_are_checked_before_anything_starts(faults):
+    found = by_path(faults("reward={use: countdown, format_scor: 0.1, score: high}"))
+    assert found["reward.format_scor"].startswith("unknown option 'format_scor', did you mean 'format_score'?")
+    assert found["reward.score"] == "expected float, got 'high'"
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "text"),
+    [
+        ("steps=null", "steps", "neither is given; give either steps or epochs"),
+        ("epochs=1", "steps", "steps=2 and epochs=1.0 are given; give either"),
+        ("steps=0", "steps", "at least 1, got 0"),
+        ("max_prompt_tokens=0", "max_prompt_tokens", "at least 1, got 0"),
+        ("eval.samples=0", "eval.samples", "at least 1, got 0"),
+        ("placement.learners=0", "placement.learners", "at least 1, got 0"),
+        ("checkpoint.keep=0", "checkpoint.keep", "at least 1, got 0"),
+        ("minibatches=17", "minibatches", "17 of 16 rollouts leaves some empty"),
+        ("max_invalid=1.5", "max_invalid", "a share between 0 and 1, got 1.5"),
+        ("sampling.temperature=0", "sampling.temperature", "above 0 to learn from samples, got 0.0"),
+        ("sampling.top_p=0", "sampling.top_p", "above 0 and at most 1, got 0.0"),
+        (
+            "sampling.max_tokens=2048",
+            "model.max_length",
+            "2048 tokens cannot hold a prompt and sampling.max_tokens=2048",
+        ),
+        ("reward=[]", "reward", "none given; name one, such as 'countdown'"),
+        ("model.path=./nowhere", "model.path", "there is no folder './nowhere' with a config.json"),
+        ("algorithm.aggregate=seq-mean-token-sum-norm", "algorithm.norm", "divides by a length; give it"),
+        ("algorithm.advantage=gae", "algorithm.critic", "the advantage reads a critic's values; set it true"),
+        ("algorithm={use: grpo, kl: null}", "algorithm.kl", "kl_coef is 0.04; name an estimator, such as 'k3'"),
+    ],
+)
+def test_what_no_single_value_shows(faults, override, path, text):
+    (fault,) = faults(override)
+    assert fault.startswith(f"{path}: ")
+    assert text in fault
+
+
+def test_limits_are_reported_beside_a_wrong_algorithm(faults):
+    found = by_path(faults("algorithm=gprpo", "batch_size=0"))
+    assert found["algorithm"].endswith("did you mean 'grpo'?")
+    assert found["batch_size"] == "at least 1, got 0"
+
+
+def test_a_hub_id_is_taken_at_its_word(plan):
+    assert plan("model=Qwen/Qwen2.5-0.5B").model.path == "Qwen/Qwen2.5-0.5B"
+
+
+def test_a_shell_line_that_broke_in_two_is_explained(faults):
+    (fault,) = faults("steps=3", " \\")
+    assert "lost its continuation" in fault
+
+
+# --- rewards, plugins, objects
+
+
+def test_rewards_have_weights_and_names_of_their_own(plan):
+    found = plan("reward=[{use: countdown, weight: 2}, {use: format, weight: 0.5}, {use: countdown, score: 3}]")
+    assert [(p.name, p.weight) for p in found.rewards] == [("countdown", 2.0), ("format", 0.5), ("countdown_2", 1.0)]
+    assert dict(found.rewards[2].reference.options) == {"score": 3}
+
+
+def test_a_weight_is_a_number(faults):
+    assert faults("reward={use: countdown, weight: heavy}") == ("reward[0].weight: expected float, got 'heavy'",)
+
+
+def test_a_plugin_of_a_file_is_used_by_name(file, plan, tmp_path):
+    lab = tmp_path / "lab.py"
+    lab.write_text("import rlsdk\n@rlsdk.reward('mine')\ndef mine(rollout, *, scale: float = 1.0): return scale\n")
+    found = plan("reward={use: lab/mine, scale: 2}", plugins=[lab])
+    assert found.rewards[0].name == "lab/mine"
+    assert set(found.plugins.used()) == {"core", "lab"}
+    assert plan(f"plugins=[{lab}]", "reward=lab/mine").rewards[0].reference.file[0] == str(lab)
+
+
+def test_plugins_that_cannot_be_used_are_faults(faults, site):
+    site.install("rlsdk-sad", {"sad.py": "import not_there"}, plugins={"sad": "sad"})
+    found = faults("plugins=[sad, gone, gone.py]", "reward=sad/x")
+    assert len([f for f in found if f.startswith("plugins: ")]) == 3
+    assert any(f.startswith("reward: plugin 'sad' (rlsdk-sad 1.0) fails to import") for f in found)
+
+
+def test_an_installed_plugin_that_is_not_named_is_not_imported(plan, site):
+    site.install("rlsdk-sad", {"sad.py": "import not_there"}, plugins={"sad": "sad"})
+    assert set(plan().plugins.used()) == {"core"}
+
+
+@rlsdk.reward("mine")
+def mine(rollout, *, scale: float = 1.0) -> float:
+    """Mine."""
+    return scale
+
+
+def test_a_marked_object_stands_where_a_name_stands(file):
+    config = {
+        "name": "script",
+        "model": str(file.parent / "model"),
+        "tasks": {"train": "countdown"},
+        "reward": [{"use": mine, "scale": 2, "weight": 0.5}, "countdown"],
+        "steps": 1,
+        "engine": "transformers",
+    }
+    found = check(config, ["steps=3"])
+    assert found.config.steps == 3
+    assert [p.name for p in found.rewards] == ["mine", "countdown"]
+    assert found.plugins.resolve(found.rewards[0].reference)(None) == 2.0
+    assert "reward mine (object)" in found.plugins.used()
+    assert check({**config, "reward": mine}).rewards[0].reference.obj is mine
+    with pytest.raises(ConfigError, match=r"reward\.scal: unknown option 'scal', did you mean 'scale'"):
+        check({**config, "reward": {"use": mine, "scal": 2}})
+    with pytest.raises(ConfigError, match=r"algorithm: .*is marked as reward 'mine'; a algorithm is expected here"):
+        check({**config, "algorithm": mine})
+
+
+# --- what follows from the parts
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sampled", "reference", "critic", "engine"),
+    [
+        ((), True, True, False, True),
+        (("algorithm.kl_coef=0",), True, False, False, True),
+        (("algorithm=ppo",), True, True, True, True),
+        (("algorithm={use: ppo, shaping: []}",), True, False, True, True),
+        (("algorithm=sft", "reward=[]"), False, False, False, False),
+        (("algorithm=sft", "tasks.eval=countdown"), False, False, False, True),
+    ],
+)
+def test_what_a_run_holds(plan, overrides, sampled, reference, critic, engine):
+    found = plan(*overrides)
+    held = (found.sampled, found.needs_reference, found.algorithm.critic, found.needs_engine)
+    assert held == (sampled, reference, critic, engine)
+
+
+def test_demonstrations_are_learned_from_by_default_where_nothing_is_sampled(plan):
+    assert plan("algorithm=sft").workflow.name == "core/demonstration"
+    assert plan("algorithm=sft").loss.temperature == 1.0
