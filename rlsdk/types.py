@@ -231,13 +231,21 @@ class Score(_Frozen):
         return cls(0.0, valid=False, reason=reason)
 
 
+def _rollouts(value: Iterable[Rollout]) -> tuple[Rollout, ...]:
+    return tuple(value)
+
+
+def _scores(value: Iterable[Score]) -> tuple[Score, ...]:
+    return tuple(value)
+
+
 @attrs.frozen(eq=False)
 class Group:
     """The rollouts of one task that share a baseline, with their scores, in the same order."""
 
     task: Task
-    rollouts: tuple[Rollout, ...] = attrs.field(converter=tuple)
-    scores: tuple[Score, ...] = attrs.field(converter=tuple)
+    rollouts: tuple[Rollout, ...] = attrs.field(converter=_rollouts)
+    scores: tuple[Score, ...] = attrs.field(converter=_scores)
 
     def __attrs_post_init__(self) -> None:
         if len(self.rollouts) != len(self.scores):

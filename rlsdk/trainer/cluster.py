@@ -14,7 +14,7 @@ from rlsdk.config import Plan
 from rlsdk.config.schema import PlacementSection
 from rlsdk.contracts import Place, Roles
 from rlsdk.engines.actor import launch as launch_engine
-from rlsdk.errors import EnvironmentFault
+from rlsdk.errors import EngineError, EnvironmentFault
 from rlsdk.learners.group import LearnerGroup
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ def ray_cluster(plan: Plan) -> Iterator[int]:
     """Connect to Ray, or start it for this run; yields the number of GPUs."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no traffic that nobody asked for
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 would let any other program starve the actors
     import ray
 
     placement = plan.config.placement
@@ -140,7 +141,13 @@ def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
         log_dir=folder / "logs",
         cache=folder / "cache",
     )
-    ray.get(starting)
+    for rank, started in enumerate(starting):
+        try:
+            ray.get(started)
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None) or error
+            path = folder / "logs" / f"engine-{rank}.log"
+            raise EngineError(f"engine {rank} did not start: {type(cause).__name__}: {cause}; its log is {path}") from error
     return Actors(engines, learner, found)
 
 

@@ -140,9 +140,8 @@ class Loop:
             await self._engines("sleep")
             metrics |= await self._learn(packed, clock)
         self.done += 1
-        if packed is not None:
-            with clock("sync"):
-                metrics["canary/gap"] = await self.publish(updated=metrics.get("actor/grad_norm", 0.0) > 0)
+        with clock("sync"):  # also where nothing was trained: the version counts steps
+            metrics["canary/gap"] = await self.publish(updated=metrics.get("actor/grad_norm", 0.0) > 0)
         metrics |= self._times(clock, time.perf_counter() - start, inside, await self._inside(), metrics)
         return metrics, groups
 
@@ -164,7 +163,7 @@ class Loop:
     def _forward(self, packed: Packed) -> dict[str, np.ndarray]:
         """Fields that one pass without a gradient gives: old logprobs, values, the reference's logprobs."""
         plan, learner, batch = self.p.plan, self.p.actors.learner, packed.batch
-        fields = [f for f in ("entropy", "probs_squared_sum") if f in self.p.credit.needs]
+        fields: list[str] = [f for f in ("entropy", "probs_squared_sum") if f in self.p.credit.needs]
         computed: dict[str, np.ndarray] = {"logprobs": batch.tokens["behaviour_logprobs"]}
         recompute = plan.sampled and plan.config.old_logprobs == "learner"
         if recompute or fields:

@@ -235,7 +235,7 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) 
         eval_tasks=[held_out[i] for i in range(min(len(held_out), config.eval.limit or len(held_out)))],
         filters=[resolve(f) for f in plan.filters],
         credit=CreditAssigner([resolve(r) for r in plan.shaping], resolve(plan.advantage)),
-        canary=Canary(_canary_tokens(codec, tasks, config.canary.tokens), tolerance),
+        canary=Canary(_canary_tokens(codec, tasks, min(config.canary.tokens, config.model.max_length - 1)), tolerance),
         checkpoints=checkpoints,
     )
     return parts
