@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 import attrs
+import numpy as np
 
 import rlsdk
 from rlsdk.errors import DataError, OptionError
@@ -79,7 +80,7 @@ def jsonl(
         skip_bad: Share of rows that may be left out because they make no task.
 
     Returns:
-        Tasks named by file and line, unless a column names them.
+        Tasks named by file and row, unless a column names them.
 
     Raises:
         DataError: A file cannot be read, or more rows are bad than may be; names the file and the line.
@@ -137,11 +138,12 @@ class _Rows:
 
     tables: tuple[Table, ...]
     names: tuple[str, ...]
-    good: Sequence[tuple[int, int]]
+    good: np.ndarray
+    """(table, row), int64 `[tasks, 2]`."""
     reader: RowReader
 
     def __call__(self, index: int) -> Task:
-        table, row = self.good[index]
+        table, row = self.good[index].tolist()
         return self.reader.task(self.tables[table].row(row), f"{self.names[table]}:{row}", self.names[table])
 
 
@@ -159,13 +161,14 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
                 if isinstance(row, BadRowError):
                     raise row
                 task = reader.task(row, f"{names[number]}:{index}", names[number])
-                _check_unique(task.id, table.label(index), seen)
+                if columns.id:  # other ids differ as the rows do
+                    _check_unique(task.id, table.label(index), seen)
             except BadRowError as error:
                 bad.append(f"{table.label(index)}: {error}")
             else:
                 good.append((number, index))
     _judge(len(good), bad, skip_bad, [table.name for table in tables])
-    return TaskList(_Rows(tuple(tables), names, good, reader), len(good), tuple(bad))
+    return TaskList(_Rows(tuple(tables), names, np.array(good, dtype=np.int64), reader), len(good), tuple(bad))
 
 
 def _names(tables: Sequence[Table]) -> tuple[str, ...]:

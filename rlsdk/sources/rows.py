@@ -115,7 +115,7 @@ def _verl_answer(row: Mapping[str, Any]) -> str | None:
 
 
 def _is_text(row: Mapping[str, Any]) -> bool:
-    """Whether the one message of a row in veRL's columns is text that no chat template may wrap; `rlsdk data` notes it."""
+    """Whether the one message of a veRL row is text that no chat template may wrap: `rlsdk.sources.verl` notes it."""
     extra = row.get("extra_info")
     return isinstance(extra, Mapping) and extra.get("text_prompt") is True
 
@@ -137,12 +137,14 @@ def _value(row: Mapping[str, Any], place: str) -> Any:
 def _text(value: Any, place: str | None) -> str:
     if not isinstance(value, str):
         raise BadRowError(f"expected text in {place}, got {reprlib.repr(value)}")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise BadRowError(f"the text in {place} is no Unicode: it holds half of a surrogate pair")
     return value
 
 
 def _prompt(value: Any, place: str, as_text: bool) -> str | tuple[Message, ...]:
     if isinstance(value, str) and value.strip():
-        return value
+        return _text(value, place)
     if not isinstance(value, list | tuple) or not value:
         raise BadRowError(f"expected text or a list of messages in {place}, got {reprlib.repr(value)}")
     messages = tuple(_message(message, f"{place}[{index}]") for index, message in enumerate(value))

@@ -52,14 +52,15 @@ class Columnar:
         return found
 
     def scan(self, needed: Any) -> Iterator[Row | BadRowError]:
-        """All rows in order, with the columns that are needed."""
+        """All rows in order; columns that are not needed are None, which spares their decoding (of images, say)."""
         columns = needed(self.data.column_names)
+        blank = dict.fromkeys(self.data.column_names)
         if not columns:
-            yield from ({name: ... for name in self.data.column_names} for _ in range(len(self)))
+            yield from (blank for _ in range(len(self)))
             return
         for batch in self.data.select_columns(columns).iter(batch_size=1000):
             for values in zip(*batch.values(), strict=True):
-                yield dict(zip(batch, values, strict=True))
+                yield {**blank, **dict(zip(batch, values, strict=True))}
 
     def label(self, index: int) -> str:
         """File and row."""
@@ -106,8 +107,8 @@ def find(paths: Sequence[str], split: str, suffix: str) -> list[str]:
     """The files that paths stand for.
 
     Args:
-        paths: Files, patterns with `*`, or folders, whose files `SPLIT.SUFFIX` and `SPLIT-….SUFFIX` are meant; of any file
-            system that fsspec knows.
+        paths: Files, patterns with `*`, or folders, whose files `SPLIT.SUFFIX` and `SPLIT-….SUFFIX` are meant; of any
+            file system that fsspec knows.
         split: Which files of a folder.
         suffix: Of the files in a folder.
 

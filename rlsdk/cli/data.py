@@ -1,0 +1,153 @@
+"""`rlsdk data`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from rlsdk.errors import DataError
+from rlsdk.sources.templates import Template
+
+
+@click.group()
+def data() -> None:
+    """Make data sets, and look at them."""
+
+
+def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:
+    low, hyphen, high = value.partition("-")
+    if not low.isdecimal() or (hyphen and not high.isdecimal()):
+        raise click.BadParameter(f"{value!r} is neither a number nor two such as 3-4")
+    return int(low), int(high or low)
+
+
+@data.command()
+@click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Where to.")
+@click.option("--train-size", type=click.IntRange(1), default=327_680, show_default=True, help="Tasks to train on.")
+@click.option("--test-size", type=click.IntRange(1), default=1_024, show_default=True, help="Tasks to test with.")
+@click.option(
+    "--numbers",
+    metavar="N|N-M",
+    callback=_counts,
+    default="3-4",
+    show_default=True,
+    help="How many numbers a task offers.",
+)
+@click.option(
+    "--number-range", nargs=2, type=int, default=(1, 99), show_default=True, help="Least and greatest number."
+)
+@click.option(
+    "--target-range", nargs=2, type=int, default=(10, 100), show_default=True, help="Least and greatest target."
+)
+@click.option("--operators", default="+-*/", show_default=True, help="Which of +-*/ a solution may need.")
+@click.option(
+    "--template", type=click.Choice(get_args(Template)), default="base", show_default=True, help="Form of prompts."
+)
+@click.option("--demonstrations", type=float, help="Add answers to imitate, of which this share is right.")
+@click.option("--seed", default=0, show_default=True, help="Other seeds give other tasks.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there.")
+def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **options: Any) -> None:
+    """Make Countdown tasks: DIR/train.parquet and DIR/test.parquet, in the columns that veRL reads.
+
+    Every task has a solution, and no problem of one file occurs in the other, in whatever order its numbers stand.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from rlsdk.sources.countdown import countdown as tasks_of
+    from rlsdk.sources.verl import write
+
+    files = {split: out / f"{split}.parquet" for split in ("train", "test")}
+    there = [str(file) for file in files.values() if file.exists()]
+    if there and not overwrite:
+        raise click.UsageError(f"{' and '.join(there)} exist; choose another folder, or replace them with --overwrite")
+    sizes = {"train": train_size, "test": test_size}
+    tasks = {split: tasks_of(split=split, size=sizes[split], **options) for split in files}  # type: ignore[arg-type]
+    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*bar, console=Console(stderr=True)) as progress:
+        for split, file in files.items():
+            line = progress.add_task(split, total=sizes[split])
+            write(tasks[split], file, lambda count, line=line: progress.advance(line, count))  # type: ignore[misc]
+    for split, file in files.items():
+        click.echo(f"{file}: {sizes[split]:,} tasks, {file.stat().st_size / 1e6:.1f} MB")
+
+
+@data.command()
+@click.argument("file")
+@click.option("-n", "count", type=click.IntRange(1), default=5, show_default=True, help="How many rows.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def show(file: str, count: int, as_json: bool) -> None:
+    """Show the first rows of FILE: parquet, or JSON lines (compressed or not)."""
+    rows = _first_rows(file, count)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2, default=str))
+        return
+    for number, row in enumerate(rows):
+        click.secho(f"row {number}", bold=True)
+        for name, value in row.items():
+            click.echo(f"  {_printable(name)}: {_shown(value)}")
+
+
+def _first_rows(file: str, count: int) -> list[dict[str, Any]]:
+    """The first rows of a file, of which no more is read than they need."""
+    import fsspec
+
+    from rlsdk.sources.tables import find
+
+    path = find([file], "train", "parquet")[0]
+    try:
+        with fsspec.open(path, "rb") as opened:
+            is_parquet = opened.read(4) == b"PAR1"
+        with fsspec.open(path, "rb", compression=None if is_parquet else "infer") as opened:
+            return _parquet_rows(opened, count) if is_parquet else _json_rows(opened, count)
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from error
+    except Exception as error:  # whatever a hostile file makes its reader raise: it is named, with its cause
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _parquet_rows(opened: Any, count: int) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    rows: list[dict[str, Any]] = []
+    for batch in pq.ParquetFile(opened).iter_batches(batch_size=count):
+        rows += batch.to_pylist()
+        if len(rows) >= count:
+            break
+    return rows[:count]
+
+
+def _json_rows(opened: Any, count: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(opened, 1):
+        if len(rows) == count:
+            break
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"line {number} is not JSON ({error}); expected parquet, or one JSON object a line"
+            ) from error
+        if not isinstance(row, dict):
+            raise DataError(f"line {number} is no JSON object")
+        rows.append(row)
+    return rows
+
+
+def _shown(value: Any) -> str:
+    """A value as a person reads it: messages one by one, long text with its own lines, the rest as JSON."""
+    if isinstance(value, str):
+        return _printable(value).replace("\n", "\n      ")
+    if isinstance(value, list) and value and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value):
+        return "".join(f"\n    {_shown(m['role'])}: {_shown(m['content'])}" for m in value)
+    return json.dumps(value, default=str, ensure_ascii=True)
+
+
+def _printable(text: Any) -> str:
+    """Text without what moves a terminal's cursor or changes its colours."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in str(text))

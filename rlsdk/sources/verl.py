@@ -1,0 +1,74 @@
+"""Tasks as parquet files in veRL's columns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rlsdk.errors import DataError
+from rlsdk.types import Task
+
+_BATCH = 4096
+
+
+def row(task: Task, ability: str = "math") -> dict[str, Any]:
+    """A task in veRL's columns.
+
+    veRL knows only messages: a prompt that is text becomes the one message of a user, and `extra_info.text_prompt` says
+    so.
+
+    Args:
+        task: Its answer becomes `reward_model.ground_truth`, its metadata `extra_info`.
+        ability: What veRL calls the field.
+    """
+    text = isinstance(task.prompt, str)
+    messages = [("user", task.prompt)] if text else [(m.role, m.content) for m in task.prompt]  # type: ignore[union-attr]
+    extra = {key: value for key, value in task.metadata.items() if key != "demonstration"}
+    found = {
+        "data_source": task.source,
+        "prompt": [{"role": role, "content": content} for role, content in messages],
+        "ability": ability,
+        "reward_model": {"style": "rule", "ground_truth": task.answer},
+        "extra_info": {**extra, "text_prompt": text},
+    }
+    demonstration = task.metadata.get("demonstration")
+    return found if demonstration is None else {**found, "demonstration": demonstration}
+
+
+def write(tasks: Iterable[Task], path: Path, advance: Callable[[int], None] = lambda _: None) -> None:
+    """Write tasks to a parquet file; it appears when it is complete, and not at all when something fails.
+
+    Args:
+        tasks: At least one; all with the same columns.
+        path: Where to; a file that is there is replaced.
+        advance: Told how many rows have just been written.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(map(row, tasks), aside, advance)
+        aside.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _write(rows: Iterable[Mapping[str, Any]], path: Path, advance: Callable[[int], None]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = iter(rows)
+    first = pa.Table.from_pylist(list(islice(rows, _BATCH)))
+    with pq.ParquetWriter(path, first.schema) as writer:
+        writer.write_table(first)
+        advance(first.num_rows)
+        while batch := list(islice(rows, _BATCH)):
+            writer.write_table(pa.Table.from_pylist(batch, schema=first.schema))
+            advance(len(batch))
