@@ -9,6 +9,7 @@ import attrs
 import click
 
 from rlsdk.errors import PluginError
+from rlsdk.plugins.entries import declared
 
 GROUP = "rlsdk.v1.commands"
 
@@ -68,7 +69,7 @@ def commands(builtin: Container[str]) -> dict[str, External]:
         builtin: Names that nobody else may take.
     """
     found: dict[str, dict[str, importlib.metadata.EntryPoint]] = {}
-    for point in importlib.metadata.entry_points(group=GROUP):
+    for point in declared(GROUP):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
         found.setdefault(point.name, {}).setdefault(origin, point)  # once for an egg-info beside a dist-info
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -30,7 +31,8 @@ def train(
         raise click.UsageError("--resume keeps what --overwrite deletes; give one of them.")
     from rlsdk.trainer import train as run
 
-    summary = run(config, *settings, plugins=files, resume=resume, overwrite=overwrite)
+    with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the summary's
+        summary = run(config, *settings, plugins=files, resume=resume, overwrite=overwrite)
     if as_json:
         click.echo(json.dumps(summary, indent=2, default=str))
     if summary["status"] == "interrupted":

@@ -45,7 +45,7 @@ def discover() -> dict[str, tuple[Entry, ...]]:
     """
     found: dict[str, list[Entry]] = {CORE: [Entry(CORE, CORE_MODULE, "rlsdk", version())]}
     seen: set[tuple[str, str]] = set()
-    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda p: p.name):
+    for point in declared(GROUP):
         distribution, release = (point.dist.name, point.dist.version) if point.dist else ("", "")
         if (point.name, distribution) in seen or (point.name == CORE and point.value == CORE_MODULE):
             continue  # an egg-info beside a dist-info, or rlsdk itself
@@ -57,6 +57,12 @@ def discover() -> dict[str, tuple[Entry, ...]]:
             broken = "its name holds '/' or ends in '.py', so that no config can write it; choose another"
         found.setdefault(key, []).append(Entry(point.name, point.module, distribution, release, broken))
     return {name: tuple(claims) for name, claims in found.items()}
+
+
+def declared(group: str) -> list[importlib.metadata.EntryPoint]:
+    """Entry points of a group, by name and distribution, whatever the order of the search path."""
+    points = importlib.metadata.entry_points(group=group)
+    return sorted(points, key=lambda p: (p.name, p.dist.name if p.dist else ""))
 
 
 def version() -> str:

@@ -105,7 +105,7 @@ class Plugins(pluggy.PluginManager):
         """
         check_kind(kind)
         if not isinstance(name, str):
-            raise UnknownComponentError(f"a {kind} is chosen by name or given as a marked object; got {name!r}")
+            raise UnknownComponentError(f"{kind}: expected a name, or a marked object in its place; got {name!r}")
         plugin, _, bare = name.rpartition("/")
         plugin = self.activate(plugin or CORE)
         found = self.components(plugin, kind)
@@ -124,7 +124,7 @@ class Plugins(pluggy.PluginManager):
             return Reference(kind, f"{entry.name}/{component.name}", options, mark, self._files.get(entry.name))
         if component.kind != kind:
             raise UnknownComponentError(
-                f"{name!r} is marked as {component.kind} {component.name!r}; a {kind} is expected here"
+                f"{name!r} is marked as {component.kind} {component.name!r}; expected here: {kind}"
             )
         mark = fingerprints.of_object(component.obj)
         self._objects[f"{kind} {component.name} (object)"] = mark

@@ -198,7 +198,7 @@ def test_a_marked_object_stands_where_a_name_stands(file):
     assert check({**config, "reward": mine}).rewards[0].reference.obj is mine
     with pytest.raises(ConfigError, match=r"reward\.scal: unknown option 'scal', did you mean 'scale'"):
         check({**config, "reward": {"use": mine, "scal": 2}})
-    with pytest.raises(ConfigError, match=r"algorithm: .*is marked as reward 'mine'; a algorithm is expected here"):
+    with pytest.raises(ConfigError, match=r"algorithm: .*is marked as reward 'mine'; expected here: algorithm"):
         check({**config, "algorithm": mine})
 
 

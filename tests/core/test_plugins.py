@@ -81,7 +81,7 @@ def test_a_component_of_another_kind_is_not_offered(mylab):
 
 @pytest.mark.parametrize("name", [3, None, len])
 def test_what_is_no_name_is_refused(name):
-    assert "a reward is chosen by name or given as a marked object" in failure("reward", name)
+    assert "reward: expected a name, or a marked object in its place; got " in failure("reward", name)
 
 
 def test_wrong_options_name_the_component(mylab):
@@ -375,7 +375,7 @@ def test_a_marked_object_stands_where_a_name_stands():
 
 def test_a_marked_object_of_another_kind_is_refused():
     text = failure("advantage", mine, error=UnknownComponentError)
-    assert text.endswith("is marked as reward 'mine'; a advantage is expected here")
+    assert text.endswith("is marked as reward 'mine'; expected here: advantage")
 
 
 def test_a_marked_object_is_recorded_by_its_source():

@@ -1,0 +1,230 @@
+"""The command line as a person meets it: help, exit statuses, messages; commands of plugins."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from rlsdk.cli import COMMANDS, READS_MODELS, root
+
+HELLO = """
+    import click
+
+    @click.command()
+    @click.argument("name")
+    def hello(name):
+        '''Say hello.'''
+        click.echo(f"hello {name}")
+
+    def plain(): ...
+
+    @click.command()
+    def doomed():
+        from rlsdk.errors import ConfigError, RunError
+        raise {error}
+"""
+
+
+def run(*arguments, **options):
+    return CliRunner().invoke(root, arguments, **options)
+
+
+def start(*arguments, **options):
+    command = [sys.executable, "-m", "rlsdk.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_help_lists_every_command_and_loads_none():
+    text = start("--help").stdout
+    for name, summary in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(summary.split(';')[0][:40])}", text, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_in_the_module_of_its_name(name):
+    command = getattr(importlib.import_module(f"rlsdk.cli.{name}"), name)
+    assert isinstance(command, click.Command)
+    assert command.name == name
+    assert command.help
+    assert run(name, "--help").exit_code == 0
+
+
+def test_the_version_is_that_of_the_distribution():
+    from rlsdk.plugins import version
+
+    assert run("--version").output == f"rlsdk {version()}\n"
+
+
+def test_light_commands_answer_in_a_fraction_of_a_second():
+    """Generous, since other tests may use the cores; importing torch alone takes longer."""
+    for arguments in (["--help"], ["plugins"]):
+        start(*arguments)
+        times = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            assert start(*arguments).returncode == 0
+            times.append(time.perf_counter() - begin)
+        assert min(times) < 1.0, arguments
+
+
+def test_a_wrong_command_is_answered_with_the_nearest():
+    ran = run("trian")
+    assert ran.exit_code == 2
+    assert "No such command 'trian'. Did you mean 'train'?" in ran.output
+    assert "There are: data, explain" in run("zzz").output
+
+
+@pytest.mark.parametrize("command", ["train", "explain"])
+def test_settings_with_dashes_are_explained(command):
+    ran = run(command, "a.yaml", "--batch_size=4")
+    assert ran.exit_code == 2
+    assert "No such option '--batch_size'" in ran.output
+    assert "Settings have no dashes: batch_size=…" in ran.output
+
+
+def test_a_mistyped_option_is_answered_with_the_option():
+    assert "Did you mean '--resume'?" in run("train", "a.yaml", "--resum").output
+    assert "have no dashes" not in run("train", "a.yaml", "--resum").output
+
+
+def test_resume_and_overwrite_contradict():
+    ran = run("train", "a.yaml", "--resume", "--overwrite")
+    assert (ran.exit_code, "give one of them" in ran.output) == (2, True)
+
+
+def test_a_wrong_configuration_ends_with_status_2_and_no_traceback():
+    ran = start("explain", "nowhere.yaml")
+    assert ran.returncode == 2
+    assert ran.stderr == (
+        "rlsdk: the configuration has a fault:\n  - nowhere.yaml: there is no such file (working folder: "
+        f"{os.path.basename(os.getcwd())}/)\n"
+    )
+    assert "Traceback" in start("--debug", "explain", "nowhere.yaml").stderr
+    assert start("--debug", "explain", "nowhere.yaml").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "shown"),
+    [
+        ("RunError('actor engine-0 died in step 3')", 1, "rlsdk: actor engine-0 died in step 3\n"),
+        ("ConfigError(['steps: 0'])", 2, "rlsdk: the configuration has a fault:\n  - steps: 0\n"),
+        ("KeyboardInterrupt()", 130, "rlsdk: interrupted\n"),
+    ],
+)
+def test_errors_become_messages_and_statuses(site, error, status, shown):
+    site.install("lab", {"labcli.py": HELLO.replace("{error}", error)}, commands={"doomed": "labcli:doomed"})
+    ran = run("doomed")
+    assert (ran.exit_code, ran.stderr) == (status, shown)
+
+
+def test_what_nobody_expected_keeps_its_traceback(site):
+    site.install(
+        "lab", {"labcli.py": HELLO.replace("{error}", "ValueError('what?')")}, commands={"doomed": "labcli:doomed"}
+    )
+    ran = start(
+        "doomed", env={**os.environ, "PYTHONPATH": f"{site.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    )
+    assert ran.returncode == 1
+    assert "Traceback" in ran.stderr
+    assert ran.stderr.endswith("ValueError: what?\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_an_interrupt_ends_with_status_130(site):
+    code = "import click, time\n@click.command()\ndef wait():\n    print('ready', flush=True)\n    time.sleep(60)\n"
+    site.install("lab", {"labcli.py": code}, commands={"wait": "labcli:wait"})
+    environment = {**os.environ, "PYTHONPATH": f"{site.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-m", "rlsdk.cli", "wait"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (130, "rlsdk: interrupted\n")
+
+
+# --- commands of plugins
+
+
+def test_a_command_of_a_plugin_is_listed_unloaded_and_runs(site):
+    site.install("rlsdk-lab", {"labcli.py": HELLO.replace("{error}", "x")}, commands={"hello": "labcli:hello"})
+    assert re.search(r"Commands of plugins:\n  hello +of rlsdk-lab 1.0", run("--help").output)
+    assert "labcli" not in sys.modules
+    assert run("hello", "you").output == "hello you\n"
+    assert "Say hello." in run("hello", "--help").output
+
+
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        ("labcli:gone", "AttributeError"),
+        ("nowhere:hello", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("labcli:plain", "labcli:plain is a function; expected a click command"),
+    ],
+)
+def test_a_broken_command_names_its_distribution_and_cause(site, value, cause):
+    site.install("rlsdk-lab", {"labcli.py": HELLO.replace("{error}", "x")}, commands={"hello": value})
+    assert "hello" in run("--help").output
+    ran = run("hello", "you")
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("rlsdk: command 'hello' of rlsdk-lab 1.0 is broken: ")
+    assert cause in ran.stderr
+
+
+def test_two_distributions_that_claim_a_command_are_both_named(site):
+    for name in ("lab-one", "lab-two"):
+        site.install(name, {"labcli.py": HELLO.replace("{error}", "x")}, commands={"hello": "labcli:hello"})
+    assert re.search(r"broken: claimed by lab-\w+ 1.0 and\s+lab-\w+ 1.0", run("--help").output)
+    ran = run("hello", "you")
+    assert ran.exit_code == 1
+    assert all(part in ran.stderr for part in ("lab-one 1.0", "lab-two 1.0", "uninstall one of them"))
+
+
+def test_nobody_shadows_a_command_of_rlsdk(site):
+    site.install("lab", {"labcli.py": HELLO.replace("{error}", "x")}, commands={"plugins": "labcli:hello"})
+    assert re.search(r"plugins +broken: the name belongs to rlsdk; lab 1.0 must\s+choose another", run("--help").output)
+    assert "core" in run("plugins").output
+
+
+# --- the check of the machine
+
+
+def test_commands_that_read_models_meet_the_torchvision_trap(site, tmp_path):
+    """Without the packages themselves: their metadata alone says that importing a model would fail."""
+    site.install("torch", version="2.13.0+cpu")
+    site.install("torchvision", version="0.28.0")
+    for name in sorted(READS_MODELS):
+        ran = run(name, "--help")
+        assert ran.exit_code == 1, name
+        assert "importing a model of transformers fails" in ran.stderr
+        assert "pip uninstall -y torchvision" in ran.stderr
+    assert run("plugins").exit_code == 0
+    assert run("--help").exit_code == 0
+
+
+def test_a_model_is_made_once(tmp_path):
+    pytest.importorskip("transformers")
+    folder = tmp_path / "nano"
+    ran = run("model", "new", "nano", str(folder), "--seed", "1", "--hidden", "32", "--heads", "2", "--layers", "1")
+    assert (ran.exit_code, ran.stdout.splitlines()[-1]) == (0, f"{folder}: {_parameters(folder):,} parameters")
+    again = run("model", "new", "nano", str(folder))
+    assert (again.exit_code, "is not empty" in again.output) == (2, True)
+    assert "no multiple of --heads 3" in run("model", "new", "nano", str(tmp_path / "x"), "--heads", "3").output
+    other = run("model", "new", "nano", str(folder), "--overwrite", "--hidden", "32", "--heads", "2", "--layers", "1")
+    assert other.exit_code == 0
+
+
+def _parameters(folder):
+    from transformers import AutoModelForCausalLM
+
+    return sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder).parameters())

@@ -1,0 +1,84 @@
+"""`rlsdk explain`: what a configuration would run, and what of it nobody has run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from rlsdk.cli import root
+
+YAML = """\
+name: trial
+model: MODEL
+tasks: {train: countdown, eval: {use: countdown, split: test}}
+reward: [countdown, {use: format, weight: 0.1}]
+algorithm: grpo
+steps: 2
+batch_size: 4
+group_size: 4
+engine: transformers
+placement: {device: cpu}
+"""
+
+
+@pytest.fixture
+def explain(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "trial.yaml"
+    file.write_text(YAML.replace("MODEL", str(tmp_path)))
+
+    def call(*arguments, as_json=True, status=0):
+        ran = CliRunner().invoke(root, ["explain", str(file), *arguments, *(["--json"] if as_json else [])])
+        assert ran.exit_code == status, ran.stderr
+        return (json.loads(ran.output) if as_json else ran.output) if status == 0 else ran.stderr
+
+    return call
+
+
+def test_the_resolved_parts(explain):
+    found = explain("algorithm.policy_loss.clip_high=0.28")
+    assert found["run"]["each step"] == "4 tasks × 4 rollouts, 1 optimiser steps"
+    assert found["algorithm"]["advantage"] == "grpo(std_normalize=true)"
+    assert found["algorithm"]["policy_loss"] == "ppo(clip_low=0.2, clip_high=0.28, dual_clip=null)"
+    assert found["algorithm"]["kl"] == "k3"
+    assert found["rollouts"]["rewards"] == ["1 × countdown", "0.1 × format"]
+    assert found["rollouts"]["held-out tasks"] == "countdown(split=test)"
+    assert (found["learner"]["reference model"], found["learner"]["critic"]) == (True, False)
+    assert list(found["plugins"]) == ["core"]
+
+
+def test_what_an_algorithm_makes_necessary(explain):
+    found = explain("algorithm=ppo")
+    assert (found["learner"]["reference model"], found["learner"]["critic"]) == (True, True)
+    assert found["learner"]["computed for the parts"] == ["logprobs", "ref_logprobs", "values"]
+    found = explain("algorithm=sft", "reward=[]", "tasks.eval=null", "epochs=2", "steps=null")
+    assert found["rollouts"]["engine"] == "none: nothing is generated"
+    assert found["rollouts"]["workflow"] == "demonstration"
+    assert found["run"]["length"] == "2 epochs"
+    assert found["placement"]["engines"] == 0
+
+
+def test_as_text(explain):
+    text = explain(as_json=False)
+    assert "algorithm\n  name: grpo\n" in text
+    assert "  rewards: 1 × countdown, 0.1 × format\n" in text
+    assert "  reference model: yes\n  critic: no\n" in text
+
+
+def test_what_nobody_has_run_is_said_where_cuda_is_used(explain):
+    assert "never run" not in explain()["placement"]
+    found = explain("placement.device=cuda", "placement.gpus_per_engine=2")["placement"]
+    assert found["engines"] == "1, 2 GPUs each"
+    assert any("learner on CUDA" in text for text in found["never run"])
+    assert any("tensor parallelism over 2 GPUs" in text for text in found["never run"])
+    apart = explain("placement.device=cuda", "placement.colocate=false")["placement"]
+    assert not any("asleep" in text for text in apart["never run"])
+    assert apart["learner ranks"] == "1, on devices of their own"
+
+
+def test_faults_are_those_of_the_check(explain):
+    text = explain("stepps=3", "batch_size=x", status=2)
+    assert text.startswith("rlsdk: the configuration has 2 faults:\n")
+    assert "did you mean 'steps'?" in text

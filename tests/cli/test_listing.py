@@ -1,0 +1,152 @@
+"""`rlsdk plugins`: what is installed from metadata alone; components with options; what is broken, with the cause."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from rlsdk.cli import root
+from rlsdk.components import KINDS
+
+LAB = """
+    import attrs, rlsdk
+    from rlsdk.components import Use
+
+    @rlsdk.reward("exact")
+    def exact(rollout, *, scale: float = 1.0, mode: str, names: tuple[str, ...] = ("a",)) -> float:
+        '''Full marks
+        or nothing [really].
+
+        More.
+
+        Args:
+            scale: Factor [0, 1].
+        '''
+
+    @rlsdk.algorithm("calm")
+    @attrs.frozen(kw_only=True)
+    class Calm(rlsdk.Algorithm):
+        '''Calmer.'''
+
+        policy_loss: Use = Use("ppo", {"clip_low": 0.1})
+        must: int
+"""
+
+
+def run(*arguments, status=0):
+    ran = CliRunner().invoke(root, ["plugins", *arguments])
+    assert ran.exit_code == status, ran.stderr
+    return ran.output if status == 0 else ran.stderr
+
+
+@pytest.fixture
+def lab(site):
+    site.install("rlsdk-lab", {"lab.py": LAB}, plugins={"lab": "lab"}, version="1.2")
+    site.install("rlsdk-sad", {"sad.py": "import not_there"}, plugins={"sad": "sad"})
+    site.install("one", plugins={"both": "lab"})
+    site.install("two", plugins={"both": "lab"})
+    site.install("impostor", plugins={"core": "lab"})
+    return site
+
+
+def rows(text):
+    return {line.split()[0]: " ".join(line.split()) for line in text.splitlines() if line.strip()}
+
+
+def test_the_listing_is_made_from_metadata_alone(lab):
+    text = run()
+    assert "lab" not in sys.modules
+    assert "sad" not in sys.modules
+    assert rows(text)["lab"] == "lab rlsdk-lab 1.2"
+    assert rows(text)["sad"] == "sad rlsdk-sad 1.0"  # that it is broken shows when it is imported
+    assert text.index("core ") < text.index("both ")  # ours comes first
+    assert "both one 1.0 broken: claimed by one 1.0 and two 1.0; uninstall one" in " ".join(text.split())
+    assert "both two 1.0 broken: claimed by one 1.0 and two 1.0; uninstall one" in " ".join(text.split())
+    assert "core impostor 1.0 broken: the name 'core' belongs to rlsdk" in " ".join(text.split())
+
+
+def test_the_listing_as_json(lab):
+    found = {(e["plugin"], e["distribution"]): e for e in json.loads(run("--json"))}
+    assert found["lab", "rlsdk-lab"] == {
+        "plugin": "lab",
+        "distribution": "rlsdk-lab",
+        "version": "1.2",
+        "module": "lab",
+        "broken": None,
+    }
+    assert found["both", "one"]["broken"] == "claimed by one 1.0 and two 1.0; uninstall one"
+    assert found["core", "impostor"]["broken"]
+
+
+def test_a_plugin_shows_its_components_with_options(lab):
+    text = " ".join(run("lab").split())
+    assert "lab/exact Full marks or nothing [really]." in text
+    assert "scale float = 1.0 Factor [0, 1]." in text
+    assert "mode str, required" in text
+    assert "names list of str = [a]" in text
+    assert "lab/calm Calmer." in text
+    assert "policy_loss ppo(clip_low=0.1) Per-token loss." in text
+    assert "must required" in text
+
+
+def test_a_kind_shows_every_plugin_and_what_is_broken(lab):
+    text = run("reward")
+    assert "countdown" in rows(text)
+    assert "lab/exact" in rows(text)
+    assert "sad (rlsdk-sad 1.0) broken: No module named 'not_there'" in " ".join(text.split())
+    assert "both (one 1.0) broken: claimed by" in " ".join(text.split())
+
+
+def test_components_as_json(lab):
+    found = json.loads(run("reward", "--json"))
+    (exact,) = (c for c in found["components"] if c["name"] == "lab/exact")
+    assert (exact["kind"], exact["plugin"], exact["summary"]) == ("reward", "lab", "Full marks or nothing [really].")
+    scale, mode, names = exact["options"]
+    assert scale == {"name": "scale", "type": "float", "required": False, "default": 1.0, "help": "Factor [0, 1]."}
+    assert (mode["required"], mode["default"], names["default"]) == (True, None, ["a"])
+    causes = {entry["plugin"]: entry["broken"] for entry in found["broken"]}
+    assert causes["sad"] == "No module named 'not_there'"
+    assert set(causes) == {"sad", "both", "core"}
+
+
+def test_algorithms_show_their_parts():
+    found = {c["name"]: c["parts"] for c in json.loads(run("algorithm", "--json"))["components"]}
+    assert found["grpo"]["advantage"] == "grpo(std_normalize=true)"
+    assert found["grpo"]["kl_coef"] == "0.04"
+    assert found["ppo"]["shaping"] == "[kl_penalty(coef=0.001)]"
+    assert "advantage gae(gamma=1.0, lam=1.0)" in " ".join(run("algorithm").split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_can_be_listed_and_every_component_is_documented(kind):
+    found = json.loads(run(kind, "--json"))
+    assert found["broken"] == []
+    for component in found["components"]:
+        assert component["summary"], component["name"]
+        undocumented = [o["name"] for o in component["options"] if not o["help"]]
+        assert not undocumented, f"{kind} {component['name']}: {undocumented}"
+
+
+def test_core_lists_all_that_rlsdk_brings_along():
+    found = json.loads(run("core", "--json"))
+    kinds = {c["kind"] for c in found["components"]}
+    assert {"reward", "advantage", "policy_loss", "algorithm", "workflow", "tasks", "engine", "learner"} <= kinds
+
+
+def test_a_broken_plugin_is_listed_by_its_name(lab):
+    assert run("sad").strip() == "sad (rlsdk-sad 1.0)  broken: No module named 'not_there'"
+
+
+def test_a_wrong_name_is_answered_with_the_nearest(lab):
+    text = run("rewrd", status=1)
+    assert text.startswith("rlsdk: 'rewrd' is neither a kind nor a plugin; did you mean 'reward'?\nkinds: reward, ")
+    assert "plugins: core, " in text
+
+
+def test_a_file_is_listed_too(tmp_path):
+    (tmp_path / "mine.py").write_text("import rlsdk\n@rlsdk.kl('k')\ndef k(p, q):\n    'Mine.'\n")
+    assert "mine/k Mine." in " ".join(run("mine", "--plugin", str(tmp_path / "mine.py")).split())
+    assert str(tmp_path / "mine.py") in run("--plugin", str(tmp_path / "mine.py")).replace("\n", "")
