@@ -1,0 +1,151 @@
+"""The running continuations of the transformers engine as arrays, one row each: no Python work for each token."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Completion, Finish, Request, Sampling
+from rlsdk.engines.common import StopStrings
+
+_COLUMNS = 64
+"""Token arrays grow by so many columns."""
+
+
+@attrs.define(eq=False)
+class Pending:
+    """A continuation that waits for a row.
+
+    Attributes:
+        request: Its request.
+        index: Which of the request's continuations.
+        seed: Of its random numbers.
+        limit: Tokens that it has at most, prompt included.
+        ends: Row of the table of end tokens.
+        stops: Watches for stop strings, where there are any.
+    """
+
+    request: Request
+    index: int
+    seed: int
+    limit: int
+    ends: int
+    stops: StopStrings | None
+
+
+class Rows:
+    """Row `r` holds one continuation while `alive[r]`; dead rows below `used` take part in the forward pass in vain.
+
+    Attributes:
+        capacity: Rows there are.
+        used: Rows `0 .. used - 1` have been given out.
+        alive: bool `[capacity]`.
+        length: int64 `[capacity]`, tokens in the KV cache; the token at this position is the next input.
+        start: int64 `[capacity]`, of the prompt.
+        limit: int64 `[capacity]`, tokens at most, prompt included.
+        tokens: int64 `[capacity, columns]`, prompt and response.
+        logprobs: float32 `[capacity, columns]`, of the sampled ones.
+        versions: int64 `[capacity, columns]`, of the weights that sampled them.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.used = capacity, 0
+        self.held: list[Pending | None] = [None] * capacity
+        self.watched: set[int] = set()
+        self.alive = np.zeros(capacity, dtype=bool)
+        self.length, self.start, self.limit, self.ends, self.top_k = np.zeros((5, capacity), dtype=np.int64)
+        self.seed = np.zeros(capacity, dtype=np.uint64)
+        self.temperature, self.top_p = np.ones((2, capacity), dtype=np.float32)
+        self.tokens = np.zeros((capacity, 0), dtype=np.int64)
+        self.logprobs = np.zeros((capacity, 0), dtype=np.float32)
+        self.versions = np.zeros((capacity, 0), dtype=np.int64)
+
+    @property
+    def running(self) -> np.ndarray:
+        """int64, the rows that are alive."""
+        return np.flatnonzero(self.alive[: self.used])
+
+    def free(self) -> np.ndarray:
+        """int64, rows that can be given out, those among the used ones first."""
+        return np.flatnonzero(~self.alive)
+
+    def place(self, row: int, pending: Pending) -> None:
+        """Give a row to a continuation; `length` becomes that of its prompt."""
+        request, sampling = pending.request, pending.request.sampling
+        count = len(request.prompt_ids)
+        self._grow(count + 1)
+        self.held[row] = pending
+        self.alive[row] = True
+        self.used = max(self.used, row + 1)
+        self.length[row] = self.start[row] = count
+        self.limit[row], self.ends[row], self.seed[row] = pending.limit, pending.ends, pending.seed
+        self.temperature[row] = sampling.temperature
+        # The likeliest token is the likeliest whatever is cut off, and its logprob is that of temperature 1.
+        self.top_p[row] = sampling.top_p if sampling.temperature else 1.0
+        self.top_k[row] = sampling.top_k if sampling.temperature else 0
+        self.tokens[row, :count] = request.prompt_ids
+        if pending.stops is not None:
+            self.watched.add(row)
+
+    def write(self, rows: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, version: int) -> None:
+        """Append one sampled token to each of these rows, all alive."""
+        at = self.length[rows]
+        self._grow(int(at.max()) + 1)
+        self.tokens[rows, at] = tokens
+        self.logprobs[rows, at] = logprobs
+        self.versions[rows, at] = version
+
+    def stopped_by_text(self, rows: np.ndarray) -> np.ndarray:
+        """bool, for each of these rows, whether the token just written completes one of its stop strings."""
+        if not self.watched:
+            return np.zeros(len(rows), dtype=bool)
+        found = [row in self.watched and self._feed(row) for row in rows.tolist()]
+        return np.array(found, dtype=bool)
+
+    def _feed(self, row: int) -> bool:
+        held = self.held[row]
+        assert held is not None and held.stops is not None
+        return held.stops.feed(int(self.tokens[row, self.length[row]]))
+
+    def take(self, row: int, end: int, finish: Finish) -> Completion:
+        """End a row; what it sampled before position `end` is handed out."""
+        held = self.held[row]
+        assert held is not None
+        start = int(self.start[row])
+        self.alive[row], self.held[row] = False, None
+        self.watched.discard(row)
+        return Completion(
+            request=held.request.id,
+            index=held.index,
+            token_ids=self.tokens[row, start:end].copy(),
+            logprobs=self.logprobs[row, start:end].copy(),
+            versions=self.versions[row, start:end].copy(),
+            finish=finish,
+        )
+
+    def compact(self) -> np.ndarray:
+        """Move the rows that are alive to the front; returns where they were, int64 ascending."""
+        kept = self.running
+        count = len(kept)
+        for array in (
+            *(self.length, self.start, self.limit, self.ends, self.top_k, self.seed, self.temperature, self.top_p),
+            *(self.tokens, self.logprobs, self.versions),
+        ):
+            array[:count] = array[kept]
+        self.held[: self.used] = [self.held[r] for r in kept] + [None] * (self.used - count)
+        self.watched = {r for r in range(count) if (held := self.held[r]) is not None and held.stops is not None}
+        self.alive[:] = np.arange(self.capacity) < count
+        self.used = count
+        return kept
+
+    def _grow(self, columns: int) -> None:
+        have = self.tokens.shape[1]
+        if columns > have:
+            more = -(-max(columns, have + have // 2) // _COLUMNS) * _COLUMNS - have
+            for name in ("tokens", "logprobs", "versions"):
+                setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, more))))
+
+
+def room(sampling: Sampling, prompt: int, max_length: int) -> int:
+    """Tokens that a continuation has at most, its prompt of `prompt` tokens included."""
+    return min(prompt + sampling.max_tokens, max_length)

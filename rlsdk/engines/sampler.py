@@ -1,0 +1,74 @@
+"""Sampling of a whole batch at once, reproducible for each continuation whatever runs beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def uniforms(seeds: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """One number in [0, 1) for each continuation and position, from nothing but the two.
+
+    SplitMix64 as a counter-based generator: no state to keep, no loop over generators.
+
+    Args:
+        seeds: uint64 `[n]`, of the continuations.
+        counts: int64 `[n]`, tokens that each has sampled so far.
+
+    Returns:
+        float64 `[n]`, multiples of 2^-48: below 1 even after a product with a sum that was rounded.
+    """
+    state = seeds + (counts.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    numbers: np.ndarray = (state >> np.uint64(16)).astype(np.float64) * 2.0**-48
+    return numbers
+
+
+def sample(
+    logits: torch.Tensor, temperature: np.ndarray, top_p: np.ndarray, top_k: np.ndarray, uniform: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """One token for each row, by inversion of the cumulative distribution.
+
+    Args:
+        logits: `[n, vocabulary]`, any float type; not changed.
+        temperature: float32 `[n]`; 0 takes the likeliest token, whose logprob is that of temperature 1.
+        top_p: float32 `[n]`; 1 is off. Applied to what top-k leaves.
+        top_k: int64 `[n]`; 0 is off.
+        uniform: float64 `[n]`, in [0, 1).
+
+    Returns:
+        Tokens int64 `[n]` and their logprobs float32 `[n]`, nats, of the distribution sampled from.
+    """
+    scores = logits.float()
+    greedy = temperature == 0
+    if (temperature != 1).any():
+        divisor = np.where(greedy, 1.0, temperature).astype(np.float32)
+        scores = scores / torch.from_numpy(divisor).to(scores.device)[:, None]
+    limited = ~greedy & ((top_p < 1) | (top_k > 0))
+    if limited.any():
+        rows = torch.from_numpy(np.flatnonzero(limited)).to(scores.device)
+        scores = scores.index_copy(0, rows, _limit(scores[rows], top_p[limited], top_k[limited]))
+    logprobs = scores.log_softmax(-1)
+    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    point = torch.from_numpy(uniform).to(scores.device)[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, point, right=True)
+    if greedy.any():
+        chosen = torch.from_numpy(greedy).to(scores.device)[:, None]
+        tokens = torch.where(chosen, logprobs.argmax(-1, keepdim=True), tokens)
+    return tokens[:, 0].cpu().numpy(), logprobs.gather(-1, tokens)[:, 0].cpu().numpy()
+
+
+def _limit(scores: torch.Tensor, top_p: np.ndarray, top_k: np.ndarray) -> torch.Tensor:
+    """`scores` `[n, vocabulary]` with minus infinity outside the `top_k` likeliest and, of these, outside `top_p`."""
+    ordered, order = scores.sort(dim=-1, descending=True)
+    rank = torch.arange(scores.shape[-1], device=scores.device)
+    most = torch.from_numpy(np.where(top_k > 0, top_k, scores.shape[-1])).to(scores.device)[:, None]
+    ordered = ordered.masked_fill(rank >= most, -torch.inf)
+    mass = ordered.softmax(-1)
+    before = mass.cumsum(-1) - mass
+    # The likeliest stays whatever rounding does; where top_p is off, so does all the rest.
+    share = torch.from_numpy(np.where(top_p < 1, top_p, np.inf).astype(np.float32)).to(scores.device)[:, None]
+    ordered = ordered.masked_fill((before >= share) & (rank > 0), -torch.inf)
+    return torch.empty_like(scores).scatter_(-1, order, ordered)

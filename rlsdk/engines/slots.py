@@ -1,0 +1,223 @@
+"""A KV cache of slots: a row for each running continuation, whose tokens start at column 0, written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import CacheLayerMixin
+
+from rlsdk.errors import EngineError
+
+_COLUMNS = 64
+"""The cache grows by so many columns."""
+
+
+class Cursor:
+    """Where the tokens of the running forward pass go; shared by the layers.
+
+    Attributes:
+        rows: Rows `0 .. rows - 1` take part.
+        columns: int64 `[rows]`, the column of each row's new token.
+        width: Columns that attention reads.
+        column: The column, where it is the same for all rows.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.width = 0
+        self.columns = torch.empty(0, dtype=torch.int64)
+        self.index = torch.empty(0, dtype=torch.int64)
+        self.column: int | None = None
+
+    def move(self, columns: torch.Tensor, width: int) -> None:
+        """Go to these columns, one for each row from row 0 on."""
+        self.rows, self.columns, self.width = len(columns), columns, width
+        first = int(columns[0])
+        self.column = first if bool((columns == first).all()) else None
+        if len(self.index) != self.rows or self.index.device != columns.device:
+            self.index = torch.arange(self.rows, device=columns.device)
+
+
+class SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer, `[capacity, heads, columns, head size]` each."""
+
+    is_sliding = False
+
+    def __init__(self, cursor: Cursor) -> None:
+        super().__init__()
+        self.cursor = cursor
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Make room for nothing yet, in the shape of these states."""
+        self.keys = key_states.new_zeros(0, key_states.shape[1], 0, key_states.shape[3])
+        self.values = value_states.new_zeros(0, value_states.shape[1], 0, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write one token for each row and return what attention reads."""
+        at = self.cursor
+        for held, new in ((self.keys, key_states), (self.values, value_states)):
+            if at.column is None:
+                held[at.index, :, at.columns] = new[:, :, 0]
+            else:
+                held[: at.rows, :, at.column] = new[:, :, 0]
+        return self.keys[: at.rows, :, : at.width], self.values[: at.rows, :, : at.width]
+
+    def reserve(self, rows: int, columns: int) -> None:
+        """Make it at least this large; what is there stays. Zeros, since masked columns must be finite."""
+        for name in ("keys", "values"):
+            held = getattr(self, name)
+            if held.shape[0] < rows or held.shape[2] < columns:
+                size = (max(rows, held.shape[0]), held.shape[1], max(columns, held.shape[2]), held.shape[3])
+                larger = held.new_zeros(size)
+                larger[: held.shape[0], :, : held.shape[2]] = held
+                setattr(self, name, larger)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that a mask covers, and where they begin."""
+        return self.cursor.width, 0
+
+    def get_seq_length(self) -> int:
+        """Columns before the new token."""
+        return max(self.cursor.width - 1, 0)
+
+    def get_max_length(self) -> int:
+        """No maximum."""
+        return -1
+
+
+class Slots(Cache):
+    """The cache of all layers."""
+
+    def __init__(self, config: Any) -> None:
+        """Make one.
+
+        Args:
+            config: Of the text model.
+        """
+        self.cursor = Cursor()
+        self.window: int = getattr(config, "sliding_window", None) or 0
+        self.kinds = set(getattr(config, "layer_types", None) or ())
+        super().__init__(layers=[SlotLayer(self.cursor) for _ in range(config.num_hidden_layers)])
+
+    def fill(self, prefilled: Cache, source: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor) -> None:
+        """Copy what a prefill of left-padded prompts cached.
+
+        Args:
+            prefilled: Its cache, `[m, heads, width, head size]` for each layer.
+            source: int64 `[k]`, which of the `m` prompts goes into each row; one may go into several.
+            lengths: int64 `[m]`, of the prompts.
+            rows: int64 `[k]`, rows to write.
+        """
+        width = int(lengths.max())
+        # Column c of a row is column c + padding of its prompt; beyond its end all is masked until it is overwritten.
+        columns = torch.arange(width, device=rows.device) + (width - lengths)[source, None]
+        columns.clamp_(max=width - 1)
+        whole = bool((lengths == width).all())
+        for layer, done in zip(self.layers, prefilled.layers, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(done.keys, done.values)
+            layer.reserve(int(rows.max()) + 1, width)
+            for held, new in ((layer.keys, done.keys), (layer.values, done.values)):
+                held[rows, :, :width] = new[source] if whole else new[source[:, None], :, columns].transpose(1, 2)
+
+    def advance(self, net: Any, tokens: np.ndarray, columns: np.ndarray, width: int) -> torch.Tensor:
+        """One forward pass over one new token of each row, from row 0 on.
+
+        Args:
+            net: The model.
+            tokens: int64 `[n]`.
+            columns: int64 `[n]`, their positions.
+            width: One more than the greatest position.
+
+        Returns:
+            Logits behind them, `[n, vocabulary]`.
+        """
+        at = torch.from_numpy(columns).to(net.device)
+        self.cursor.move(at, width)
+        for layer in self.layers:
+            layer.reserve(len(columns), -(-width // _COLUMNS) * _COLUMNS)
+        seen = torch.arange(width, device=net.device) <= at[:, None]
+        mask: Any = seen[:, None, None]
+        if "sliding_attention" in self.kinds:
+            near = seen & (torch.arange(width, device=net.device) > at[:, None] - self.window)
+            mask = {"full_attention": mask, "sliding_attention": near[:, None, None]}
+        output = net(
+            torch.from_numpy(tokens).to(net.device)[:, None],
+            attention_mask=mask,
+            position_ids=at[:, None],
+            past_key_values=self,
+            use_cache=True,
+        )
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
+
+    def keep(self, rows: torch.Tensor, columns: int) -> None:
+        """Move these rows, ascending, to the front, their first `columns` columns."""
+        for layer in self.layers:
+            for held in (layer.keys, layer.values):
+                held[: len(rows), :, :columns] = held[rows, :, :columns]
+
+    def clear(self) -> None:
+        """Free the memory."""
+        for layer in self.layers:
+            layer.is_initialized = False
+            layer.keys = layer.values = None
+
+
+def prefill(net: Any, prompts: Sequence[np.ndarray], device: str) -> tuple[torch.Tensor, Cache, torch.Tensor]:
+    """Read prompts, padded on the left.
+
+    Args:
+        net: The model.
+        prompts: int64 arrays.
+        device: Of the model.
+
+    Returns:
+        Logits behind each prompt `[m, vocabulary]`, the cache, and the lengths int64 `[m]`.
+    """
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    width = int(lengths.max())
+    ids = np.zeros((len(prompts), width), dtype=np.int64)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[width - len(prompt) :] = prompt
+    seen = torch.arange(width, device=device) >= (width - lengths)[:, None]
+    cache = DynamicCache()
+    output = net(
+        torch.from_numpy(ids).to(device),
+        attention_mask=seen.long(),
+        position_ids=(seen.cumsum(-1) - 1).clamp_(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return output.logits[:, -1], cache, lengths
+
+
+def check_layers(config: Any) -> None:
+    """Refuse models that keep something other than keys and values for each token.
+
+    Raises:
+        EngineError: A layer is of another type.
+    """
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    if others:
+        raise EngineError(
+            f"model type {config.model_type!r} has layers of type {', '.join(others)}; the engine 'transformers' runs "
+            "models of attention layers, use engine=vllm"
+        )
+
+
+def token_bytes(config: Any, itemsize: int) -> int:
+    """Bytes of the KV cache for each token of each continuation."""
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    count: int = 2 * config.num_hidden_layers * kept * size * itemsize
+    return count

@@ -1,0 +1,382 @@
+"""The engine `transformers`: batched generation with a model of transformers, for machines without vLLM."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from rlsdk.components import engine
+from rlsdk.contracts import Completion, Model, Place, Request, Weights
+from rlsdk.engines.common import (
+    StopStrings,
+    check_known,
+    check_names,
+    check_requests,
+    end_ids,
+    mix,
+    open_tokenizer,
+    with_tied_head,
+)
+from rlsdk.engines.rows import Pending, Rows, room
+from rlsdk.errors import EngineError, ValueFault
+from rlsdk.weights import TIED_HEAD, from_weights
+
+if TYPE_CHECKING:
+    import torch
+
+_DEAD = 0.25
+"""Rows that ended stay in the batch until they are this share of it: moving the others costs a copy of their cache."""
+
+
+@engine("transformers")
+@attrs.define(kw_only=True, eq=False, slots=False)
+class Transformers:
+    """Generate with a model of transformers, on a CPU or one GPU.
+
+    Continuations run in one batch with a KV cache that is written in place; those of one request share the reading of
+    the prompt; a row that ends is given to the next request. Random numbers come from the seed of the continuation and
+    its position alone, so that what runs beside it changes nothing but rounding; requests without a seed get one from
+    the engine's own, which `reseed` sets. After new weights the cache of what runs is computed anew. At temperature 0
+    the logprobs are those of temperature 1.
+
+    Attributes:
+        max_num_seqs: Continuations that run at once; the rest wait.
+        max_num_batched_tokens: Prompt tokens, padding included, that are read at once.
+        kv_cache_gib: Memory for the KV cache, in GiB; fewer continuations run at once where it is short.
+    """
+
+    max_num_seqs: int = 1024
+    max_num_batched_tokens: int = 16384
+    kv_cache_gib: float = 4.0
+
+    _net: Any = attrs.field(init=False, default=None)
+    _model: Any = attrs.field(init=False, default=None)
+    _tokenizer: Any = attrs.field(init=False, default=None)
+    _device: str = attrs.field(init=False, default="cpu")
+    _ends: Any = attrs.field(init=False, default=None)
+    _default_ends: tuple[int, ...] = attrs.field(init=False, default=())
+    _rows: Any = attrs.field(init=False, default=None)
+    _slots: Any = attrs.field(init=False, default=None)
+    _per_token: int = attrs.field(init=False, default=0)
+    _version: int = attrs.field(init=False, default=0)
+    _seed: int = attrs.field(init=False, default=0)
+    _admitted: int = attrs.field(init=False, default=0)
+    _waiting: Any = attrs.field(init=False, factory=deque)
+
+    def environment(self, place: Place) -> Mapping[str, str]:
+        """Environment variables that must stand before the actor's process imports anything."""
+        found = {
+            "OMP_NUM_THREADS": str(place.threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        if place.device == "cpu" and (not place.colocated or place.threads * place.world > place.cpus):
+            # Threads that wait would spin on cores where others work.
+            found |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
+        return found
+
+    def start(self, model: Model, place: Place) -> None:
+        """Load the model; weights of the folder are version 0.
+
+        Raises:
+            EngineError: The model has layers other than attention.
+        """
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from rlsdk.engines.slots import Slots, check_layers, token_bytes
+
+        self._model, self._device = model, place.device
+        self._tokenizer = open_tokenizer(model)
+        self._default_ends = end_ids(model, self._tokenizer)
+        net = AutoModelForCausalLM.from_pretrained(
+            model.path, dtype=getattr(torch, model.dtype), trust_remote_code=model.trust_remote_code
+        )
+        self._net = net.to(place.device).eval().requires_grad_(False)
+        config = net.config.get_text_config()
+        check_layers(config)
+        self._rows, self._slots = Rows(self.max_num_seqs), Slots(config)
+        self._per_token = token_bytes(config, net.dtype.itemsize)
+        self._ends = _EndTable(config.vocab_size)
+        self.reseed(mix(place.seed, place.rank))
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Admit requests in this order; none, if one of them cannot be generated.
+
+        Raises:
+            ValueFault: A request cannot be generated, or its id is in use.
+        """
+        limit = self._model.max_length
+        check_requests(requests, max_length=limit, vocabulary=self._ends.vocabulary)
+        held = (p.request.id for p in [*self._rows.held, *self._waiting] if p is not None)
+        check_known([r.id for r in requests], held)
+        for request in requests:
+            sampling = request.sampling
+            ends = () if sampling.ignore_eos else (*sampling.stop_token_ids, *self._default_ends)
+            watched = sampling.stop and not sampling.ignore_eos
+            seed = mix(self._seed, self._admitted) if request.seed is None else request.seed
+            self._admitted += 1
+            self._waiting.extend(
+                Pending(
+                    request,
+                    index,
+                    mix(seed, index),
+                    room(sampling, len(request.prompt_ids), limit),
+                    self._ends.row(ends),
+                    StopStrings(self._tokenizer, sampling.stop) if watched else None,
+                )
+                for index in range(request.n)
+            )
+
+    def step(self) -> list[Completion]:
+        """Read the prompts of waiting requests if there is room, else one decode step; returns what finished."""
+        import torch
+
+        with torch.inference_mode():
+            if chosen := self._choose():
+                return self._admit(chosen)
+            return self._decode() if self._rows.used else []
+
+    @property
+    def unfinished(self) -> int:
+        """Continuations that still run or wait."""
+        return len(self._waiting) + int(self._rows.alive.sum())
+
+    def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
+        """End requests (None: all); returns what they had sampled, as `abort`."""
+        wanted = None if ids is None else set(ids)
+        rows = self._rows
+        ended = [
+            rows.take(r, int(rows.length[r]) + 1, "abort")
+            for r in rows.running.tolist()
+            if wanted is None or rows.held[r].request.id in wanted
+        ]
+        waiting, self._waiting = self._waiting, deque()
+        for pending in waiting:
+            if wanted is None or pending.request.id in wanted:
+                ended.append(_nothing(pending))
+            else:
+                self._waiting.append(pending)
+        self._tidy()
+        return ended
+
+    def load_weights(self, weights: Weights) -> None:
+        """Replace the weights between two steps; requests in flight go on, their cache computed anew.
+
+        Raises:
+            EngineError: A tensor of the model is missing, has another shape, or is none of the model's.
+        """
+        import torch
+
+        tied = bool(self._net.config.get_text_config().tie_word_embeddings)
+        weights = with_tied_head(weights, tied)
+        parameters = dict(self._net.named_parameters())
+        check_names(weights, {name: tuple(p.shape) for name, p in parameters.items()})
+        known = {*parameters, *(name for name, _ in self._net.named_buffers()), *([TIED_HEAD] if tied else [])}
+        if unknown := [name for name in weights.tensors if name not in known]:
+            raise EngineError(
+                f"weights of version {weights.version}: {len(unknown)} tensors are none of the model's: "
+                f"{', '.join(unknown[:5])}"
+            )
+        with torch.inference_mode():
+            for name, tensor in from_weights(weights):
+                if name in parameters:
+                    parameters[name].copy_(tensor)
+            self._version = weights.version
+            running = self._rows.running
+            if len(running):
+                self._read([self._rows.tokens[r, : self._rows.length[r]] for r in running], running)
+
+    def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it.
+
+        Raises:
+            ValueFault: `k` is less than 2, or above `model.max_length`.
+        """
+        import torch
+
+        count, limit = len(token_ids), self._model.max_length
+        if not 2 <= count <= limit:
+            raise ValueFault(f"logprobs of {count} tokens; give at least 2 and at most model.max_length, {limit}")
+        with torch.inference_mode():
+            ids = torch.as_tensor(np.array(token_ids), device=self._device)
+            scores = self._net(ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+            found: np.ndarray = scores.gather(-1, ids[1:, None])[:, 0].cpu().numpy()
+        return found
+
+    def reseed(self, seed: int) -> None:
+        """Seed the engine's own generator: the same requests, admitted in the same order, then give the same tokens."""
+        self._seed, self._admitted = seed, 0
+
+    def sleep(self) -> None:
+        """Free the device for a colocated learner; on a CPU there is nothing to free."""
+        if self._device != "cpu":
+            self._net.to("cpu")
+            self._slots.clear()
+
+    def wake(self) -> None:
+        """Take the device back."""
+        import torch
+
+        if self._device != "cpu":
+            self._net.to(self._device)
+            running = self._rows.running
+            if len(running):
+                with torch.inference_mode():
+                    self._read([self._rows.tokens[r, : self._rows.length[r]] for r in running], running)
+
+    def stop(self) -> None:
+        """Free everything."""
+        self._net = self._slots = self._rows = None
+        self._waiting.clear()
+
+    def _choose(self) -> list[tuple[int, Pending]]:
+        """Rows for waiting continuations, in order: at once if nothing runs, else when enough rows are free."""
+        rows = self._rows
+        running = rows.running
+        free = self.max_num_seqs - len(running)
+        if not self._waiting or (len(running) and free < min(len(self._waiting), max(1, self.max_num_seqs // 8))):
+            return []
+        longest = max((int(rows.limit[r]) for r in running), default=0)
+        budget = int(self.kv_cache_gib * 2**30)
+        chosen: list[tuple[int, Pending]] = []
+        for row in rows.free().tolist():
+            if not self._waiting:
+                break
+            longest = max(longest, self._waiting[0].limit)
+            count = len(running) + len(chosen)
+            if count and (count + 1) * longest * self._per_token > budget:
+                break
+            chosen.append((row, self._waiting.popleft()))
+        return chosen
+
+    def _admit(self, chosen: Sequence[tuple[int, Pending]]) -> list[Completion]:
+        """Read the prompts, each once for all continuations of its request, and sample the first tokens."""
+        for row, pending in chosen:
+            self._rows.place(row, pending)
+        prompts: dict[int, np.ndarray] = {}
+        for _, pending in chosen:
+            prompts.setdefault(id(pending.request), pending.request.prompt_ids)
+        order = {key: i for i, key in enumerate(prompts)}
+        source = np.array([order[id(p.request)] for _, p in chosen])
+        where = np.array([row for row, _ in chosen])
+        logits = self._read(list(prompts.values()), where, source)
+        return self._sample(where, logits)
+
+    def _read(self, prompts: Sequence[np.ndarray], rows: np.ndarray, source: np.ndarray | None = None) -> torch.Tensor:
+        """Fill the cache with the prompts, in parts that fit; `source` says which prompt goes into each row.
+
+        Returns:
+            Logits behind each row's prompt, `[len(rows), vocabulary]`.
+        """
+        import torch
+
+        from rlsdk.engines.slots import prefill
+
+        source = np.arange(len(rows)) if source is None else source
+        found: torch.Tensor | None = None
+        for part in _parts([len(p) for p in prompts], self.max_num_batched_tokens):
+            logits, cache, lengths = prefill(self._net, [prompts[i] for i in part], self._device)
+            mine = np.flatnonzero((source >= part.start) & (source < part.stop))
+            at = torch.from_numpy(source[mine] - part.start).to(self._device)
+            self._slots.fill(cache, at, lengths, torch.from_numpy(rows[mine]).to(self._device))
+            if found is None:
+                found = logits.new_empty(len(rows), logits.shape[-1])
+            found[torch.from_numpy(mine).to(self._device)] = logits[at]
+        assert found is not None
+        return found
+
+    def _decode(self) -> list[Completion]:
+        """One token for each row."""
+        rows = self._rows
+        alive, running = rows.alive[: rows.used], rows.running
+        width = int(rows.length[running].max()) + 1
+        columns = np.minimum(rows.length[: rows.used], width - 1)  # of a dead row, any column will do
+        inputs = rows.tokens[np.arange(rows.used), columns]
+        logits = self._slots.advance(self._net, inputs, columns, width)
+        rows.length[: rows.used] += alive
+        if len(running) < rows.used:
+            logits = logits[running]
+        return self._sample(running, logits)
+
+    def _sample(self, where: np.ndarray, logits: torch.Tensor) -> list[Completion]:
+        """Sample for these rows, record, and end those that are done."""
+        from rlsdk.engines.sampler import sample, uniforms
+
+        rows = self._rows
+        at = rows.length[where]
+        uniform = uniforms(rows.seed[where], at - rows.start[where])
+        tokens, logprobs = sample(logits, rows.temperature[where], rows.top_p[where], rows.top_k[where], uniform)
+        rows.write(where, tokens, logprobs, self._version)
+        stopped = self._ends.table[rows.ends[where], tokens] | rows.stopped_by_text(where)
+        full = at + 1 >= rows.limit[where]
+        done = np.flatnonzero(stopped | full)
+        finished = [rows.take(int(where[i]), int(at[i]) + 1, "stop" if stopped[i] else "length") for i in done]
+        if finished:
+            self._tidy()
+        return finished
+
+    def _tidy(self) -> None:
+        """Close the gaps once they cost more than a copy, unless waiting requests will fill them."""
+        import torch
+
+        rows = self._rows
+        running = rows.running
+        if not len(running):
+            rows.used = 0
+        elif not self._waiting and len(running) <= (1 - _DEAD) * rows.used:
+            width = int(rows.length[running].max())
+            with torch.inference_mode():
+                self._slots.keep(torch.from_numpy(rows.compact()).to(self._device), width)
+
+
+class _EndTable:
+    """Sets of tokens that end a continuation, as rows of one table.
+
+    Attributes:
+        vocabulary: Tokens of the model.
+        table: bool `[sets, vocabulary]`.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+        self.table = np.zeros((0, vocabulary), dtype=bool)
+        self._rows: dict[frozenset[int], int] = {}
+
+    def row(self, ends: Iterable[int]) -> int:
+        """The row of a set of tokens, made if there is none."""
+        key = frozenset(ends)
+        if key not in self._rows:
+            new = np.zeros((1, self.vocabulary), dtype=bool)
+            new[0, [e for e in key if 0 <= e < self.vocabulary]] = True
+            self.table = np.concatenate([self.table, new])
+            self._rows[key] = len(self._rows)
+        return self._rows[key]
+
+
+def _nothing(pending: Pending) -> Completion:
+    """What a continuation that never ran had sampled."""
+    none = np.zeros(0, dtype=np.int64)
+    return Completion(
+        request=pending.request.id,
+        index=pending.index,
+        token_ids=none,
+        logprobs=none.astype(np.float32),
+        versions=none,
+        finish="abort",
+    )
+
+
+def _parts(lengths: Sequence[int], budget: int) -> Iterable[range]:
+    """Consecutive ranges; the padded size of one that holds several, count times longest, is within the budget."""
+    start, longest = 0, 0
+    for index, length in enumerate(lengths):
+        if index > start and (index + 1 - start) * max(longest, length) > budget:
+            yield range(start, index)
+            start, longest = index, 0
+        longest = max(longest, length)
+    yield range(start, len(lengths))
