@@ -9,6 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No deadline: these machines are shared, and a test that is slow there is not wrong.
+settings.register_profile("rlsdk", deadline=None)
+settings.load_profile("rlsdk")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,1 @@
+"""Built-in environments: worlds that answer text with observations."""

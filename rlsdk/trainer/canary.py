@@ -50,8 +50,8 @@ class Canary:
             pair = f"{engines[engine][position]:.6f} against {learner[position]:.6f}"
             raise CanaryError(
                 f"weights version {version}: engine {engine} and the learner disagree on {len(off)} of {gaps.shape[1]} "
-                f"fixed tokens, most at position {position + 1}: {pair} (gap {worst:.2g}, tolerance {self._tolerance:g}); "
-                f"positions {', '.join(map(str, off[:8] + 1))}"
+                f"fixed tokens, most at position {position + 1}: {pair} "
+                f"(gap {worst:.2g}, tolerance {self._tolerance:g}); positions {', '.join(map(str, off[:8] + 1))}"
             )
         if updated and not self._moved and self._before is not None:
             if np.array_equal(self._before, engines[0]):

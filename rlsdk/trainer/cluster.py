@@ -147,7 +147,8 @@ def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
             path = folder / "logs" / f"engine-{rank}.log"
-            raise EngineError(f"engine {rank} did not start: {type(cause).__name__}: {cause}; its log is {path}") from error
+            said = f"{type(cause).__name__}: {cause}"
+            raise EngineError(f"engine {rank} did not start: {said}; its log is {path}") from error
     return Actors(engines, learner, found)
 
 
