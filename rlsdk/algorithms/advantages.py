@@ -20,7 +20,7 @@ from rlsdk.components import advantage
 def grpo(x: CreditInputs, *, std_normalize: bool = True, std_over: Literal["group", "batch"] = "group") -> Tensor:
     """Reward relative to the group: the default where a reward checks a whole answer.
 
-    Paper: GRPO, arXiv:2402.03300, §4.1.2; without the division Dr. GRPO, arXiv:2503.20783, eq. 3; with the standard
+    Paper: GRPO, arXiv:2402.03300, §4.1.2; without the division Dr. GRPO, arXiv:2503.20783; with the standard
     deviation of the batch arXiv:2508.08221.
     Formula: `A = (r - μ) / (σ + 1e-6)`.
 
@@ -38,7 +38,7 @@ def grpo(x: CreditInputs, *, std_normalize: bool = True, std_over: Literal["grou
 def rloo(x: CreditInputs) -> Tensor:
     """Reward against the mean of the *other* rollouts of the group: unbiased, for groups of two on.
 
-    Paper: RLOO, arXiv:2402.14740, eq. 6.
+    Paper: RLOO, arXiv:2402.14740.
     Formula: `A = r - mean of the others = g / (g - 1) · (r - μ)` with `g` rollouts in the group.
     """
     groups = Groups(x.groups)
@@ -50,12 +50,12 @@ def rloo(x: CreditInputs) -> Tensor:
 def reinforce_plus_plus_baseline(x: CreditInputs) -> Tensor:
     """Group mean as baseline, spread of the whole batch: steadier than grpo where groups are small.
 
-    Paper: REINFORCE++-baseline, arXiv:2501.03262, §3.3.
+    Paper: REINFORCE++-baseline, arXiv:2501.03262.
     Formula: `A = whiten(r - μ)`, mean and variance taken over the sampled tokens of the batch: a rollout counts as
     often as it has tokens.
     """
     centred = Groups(x.groups).centred(x.outcomes)
-    tokens = x.sequence_sum(torch.ones_like(x.loss_mask, dtype=centred.dtype))
+    tokens = x.sampled_tokens().to(centred.dtype)
     count = tokens.sum()
     around = centred - (centred * tokens).sum() / count.clamp(min=1)
     variance = (around.square() * tokens).sum() / (count - 1).clamp(min=1)
@@ -66,19 +66,18 @@ def reinforce_plus_plus_baseline(x: CreditInputs) -> Tensor:
 def opo(x: CreditInputs) -> Tensor:
     """Baseline weighted by length, which minimises the variance of the gradient: for strictly on-policy training.
 
-    Paper: OPO, arXiv:2505.23585, eq. 5.
+    Paper: OPO, arXiv:2505.23585.
     Formula: `A = r - Σ l·r / Σ l` over the group, `l` being the sampled tokens of a rollout.
     """
     rewards = wide(x.outcomes)
-    tokens = x.sequence_sum(torch.ones_like(x.loss_mask, dtype=rewards.dtype))
-    return rewards - Groups(x.groups).weighted_mean(rewards, tokens)
+    return rewards - Groups(x.groups).weighted_mean(rewards, x.sampled_tokens().to(rewards.dtype))
 
 
 @advantage("gpg")
 def gpg(x: CreditInputs, *, std_normalize: bool = False) -> Tensor:
     """Group mean as baseline, with the gradient that flat groups dilute scaled back.
 
-    Paper: GPG, arXiv:2504.02546, eq. 5 and 7. verl instead divides by the number of rollouts with a reward other than
+    Paper: GPG, arXiv:2504.02546, eq. 7 (the factor). verl instead divides by the number of rollouts with a reward other than
     zero; the paper, followed here, by those in groups whose rewards differ.
     Formula: `A = B / (B - M) · (r - μ)`: `B` rollouts in the batch, `M` of them in groups of equal rewards.
 
@@ -95,7 +94,7 @@ def gpg(x: CreditInputs, *, std_normalize: bool = False) -> Tensor:
 def pass_at_k(x: CreditInputs, *, std_normalize: bool = True) -> Tensor:
     """Only the best rollout of a group earns, by how much it beats the second: trains pass@k, not pass@1.
 
-    Paper: arXiv:2503.19595, §3 (the leave-one-out estimate of max@k), as in verl's grpo_passk.
+    Paper: arXiv:2503.19595 (the leave-one-out estimate of max@k), as in verl's grpo_passk.
     Formula: `A = (r_max - r_second) / (σ + 1e-6)` for the best, 0 for the others; 0 for all if two share the best.
 
     Args:
@@ -133,7 +132,7 @@ def opmd(x: CreditInputs, *, baseline: Literal["mean", "logavgexp"] = "mean", ta
 def asymre(x: CreditInputs, *, shift: float = -0.1) -> Tensor:
     """Baseline below the mean, so that good rollouts weigh more than bad ones: for off-policy training.
 
-    Paper: AsymRE, arXiv:2506.20520, eq. 2.
+    Paper: AsymRE, arXiv:2506.20520.
     Formula: `A = r - (μ + shift)`; 0 in a group with one member or with equal rewards, as everywhere in rlsdk.
 
     Args:
@@ -149,7 +148,7 @@ def asymre(x: CreditInputs, *, shift: float = -0.1) -> Tensor:
 def rec(x: CreditInputs, *, std_normalize: bool = False, drop: Literal["balance"] | None = None) -> Tensor:
     """Group mean as baseline, optionally with no more bad rollouts than good ones (group-relative REINFORCE).
 
-    Paper: arXiv:2509.24203, §4.3 (dropping negatives). Trinity-RFT drops at random; here the last ones in the batch
+    Paper: arXiv:2509.24203 (its RED-drop). Trinity-RFT drops at random; here the last ones in the batch
     go, which is as good among exchangeable samples and the same in every run.
     Formula: `A = r - μ`; with `drop`, surplus rollouts below the mean get 0 and `μ` is that of the others.
 

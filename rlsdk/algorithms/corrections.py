@@ -63,7 +63,7 @@ def mis(
 def icepop(x: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Weighted:
     """Masked importance sampling per token, with wide bounds: for mixture-of-experts models.
 
-    Paper: IcePop, Ring-1T, arXiv:2510.18855, eq. 3; bounds are the paper's.
+    Paper: IcePop, Ring-1T, arXiv:2510.18855; bounds are the paper's.
     Formula: `ρ` where `low ≤ ρ ≤ high`, else 0.
 
     Args:

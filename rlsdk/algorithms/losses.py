@@ -22,7 +22,7 @@ def ppo(
     """The clipped surrogate: several updates on one batch without going far; the default of most methods.
 
     Paper: PPO, arXiv:1707.06347, eq. 7; bounds apart (clip-higher) DAPO, arXiv:2503.14476, eq. 10; the dual clip
-    arXiv:1912.09729, eq. 5.
+    arXiv:1912.09729.
     Formula: `max(-A·r, -A·clip(r, 1 - clip_low, 1 + clip_high))`, for `A < 0` at most `-A·dual_clip`. The log-ratio is
     clamped to ±20.
 
@@ -59,7 +59,7 @@ def decoupled_ppo(
 
     `old_logprobs` are those of the proximal policy, from which clipping counts; `behaviour_logprobs` those of the
     policies that sampled.
-    Paper: decoupled PPO, arXiv:2110.00641, eq. 2; for language models AReaL, arXiv:2505.24298, eq. 5.
+    Paper: decoupled PPO, arXiv:2110.00641; for language models AReaL, arXiv:2505.24298, eq. 5.
     Formula: `sg[π_old / μ] · ppo`.
 
     Args:
@@ -81,7 +81,7 @@ def decoupled_ppo(
 def reinforce(x: LossInputs) -> Tensor:
     """The plain policy gradient: exact for one update per batch, on samples of the current policy.
 
-    Paper: REINFORCE, Williams 1992 (doi:10.1007/BF00992696), for language models arXiv:2402.14740, eq. 4.
+    Paper: REINFORCE, Williams 1992 (doi:10.1007/BF00992696), for language models arXiv:2402.14740.
     Formula: `-A · log π`.
     """
     return -credit(x) * trained(x, x.logprobs)
@@ -91,7 +91,7 @@ def reinforce(x: LossInputs) -> Tensor:
 def gpg(x: LossInputs) -> Tensor:
     """The plain policy gradient, under the name of the method whose advantage is `gpg`.
 
-    Paper: GPG, arXiv:2504.02546, eq. 5.
+    Paper: GPG, arXiv:2504.02546.
     Formula: `-A · log π`.
     """
     return reinforce(x)
@@ -110,7 +110,7 @@ def sft(x: LossInputs) -> Tensor:
 def opmd(x: LossInputs, *, tau: float = 1.0) -> Tensor:
     """The policy gradient of online mirror descent: goes with the advantage `opmd`, on- or off-policy.
 
-    Paper: arXiv:2509.24203, §3 and Kimi k1.5, arXiv:2501.12599, eq. 3, as in Trinity-RFT.
+    Paper: arXiv:2509.24203 and Kimi k1.5, arXiv:2501.12599, eq. 3, as in Trinity-RFT.
     Formula: `-A · log π / (1 + τ)`.
 
     Args:
@@ -156,7 +156,7 @@ def tis(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
 def topr(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
     """Good rollouts count in full, bad ones by the truncated ratio of the whole answer: stable far off-policy.
 
-    Paper: TOPR, arXiv:2503.14286, eq. 8.
+    Paper: TOPR, arXiv:2503.14286, in its canonical form.
     Formula: `-A · log π` for `A > 0`; else `-sg[min(π(y) / μ(y), cap)] · A · log π`, `y` being the whole answer and `μ`
     the policy that sampled it.
 
@@ -175,7 +175,7 @@ def topr(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
 def sapo(x: LossInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Tensor:
     """A soft gate in place of the clip: far tokens fade instead of falling silent.
 
-    Paper: SAPO, arXiv:2511.20347, eq. 6 and 7.
+    Paper: SAPO, arXiv:2511.20347.
     Formula: `-A · (4 / τ) · sigmoid(τ·(r - 1))`, `τ` being `tau_pos` for `A > 0` and `tau_neg` else.
 
     Args:

@@ -27,7 +27,7 @@ def clip_cov(
 ) -> tuple[Tensor, Metrics]:
     """PPO's clip, and no gradient for a few random tokens of high covariance.
 
-    Paper: Clip-Cov, arXiv:2505.22617, eq. 11 and 12; the tokens that PPO's clip silences anyway are not drawn.
+    Paper: Clip-Cov, arXiv:2505.22617; the tokens that PPO's clip silences anyway are not drawn.
     Formula: PPO's loss, zero for `max(1, ratio · tokens)` tokens drawn from those with covariance in
     `cov_low…cov_high`.
 
@@ -52,7 +52,7 @@ def clip_cov(
 def kl_cov(x: LossInputs, *, ratio: float = 2e-4, kl_coef: float = 1.0) -> tuple[Tensor, Metrics]:
     """The unclipped surrogate, with a KL penalty on the few tokens of greatest covariance.
 
-    Paper: KL-Cov, arXiv:2505.22617, eq. 13 and 14.
+    Paper: KL-Cov, arXiv:2505.22617.
     Formula: `-A·r`, plus `kl_coef · |log π - log π_old|` for the `max(1, ratio · tokens)` tokens of greatest
     covariance.
 

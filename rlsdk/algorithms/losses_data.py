@@ -18,7 +18,7 @@ from rlsdk.components import policy_loss
 def dpo(x: LossInputs, *, beta: float = 0.1, label_smoothing: float = 0.0) -> tuple[Tensor, Metrics]:
     """Preferences without a reward: the better answer of a pair gains against the reference, the worse one loses.
 
-    Paper: DPO, arXiv:2305.18290, eq. 7; label smoothing arXiv:2310.12036 (cDPO).
+    Paper: DPO, arXiv:2305.18290, eq. 7; label smoothing cDPO (Mitchell, 2023).
     Formula: `-(1 - ε)·log σ(m) - ε·log σ(-m)` with `m = β·(d(better) - d(worse))`, `d = log π(y) - log π_ref(y)`. Every
     token of both answers carries the pair's value: `seq-mean-token-mean` makes it the mean over pairs.
 
@@ -75,7 +75,7 @@ def mix(
 ) -> tuple[Tensor, Metrics]:
     """PPO on the policy's samples and maximum likelihood on an expert's answers, each with its own denominator.
 
-    Paper: CHORD, arXiv:2508.11408, eq. 4 with a fixed μ.
+    Paper: CHORD, arXiv:2508.11408, with a fixed μ.
     Formula: `(1 - μ)·mean(ppo over the policy's) + μ·mean(-log π over the expert's)`. The core divides by all tokens
     (or rollouts): each part is scaled by all of the optimiser batch over its own.
 

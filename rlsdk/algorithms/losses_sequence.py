@@ -54,7 +54,7 @@ def gspo_token(x: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4
 def geo_mean(x: LossInputs, *, clip_low: float = 0.4, clip_high: float = 0.4) -> tuple[Tensor, Metrics]:
     """The geometric mean of the tokens' ratios, clipped in log space: single tokens cannot dominate.
 
-    Paper: GMPO, arXiv:2507.20673, eq. 4; bounds `(e^-0.4, e^0.4)` are the paper's.
+    Paper: GMPO, arXiv:2507.20673; bounds `(e^-0.4, e^0.4)` are the paper's.
     Formula: `-Ā · exp(mean_t c_t)`, one value per rollout on all its tokens; `c_t` is the log-ratio clipped to
     `-clip_low…clip_high` where that makes the objective smaller, `Ā` the mean advantage. To be aggregated by
     `seq-mean-token-mean`.

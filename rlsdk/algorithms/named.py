@@ -62,7 +62,7 @@ class SFT(Algorithm):
 class DrGRPO(Algorithm):
     """GRPO without its two biases: no division by the standard deviation, none by the length of an answer.
 
-    Paper: arXiv:2503.20783, §3.2. `norm` is the paper's budget of 3000 tokens; set it to your own longest response.
+    Paper: arXiv:2503.20783. `norm` is the paper's budget of 3000 tokens; set it to your own longest response.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": False})
@@ -90,7 +90,7 @@ class DAPO(Algorithm):
 class GSPO(Algorithm):
     """GRPO with the ratio and the clip of the whole answer: for long answers and mixtures of experts.
 
-    Paper: arXiv:2507.18071, eq. 5 to 7 and §5.1.
+    Paper: arXiv:2507.18071, eq. 5 to 7.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -115,7 +115,7 @@ class CISPO(Algorithm):
 class SAPO(Algorithm):
     """GRPO with a soft gate in place of the clip.
 
-    Paper: arXiv:2511.20347, eq. 5 to 7.
+    Paper: arXiv:2511.20347.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -128,7 +128,7 @@ class SAPO(Algorithm):
 class GMPO(Algorithm):
     """GRPO with the geometric mean of the tokens' ratios.
 
-    Paper: arXiv:2507.20673, eq. 4.
+    Paper: arXiv:2507.20673.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -141,7 +141,7 @@ class GMPO(Algorithm):
 class RLOO(Algorithm):
     """REINFORCE with the mean of the other rollouts as baseline, whole answers as actions, KL in the reward.
 
-    Paper: arXiv:2402.14740, eq. 4 to 6.
+    Paper: arXiv:2402.14740.
     """
 
     advantage: Use = Use("rloo")
@@ -155,7 +155,7 @@ class RLOO(Algorithm):
 class ReinforcePlusPlus(Algorithm):
     """Whitened returns and PPO's clip without critic and groups, KL in the reward.
 
-    Paper: arXiv:2501.03262, §3.2.
+    Paper: arXiv:2501.03262.
     """
 
     advantage: Use = Use("reinforce_plus_plus", {"gamma": 1.0})
@@ -168,7 +168,7 @@ class ReinforcePlusPlus(Algorithm):
 class ReinforcePlusPlusBaseline(Algorithm):
     """The group's mean as baseline, the batch's spread as scale, and k2 in the loss.
 
-    Paper: arXiv:2501.03262, §3.3.
+    Paper: arXiv:2501.03262.
     """
 
     advantage: Use = Use("reinforce_plus_plus_baseline")
@@ -196,7 +196,7 @@ class ReMax(Algorithm):
 class OPO(Algorithm):
     """Strictly on-policy REINFORCE with the baseline of least variance; no clip, no KL: one update per batch.
 
-    Paper: arXiv:2505.23585, eq. 5 and §3.
+    Paper: arXiv:2505.23585.
     """
 
     advantage: Use = Use("opo")
@@ -209,7 +209,7 @@ class OPO(Algorithm):
 class GPG(Algorithm):
     """The plain policy gradient with the group's mean as baseline; no clip, no KL.
 
-    Paper: arXiv:2504.02546, eq. 5 and 7.
+    Paper: arXiv:2504.02546, eq. 7.
     """
 
     advantage: Use = Use("gpg", {"std_normalize": False})
@@ -233,7 +233,7 @@ class OPMD(Algorithm):
 class TOPR(Algorithm):
     """Good answers in full, bad ones by their truncated ratio: stable far off-policy, without KL.
 
-    Paper: arXiv:2503.14286, eq. 8.
+    Paper: arXiv:2503.14286.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": False})
@@ -259,7 +259,7 @@ class RAFT(Algorithm):
 class PassAtK(Algorithm):
     """Trains the best of a group rather than its mean.
 
-    Paper: arXiv:2503.19595, §3.
+    Paper: arXiv:2503.19595.
     """
 
     advantage: Use = Use("pass_at_k", {"std_normalize": True})
@@ -271,7 +271,7 @@ class PassAtK(Algorithm):
 class GiGPO(Algorithm):
     """Credit by trajectory and by step, for agents whose trajectories pass through equal states.
 
-    Paper: arXiv:2505.10978, eq. 3 to 9; β = 0.01.
+    Paper: arXiv:2505.10978; β = 0.01.
     """
 
     advantage: Use = Use("gigpo", {"omega": 1.0, "gamma": 0.95, "std_normalize": False})
@@ -312,7 +312,7 @@ class DPO(Algorithm):
 class Mix(Algorithm):
     """GRPO on the policy's samples and maximum likelihood on an expert's answers in one batch.
 
-    Paper: CHORD, arXiv:2508.11408, eq. 4, with a fixed μ.
+    Paper: CHORD, arXiv:2508.11408, with a fixed μ.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -324,7 +324,7 @@ class Mix(Algorithm):
 class OPD(Algorithm):
     """On-policy distillation: the student samples, the reference model teaches token by token; rewards are not read.
 
-    Paper: GKD, arXiv:2306.13649, §3.1.
+    Paper: GKD, arXiv:2306.13649.
     """
 
     advantage: Use = Use("on_policy_distill", {"coef": 1.0})

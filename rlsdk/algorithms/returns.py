@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlsdk.algorithms.packed import Sampled, sums_to_go
 from rlsdk.algorithms.packed import whiten as whitened
-from rlsdk.batch import Credit, CreditInputs, Groups, wide
+from rlsdk.batch import Credit, CreditInputs, Groups, row_sums, wide
 from rlsdk.components import advantage
 
 
@@ -31,7 +31,9 @@ def gae(x: CreditInputs, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool =
     """
     sampled = Sampled.of(x)
     values = sampled.take(x.values)
-    targets = sampled.rewards(x).to(values.dtype) + gamma * (1 - lam) * sampled.next(values)
+    targets = sampled.rewards(x).to(values.dtype)
+    if gamma * (1 - lam):
+        targets = sampled.next(values).mul_(gamma * (1 - lam)).add_(targets)
     returns = sums_to_go(targets, sampled.counts, gamma * lam)
     advantages = returns - values
     return Credit(sampled.put(whitened(advantages) if whiten else advantages), sampled.put(returns))
@@ -41,7 +43,7 @@ def gae(x: CreditInputs, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool =
 def reinforce_plus_plus(x: CreditInputs, *, gamma: float = 1.0) -> Credit:
     """Discounted return, whitened over the batch: no critic and no groups; best with `kl_penalty` in the reward.
 
-    Paper: REINFORCE++, arXiv:2501.03262, §3.2.
+    Paper: REINFORCE++, arXiv:2501.03262.
     Formula: `A = whiten(G)` with `G_t = r_t + γ G_{t+1}`.
 
     Args:
@@ -79,12 +81,11 @@ def segment_returns(x: CreditInputs, *, gamma: float = 1.0, whiten: bool = False
         whiten: Mean 0 and variance 1 over the sampled tokens of the batch.
     """
     sampled = Sampled.of(x)
-    turn = _turns(sampled)
+    starts = _turn_starts(sampled)
+    turn = starts.cumsum(0) - 1
+    per_rollout = row_sums(starts.float(), sampled.counts).long()
     rewards = sampled.rewards(x)
-    earned = rewards.new_zeros(int(turn[-1]) + 1 if len(turn) else 0).index_add(0, turn, rewards)
-    rollout = sampled.per_token(torch.arange(len(sampled.counts), device=turn.device))
-    first = torch.diff(turn, prepend=turn[:1] - 1) != 0
-    per_rollout = torch.bincount(rollout[first], minlength=len(sampled.counts))
+    earned = rewards.new_zeros(int(per_rollout.sum())).index_add(0, turn, rewards)
     returns = sums_to_go(earned, per_rollout, gamma)[turn]
     return Credit(sampled.put(whitened(returns) if whiten else returns), sampled.put(returns))
 
@@ -93,7 +94,7 @@ def segment_returns(x: CreditInputs, *, gamma: float = 1.0, whiten: bool = False
 def on_policy_distill(x: CreditInputs, *, coef: float = 1.0) -> Tensor:
     """How much likelier the teacher found each token that the student sampled; no reward at all.
 
-    The teacher is the reference model. Paper: GKD, arXiv:2306.13649, §3.1 with samples of the student and reverse KL.
+    The teacher is the reference model. Paper: GKD, arXiv:2306.13649, with samples of the student and reverse KL.
     Formula: `A_t = coef · (log π_teacher - log π)`, whose mean is minus the KL.
 
     Args:
@@ -108,7 +109,7 @@ def on_policy_distill(x: CreditInputs, *, coef: float = 1.0) -> Tensor:
 def optimal_token_baseline(x: CreditInputs) -> Credit:
     """A baseline for every position that minimises the variance of the gradient: for long answers.
 
-    Paper: arXiv:2602.07078, eq. 8; the weights need no backward pass (its logit-gradient proxy).
+    Paper: arXiv:2602.07078; the weights need no backward pass (its logit-gradient proxy).
     Formula: `A_t = G_t - Σ W_t·G_t / Σ W_t`, sums over the group's rollouts that have a `t`-th sampled token, with
     `G_t` the return and `W_t = Σ_{j ≤ t} (1 - 2π_j + Σ_v π_j(v)²)`.
     """
@@ -116,18 +117,25 @@ def optimal_token_baseline(x: CreditInputs) -> Credit:
     returns = sums_to_go(sampled.rewards(x), sampled.counts, 1.0)
     energy = (1 - 2 * sampled.take(x.logprobs).exp() + sampled.take(x.probs_squared_sum)).clamp(min=0)
     # Summed from the front: the same sums of the tokens in reverse order.
-    weights = sums_to_go(energy.flip(0), sampled.counts.flip(0), 1.0).flip(0)
-    baseline = Groups(_cells(x.groups, sampled)).weighted_mean(returns, weights.to(returns.dtype))
-    return Credit(sampled.put(returns - baseline), sampled.put(returns))
+    weights = sums_to_go(energy.flip(0), sampled.counts.flip(0), 1.0).flip(0).to(returns.dtype)
+    cell, groups, outcomes = _cells(x.groups, sampled), Groups(x.groups), wide(x.outcomes)
+    # Counted from the group's least reward, which keeps digits, and leaves exactly nothing where rewards are equal.
+    above = returns - sampled.per_token(groups.min(outcomes).to(returns.dtype))
+    size = int(cell.max()) + 1 if len(cell) else 0
+    weight = returns.new_zeros(size).index_add_(0, cell, weights)
+    mean = returns.new_zeros(size).index_add_(0, cell, weights * above).div_(torch.where(weight > 0, weight, 1))
+    several = sampled.per_token(groups.members() > 1)
+    return Credit(sampled.put(torch.where(several, above - mean[cell], 0)), sampled.put(returns))
 
 
-def _turns(sampled: Sampled) -> Tensor:
-    """int64 `[s]`: which run of sampled tokens each belongs to, counted over the whole batch."""
-    total = int(sampled.counts.sum())
-    index = sampled.index if sampled.index is not None else torch.arange(total, device=sampled.counts.device)
-    starts = torch.diff(index, prepend=index[:1] - 2) != 1
+def _turn_starts(sampled: Sampled) -> Tensor:
+    """Bool `[s]`: whether a run of sampled tokens begins here."""
+    if sampled.index is None:
+        starts = torch.zeros(sampled.total, dtype=torch.bool, device=sampled.counts.device)
+    else:
+        starts = torch.diff(sampled.index, prepend=sampled.index[:1]) > 1
     starts[(sampled.ends - sampled.counts)[sampled.counts > 0]] = True
-    return starts.long().cumsum(0) - 1
+    return starts
 
 
 def _cells(groups: Tensor, sampled: Sampled) -> Tensor:

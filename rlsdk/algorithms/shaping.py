@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlsdk.algorithms import kl
 from rlsdk.algorithms.packed import Sampled
-from rlsdk.batch import EPSILON, CreditInputs, Groups, wide
+from rlsdk.batch import EPSILON, CreditInputs, Groups, row_sums, wide
 from rlsdk.components import shaping
 from rlsdk.errors import ValueFault
 
@@ -31,7 +31,7 @@ ASYMMETRIC = (-1.0, 3.0)
 class KLPenalty:
     """KL to the reference, charged token by token, with a fixed or an adaptive coefficient.
 
-    Paper: arXiv:1909.08593, §2.2 (the adaptive controller: eq. 6); defaults as in TinyZero and verl.
+    Paper: arXiv:1909.08593, §2.2 (with the adaptive controller); defaults as in TinyZero and verl.
     Formula: `r_t - β · KL_t` on every sampled token. With a `target`, after each batch of `n` rollouts
     `β ·= 1 + clip(KL / target - 1, ±0.2) · n / horizon`, KL being the mean over rollouts of the mean over their tokens.
     When to use: PPO and REINFORCE++; methods with a baseline from the group put their KL into the loss instead.
@@ -62,16 +62,15 @@ class KLPenalty:
         sampled = Sampled.of(x)
         divergence = ESTIMATORS[self.estimator](sampled.take(x.logprobs), sampled.take(x.ref_logprobs))
         rewards = sampled.put(sampled.rewards(x) - self.value * divergence)
-        self._adapt(x.sequence_sum(sampled.put(divergence)), sampled.counts)
+        some = sampled.counts > 0
+        if self.target is not None and bool(some.any()):
+            self._adapt(self.target, (row_sums(divergence, sampled.counts) / sampled.counts)[some])
         return rewards
 
-    def _adapt(self, sums: Tensor, counts: Tensor) -> None:
-        some = counts > 0
-        if self.target is None or not bool(some.any()):
-            return
-        divergence = float((sums[some] / counts[some]).mean())
-        error = min(max(divergence / self.target - 1, -ERROR_BOUND), ERROR_BOUND)
-        self.value *= 1 + error * len(counts) / self.horizon
+    def _adapt(self, target: float, divergences: Tensor) -> None:
+        """Move the coefficient after a batch; `divergences` are the rollouts' means."""
+        error = min(max(float(divergences.mean()) / target - 1, -ERROR_BOUND), ERROR_BOUND)
+        self.value *= 1 + error * len(divergences) / self.horizon
 
     def state(self) -> dict[str, float]:
         """The coefficient as it stands."""
@@ -208,7 +207,7 @@ def length_penalty(x: CreditInputs, *, coef: float = 1.0, passing: float = 1.0) 
 def rank_penalty(x: CreditInputs, *, coef: float = 0.25) -> Tensor:
     """Likely answers earn less, so that rare right ones are reinforced too: against the sharpening of GRPO.
 
-    Paper: unlikeliness reward, arXiv:2506.02355, eq. 5.
+    Paper: unlikeliness reward, arXiv:2506.02355.
     Formula: `r · (1 - coef · (g - rank) / g)` with `g` rollouts in the group, of which `rank` are likelier (by the sum
     of logprobs).
 

@@ -51,7 +51,7 @@ def step_grpo(
 def gigpo(x: CreditInputs, *, omega: float = 1.0, gamma: float = 0.95, std_normalize: bool = False) -> Tensor:
     """Credit for the trajectory, plus credit for what was done in a state that several trajectories passed through.
 
-    Paper: GiGPO, arXiv:2505.10978, eq. 3, 7 and 8.
+    Paper: GiGPO, arXiv:2505.10978.
     Formula: `A = A_E + ω·A_S`: `A_E` the trajectory's total reward relative to the group's other trajectories, `A_S`
     the step's discounted return `Σ_k γ^k r_{t+k}` relative to the steps of the group in an equal state.
 

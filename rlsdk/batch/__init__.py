@@ -10,7 +10,7 @@ exactly what a component declared with `needs`.
 
 from __future__ import annotations
 
-from rlsdk.batch.arithmetic import wide
+from rlsdk.batch.arithmetic import row_sums, wide
 from rlsdk.batch.credit import Credit, CreditInputs
 from rlsdk.batch.groups import EPSILON, Groups
 from rlsdk.batch.loss import LossInputs
@@ -26,5 +26,6 @@ __all__ = [
     "LossInputs",
     "Totals",
     "aggregate",
+    "row_sums",
     "wide",
 ]

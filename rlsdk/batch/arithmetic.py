@@ -24,6 +24,13 @@ def total(values: Tensor, index: Tensor, count: int) -> Tensor:
     return torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, index, values)
 
 
+def row_sums(values: Tensor, lengths: Tensor) -> Tensor:
+    """Sum of each run of `lengths` values, `[n]`, in at least float32."""
+    if not len(values):
+        return wide(values).new_zeros(len(lengths))
+    return torch.segment_reduce(wide(values), "sum", lengths=lengths)
+
+
 def places(mask: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     """Which places of a plane hold tokens, bool `[n, L]`, and the lengths; left out, to the last True of each row."""
     positions = torch.arange(mask.shape[1], device=mask.device)

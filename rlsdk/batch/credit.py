@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from rlsdk.batch.arithmetic import pack, pad, places, total
+from rlsdk.batch.arithmetic import pack, pad, places, row_sums
 from rlsdk.batch.groups import Groups
 from rlsdk.batch.packed import Packed, optional
 from rlsdk.errors import ValueFault
@@ -140,7 +140,13 @@ class CreditInputs(Packed):
 
     def sequence_sum(self, values_t: Tensor) -> Tensor:
         """`[t]` -> `[n]`: sum over the sampled tokens of each rollout."""
-        return total(torch.where(self.loss_mask, values_t, 0), self.segments, len(self.lengths))
+        return row_sums(torch.where(self.loss_mask, values_t, 0), self.lengths)
+
+    def sampled_tokens(self) -> Tensor:
+        """int64 `[n]`: how many tokens of each rollout the policy sampled."""
+        if bool(self.loss_mask.all()):
+            return self.lengths
+        return row_sums(self.loss_mask.float(), self.lengths).long()
 
     @property
     def _groups(self) -> Groups:

@@ -8,6 +8,15 @@ import torch
 from rlsdk.batch import CreditInputs, LossInputs
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """These tensors are tiny: a second thread would only wait for the first."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
