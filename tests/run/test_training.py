@@ -71,9 +71,10 @@ def test_a_used_folder_is_not_overwritten_unasked(finished: Any) -> None:
 
 
 def test_sft_needs_no_engine(runner: Any) -> None:
-    runner.train("algorithm=sft", "tasks.train.demonstrations=1.0", "eval.before=false", "eval.after=false", "steps=20")
+    shown = ("tasks.train.demonstrations=1.0", "eval.before=false", "eval.after=false")
+    runner.train("algorithm=sft", *shown, "steps=20", "batch_size=64", "group_size=1")
     losses = [line["actor/loss"] for line in runner.metrics()]
-    assert losses[-1] < losses[0]
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
     assert not (runner.path() / "logs" / "engine-0.log").exists()
 
 
