@@ -77,8 +77,8 @@ def opo(x: CreditInputs) -> Tensor:
 def gpg(x: CreditInputs, *, std_normalize: bool = False) -> Tensor:
     """Group mean as baseline, with the gradient that flat groups dilute scaled back.
 
-    Paper: GPG, arXiv:2504.02546, eq. 7 (the factor). verl instead divides by the number of rollouts with a reward other than
-    zero; the paper, followed here, by those in groups whose rewards differ.
+    Paper: GPG, arXiv:2504.02546, eq. 7 (the factor). verl instead divides by the number of rollouts with a reward other
+    than zero; the paper, followed here, by those in groups whose rewards differ.
     Formula: `A = B / (B - M) · (r - μ)`: `B` rollouts in the batch, `M` of them in groups of equal rewards.
 
     Args:

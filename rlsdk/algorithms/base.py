@@ -19,6 +19,8 @@ class Algorithm:
 
     Attributes:
         advantage: How rewards become advantages.
+        whiten_advantages: Mean 0 and variance 1 over the sampled tokens of the batch, after the advantage.
+        clip_advantages: Greatest absolute advantage, after whitening; null for no bound.
         policy_loss: Per-token loss.
         shaping: Changes of the rewards before the advantage, in this order.
         correction: Weights for the mismatch between sampler and trainer.
@@ -34,6 +36,8 @@ class Algorithm:
     """
 
     advantage: Use = _use("grpo")
+    whiten_advantages: bool = False
+    clip_advantages: float | None = None
     policy_loss: Use = _use("ppo")
     shaping: tuple[Use, ...] = ()
     correction: Use | None = None

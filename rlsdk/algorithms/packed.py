@@ -135,6 +135,24 @@ def whiten(values: Tensor) -> Tensor:
     return centred.mul_(torch.rsqrt(variance + WHITEN_EPSILON))
 
 
+def adjusted(advantages: Tensor, loss_mask: Tensor, *, whitened: bool = False, clip: float | None = None) -> Tensor:
+    """What an algorithm does to advantages after they were computed: `whiten_advantages`, then `clip_advantages`.
+
+    Args:
+        advantages: float `[t]`.
+        loss_mask: bool `[t]`, True where the policy sampled the token.
+        whitened: Mean 0 and variance 1 over the sampled tokens.
+        clip: Greatest absolute value; None for none.
+
+    Returns:
+        float `[t]`, zero where nothing was sampled.
+    """
+    values = torch.where(loss_mask, wide(advantages), 0)
+    if whitened:
+        values = torch.zeros_like(values).masked_scatter(loss_mask, whiten(values[loss_mask]))
+    return values if clip is None else values.clamp(-clip, clip)
+
+
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """A detached scalar for metrics: mean of `values` `[t]` where `mask` is True; 0 if it is nowhere."""
     kept = torch.where(mask, values.detach(), 0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import attrs
 import torch
@@ -64,6 +63,8 @@ class CreditInputs(Packed):
     reward_parts: dict[str, Tensor] = optional()
     _width: int | None = optional()
 
+    ALWAYS: ClassVar[frozenset[str]] = frozenset({"token_rewards"})
+
     def _check(self) -> None:
         n, t = self.rewards.shape[0], self.loss_mask.shape[0]
         labels = ("groups", "sources", "trajectories", "steps", "states")
@@ -123,12 +124,6 @@ class CreditInputs(Packed):
         some = last >= 0
         change = (rewards - self.outcomes)[some].to(self.token_rewards.dtype)
         return self.replace(rewards=rewards, token_rewards=self.token_rewards.index_add(0, last[some], change))
-
-    def only(self, needs: Iterable[str]) -> Self:
-        """A copy with the optional fields `needs` and, where given, `token_rewards`; reading another is an error."""
-        keep = {"token_rewards", *needs}
-        fields = attrs.fields(type(self))
-        return self.replace(**{f.name: None for f in fields if f.kw_only and f.name[0] != "_" and f.name not in keep})
 
     def to_padded(self, values_t: Tensor) -> Tensor:
         """`[t]` -> `[n, L]`, zeros beyond each length."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import attrs
 import torch
@@ -53,6 +53,8 @@ class LossInputs(Packed):
     _generator: torch.Generator | None = optional()
     _width: int | None = optional()
     _rows: int | None = optional()
+
+    ALWAYS: ClassVar[frozenset[str]] = frozenset({"behaviour_logprobs", "step", "of_steps", "offset"})
 
     def _check(self) -> None:
         if "behaviour_logprobs" not in vars(self):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self
 
 import attrs
 import torch
@@ -18,6 +19,9 @@ def optional() -> Any:
 
 class Packed:
     """What both inputs share: absent optional fields, copies with changes, packing."""
+
+    ALWAYS: ClassVar[frozenset[str]]
+    """Optional fields that every component gets where there are any."""
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(type(self)):  # type: ignore[arg-type]
@@ -44,6 +48,12 @@ class Packed:
         """A copy with some fields changed; None takes an optional field away."""
         held = {k.lstrip("_"): v for k, v in vars(self).items()}
         return type(self)(**{**held, **changes})
+
+    def only(self, needs: Iterable[str]) -> Self:
+        """A copy with the optional fields `needs` and those of `ALWAYS`; reading another is an error that names it."""
+        keep = {*self.ALWAYS, *needs}
+        fields = attrs.fields(type(self))  # type: ignore[arg-type]
+        return self.replace(**{f.name: None for f in fields if f.kw_only and f.name[0] != "_" and f.name not in keep})
 
     def to(self, device: torch.device | str) -> Self:
         """A copy with every tensor on `device`."""

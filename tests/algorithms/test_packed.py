@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlsdk
-from rlsdk.algorithms.packed import Sampled, sums_to_go, whiten
+from rlsdk.algorithms.packed import Sampled, adjusted, sums_to_go, whiten
 from rlsdk.batch import AGGREGATIONS, CreditInputs, LossInputs, Totals, aggregate
 from rlsdk.errors import MissingFieldError, ValueFault
 
@@ -188,3 +188,10 @@ def test_the_generator_gives_each_micro_batch_the_same_numbers():
 
 def test_public_names():
     assert rlsdk.CreditInputs is CreditInputs and rlsdk.aggregate is aggregate
+
+
+def test_advantages_are_whitened_then_clipped():
+    values, mask = torch.tensor([1.0, float("nan"), 2.0, 3.0]), torch.tensor([True, False, True, True])
+    assert adjusted(values, mask).tolist() == [1.0, 0.0, 2.0, 3.0]
+    assert adjusted(values, mask, whitened=True).tolist() == pytest.approx([-1.0, 0.0, 0.0, 1.0])
+    assert adjusted(values, mask, whitened=True, clip=0.5).tolist() == pytest.approx([-0.5, 0.0, 0.0, 0.5])
