@@ -430,6 +430,8 @@ class AlgorithmDefaults(Protocol):
     """What an algorithm names; `rlsdk.Algorithm` has these fields with defaults."""
 
     advantage: Use
+    whiten_advantages: bool
+    clip_advantages: float | None
     policy_loss: Use
     shaping: tuple[Use, ...]
     correction: Use | None

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlsdk.runlog.trackers import read_metrics
 
@@ -64,10 +64,9 @@ def print_report(
         for key, label in (("sampled", "sampled at temperature 1"), ("greedy", "greedy")):
             table.add_row(label, *(f"{x[key]:.1%}" if key in x else "-" for x in (before, after)))
         console.print(table)
-    times = Table(title="seconds per phase")
-    for name in summary["seconds"]:
-        times.add_column(name, justify="right")
-    times.add_row(*(f"{value:.1f}" for value in summary["seconds"].values()))
+    times = Table("phase", Column("seconds", justify="right"), title="where the time went")
+    for name, value in summary["seconds"].items():
+        times.add_row(name, f"{value:.1f}")
     console.print(times)
     console.print(
         f"{summary['steps']} steps, {summary['tokens_per_second']:,.0f} sampled tokens/s while generating",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import attrs
 import numpy as np
 from torch import Tensor
 
+from rlsdk.algorithms.packed import adjusted
 from rlsdk.batch import Credit, CreditInputs
 from rlsdk.components import component_of
 from rlsdk.contracts import TrainBatch
@@ -16,16 +17,24 @@ from rlsdk.errors import RunError
 from rlsdk.trainer.pack import Packed, credit_inputs
 from rlsdk.types import Group
 
-_ALWAYS = frozenset({"token_rewards"})
-"""Optional fields that every component gets where they exist: they replace the rewards."""
-
 
 class CreditAssigner:
     """Applies the chain of shapings, then the advantage, each seeing only what it declared."""
 
-    def __init__(self, shaping: Sequence[Any], advantage: Any) -> None:
+    def __init__(
+        self, shaping: Sequence[Any], advantage: Any, *, whiten: bool = False, clip: float | None = None
+    ) -> None:
+        """Make one.
+
+        Args:
+            shaping: Ready to run, in the order of application.
+            advantage: Ready to run.
+            whiten: Mean 0 and variance 1 over the sampled tokens, after the advantage.
+            clip: Greatest absolute advantage, after whitening.
+        """
         self._shaping = list(shaping)
         self._advantage = advantage
+        self._adjusted = partial(adjusted, whitened=whiten, clip=clip)
         self.needs = frozenset(n for part in self._parts() for n in _needs(part))
 
     def assign(self, packed: Packed, computed: dict[str, np.ndarray]) -> TrainBatch:
@@ -37,12 +46,15 @@ class CreditAssigner:
         """
         x = credit_inputs(packed, computed, self.needs)
         for part in self._shaping:
-            x = _shaped(x, _checked(part(_restricted(x, part)), x, part))
-        result = self._advantage(_restricted(x, self._advantage))
+            x = x.shaped(_checked(part(x.only(_needs(part))), x, part))
+        result = self._advantage(x.only(_needs(self._advantage)))
+        fields: dict[str, np.ndarray] = {}
         if isinstance(result, Credit):
-            advantages, returns = result.advantages, result.returns
-            return packed.batch.with_tokens(advantages=_numpy(advantages), returns=_numpy(returns))
-        return packed.batch.with_tokens(advantages=_numpy(_per_token(x, _checked(result, x, self._advantage))))
+            fields["returns"] = _numpy(_checked(result.returns, x, self._advantage))
+            result = result.advantages
+        advantages = _per_token(x, _checked(result, x, self._advantage))
+        fields["advantages"] = _numpy(self._adjusted(advantages, x.loss_mask))
+        return packed.batch.with_tokens(**fields)
 
     def state(self) -> dict[str, Any]:
         """Plain JSON of the components that have memory, by position in the chain."""
@@ -61,20 +73,6 @@ class CreditAssigner:
 def _needs(part: Any) -> tuple[str, ...]:
     component = component_of(part)
     return component.needs if component else ()
-
-
-def _restricted(x: CreditInputs, part: Any) -> CreditInputs:
-    """The inputs without the optional fields that the part did not declare: reading one is an error that names it."""
-    optional = {f.name for f in attrs.fields(CreditInputs) if f.kw_only and not f.name.startswith("_")}
-    hidden = optional - set(_needs(part)) - _ALWAYS
-    return x.replace(**{name: None for name in hidden if name in vars(x)})
-
-
-def _shaped(x: CreditInputs, rewards: Tensor) -> CreditInputs:
-    if len(rewards) == len(x.rewards) and not (len(rewards) == len(x.loss_mask) and "token_rewards" in vars(x)):
-        return x.replace(rewards=rewards, token_rewards=None)
-    sums = rewards.new_zeros(len(x.rewards)).index_add(0, x.segments, rewards)
-    return x.replace(rewards=sums, token_rewards=rewards)
 
 
 def _per_token(x: CreditInputs, values: Tensor) -> Tensor:

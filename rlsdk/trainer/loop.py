@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from rlsdk.config import Plan
-from rlsdk.errors import CanaryError
+from rlsdk.errors import CanaryError, EngineError
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.producer import Producer
 from rlsdk.scoring.scorer import check_budget
@@ -90,12 +90,11 @@ class Loop:
         if not actors.engines:
             return 0.0
         weights = await asyncio.to_thread(actors.learner.weights, self.done)
-        await self._engines("wake")
-        await asyncio.gather(*(e.load_weights.remote(weights) for e in actors.engines))
+        if self._shared:
+            await self._engines("wake")
+        await self._engines("load_weights", weights)
         ids = self.p.canary.token_ids
-        waiting = [e.logprobs.remote(ids) for e in actors.engines]
-        own = await asyncio.to_thread(actors.learner.canary, ids)
-        seen = list(await asyncio.gather(*waiting))
+        seen, own = await asyncio.gather(self._engines("logprobs", ids), asyncio.to_thread(actors.learner.canary, ids))
         try:
             return self.p.canary.check(self.done, own, seen, updated=updated)
         except CanaryError as error:
@@ -137,7 +136,8 @@ class Loop:
         }
         metrics["tasks/dropped"] = float(self.p.stream.dropped)
         if packed is not None:
-            await self._engines("sleep")
+            if self._shared:
+                await self._engines("sleep")
             metrics |= await self._learn(packed, clock)
         self.done += 1
         with clock("sync"):  # also where nothing was trained: the version counts steps
@@ -192,23 +192,29 @@ class Loop:
         }
         return self.p.checkpoints.save(self.done, state, write)
 
-    async def _engines(self, method: str) -> None:
-        if self._shared:
-            await asyncio.gather(*(getattr(e, method).remote() for e in self.p.actors.engines))
+    async def _engine(self, rank: int, method: str, *arguments: Any) -> Any:
+        """Call an engine; the error of one that fails names it."""
+        try:
+            return await getattr(self.p.actors.engines[rank], method).remote(*arguments)
+        except Exception as error:
+            cause = getattr(error, "cause", None) or error
+            said = f"{type(cause).__name__}: {cause}"
+            raise EngineError(f"step {self.done + 1}: engine {rank} failed in {method}: {said}") from error
+
+    async def _engines(self, method: str, *arguments: Any) -> list[Any]:
+        """Call all engines."""
+        ranks = range(len(self.p.actors.engines))
+        return list(await asyncio.gather(*(self._engine(rank, method, *arguments) for rank in ranks)))
 
     async def _reseed(self, step: int) -> None:
         """The engines' own generators: a step's samples depend on the seed and the step, not on what came before."""
-        seeds = [
-            int(s.generate_state(1)[0] >> 1)
-            for s in np.random.SeedSequence([self.p.plan.config.seed, step]).spawn(len(self.p.actors.engines))
-        ]
-        await asyncio.gather(*(e.reseed.remote(s) for e, s in zip(self.p.actors.engines, seeds, strict=True)))
+        root = np.random.SeedSequence([self.p.plan.config.seed, step])
+        seeds = [int(s.generate_state(1)[0] >> 1) for s in root.spawn(len(self.p.actors.engines))]
+        await asyncio.gather(*(self._engine(rank, "reseed", seed) for rank, seed in enumerate(seeds)))
 
     async def _inside(self) -> dict[str, float]:
         """Seconds and tokens counted inside the actors so far; of several, the slowest."""
-        clocks: list[Mapping[str, float]] = list(
-            await asyncio.gather(*(e.clock.remote() for e in self.p.actors.engines))
-        )
+        clocks: list[Mapping[str, float]] = await self._engines("clock")
         learner = await asyncio.to_thread(self.p.actors.learner.clock)
         return {
             "engine": max((c["step_seconds"] for c in clocks), default=0.0),

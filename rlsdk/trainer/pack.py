@@ -101,7 +101,8 @@ def credit_inputs(packed: Packed, computed: dict[str, np.ndarray], needs: frozen
     if "sources" in needs:
         optional["sources"] = _dense([r.task.source for r in packed.rollouts])
     if "trajectories" in needs:
-        optional["trajectories"] = _dense([f"{r.task.id}\0{r.trajectory}" for r in packed.rollouts])
+        labels = (r.trajectory or f"\0{i}" for i, r in enumerate(packed.rollouts))  # without a label: one of its own
+        optional["trajectories"] = _dense([f"{g}\0{label}" for g, label in zip(packed.groups, labels, strict=True)])
     if "steps" in needs:
         optional["steps"] = torch.tensor([r.step for r in packed.rollouts])
     if "states" in needs:
@@ -139,9 +140,11 @@ def _token_rewards(packed: Packed) -> torch.Tensor | None:
             if score.token_rewards is None
             else score.token_rewards
         )
-        for position, value in pairs:  # a reward behind the last sampled token belongs to that token
-            at = min(max(int(position - batch.starts[i]), 0), int(batch.responses[i]) - 1)
-            rewards[offsets[i] + at] += value
+        mask = batch.loss_mask[offsets[i] : offsets[i] + batch.responses[i]]
+        sampled = np.flatnonzero(mask)
+        for position, value in pairs:  # a reward on a token that was not sampled belongs to the sampled one before it
+            before = np.searchsorted(sampled, position - batch.starts[i], side="right") - 1
+            rewards[offsets[i] + sampled[max(before, 0)]] += value
     return torch.from_numpy(rewards)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import shutil
-import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from pathlib import Path
@@ -20,23 +20,21 @@ from rich.logging import RichHandler
 
 from rlsdk import preflight
 from rlsdk.config import Plan, check
-from rlsdk.contracts import Run, Sampling
-from rlsdk.errors import ConfigError, PluginError
+from rlsdk.contracts import Sampling
+from rlsdk.errors import ConfigError, PluginError, RunError
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.codec import Codec
 from rlsdk.rollout.producer import Producer, first_error
-from rlsdk.runlog.progress import ProgressLine, log_console
+from rlsdk.runlog.progress import log_console
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
-from rlsdk.runlog.rollouts import RolloutWriter
-from rlsdk.runlog.trackers import JsonlTracker
 from rlsdk.scoring.scorer import Part, Scorer
 from rlsdk.trainer.canary import TOLERANCE, Canary
 from rlsdk.trainer.checkpoint import Checkpoints
 from rlsdk.trainer.cluster import Actors, ray_cluster, start_actors
 from rlsdk.trainer.credit import CreditAssigner
-from rlsdk.trainer.evaluation import Evaluation
 from rlsdk.trainer.loop import Loop, Parts
+from rlsdk.trainer.session import Session
 from rlsdk.trainer.stream import TaskStream
 
 log = logging.getLogger(__name__)
@@ -93,17 +91,16 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
                 parts = _assemble(plan, actors, checkpoints, tasks)
                 loop = Loop(parts, steps)
                 seconds["start"] = time.perf_counter() - start
-                session = _Session(plan, loop, console, resumed, seconds)
+                session = Session(plan, loop, console, resumed, seconds)
                 summary = _run_async(session.go())
             finally:
                 actors.stop()
-    except BaseExceptionGroup as group:
-        error = first_error(group)
-        _ended(plan, "failed", {"error": str(error)})
-        raise error from group
     except BaseException as error:
-        _ended(plan, "failed", {"error": str(error)})
-        raise
+        cause = _explained(first_error(error), checkpoints)
+        _ended(plan, "failed", {"error": str(cause)})
+        if cause is error:
+            raise
+        raise cause from error
     summary["seconds"]["whole"] = time.perf_counter() - start
     curves = draw_curves(plan.folder, plan.config.name)
     summary["curves"] = str(curves) if curves else None
@@ -123,12 +120,25 @@ def _run_async(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         return pool.submit(asyncio.run, work).result()
 
 
+def _explained(error: BaseException, checkpoints: Checkpoints) -> BaseException:
+    """A full disk, wherever it was met, says what is kept and what to do."""
+    if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+        return error
+    kept = checkpoints.latest()
+    last = f"the checkpoint of step {kept} is kept" if kept is not None else "there is no checkpoint yet"
+    return RunError(
+        f"the disk is full ({error.filename or 'while writing'}); {last}. Free space, then go on with --resume"
+    )
+
+
 def _ended(plan: Plan, status: str, summary: Mapping[str, Any]) -> None:
     plan.plugins.hook.rlsdk_run_end(status=status, summary=summary)
 
 
 def _faults(plan: Plan) -> list[str]:
     faults = [*preflight.torch_companions(), *preflight.compiler()]
+    if plan.config.placement.device != "cpu":
+        faults += preflight.gpu_capability()
     weights = sum(f.stat().st_size for f in Path(plan.config.model.path).glob("*.safetensors"))
     parameters = weights / (4 if plan.config.model.dtype == "float32" else 2)
     models = 2 if plan.algorithm.critic else 1
@@ -234,7 +244,12 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) 
         stream=stream,
         eval_tasks=[held_out[i] for i in range(min(len(held_out), config.eval.limit or len(held_out)))],
         filters=[resolve(f) for f in plan.filters],
-        credit=CreditAssigner([resolve(r) for r in plan.shaping], resolve(plan.advantage)),
+        credit=CreditAssigner(
+            [resolve(r) for r in plan.shaping],
+            resolve(plan.advantage),
+            whiten=plan.algorithm.whiten_advantages,
+            clip=plan.algorithm.clip_advantages,
+        ),
         canary=Canary(_canary_tokens(codec, tasks, min(config.canary.tokens, config.model.max_length - 1)), tolerance),
         checkpoints=checkpoints,
     )
@@ -246,124 +261,3 @@ def _canary_tokens(codec: Codec, tasks: Any, count: int) -> Any:
 
     ids = [codec.prompt(tasks[i])[1] for i in range(min(len(tasks), count))]
     return np.concatenate(ids)[: max(count, 2)]
-
-
-class _Session:
-    """The asynchronous part of a run: what happens between the start of the actors and their end."""
-
-    def __init__(
-        self, plan: Plan, loop: Loop, console: Console, resumed: int | None, seconds: dict[str, float]
-    ) -> None:
-        self._plan, self._loop, self._console, self._resumed, self._seconds = plan, loop, console, resumed, seconds
-        self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
-
-    async def go(self) -> dict[str, Any]:
-        """Run to the end, or to an interruption."""
-        plan, loop = self._plan, self._loop
-        if self._resumed is not None:
-            await asyncio.to_thread(loop.restore, self._resumed)
-            log.info("going on from step %d", self._resumed)
-        trackers = [JsonlTracker(), *(plan.plugins.resolve(t) for t in plan.trackers)]
-        about = Run(plan.config.name, plan.folder, plan.tree, loop.done)
-        plan.plugins.hook.rlsdk_run_start(config=plan.tree, folder=plan.folder)
-        opened: list[Any] = []
-        try:
-            for tracker in trackers:
-                tracker.open(about)
-                opened.append(tracker)
-            return await self._steps(opened)
-        finally:
-            for tracker in opened:
-                tracker.close()
-
-    async def _steps(self, trackers: Sequence[Any]) -> dict[str, Any]:
-        plan, loop, section = self._plan, self._loop, self._plan.config.eval
-        undo = _on_interrupt(self._interrupt)
-        writer = RolloutWriter(plan.folder / "rollouts", loop.done) if plan.config.save_rollouts else None
-        bar = ProgressLine(self._console, loop.steps, loop.done, every=max(1, loop.steps // 20))
-        before = after = None
-        try:
-            await loop.publish(updated=False)
-            if section.before and loop.p.eval_tasks and loop.done == 0:
-                before = await self._evaluate("before", trackers, {})
-            while loop.done < loop.steps and not loop.interrupted:
-                metrics, groups = await loop.step()
-                if writer and loop.done % plan.config.save_rollouts == 0:
-                    writer.write(loop.done, groups)
-                last = loop.done == loop.steps
-                if loop.p.eval_tasks and (
-                    (section.every and loop.done % section.every == 0) or (last and section.after)
-                ):
-                    after = await self._evaluate("after", None, metrics)
-                    metrics |= after.metrics
-                _log(trackers, loop.done, metrics)
-                bar.update(loop.done, metrics)
-                plan.plugins.hook.rlsdk_step_end(step=loop.done, metrics=metrics)
-                every = plan.config.checkpoint.every
-                if last or loop.interrupted or (every and loop.done % every == 0):
-                    await self._save(last=last or loop.interrupted)
-        finally:
-            bar.close()
-            if writer:
-                writer.close()
-            undo()
-        return self._summary(before, after)
-
-    async def _evaluate(self, when: str, trackers: Sequence[Any] | None, metrics: dict[str, float]) -> Evaluation:
-        start = time.perf_counter()
-        found = await self._loop.evaluate()
-        self._seconds["evaluation"] = self._seconds.get("evaluation", 0.0) + time.perf_counter() - start
-        self.samples[when] = found.samples
-        shown = "  ".join(f"{name} {value:.1%}" for name, value in found.accuracy.items())
-        log.info("step %d: held-out accuracy %s", self._loop.done, shown)
-        if trackers is not None:
-            _log(trackers, self._loop.done, {**metrics, **found.metrics})
-        return found
-
-    async def _save(self, *, last: bool) -> None:
-        start = time.perf_counter()
-        folder = await asyncio.to_thread(self._loop.save, last=last)
-        self._seconds["checkpoints"] = self._seconds.get("checkpoints", 0.0) + time.perf_counter() - start
-        self._plan.plugins.hook.rlsdk_checkpoint_saved(step=self._loop.done, folder=folder)
-
-    def _interrupt(self) -> None:
-        if self._loop.interrupted:
-            raise KeyboardInterrupt
-        self._loop.interrupted = True
-        self._console.print(
-            "interrupted: this step is finished and saved, then the run ends; once more ends it at once"
-        )
-
-    def _summary(self, before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
-        plan, loop = self._plan, self._loop
-        export = loop.p.checkpoints.path(loop.done) / "export"
-        generating = loop.phases.get("produce", 0.0)
-        return {
-            "name": plan.config.name,
-            "status": "interrupted" if loop.interrupted and loop.done < loop.steps else "finished",
-            "steps": loop.done,
-            "eval_tasks": len(loop.p.eval_tasks),
-            "accuracy_before": before.accuracy if before else None,
-            "accuracy_after": after.accuracy if after else None,
-            "seconds": {**self._seconds, **loop.phases},
-            "tokens_per_second": loop.tokens / max(generating, 1e-9),
-            "export": str(export) if export.is_dir() else None,
-        }
-
-
-def _log(trackers: Sequence[Any], step: int, metrics: Mapping[str, float]) -> None:
-    for tracker in trackers:
-        tracker.log(step, metrics)
-
-
-def _on_interrupt(call: Callable[[], None]) -> Callable[[], None]:
-    """Have Ctrl-C call `call`; returns what undoes it. Only the main thread of a program can."""
-    try:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, call)
-    except (NotImplementedError, RuntimeError, ValueError):  # a notebook, or another thread
-        return lambda: None
-
-    def undo() -> None:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-
-    return undo

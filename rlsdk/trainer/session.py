@@ -1,0 +1,145 @@
+"""The asynchronous part of a run: what happens between the start of the actors and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlsdk.config import Plan
+from rlsdk.contracts import Run
+from rlsdk.runlog.progress import ProgressLine
+from rlsdk.runlog.rollouts import RolloutWriter
+from rlsdk.runlog.trackers import JsonlTracker, read_metrics
+from rlsdk.trainer.loop import Loop
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """Evaluates, steps, logs and saves until the last step, or until a person interrupts."""
+
+    def __init__(
+        self, plan: Plan, loop: Loop, console: Console, resumed: int | None, seconds: dict[str, float]
+    ) -> None:
+        self._plan, self._loop, self._console, self._resumed, self._seconds = plan, loop, console, resumed, seconds
+        self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
+
+    async def go(self) -> dict[str, Any]:
+        """Run to the end, or to an interruption."""
+        plan, loop = self._plan, self._loop
+        if self._resumed is not None:
+            await asyncio.to_thread(loop.restore, self._resumed)
+            log.info("going on from step %d", self._resumed)
+        trackers = [JsonlTracker(), *(plan.plugins.resolve(t) for t in plan.trackers)]
+        about = Run(plan.config.name, plan.folder, plan.tree, loop.done)
+        plan.plugins.hook.rlsdk_run_start(config=plan.tree, folder=plan.folder)
+        opened: list[Any] = []
+        try:
+            for tracker in trackers:
+                tracker.open(about)
+                opened.append(tracker)
+            return await self._steps(opened)
+        finally:
+            for tracker in opened:
+                tracker.close()
+
+    async def _steps(self, trackers: Sequence[Any]) -> dict[str, Any]:
+        plan, loop, section = self._plan, self._loop, self._plan.config.eval
+        undo = _on_interrupt(self._interrupt)
+        writer = RolloutWriter(plan.folder / "rollouts", loop.done) if plan.config.save_rollouts else None
+        bar = ProgressLine(self._console, loop.steps, loop.done, every=max(1, loop.steps // 20))
+        try:
+            await loop.publish(updated=False)
+            if section.before and loop.p.eval_tasks and loop.done == 0:
+                _log(trackers, 0, await self._evaluate("before", bar))
+            while loop.done < loop.steps and not loop.interrupted:
+                metrics, groups = await loop.step()
+                if writer and loop.done % plan.config.save_rollouts == 0:
+                    writer.write(loop.done, groups)
+                last = loop.done == loop.steps
+                if loop.p.eval_tasks and (
+                    (section.every and loop.done % section.every == 0) or (last and section.after)
+                ):
+                    metrics |= await self._evaluate("after", bar)
+                _log(trackers, loop.done, metrics)
+                bar.update(loop.done, metrics)
+                plan.plugins.hook.rlsdk_step_end(step=loop.done, metrics=metrics)
+                every = plan.config.checkpoint.every
+                if last or loop.interrupted or (every and loop.done % every == 0):
+                    await self._save(last=last or loop.interrupted)
+        finally:
+            bar.close()
+            if writer:
+                writer.close()
+            undo()
+        return self._summary()
+
+    async def _evaluate(self, when: str, bar: ProgressLine) -> dict[str, float]:
+        start = time.perf_counter()
+        found = await self._loop.evaluate()
+        self._seconds["evaluation"] = self._seconds.get("evaluation", 0.0) + time.perf_counter() - start
+        self.samples[when] = found.samples
+        shown = "  ".join(f"{name} {value:.1%}" for name, value in found.accuracy.items())
+        bar.note(f"step {self._loop.done}: held-out accuracy {shown}")
+        return found.metrics
+
+    async def _save(self, *, last: bool) -> None:
+        start = time.perf_counter()
+        folder = await asyncio.to_thread(self._loop.save, last=last)
+        self._seconds["checkpoints"] = self._seconds.get("checkpoints", 0.0) + time.perf_counter() - start
+        self._plan.plugins.hook.rlsdk_checkpoint_saved(step=self._loop.done, folder=folder)
+
+    def _interrupt(self) -> None:
+        if self._loop.interrupted:
+            raise KeyboardInterrupt
+        self._loop.interrupted = True
+        self._console.print("interrupted: this step is finished and saved, then the run ends; again ends it at once")
+
+    def _summary(self) -> dict[str, Any]:
+        plan, loop = self._plan, self._loop
+        export = loop.p.checkpoints.path(loop.done) / "export"
+        generating = loop.phases.get("produce", 0.0)
+        return {
+            "name": plan.config.name,
+            "status": "interrupted" if loop.interrupted and loop.done < loop.steps else "finished",
+            "steps": loop.done,
+            "eval_tasks": len(loop.p.eval_tasks),
+            "accuracy_before": accuracy_at(plan.folder, 0),
+            "accuracy_after": accuracy_at(plan.folder, loop.done),
+            "seconds": {**self._seconds, **loop.phases},
+            "tokens_per_second": loop.tokens / max(generating, 1e-9),
+            "export": str(export) if export.is_dir() else None,
+        }
+
+
+def accuracy_at(folder: Path, step: int) -> dict[str, float] | None:
+    """What the evaluation of a step found, from `metrics.jsonl`; None if there was none."""
+    lines = [line for line in read_metrics(folder) if line["step"] == step and "eval/greedy" in line]
+    if not lines:
+        return None
+    return {k.removeprefix("eval/"): v for k, v in lines[-1].items() if k.startswith("eval/") and "reward" not in k}
+
+
+def _log(trackers: Sequence[Any], step: int, metrics: Mapping[str, float]) -> None:
+    for tracker in trackers:
+        tracker.log(step, metrics)
+
+
+def _on_interrupt(call: Callable[[], None]) -> Callable[[], None]:
+    """Have Ctrl-C call `call`; returns what undoes it. Only the main thread of a program can."""
+    try:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, call)
+    except (NotImplementedError, RuntimeError, ValueError):  # a notebook, or another thread
+        return lambda: None
+
+    def undo() -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+    return undo
