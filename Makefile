@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start test test-slow lint types layers docs
+.PHONY: help venv quickstart warm-start test test-slow bench lint types layers docs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -48,3 +48,6 @@ test: lint types layers docs  ## everything but whole trainings, the real Ray, v
 
 test-slow: $(STAMP)  ## whole trainings, kills
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" --timeout 1500
+
+bench: $(STAMP)  ## rlsdk against TRL, and its own overhead; the machine must have nothing else to do
+	$(BIN)/pytest tests/benchmarks -m bench -s
