@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import click
 import pytest
@@ -64,16 +63,20 @@ def test_the_version_is_that_of_the_distribution():
     assert run("--version").output == f"rlsdk {version()}\n"
 
 
-def test_light_commands_answer_in_a_fraction_of_a_second():
-    """Generous, since other tests may use the cores; importing torch alone takes longer."""
-    for arguments in (["--help"], ["plugins"]):
-        start(*arguments)
-        times = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            assert start(*arguments).returncode == 0
-            times.append(time.perf_counter() - begin)
-        assert min(times) < 1.0, arguments
+@pytest.mark.skipif(os.name == "nt", reason="counts the processor time of children")
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins"]], ids=str)
+def test_light_commands_answer_in_a_fraction_of_a_second(arguments):
+    """In processor time, which other tests on the same cores do not change; importing torch alone takes longer."""
+    import resource
+
+    def spent():
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    start(*arguments)  # compiles what was not compiled yet
+    before = spent()
+    assert start(*arguments).returncode == 0
+    assert spent() - before < 0.8
 
 
 def test_a_wrong_command_is_answered_with_the_nearest():

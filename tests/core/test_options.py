@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.errors import PluginError
@@ -47,6 +47,7 @@ def faults(value, kind):
     return structure(value, kind)[1]
 
 
+@settings(deadline=None)
 @given(PLAIN, st.sampled_from(list(KINDS)))
 def test_a_plain_value_fits_its_own_type_alone(value, kind):
     """An int serves as a float; text never as a number or a bool, a bool never as a number."""
@@ -58,6 +59,7 @@ def test_a_plain_value_fits_its_own_type_alone(value, kind):
         assert structured == value or math.isinf(structured)
 
 
+@settings(deadline=None)
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20))
 def test_whatever_a_config_holds_becomes_a_value_or_a_fault(value):
     structured, found = structure(value, Outer)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -40,6 +41,7 @@ CONFIG = {
     "group_size": 4,
     "engine": "transformers",
     "learner": {"use": "deepspeed", "lr": 0.001},
+    "checkpoint": {"export": "never"},
     "placement": {"device": "cpu", "engine_threads": 1, "learner_threads": 1},
 }
 
@@ -129,3 +131,17 @@ def test_they_are_trained_with_by_name(rlsdk, config, tmp_path):
     assert noted[0]["reward"] == pytest.approx(lines[0]["reward/mean"])
     assert "rlsdk-mylab 1.2.0" in (run / "config.yaml").read_text()
     assert rlsdk("count", run).stdout == "2\n"  # the other package's command
+
+    rlsdk("export", run, tmp_path / "trained", timeout=120)  # no checkpoint has an export: the learner starts anew
+    before, after = weights(tmp_path / "model"), weights(tmp_path / "trained")
+    assert before.keys() == after.keys()
+    assert any(not bool((before[name] == after[name]).all()) for name in before)
+    assert not list(tmp_path.glob(".trained*"))
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    """The weights of a model as transformers opens it, with its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert AutoTokenizer.from_pretrained(folder)("3,5>8:").input_ids
+    return dict(AutoModelForCausalLM.from_pretrained(folder).state_dict())
