@@ -1,4 +1,4 @@
-"""The plugin `core`: which modules hold the built-in components of each kind. A module is imported when its kind is asked for."""
+"""The plugin `core`: which modules hold the built-in components of each kind, imported when that kind is asked for."""
 
 from __future__ import annotations
 
