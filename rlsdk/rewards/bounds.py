@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 
-MAX_CHARACTERS = 400
-MAX_NESTING = 20
+MAX_CHARACTERS = 200
+MAX_NESTING = 8
+"""Of brackets: the grammar of LaTeX is ambiguous, and a parser tries what may be."""
+MAX_BARS = 8
+"""Of absolute values, each of which may open or close one."""
 MAX_DIGITS = 50
 """Of one number."""
 MAX_EXPONENT = 1_000
@@ -38,6 +41,8 @@ def over_limits(text: str) -> str:
         return f"it has {len(text)} characters, more than {MAX_CHARACTERS}"
     if _nesting(text) > MAX_NESTING:
         return f"its brackets are nested deeper than {MAX_NESTING}"
+    if text.count("|") + text.count(r"\vert") > MAX_BARS:
+        return f"it has more than {MAX_BARS} bars"
     if any(len(digits) > MAX_DIGITS for digits in _DIGITS.findall(text)):
         return f"it holds a number of more than {MAX_DIGITS} digits"
     costly = _COSTLY.search(text)

@@ -15,8 +15,9 @@ from rlsdk.rewards.arithmetic import NotAnExpressionError, evaluate, tokenize
 from rlsdk.types import Rollout, Score, Task
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
-_RESULT = re.compile(r"\s*([-−+]?)\s*([0-9]{1,40})\s*")
-"""What may stand behind `=`; forty digits are far more than any target has."""
+_RESULT = re.compile(r"([-−+]?)\s*([0-9]{1,40})")
+_MAX_RESULT = 50
+"""Characters behind `=`, far more than any target has."""
 
 
 @rlsdk.reward("countdown")
@@ -95,7 +96,8 @@ def _fault(answer: str, target: Fraction | int, offered: list[str]) -> str:
 
 
 def _states(result: str, target: Fraction | int) -> bool:
-    match = _RESULT.fullmatch(result)
+    result = result.strip()
+    match = _RESULT.fullmatch(result) if len(result) <= _MAX_RESULT else None
     return match is not None and int(match[2]) * (-1 if match[1] in ("-", "−") else 1) == target
 
 

@@ -10,11 +10,16 @@ from typing import Any
 import rlsdk
 from rlsdk.errors import DataError
 from rlsdk.rewards.bounds import MAX_CHARACTERS, over_limits
+from rlsdk.rewards.equality import equal
 from rlsdk.types import Rollout, Score, Task
 
 MAX_RESPONSE = 1_000_000
 """Characters from the end of a response in which an answer is looked for."""
 
+_MAX_SIMPLIFIED = 60
+"""Characters of equations, inequalities and other things that have no value, and have to be simplified."""
+
+_DECIMALS = re.compile(r"\.[0-9]{3}")
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:\s?/\s?[0-9]+|\s?\\?%)?")
 _SPACING = re.compile(r"\\[,;:!]|\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|[\s$~]")
@@ -124,10 +129,19 @@ def _is_words(text: str) -> bool:
 
 
 def _equal(reference: str, answer: str) -> bool:
+    first, second = _parse(reference), _parse(answer)
+    if not first or not second:
+        return False
+    rounded = _DECIMALS.search(reference) or _DECIMALS.search(answer)
+    found = equal(first[0], second[0], 1e-6 if rounded else 0.0)
+    if found is not None:
+        return found
+    if max(len(reference), len(answer)) > _MAX_SIMPLIFIED:
+        return False
     from math_verify import verify
 
     # The package limits its time with SIGALRM, which only a main thread can set: the limits on the text replace it.
-    return bool(verify(_parse(reference), _parse(answer), timeout_seconds=None))
+    return bool(verify(first, second, timeout_seconds=None))
 
 
 @lru_cache(maxsize=4096)
