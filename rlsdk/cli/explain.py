@@ -41,7 +41,7 @@ def explain(config: Path, settings: tuple[str, ...], files: tuple[str, ...], as_
 
 def _text(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
+        return "; ".join(map(str, value)) or "none"
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 

@@ -63,7 +63,7 @@ def test_what_an_algorithm_makes_necessary(explain):
 def test_as_text(explain):
     text = explain(as_json=False)
     assert "algorithm\n  name: grpo\n" in text
-    assert "  rewards: 1 × countdown, 0.1 × format\n" in text
+    assert "  rewards: 1 × countdown; 0.1 × format\n" in text
     assert "  reference model: yes\n  critic: no\n" in text
 
 
