@@ -34,6 +34,7 @@ from rlsdk.trainer.checkpoint import Checkpoints
 from rlsdk.trainer.cluster import Actors, ray_cluster, start_actors
 from rlsdk.trainer.credit import CreditAssigner
 from rlsdk.trainer.loop import Loop, Parts
+from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.session import Session
 from rlsdk.trainer.stream import TaskStream
 
@@ -82,7 +83,7 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
     seconds: dict[str, float] = {}
     try:
         parts, loop = None, None
-        with ray_cluster(plan) as gpus:
+        with reaped(), ray_cluster(plan) as gpus:
             tasks = plan.plugins.resolve(plan.tasks_train)()
             steps = _steps(plan, len(tasks))
             updates = steps * plan.config.minibatches * plan.config.passes
