@@ -1,4 +1,4 @@
-"""Ends what a run started, however the run ended: a process of its own that waits for the driver's end of a pipe to close.
+"""Ends what a run started, however the run ended: a process of its own, which waits for a pipe of the driver to close.
 
 Ray's processes end with a driver that says goodbye. Of a driver that was killed, its agents stay behind.
 """

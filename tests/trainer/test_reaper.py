@@ -10,14 +10,17 @@ import time
 import psutil
 import pytest
 
+ORPHAN = """
+import subprocess
+child = subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=subprocess.DEVNULL)
+print(child.pid)
+"""
 DRIVER = """
 import subprocess, sys, time
 from rlsdk.trainer.reaper import reaped
 with reaped():
     # a grandchild whose parent is gone, as Ray's agents are
-    child = subprocess.run([sys.executable, "-c", "import subprocess,sys;p=subprocess.Popen(['sleep','300'],start_new_session=True);print(p.pid)"],
-                           capture_output=True, text=True)
-    print(child.stdout.strip(), flush=True)
+    print(subprocess.run([sys.executable, "-c", {orphan!r}], capture_output=True, text=True).stdout.strip(), flush=True)
     {then}
 """
 
@@ -25,7 +28,9 @@ with reaped():
 @pytest.mark.parametrize("killed", [True, False])
 def test_what_a_driver_started_ends_with_it(killed: bool) -> None:
     then = "time.sleep(300)" if killed else "pass"
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER.format(then=then)], stdout=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER.format(orphan=ORPHAN, then=then)], stdout=subprocess.PIPE, text=True
+    )
     assert driver.stdout is not None
     orphan = psutil.Process(int(driver.stdout.readline()))
     if killed:
