@@ -12,7 +12,8 @@ import pytest
 
 ORPHAN = """
 import subprocess
-child = subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=subprocess.DEVNULL)
+quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+child = subprocess.Popen(["sleep", "300"], start_new_session=True, **quiet)
 print(child.pid)
 """
 DRIVER = """
