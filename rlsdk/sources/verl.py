@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def write(tasks: Iterable[Task], path: Path, advance: Callable[[int], None] = la
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # it has its name by now, or never came to be
+            aside.unlink()
 
 
 def _write(rows: Iterable[Mapping[str, Any]], path: Path, advance: Callable[[int], None]) -> None:

@@ -24,8 +24,12 @@ def task(answer=GOAL):
     return rlsdk.Task(id="t7", prompt="?", answer=answer, source="here")
 
 
+REWARD = rlsdk.load("reward", "countdown")
+
+
 def judge(text, answer=GOAL, status="finished", **options):
-    return rlsdk.load("reward", "countdown", **options)(rlsdk.Rollout.from_text(task(answer), text, status))
+    reward = rlsdk.load("reward", "countdown", **options) if options else REWARD
+    return reward(rlsdk.Rollout.from_text(task(answer), text, status))
 
 
 def value(expression, answer=GOAL):

@@ -1,0 +1,128 @@
+"""`rlsdk data`."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import rlsdk
+from rlsdk.cli.data import data
+from rlsdk.errors import RlsdkError
+
+
+def run(*arguments):
+    return CliRunner().invoke(data, [str(a) for a in arguments])
+
+
+def test_countdown_writes_both_splits(tmp_path):
+    ran = run("countdown", "--out", tmp_path / "new", "--train-size", 5000, "--test-size", 30, "--numbers", 3)
+    assert ran.exit_code == 0, ran.output
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["test.parquet", "train.parquet"]
+    train, test = (pq.read_table(tmp_path / "new" / f"{split}.parquet") for split in ("train", "test"))
+    assert (train.num_rows, test.num_rows) == (5000, 30)
+    assert train.schema.equals(test.schema)
+    assert train.column_names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+    assert "5,000 tasks" in ran.output
+
+
+def test_options_reach_the_tasks(tmp_path):
+    run(
+        *("countdown", "--out", tmp_path, "--train-size", 20, "--test-size", 2, "--numbers", "2-3", "--seed", 5),
+        *("--number-range", 1, 9, "--target-range", 1, 20, "--operators", "+", "--template", "compact"),
+        *("--demonstrations", 1),
+    )
+    options = {"numbers": [2, 3], "seed": 5, "number_range": [1, 9], "target_range": [1, 20], "operators": "+"}
+    made = rlsdk.load("tasks", "countdown", size=20, template="compact", demonstrations=1.0, **options)()
+    read = rlsdk.load("tasks", "parquet", path=str(tmp_path))()
+    assert [(t.prompt, t.answer) for t in read] == [(t.prompt, t.answer) for t in made]
+    assert [t.metadata["demonstration"] for t in read] == [t.metadata["demonstration"] for t in made]
+
+
+def test_files_are_not_replaced_unasked(tmp_path):
+    sizes = ("--train-size", 2, "--test-size", 2)
+    assert run("countdown", "--out", tmp_path, *sizes).exit_code == 0
+    again = run("countdown", "--out", tmp_path, *sizes)
+    assert again.exit_code == 2
+    assert "--overwrite" in again.output
+    assert run("countdown", "--out", tmp_path, *sizes, "--overwrite").exit_code == 0
+
+
+@pytest.mark.parametrize("numbers", ["x", "3-", "-3", "3-4-5", "3.5", ""])
+def test_wrong_numbers_are_explained(tmp_path, numbers):
+    ran = run("countdown", "--out", tmp_path, "--numbers", numbers)
+    assert ran.exit_code == 2
+    assert "3-4" in ran.output
+
+
+def test_options_without_sense_leave_nothing_behind(tmp_path):
+    ran = run("countdown", "--out", tmp_path / "new", "--operators", "^")
+    assert isinstance(ran.exception, RlsdkError)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    ran = run("countdown", "--out", tmp_path / "file" / "new", "--train-size", 2, "--test-size", 2)
+    assert isinstance(ran.exception, RlsdkError)
+    assert "cannot be written" in str(ran.exception)
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path):
+    from rlsdk.sources.verl import write
+
+    def tasks():
+        yield from rlsdk.load("tasks", "countdown", size=3)()
+        raise RuntimeError("broken off")
+
+    with pytest.raises(RuntimeError):
+        write(tasks(), tmp_path / "a.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_show_parquet(tmp_path):
+    run("countdown", "--out", tmp_path, "--train-size", 10, "--test-size", 3)
+    ran = run("show", tmp_path / "train.parquet", "-n", 2)
+    assert ran.exit_code == 0
+    assert [line for line in ran.output.splitlines() if line.startswith("row")] == ["row 0", "row 1"]
+    assert "user: This is a conversation" in ran.output
+    rows = json.loads(run("show", tmp_path / "train.parquet", "-n", 2, "--json").output)
+    assert [row["extra_info"]["index"] for row in rows] == [0, 1]
+    assert len(json.loads(run("show", tmp_path / "test.parquet", "--json").output)) == 3
+
+
+def test_show_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": "x\\u001b[2Jy"}\n\n{"a": [1, 2]}\n{')
+    ran = run("show", tmp_path / "a.jsonl", "-n", 2)
+    assert ran.exit_code == 0
+    assert "\x1b[2J" not in ran.output
+    assert "x\\x1b[2Jy" in ran.output
+    assert json.loads(run("show", tmp_path / "a.jsonl", "-n", 2, "--json").output) == [
+        {"a": "x\x1b[2Jy"},
+        {"a": [1, 2]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no such file"),
+        (b"{", "line 1 is not JSON"),
+        (b"[1]", "no JSON object"),
+        (b"PAR1", "cannot be read"),
+        (b"PAR1" + b"\x00" * 50, "cannot be read"),
+        (b"\xff\xfe\x00", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_files_that_cannot_be_shown_are_named(tmp_path, content, said):
+    path = tmp_path / "odd.parquet"
+    if content is not None:
+        path.write_bytes(content)
+    ran = run("show", path)
+    assert ran.exit_code != 0
+    assert isinstance(ran.exception, RlsdkError)
+    assert "odd.parquet" in str(ran.exception)
+    assert said in str(ran.exception)
