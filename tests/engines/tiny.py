@@ -1,17 +1,37 @@
-"""A tiny random Qwen2 with tied embeddings, made on the fly, and helpers that compute with it independently of the engines."""
+"""A tiny random Qwen2 with tied embeddings, made on the fly, and what it computes independently of the engines."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlsdk.contracts import Model, Weights
-from rlsdk.weights import to_weights
+from rlsdk.weights import TIED_HEAD, from_weights, to_weights
 
-SYMBOLS = ("<pad>", "<eos>", "<unk>", "+", "-", "*", "/", "(", ")", "=", ",", ">", ":", "a", "b", "<answer>", "</answer>")
+SYMBOLS = (
+    "<pad>",
+    "<eos>",
+    "<unk>",
+    "+",
+    "-",
+    "*",
+    "/",
+    "(",
+    ")",
+    "=",
+    ",",
+    ">",
+    ":",
+    "a",
+    "b",
+    "<answer>",
+    "</answer>",
+)
 EOS = 1
 
 
@@ -28,10 +48,12 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
 
 
-def make_model(folder: Path, *, seed: int = 0, layers: int = 2, tied: bool = True, heads: int = 4, kv_heads: int = 4) -> Model:
+def make_model(
+    folder: Path, *, seed: int = 0, layers: int = 2, tied: bool = True, heads: int = 4, kv_heads: int = 4
+) -> Model:
     """Write the model and, in a folder of its own, the tokenizer.
 
-    Apart, because transformers replaces the pre-tokenizer of a custom tokenizer that lies beside a config of type qwen2.
+    Apart, because transformers replaces the pre-tokenizer of a tokenizer that lies beside a config of type qwen2.
     """
     config = Qwen2Config(
         vocab_size=len(vocabulary()),
@@ -54,13 +76,25 @@ def make_model(folder: Path, *, seed: int = 0, layers: int = 2, tied: bool = Tru
     return Model(path=str(folder / "model"), tokenizer=str(folder / "tokenizer"), max_length=256)
 
 
+@functools.cache
+def _net(path: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path).eval()
+
+
+@functools.cache
+def _state(path: str) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(path).state_dict()
+
+
 def changed(model: Model, version: int, *, seed: int = 1, scale: float = 0.05) -> Weights:
     """Weights like the model's with noise, tied tensors under both names."""
     torch.manual_seed(seed)
-    net = AutoModelForCausalLM.from_pretrained(model.path)
-    tensors = {name: p.detach() + scale * torch.randn_like(p) for name, p in net.named_parameters()}
-    if net.config.tie_word_embeddings:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    state = _state(model.path)
+    tensors = {name: p + scale * torch.randn_like(p) for name, p in state.items() if name != TIED_HEAD}
+    if TIED_HEAD in state:
+        tied = _net(model.path).config.tie_word_embeddings
+        own = state[TIED_HEAD] + scale * torch.randn_like(state[TIED_HEAD])
+        tensors[TIED_HEAD] = tensors["model.embed_tokens.weight"] if tied else own
     return to_weights(version, tensors)
 
 
@@ -71,14 +105,18 @@ def original(model: Model, version: int = 0) -> Weights:
 
 @torch.inference_mode()
 def reference_logprobs(
-    model: Model, token_ids: np.ndarray, weights: Weights | None = None, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+    model: Model,
+    token_ids: np.ndarray,
+    weights: Weights | None = None,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
 ) -> np.ndarray:
-    """What transformers says of each token but the first, float32 `[k - 1]`, one sequence at a time and without a cache."""
-    net = AutoModelForCausalLM.from_pretrained(model.path).eval()
-    if weights is not None:
-        from rlsdk.weights import from_weights
-
-        net.load_state_dict(dict(from_weights(weights)))
+    """What transformers says of each token but the first, float32 `[k - 1]`: one sequence, no cache."""
+    net = _net(model.path)
+    state = _state(model.path) if weights is None else dict(from_weights(weights))
+    net.load_state_dict(state)
     logits = net(torch.as_tensor(token_ids)[None], use_cache=False).logits[0, :-1].float() / (temperature or 1.0)
     if top_k:
         logits[logits < logits.topk(top_k).values[:, -1:]] = -torch.inf
