@@ -52,7 +52,7 @@ class Scorer:
             ) as error:  # a reward is the user's code: whatever it raises is its failure, and is reported
                 score = Score.invalid(f"{part.name}: {type(error).__name__}: {error}")
             scored.append((part.name, part.weight, score))
-        return combine(scored)
+        return combine(scored, last_token=rollout.span[1] - 1 if rollout.loss_mask.any() else None)
 
 
 def _runner(part: Part) -> Callable[[Rollout], Any]:

@@ -38,6 +38,7 @@ class Parts:
     actors: Actors
     setting: Setting
     producer: Producer
+    evaluator: Producer
     stream: TaskStream
     eval_tasks: Sequence[Task]
     filters: Sequence[Any]
@@ -109,7 +110,7 @@ class Loop:
         if section.max_tokens is not None:
             setting = attrs.evolve(setting, sampling=attrs.evolve(setting.sampling, max_tokens=section.max_tokens))
         return await evaluate(
-            self.p.producer, self.p.eval_tasks, setting, section.samples, reseed=lambda: self._reseed(0)
+            self.p.evaluator, self.p.eval_tasks, setting, section.samples, reseed=lambda: self._reseed(0)
         )
 
     async def step(self) -> tuple[dict[str, float], list[Group]]:

@@ -22,6 +22,7 @@ from rlsdk import preflight
 from rlsdk.config import Plan, check
 from rlsdk.contracts import Sampling
 from rlsdk.errors import ConfigError, PluginError, RunError
+from rlsdk.plugins import load
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.codec import Codec
@@ -232,6 +233,7 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) 
     observer = (
         (lambda rollout, score, step: hook(rollout=rollout, score=score, step=step)) if hook.get_hookimpls() else None
     )
+    workflow = resolve(plan.workflow)
     stream = TaskStream(
         tasks, config.seed, lambda t: len(codec.prompt(t)[1]), config.max_prompt_tokens, config.long_prompts
     )
@@ -241,7 +243,9 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) 
         plan=plan,
         actors=actors,
         setting=Setting(codec=codec, client=client, sampling=sampling, max_length=config.model.max_length),
-        producer=Producer(resolve(plan.workflow), scorer, seed, observer),
+        producer=Producer(workflow, scorer, seed, observer),
+        # What is evaluated is always the policy, also where training imitates demonstrations.
+        evaluator=Producer(workflow if plan.sampled else load("workflow", "single_turn"), scorer, seed),
         stream=stream,
         eval_tasks=[held_out[i] for i in range(min(len(held_out), config.eval.limit or len(held_out)))],
         filters=[resolve(f) for f in plan.filters],
