@@ -47,9 +47,7 @@ class Scorer:
                 score = result if isinstance(result, Score) else Score(result)
             except (DataError, asyncio.CancelledError):
                 raise
-            except (
-                Exception
-            ) as error:  # a reward is the user's code: whatever it raises is its failure, and is reported
+            except Exception as error:  # noqa: BLE001 - the user's code: what it raises is reported
                 score = Score.invalid(f"{part.name}: {type(error).__name__}: {error}")
             scored.append((part.name, part.weight, score))
         return combine(scored, last_token=rollout.span[1] - 1 if rollout.loss_mask.any() else None)
