@@ -1,0 +1,356 @@
+"""The actor around an engine: streaming, taking turns, failures that reach everyone who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+import rlsdk
+from rlsdk.contracts import Completion, Model, Place, Request, Sampling, Weights
+from rlsdk.engines.actor import Bundle, EngineActor, launch
+from rlsdk.errors import EngineError, ValueFault
+from rlsdk.plugins import Plugins
+
+PLACE = Place(role="engine", threads=1)
+MODEL = Model(path="none")
+
+
+@rlsdk.engine("scripted")
+@attrs.define(kw_only=True, slots=False)
+class Scripted:
+    """Writes 1, 2, 3, … one token a step, and notes what it was asked to do.
+
+    Attributes:
+        fail_at: Step that raises.
+        pace: Seconds that a step takes.
+    """
+
+    fail_at: int = -1
+    pace: float = 0.0
+
+    steps: int = attrs.field(init=False, default=0)
+    version: int = attrs.field(init=False, default=0)
+    notes: list[Any] = attrs.field(init=False, factory=list)
+    running: dict[str, Any] = attrs.field(init=False, factory=dict)
+
+    def environment(self, place: Place) -> dict[str, str]:
+        return {"SCRIPTED_THREADS": str(place.threads)}
+
+    def start(self, model: Model, place: Place) -> None:
+        self.notes.append("start")
+
+    def add(self, requests: Sequence[Request]) -> None:
+        if any(r.n < 1 for r in requests):
+            raise ValueFault("n must be at least 1")
+        self.running.update((r.id, [r, []]) for r in requests)
+
+    def step(self) -> list[Completion]:
+        time.sleep(self.pace)
+        self.steps += 1
+        if self.steps == self.fail_at:
+            raise RuntimeError("the script says so")
+        done = []
+        for name, (request, versions) in list(self.running.items()):
+            versions.append(self.version)
+            if len(versions) >= request.sampling.max_tokens:
+                del self.running[name]
+                done += [self._completion(request, i, versions, "length") for i in range(request.n)]
+        return done
+
+    @staticmethod
+    def _completion(request: Request, index: int, versions: list[int], finish: Any) -> Completion:
+        tokens = np.arange(1, len(versions) + 1)
+        logprobs = np.zeros(len(versions), dtype=np.float32)
+        return Completion(
+            request=request.id,
+            index=index,
+            token_ids=tokens,
+            logprobs=logprobs,
+            versions=np.array(versions, dtype=np.int64),
+            finish=finish,
+        )
+
+    @property
+    def unfinished(self) -> int:
+        return sum(r.n for r, _ in self.running.values())
+
+    def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
+        names = list(self.running) if ids is None else [i for i in ids if i in self.running]
+        self.notes.append(("abort", tuple(names)))
+        taken = [self.running.pop(n) for n in names]
+        return [self._completion(r, i, v, "abort") for r, v in taken for i in range(r.n)]
+
+    def load_weights(self, weights: Weights) -> None:
+        self.version = weights.version
+
+    def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
+        return np.zeros(len(token_ids) - 1, dtype=np.float32)
+
+    def reseed(self, seed: int) -> None:
+        self.notes.append(("reseed", seed))
+
+    def sleep(self) -> None:
+        self.notes.append("sleep")
+
+    def wake(self) -> None:
+        self.notes.append("wake")
+
+    def stop(self) -> None:
+        self.notes.append("stop")
+
+
+def ask(name: str, length: int = 3, n: int = 1) -> Request:
+    return Request(id=name, prompt_ids=np.array([1, 2]), sampling=Sampling(max_tokens=length), n=n)
+
+
+def play(body: Callable[[EngineActor, Scripted], Awaitable[Any]], **options: Any) -> Any:
+    """Run `body` on an actor of the scripted engine, without Ray."""
+
+    async def main() -> Any:
+        actor = EngineActor(Plugins().reference("engine", Scripted, options))
+        await actor.start(MODEL, PLACE)
+        found = await asyncio.wait_for(body(actor, actor._engine), 20)
+        await actor.stop()
+        return found
+
+    return asyncio.run(main())
+
+
+async def collect(actor: EngineActor, *requests: Request) -> list[list[Completion]]:
+    return [list(part) async for part in actor.generate(requests)]
+
+
+async def reach(engine: Scripted, steps: int) -> None:
+    while engine.steps < steps:  # noqa: ASYNC110 - the engine knows no events
+        await asyncio.sleep(0)
+
+
+def test_completions_come_in_few_messages() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        parts = await collect(actor, *(ask(f"r{i}", length=1 + i, n=4) for i in range(50)))
+        assert sum(map(len, parts)) == 200
+        assert len(parts) <= 8
+        clock = await actor.clock()
+        assert clock["steps"] == 50
+        assert clock["tokens"] == 4 * sum(range(1, 51))
+        assert clock["prompt_tokens"] == 100
+        assert 0.05 < clock["step_seconds"] < 10
+
+    play(body, pace=0.001)
+
+
+def test_an_early_completion_does_not_wait_for_a_late_one() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        parts = await collect(actor, ask("short", 1), ask("long", 30))
+        assert [[c.request for c in part] for part in parts] == [["short"], ["long"]]
+
+    play(body, pace=0.005)
+
+
+def test_an_idle_actor_does_not_step() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        await collect(actor, ask("a"))
+        steps = engine.steps
+        await asyncio.sleep(0.05)
+        assert engine.steps == steps
+        await collect(actor, ask("b"))
+        assert engine.steps == steps + 3
+
+    play(body)
+
+
+def test_weights_land_between_two_steps_of_requests_in_flight() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        running = asyncio.create_task(collect(actor, ask("a", 20)))
+        await reach(engine, 5)
+        await actor.load_weights(Weights(3, {}, {}))
+        (part,) = await running
+        assert part[0].versions.tolist() == [0] * 5 + [3] * 15
+        assert (await actor.clock())["load_seconds"] > 0
+
+    play(body)
+
+
+def test_pause_freezes_requests_and_resume_goes_on() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        running = asyncio.create_task(collect(actor, ask("a", 10)))
+        await reach(engine, 4)
+        await actor.pause()
+        later = asyncio.create_task(collect(actor, ask("b", 2)))
+        await asyncio.sleep(0.05)
+        assert engine.steps == 4
+        assert engine.unfinished == 2
+        await actor.resume()
+        await asyncio.gather(running, later)
+        assert engine.steps == 10
+
+    play(body)
+
+
+def test_abort_hands_out_what_was_sampled() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        running = asyncio.create_task(collect(actor, ask("a", 10**9, n=2), ask("b", 8)))
+        await reach(engine, 4)
+        assert await actor.abort(["a"]) == 2
+        done = [c for part in await running for c in part]
+        assert {(c.request, c.finish) for c in done} == {("a", "abort"), ("b", "length")}
+        assert len(done[0].token_ids) == 4
+
+    play(body)
+
+
+def test_a_caller_that_goes_away_takes_its_requests_along() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        stream = actor.generate([ask("a", 1), ask("b", 10**9)])
+        await anext(stream)
+        await stream.aclose()
+        assert engine.unfinished == 0
+        assert ("abort", ("b",)) in engine.notes
+
+    play(body, pace=0.001)
+
+
+def test_a_step_that_fails_fails_everyone_with_its_traceback() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        found = await asyncio.gather(collect(actor, ask("a", 9)), collect(actor, ask("b", 9)), return_exceptions=True)
+        for error in found:
+            assert isinstance(error, EngineError)
+            assert "the script says so" in str(error)
+            assert isinstance(error.__cause__, RuntimeError)
+            assert error.__cause__.__traceback__ is not None
+        for later in (
+            collect(actor, ask("c")),
+            actor.logprobs(np.array([1, 2])),
+            actor.load_weights(Weights(1, {}, {})),
+        ):
+            with pytest.raises(EngineError, match="the script says so"):
+                await later
+
+    play(body, fail_at=4)
+
+
+def test_a_bad_request_fails_its_caller_alone() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        running = asyncio.create_task(collect(actor, ask("a", 5)))
+        with pytest.raises(ValueFault, match="n must be"):
+            await collect(actor, ask("bad", n=0))
+        assert len(await running) == 1
+
+    play(body)
+
+
+def test_stop_fails_who_waits() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        running = asyncio.create_task(collect(actor, ask("a", 10**9)))
+        await asyncio.sleep(0.02)
+        await actor.stop()
+        with pytest.raises(EngineError, match="stopped"):
+            await running
+        await actor.stop()
+
+    play(body)
+
+
+def test_calls_reach_the_engine() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        await actor.reseed(4)
+        await actor.sleep()
+        await actor.wake()
+        assert (await actor.logprobs(np.arange(5))).shape == (4,)
+        assert engine.notes == ["start", ("reseed", 4), "sleep", "wake"]
+
+    play(body)
+
+
+def test_a_bundle_is_pickled_as_a_few_arrays() -> None:
+    made = [Scripted._completion(ask(f"r{i}"), i, list(range(i)), "stop") for i in range(100)]
+    buffers: list[Any] = []
+    data = pickle.dumps(Bundle(made), protocol=5, buffer_callback=buffers.append)
+    assert len(buffers) <= 4
+    back = pickle.loads(data, buffers=buffers)
+    assert len(back) == 100
+    for a, b in zip(made, back, strict=True):
+        assert (a.request, a.index, a.finish) == (b.request, b.index, b.finish)
+        for field in ("token_ids", "logprobs", "versions"):
+            np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
+            assert getattr(a, field).dtype == getattr(b, field).dtype
+    assert pickle.loads(pickle.dumps(Bundle())) == []
+
+
+@pytest.fixture
+def by_value() -> Iterator[None]:
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+async def _stream(actor: Any, requests: Sequence[Request]) -> list[Completion]:
+    found: list[Completion] = []
+    async for part in actor.generate.options(num_returns="streaming").remote(requests):
+        found += await part
+    return found
+
+
+@pytest.mark.stack
+def test_through_ray(cluster: None, by_value: None, tmp_path: Path) -> None:
+    import ray
+
+    log = tmp_path / "logs" / "engine.log"
+    reference = Plugins().reference("engine", Scripted, {"fail_at": 10})
+    actor = launch(reference, PLACE, name="scripted", log_path=log)
+    ray.get(actor.start.remote(MODEL, PLACE))
+
+    def speak(owner: Any) -> tuple[int, str]:
+        print("from python")
+        os.write(2, b"from C\n")
+        return os.getpid(), os.environ["SCRIPTED_THREADS"]
+
+    pid, threads = ray.get(actor.__ray_call__.remote(speak))
+    assert pid != os.getpid()
+    assert threads == "1"
+    done = asyncio.run(_stream(actor, [ask(f"r{i}", 4, n=3) for i in range(5)]))
+    assert len(done) == 15
+    assert ray.get(actor.clock.remote())["steps"] == 4
+    with pytest.raises(EngineError, match="the script says so") as caught:
+        asyncio.run(_stream(actor, [ask("last", 100)]))
+    assert "in step" in str(caught.value)  # the engine's own frames
+    text = log.read_text()
+    assert "from python" in text and "from C" in text and "RuntimeError: the script says so" in text
+    ray.kill(actor)
+
+
+@pytest.mark.stack
+def test_vllm_through_its_actor(vllm_engine: Any, model: Model) -> None:
+    import ray
+    import tiny
+
+    weights = tiny.original(model)
+    ray.get(vllm_engine.actor.load_weights.remote(weights))
+    prompt = np.array([20, 7, 30])
+    asked = [
+        Request(id=f"s{i}", prompt_ids=prompt, sampling=Sampling(max_tokens=9, ignore_eos=True), n=4, seed=i)
+        for i in range(10)
+    ]
+    before = ray.get(vllm_engine.actor.clock.remote())
+    done = asyncio.run(_stream(vllm_engine.actor, asked))
+    after = ray.get(vllm_engine.actor.clock.remote())
+    assert len(done) == 40
+    assert after["tokens"] - before["tokens"] == 360
+    assert after["prompt_tokens"] - before["prompt_tokens"] == 30
+    for completion in done[::9]:
+        found = tiny.reference_logprobs(model, np.concatenate([prompt, completion.token_ids]))[2:]
+        np.testing.assert_allclose(completion.logprobs, found, atol=1e-4)
+    sent = ray.get(vllm_engine.actor.checksums.remote(weights))
+    assert sent == rlsdk.weights.checksums(weights)

@@ -1,0 +1,284 @@
+"""The engines' small parts: seeds, random numbers, stop strings, engine arguments, environments, options."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import tiny
+import torch
+
+import rlsdk
+from rlsdk.contracts import Model, Place, Request, Sampling, Weights
+from rlsdk.engines.common import StopStrings, check_names, mix, spread, with_tied_head
+from rlsdk.engines.sampler import sample, uniforms
+from rlsdk.engines.vllm import Vllm, checkpoint_shapes, engine_arguments
+from rlsdk.engines.vllm_worker import read_shared, share
+from rlsdk.errors import EngineError, OptionError
+
+CPU = Place(role="engine", threads=2, cpus=2, cache="cache", seed=5)
+GPU = attrs.evolve(CPU, device="cuda")
+MODEL = Model(path="folder", dtype="bfloat16", max_length=100)
+
+
+def test_mixed_numbers_differ_and_stay_the_same() -> None:
+    found = {mix(a, b) for a in range(50) for b in range(50)}
+    assert len(found) == 2500
+    assert mix(1, 2) != mix(2, 1)
+    assert all(0 <= n < 2**63 for n in found)
+    assert mix(3, 1) == 6796496416428451910
+
+
+def test_uniforms_are_uniform_and_independent_of_the_batch() -> None:
+    seeds = np.array([mix(7, i) for i in range(1000)], dtype=np.uint64)
+    table = np.stack([uniforms(seeds, np.full(1000, c)) for c in range(100)])
+    assert table.min() >= 0 and table.max() < 1
+    assert abs(table.mean() - 0.5) < 0.005
+    assert abs(table.var() - 1 / 12) < 0.001
+    assert abs(np.corrcoef(table[:-1].ravel(), table[1:].ravel())[0, 1]) < 0.02
+    assert abs(np.corrcoef(table[:, :-1].ravel(), table[:, 1:].ravel())[0, 1]) < 0.02
+    np.testing.assert_array_equal(uniforms(seeds[5:7], np.array([3, 9])), [table[3, 5], table[9, 6]])
+
+
+def test_sampling_never_takes_what_was_cut_off() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(4000, 50)
+    ends = np.tile([0.0, 1 - 2.0**-48], 2000)
+    ones, zeros = np.ones(4000, dtype=np.float32), np.zeros(4000, dtype=np.int64)
+    tokens, logprobs = sample(logits, ones, ones, zeros + 3, ends)
+    kept = logits.topk(3).indices.numpy()
+    assert (kept == tokens[:, None]).any(1).all()
+    assert np.isfinite(logprobs).all()
+    tokens, logprobs = sample(logits, ones, ones * 1e-6, zeros, ends)
+    np.testing.assert_array_equal(tokens, logits.argmax(-1).numpy())
+    np.testing.assert_allclose(logprobs, 0, atol=1e-6)
+
+
+def test_each_row_is_sampled_by_its_own_rules() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0]] * 3)
+    temperature, top_k = np.array([0.0, 0.5, 1.0], dtype=np.float32), np.array([0, 2, 0])
+    tokens, logprobs = sample(logits, temperature, np.ones(3, dtype=np.float32), top_k, np.array([0.0, 0.0, 0.999]))
+    assert tokens.tolist() == [2, 1, 2]
+    plain, halved = np.exp([0.0, 1.0, 2.0]), np.exp([2.0, 4.0])
+    np.testing.assert_allclose(
+        np.exp(logprobs), [plain[2] / plain.sum(), halved[0] / halved.sum(), plain[2] / plain.sum()], rtol=1e-6
+    )
+
+
+def test_stop_strings_within_and_across_tokens() -> None:
+    tokenizer = tiny.make_tokenizer()
+
+    def first(stops: tuple[str, ...], text: str) -> int:
+        watch = StopStrings(tokenizer, stops)
+        return next((i for i, t in enumerate(tokenizer(text).input_ids) if watch.feed(t)), -1)
+
+    assert first(("</answer>",), "12</answer>+") == 1
+    assert first(("2+3",), "1+2+3+4") == 4
+    assert first(("ab", "+"), "aab+") == 2
+    assert first((">",), "1<answer>2") == 1
+    assert first(("x",), "1+2") == -1
+
+
+def test_stop_strings_of_a_tokenizer_without_a_backend() -> None:
+    class Slow:
+        def decode(self, ids: list[int], **_: Any) -> str:
+            return bytes(ids).decode("utf-8", errors="replace")
+
+    watch = StopStrings(Slow(), ("é!",))
+    assert [watch.feed(b) for b in "aé!".encode()] == [False, False, False, True]
+
+
+def test_versions_from_spans() -> None:
+    assert spread([(0, 3), (2, 5)], 4).tolist() == [3, 3, 5, 5]
+    assert spread([(0, 3), (2, 5)], 2).tolist() == [3, 3]
+    assert spread([], 0).tolist() == []
+
+
+def test_a_tied_head_without_embeddings_is_an_error() -> None:
+    lonely = Weights(4, {"lm_head.weight": np.zeros((2, 2))}, {"lm_head.weight": "float32"})
+    with pytest.raises(EngineError, match=r"version 4.*embed_tokens"):
+        with_tied_head(lonely, True)
+    assert with_tied_head(lonely, False) is lonely
+
+
+def test_names_beyond_the_model_are_let_through_and_few_are_listed() -> None:
+    sent = Weights(1, {"a": np.zeros(2), "more": np.zeros(1)}, {"a": "float32", "more": "float32"})
+    check_names(sent, {"a": (2,)})
+    with pytest.raises(EngineError, match=r"9 of 10 tensors are missing: b0, b1, b2, b3, b4"):
+        check_names(sent, {"a": (2,), **{f"b{i}": (1,) for i in range(9)}})
+
+
+def test_weights_through_shared_memory(tmp_path: Path) -> None:
+    sent = Weights(
+        3,
+        {"a.b": np.arange(6, dtype=np.uint16).reshape(2, 3), "c": np.float32([1.5])},
+        {"a.b": "bfloat16", "c": "float32"},
+    )
+    share(sent, tmp_path)
+    got = read_shared(tmp_path)
+    assert got.version == 3 and dict(got.dtypes) == dict(sent.dtypes)
+    assert list(got.tensors) == list(sent.tensors)
+    for name in sent.tensors:
+        np.testing.assert_array_equal(got.tensors[name], sent.tensors[name])
+        assert not got.tensors[name].flags.writeable
+
+
+def test_arguments_on_a_cpu() -> None:
+    found = engine_arguments(MODEL, CPU, Vllm(max_num_seqs=64))
+    assert found["enforce_eager"] and found["skip_tokenizer_init"] and not found["async_scheduling"]
+    assert (found["model"], found["dtype"], found["max_model_len"]) == ("folder", "bfloat16", 100)
+    assert found["logprobs_mode"] == "processed_logprobs"
+    assert found["max_num_seqs"] == 64
+    assert "tensor_parallel_size" not in found and "enable_sleep_mode" not in found
+    other = engine_arguments(MODEL, attrs.evolve(CPU, rank=1), Vllm())
+    assert other["seed"] != found["seed"]
+    assert 0 <= other["seed"] < 2**31
+
+
+def test_arguments_on_gpus() -> None:
+    alone = engine_arguments(MODEL, attrs.evolve(GPU, colocated=False), Vllm())
+    assert alone["tensor_parallel_size"] == 1 and "distributed_executor_backend" not in alone
+    assert not alone["enable_sleep_mode"] and not alone["enforce_eager"]
+    shared = engine_arguments(MODEL, GPU, Vllm(tensor_parallel_size=2, gpu_memory_utilization=0.4, enforce_eager=True))
+    assert (shared["tensor_parallel_size"], shared["distributed_executor_backend"]) == (2, "mp")
+    assert shared["enable_sleep_mode"] and shared["enforce_eager"]
+    assert shared["gpu_memory_utilization"] == 0.4
+
+
+def test_further_arguments() -> None:
+    assert engine_arguments(MODEL, CPU, Vllm(args={"block_size": 32}))["block_size"] == 32
+    with pytest.raises(OptionError, match=r"args\.max_model_len: is set by model\.max_length"):
+        rlsdk.load("engine", "vllm", args={"max_model_len": 5})
+
+
+@pytest.mark.stack
+def test_all_arguments_are_vllms(vllm_engine: Any) -> None:
+    given = {**engine_arguments(MODEL, GPU, Vllm(tensor_parallel_size=2)), **engine_arguments(MODEL, CPU, Vllm())}
+
+    def known(engine: Any) -> set[str]:
+        from vllm import EngineArgs
+
+        return set(EngineArgs.__dataclass_fields__)
+
+    assert set(given) <= vllm_engine.run(known)
+
+
+def test_environment_of_vllm() -> None:
+    found = Vllm(kv_cache_gib=3).environment(CPU)
+    assert found["OMP_NUM_THREADS"] == "2"
+    assert found["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert found["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    folders = ["VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"]
+    assert len({found[f] for f in folders}) == 4
+    assert all(Path(found[f]).parent == Path("cache") for f in folders)
+    parallel = Vllm(tensor_parallel_size=2).environment(GPU)
+    assert parallel["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in parallel and "VLLM_CPU_KVCACHE_SPACE" not in parallel
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+def test_waiting_threads_sleep_where_others_need_the_cores(name: str) -> None:
+    engine = rlsdk.load("engine", name)
+    assert "OMP_WAIT_POLICY" not in engine.environment(CPU)
+    for busy in ({"world": 2}, {"colocated": False}):
+        assert engine.environment(attrs.evolve(CPU, **busy))["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_vllm_refuses_a_process_without_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    with pytest.raises(EngineError, match=r"VLLM_\w+ is None and must be '.*environment\(place\)"):
+        Vllm().start(MODEL, CPU)
+
+
+def test_shapes_of_a_checkpoint(model: Model, tmp_path: Path) -> None:
+    found = checkpoint_shapes(model.path)
+    assert found is not None
+    assert found["model.embed_tokens.weight"] == (130, 128)
+    assert "lm_head.weight" not in found
+    assert checkpoint_shapes(str(tmp_path)) is None
+
+
+def test_engines_are_found_without_importing_what_they_run_on() -> None:
+    code = (
+        "import sys, rlsdk; e = [rlsdk.load('engine', n) for n in ('vllm', 'transformers')];"
+        "print([m for m in ('vllm', 'ray', 'torch', 'transformers', 'deepspeed') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def _generate(engine: Any, model: Model, asked: list[Request]) -> list[Any]:
+    engine.start(model, Place(role="engine"))
+    engine.add(asked)
+    done = []
+    while engine.unfinished:
+        done += engine.step()
+    return sorted(done, key=lambda c: (c.request, c.index))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_num_batched_tokens": 16}, {"kv_cache_gib": 0.0005}, {"kv_cache_gib": 1e-9}, {"max_num_seqs": 3}],
+    ids=str,
+)
+def test_limits_of_the_transformers_engine_change_no_sample(model: Model, options: dict[str, Any]) -> None:
+    asked = [
+        Request(
+            id=f"r{i}",
+            prompt_ids=np.arange(20, 24 + 5 * (i % 4)),
+            sampling=Sampling(max_tokens=3 + 7 * (i % 5), ignore_eos=True),
+            n=1 + i % 3,
+            seed=i,
+        )
+        for i in range(12)
+    ]
+    wide = _generate(rlsdk.load("engine", "transformers"), model, asked)
+    narrow = _generate(rlsdk.load("engine", "transformers", **options), model, asked)
+    assert [c.token_ids.tolist() for c in wide] == [c.token_ids.tolist() for c in narrow]
+
+
+@pytest.mark.parametrize("shape", [{"kv_heads": 2}, {"tied": False}], ids=str)
+def test_other_shapes_of_models(tmp_path: Path, shape: dict[str, Any]) -> None:
+    model = tiny.make_model(tmp_path, seed=3, **shape)
+    engine = rlsdk.load("engine", "transformers")
+    asked = [Request(id="r", prompt_ids=np.arange(20, 27), sampling=Sampling(max_tokens=9, ignore_eos=True), n=3)]
+    for completion in _generate(engine, model, asked):
+        whole = np.concatenate([asked[0].prompt_ids, completion.token_ids])
+        np.testing.assert_allclose(completion.logprobs, tiny.reference_logprobs(model, whole)[6:], atol=1e-4)
+    new = tiny.changed(model, 1)
+    engine.load_weights(new)
+    np.testing.assert_allclose(engine.logprobs(whole), tiny.reference_logprobs(model, whole, new), atol=1e-4)
+    if "tied" in shape:
+        short = Weights(1, {n: t for n, t in new.tensors.items() if n != "lm_head.weight"}, new.dtypes)
+        with pytest.raises(EngineError, match=r"lm_head\.weight"):
+            engine.load_weights(short)
+    strange = Weights(1, {**new.tensors, "no.such": np.zeros(1)}, {**new.dtypes, "no.such": "float32"})
+    with pytest.raises(EngineError, match=r"none of the model's: no\.such"):
+        engine.load_weights(strange)
+
+
+def test_sliding_windows(tmp_path: Path) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=130, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, initializer_range=0.2, use_sliding_window=True, sliding_window=6, max_window_layers=1,
+        eos_token_id=1, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    assert "sliding_attention" in config.layer_types
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    tiny.make_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    model = Model(path=str(tmp_path / "model"), tokenizer=str(tmp_path / "tokenizer"), max_length=64)
+    prompts = {"3": np.arange(20, 23), "11": np.arange(20, 31)}
+    sampling = Sampling(max_tokens=20, ignore_eos=True)
+    asked = [Request(id=name, prompt_ids=prompt, sampling=sampling) for name, prompt in prompts.items()]
+    for completion in _generate(rlsdk.load("engine", "transformers"), model, asked):
+        prompt = prompts[completion.request]
+        found = tiny.reference_logprobs(model, np.concatenate([prompt, completion.token_ids]))[len(prompt) - 1 :]
+        np.testing.assert_allclose(completion.logprobs, found, atol=1e-4)
