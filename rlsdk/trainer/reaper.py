@@ -28,6 +28,7 @@ def reaped() -> Iterator[None]:
     """Everything that is started inside is gone some seconds after the end, be it by SIGKILL."""
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
+    os.environ.setdefault("SPT_NOENV", "1")  # Ray's process titles would overwrite the environment that is looked at
     # Its own environment lacks the mark, or it would end itself; its own session keeps Ctrl-C from it.
     environment = {k: v for k, v in os.environ.items() if k != MARK}
     command = [sys.executable, __file__, mark]
