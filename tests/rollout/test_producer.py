@@ -53,7 +53,8 @@ def test_truncation_is_recorded(codec: Codec) -> None:
 def test_a_prefill_is_not_trained_on_and_is_part_of_the_answer() -> None:
     tokenizer = nano.make_tokenizer(100)
     tokenizer.chat_template = (
-        "{% for m in messages %}({{ m.content }}{% if not (loop.last and m.role == 'assistant') %}){% endif %}{% endfor %}"
+        "{% for m in messages %}({{ m.content }}"
+        "{% if not (loop.last and m.role == 'assistant') %}){% endif %}{% endfor %}"
         "{% if add_generation_prompt %}({% endif %}"
     )
     codec = Codec(tokenizer)
