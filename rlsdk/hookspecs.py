@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 PROJECT = "rlsdk"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Mark a function of a plugin as an implementation of the hook of its name; it may take any subset of the arguments."""
 
 
 @hookspec

@@ -33,7 +33,9 @@ def exports() -> list[str]:
 def page(names: list[str]) -> str:
     """Markdown for a module, or for a package and its modules."""
     first, *others = (f"::: {name}" for name in names)
-    return "\n\n".join([f"{first}\n    options: {{heading_level: 1}}", *others]) + "\n"
+    # What a package re-exports is documented where it is defined: one name, one place to link to.
+    options = "heading_level: 1, members: false" if others else "heading_level: 1"
+    return "\n\n".join([f"{first}\n    options: {{{options}}}", *others]) + "\n"
 
 
 def pages() -> dict[str, str]:

@@ -1,0 +1,51 @@
+"""The two calls that a script makes: what is there, and one of them ready to run."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from rlsdk.components import Kind
+from rlsdk.errors import PluginError
+from rlsdk.plugins.entries import CORE
+from rlsdk.plugins.manager import Plugins, check_kind
+
+
+@functools.cache
+def _default() -> Plugins:
+    return Plugins()
+
+
+def load(kind: Kind, name: Any, /, **options: Any) -> Any:
+    """What is ready to run: a component by name, or a marked object, with its options checked.
+
+    Args:
+        kind: Such as "reward", "advantage", "policy_loss".
+        name: `grpo` (built in), `mylab/exact` (of a plugin), or a marked object.
+        **options: As the component declares them.
+
+    Returns:
+        A callable that takes the positional arguments of its kind, or an instance of the component's class.
+
+    Raises:
+        UnknownComponentError: No such kind, plugin or component.
+        OptionError: An option is unknown, missing or of the wrong type.
+        PluginError: The plugin is broken.
+    """
+    plugins = _default()
+    return plugins.resolve(plugins.reference(kind, name, options))
+
+
+def names(kind: Kind) -> list[str]:
+    """Names of all installed components of a kind, those of plugins with their prefix; broken plugins are left out."""
+    check_kind(kind)
+    plugins = _default()
+    found = plugins.names(kind)
+    for plugin in plugins.entries:
+        if plugin == CORE:
+            continue
+        try:
+            found += [f"{plugin}/{name}" for name in plugins.names(kind, plugin)]
+        except PluginError:  # `rlsdk plugins` says what is broken; a name of it cannot be loaded
+            continue
+    return found
