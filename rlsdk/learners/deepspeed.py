@@ -13,9 +13,9 @@ from rlsdk.components import learner
 from rlsdk.contracts import LossSpec, Model, Place, Roles, TrainBatch, Weights
 from rlsdk.errors import CheckpointError, LearnerError
 from rlsdk.learners import shards
-from rlsdk.learners.microbatch import plan
+from rlsdk.learners.passes import Passes
 from rlsdk.learners.ranks import Ranks
-from rlsdk.learners.rows import RowStyle, empty_rows, read_lengths, to_rows
+from rlsdk.learners.rows import RowStyle, to_rows
 from rlsdk.learners.zero import Clock, Offload, Schedule, Setting, Trained, full_tensors, no_communication_op, schedule
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class DeepSpeedLearner:
     _critic: Trained | None = attrs.field(init=False, default=None)
     _reference: Any = attrs.field(init=False, default=None)
     _roles: Roles = attrs.field(init=False)
+    _passes: Passes = attrs.field(init=False)
     _clock: Clock = attrs.field(init=False, factory=Clock)
 
     def __attrs_post_init__(self) -> None:
@@ -100,6 +101,8 @@ class DeepSpeedLearner:
             "LOCAL_RANK": "0" if place.device == "cuda" else str(place.rank),
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            # DeepSpeed calls collectives by their old names, and torch says so at every call.
+            "PYTHONWARNINGS": "ignore::FutureWarning:torch.distributed.c10d_logger",
         }
         if place.cache:
             found |= {variable: str(Path(place.cache) / folder) for variable, folder in _CACHES.items()}
@@ -126,6 +129,7 @@ class DeepSpeedLearner:
         os.environ.update({**self.environment(place), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or "0"})
         self._place, self._roles = place, roles
         self._ranks = Ranks.join(place.rank, place.world, place.device, place.master)
+        self._passes = Passes(self._ranks, self._clock, self.rows, self.micro_batch_tokens)
         import deepspeed
 
         no_communication_op()
@@ -182,7 +186,7 @@ class DeepSpeedLearner:
             results = model(rows, self._objective.spec.temperature, entropy, squares)
             return {name: result for name, result in zip(names, results, strict=True) if name in fields}
 
-        return self._forward(run, batch, fields)
+        return self._passes.forward(run, batch, fields)
 
     def values(self, batch: TrainBatch) -> np.ndarray:
         """float32 `[t]`: the critic's, of the state in which each response token was chosen.
@@ -193,27 +197,7 @@ class DeepSpeedLearner:
         critic = self._critic
         if critic is None:
             raise LearnerError("this learner holds no critic")
-        return self._forward(lambda rows: {"values": critic(rows)}, batch, ("values",))["values"]
-
-    def _forward(self, run: Any, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
-        import torch
-
-        found = {name: np.zeros(int(batch.responses.sum()), np.float32) for name in fields}
-        parts = self._plan(batch)
-        with self._clock("forward_seconds"), torch.no_grad():
-            for i in range(self._ranks.most([len(parts)])[0]):
-                if i >= len(parts):
-                    run(empty_rows().to(self._place.device))  # ZeRO-3 gathers weights from all ranks in every pass
-                    continue
-                results = run(to_rows(batch.select(parts[i]), self.rows).to(self._place.device))
-                positions = batch.response_positions(parts[i])
-                for name, result in results.items():
-                    found[name][positions] = result.float().cpu().numpy()
-        return found
-
-    def _plan(self, batch: TrainBatch) -> list[np.ndarray]:
-        packed = self.rows == "packed"
-        return plan(read_lengths(batch), self.micro_batch_tokens, packed=packed, pairs=batch.rollouts.get("pairs"))
+        return self._passes.forward(lambda rows: {"values": critic(rows)}, batch, ("values",))["values"]
 
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
         """One optimiser step for each (this rank's share, trained tokens, trained rollouts of all ranks).
@@ -230,7 +214,7 @@ class DeepSpeedLearner:
         from rlsdk.learners.objective import Moment
 
         tally = Tally()
-        plans = [self._plan(batch) for batch, _, _ in minibatches]
+        plans = [self._passes.plan(batch) for batch, _, _ in minibatches]
         counts = self._ranks.most([max(len(parts), 1) for parts in plans])
         for i, ((batch, tokens, rollouts), parts, count) in enumerate(zip(minibatches, plans, counts, strict=True)):
             seed = int(np.random.SeedSequence([self._place.seed, step, i]).generate_state(1)[0])
@@ -258,7 +242,7 @@ class DeepSpeedLearner:
         self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment, tally: Tally
     ) -> Iterator[Tensor]:
         objective = self._objective
-        for part, rows in self._micro_batches(batch, parts, count):
+        for part, rows in self._passes.micro_batches(batch, parts, count):
             logprobs, entropy, _ = self._actor(rows, objective.spec.temperature, objective.entropy)
             if part is None:
                 yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
@@ -272,19 +256,10 @@ class DeepSpeedLearner:
         from rlsdk.learners.objective import critic_loss
 
         assert self._critic is not None
-        for part, rows in self._micro_batches(batch, parts, count):
+        for part, rows in self._passes.micro_batches(batch, parts, count):
             values = self._critic(rows)
             clip = self._objective.spec.value_clip
             yield _nothing(values) if part is None else critic_loss(part, values, clip, moment.totals, tally)
-
-    def _micro_batches(
-        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int
-    ) -> Iterator[tuple[TrainBatch | None, Any]]:
-        """As many on every rank; where a rank has no more, None and rows whose loss must weigh nothing."""
-        for i in range(count):
-            part = batch.select(parts[i]) if i < len(parts) else None
-            rows = empty_rows() if part is None else to_rows(part, self.rows)
-            yield part, rows.to(self._place.device)
 
     def _with_whole(self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment) -> Moment:
         """One pass without a graph over the optimiser batch, gathered from all ranks in the order of micro-batches."""
@@ -292,7 +267,7 @@ class DeepSpeedLearner:
 
         columns: list[tuple[Tensor, Tensor]] = []
         with self._clock("forward_seconds"), torch.no_grad():
-            for part, rows in self._micro_batches(batch, parts, count):
+            for part, rows in self._passes.micro_batches(batch, parts, count):
                 logprobs, entropy, _ = self._actor(rows, self._objective.spec.temperature, "value")
                 if part is not None:
                     columns.append((logprobs.cpu(), entropy.cpu()))

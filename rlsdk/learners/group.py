@@ -70,11 +70,13 @@ class LearnerGroup:
         actors: By rank.
         places: Theirs.
         logs: Their log files.
+        ended: Whether they are gone, stopped or failed.
     """
 
     actors: list[Any]
     places: list[Place]
     logs: list[Path]
+    ended: bool = False
 
     @classmethod
     def launch(
@@ -243,6 +245,7 @@ class LearnerGroup:
         """End all ranks."""
         import ray
 
+        self.ended = True
         for actor in self.actors:
             ray.kill(actor)
 

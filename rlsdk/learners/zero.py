@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -165,9 +164,11 @@ class Trained:
         return norm
 
     def _expect_finite(self, norm: float) -> None:
-        if not math.isfinite(norm):
+        # DeepSpeed gives a norm of -1 where it met an infinite one.
+        if norm < 0 or not math.isfinite(norm):
+            step = self.updates + 1
             raise LearnerError(
-                f"the norm of the gradient is {norm} in optimiser step {self.updates + 1}; resume from a checkpoint"
+                f"the gradient of optimiser step {step} is not finite (norm {norm}); resume from a checkpoint"
             )
 
     def _full_gradients(self) -> dict[str, Tensor]:
@@ -190,6 +191,8 @@ def full_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     Returns:
         Detached tensors. Those that ZeRO-3 held in parts are copies; others are the module's own memory.
     """
+    import deepspeed
+
     found: dict[str, Tensor] = {}
     copies: dict[int, Tensor] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -197,17 +200,11 @@ def full_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
         if not split:
             found[name] = tensor.detach()
         elif id(tensor) not in copies:
-            with _gathered(tensor):
+            with deepspeed.zero.GatheredParameters([tensor]):
                 copies[id(tensor)] = tensor.detach().cpu().clone() if keep else tensor.detach()
         if split:
             found[name] = copies[id(tensor)]
     return found if keep else {}
-
-
-def _gathered(parameter: Any) -> Any:
-    from deepspeed.zero import GatheredParameters
-
-    return GatheredParameters([parameter]) if hasattr(parameter, "ds_id") else nullcontext()
 
 
 def schedule(kind: Schedule, warmup: int, final: float, total: int) -> Callable[[int], float]:

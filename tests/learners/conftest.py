@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,11 +122,11 @@ def launch(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         world: int, roles: Roles, loss: Any, *, total: int = 10, fresh: bool = False, **options: Any
     ) -> LearnerGroup:
         reference = plugins.reference("learner", "deepspeed", options)
-        if world in groups and not fresh:
+        if world in groups and not groups[world].ended and not fresh:
             groups[world].start(reference, roles, loss, total)
             return groups[world]
         place = Place(role="learner", world=world, cpus=2, seed=3)
-        logs = folder / f"{world}-{len(groups)}-{fresh}"
+        logs = folder / f"{world}-{time.time_ns()}"
         group = LearnerGroup.launch(reference, roles, loss, place, total_updates=total, cpus=0.5, log_dir=logs)
         if not fresh:
             groups[world] = group

@@ -1,0 +1,329 @@
+"""The learner on real DeepSpeed and Ray: what it computes, learns, saves and exports, and how it fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from rlsdk.batch import LossInputs
+from rlsdk.components import policy_loss
+from rlsdk.contracts import LossSpec, Model, Roles, TrainBatch, Weights
+from rlsdk.errors import CheckpointError, LearnerError
+from rlsdk.plugins import Plugins
+
+pytestmark = pytest.mark.stack
+Launch = Callable[..., Any]
+Make = Callable[..., TrainBatch]
+LR = {"lr": 1e-2}
+
+
+@policy_loss("simple")
+def simple(x: LossInputs) -> torch.Tensor:
+    """The policy gradient."""
+    return -x.advantages * x.logprobs
+
+
+@policy_loss("chosen", whole_batch=True)
+def chosen(x: LossInputs) -> torch.Tensor:
+    """Of the tokens of the whole batch, a random half, and those more likely than the batch's mean."""
+    lot = torch.randperm(len(x.whole.logprobs), generator=x.generator) < len(x.whole.logprobs) / 2
+    assert torch.equal(x.whole.advantages[x.offset : x.offset + len(x.advantages)], x.advantages)
+    kept = lot[x.offset : x.offset + len(x.logprobs)] | (x.logprobs.detach() > x.whole.logprobs.mean())
+    return torch.where(kept, -x.advantages * x.logprobs, 0)
+
+
+@policy_loss("breaks")
+def breaks(x: LossInputs) -> torch.Tensor:
+    """Fails where the batch says so."""
+    if bool((x.advantages == 100).any()):
+        raise ArithmeticError("no such number")
+    return -x.advantages * x.logprobs
+
+
+@policy_loss("pairs", needs=("pairs", "preferred"))
+def pairwise(x: LossInputs) -> torch.Tensor:
+    """Preferred up, the other down; a pair that was split would show."""
+    assert torch.bincount(x.pairs).tolist() == [2] * (x.rollouts // 2)
+    return torch.where(x.preferred[x.segments], -x.logprobs, x.logprobs)
+
+
+def spec(loss: Any = simple, **changes: Any) -> LossSpec:
+    return attrs.evolve(LossSpec(policy_loss=Plugins().reference("policy_loss", loss)), **changes)
+
+
+def everything(batch: TrainBatch) -> list[np.ndarray]:
+    return [np.arange(len(batch))]
+
+
+def halves(batch: TrainBatch) -> list[np.ndarray]:
+    return np.array_split(np.random.default_rng(0).permutation(len(batch)), 2)
+
+
+def plain_states(model: Model, batch: TrainBatch, temperature: float) -> dict[str, np.ndarray]:
+    """Logprobs, entropy and squares of each response token, from full logits in float64, one rollout at a time."""
+    from transformers import AutoModelForCausalLM
+
+    net = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float64)
+    columns: dict[str, list[torch.Tensor]] = {"logprobs": [], "entropy": [], "probs_squared_sum": []}
+    offset = 0
+    for length, start, response in zip(batch.lengths, batch.starts, batch.responses, strict=True):
+        ids = torch.from_numpy(batch.token_ids[offset : offset + length])
+        with torch.no_grad():
+            log_p = (net(ids[None]).logits[0] / temperature).log_softmax(-1)[start - 1 : start - 1 + response]
+        columns["logprobs"].append(log_p.gather(1, ids[start : start + response, None])[:, 0])
+        columns["entropy"].append(-(log_p.exp() * log_p).sum(-1))
+        columns["probs_squared_sum"].append(log_p.exp().square().sum(-1))
+        offset += length
+    return {name: torch.cat(column).numpy() for name, column in columns.items()}
+
+
+def same(left: Weights, right: Weights) -> bool:
+    return all(np.array_equal(array, right.tensors[name]) for name, array in left.tensors.items())
+
+
+@pytest.mark.parametrize(("world", "stage", "rows"), [(1, 1, "padded"), (1, 1, "packed"), (2, 3, "padded")])
+def test_logprobs_are_those_of_transformers(
+    world: int, stage: int, rows: str, tied: Model, untied: Model, launch: Launch, make_batch: Make
+) -> None:
+    batch = make_batch(11)
+    roles = Roles(actor=tied, reference=untied)
+    group = launch(world, roles, spec(temperature=0.7), zero_stage=stage, micro_batch_tokens=64, rows=rows)
+    for role, model in (("actor", tied), ("reference", untied)):
+        expected = plain_states(model, batch, 0.7)
+        found = group.logprobs(batch, role, list(expected))
+        for name, values in expected.items():
+            assert found[name].dtype == np.float32
+            np.testing.assert_allclose(found[name], values, atol=2e-5, err_msg=name)
+    assert list(group.logprobs(batch, "actor", ["entropy"])) == ["entropy"]
+
+
+def test_the_canary_is_at_temperature_one(tied: Model, launch: Launch) -> None:
+    ids = np.arange(12) * 5 % 61
+    one = np.ones(1, np.int64)
+    batch = TrainBatch(token_ids=ids, lengths=12 * one, starts=one, responses=11 * one, loss_mask=np.ones(11, bool))
+    group = launch(1, Roles(actor=tied), spec(temperature=0.5))
+    np.testing.assert_allclose(group.canary(ids), plain_states(tied, batch, 1.0)["logprobs"], atol=2e-5)
+
+
+@pytest.mark.parametrize("loss", [simple, chosen])
+def test_a_split_changes_neither_metrics_nor_weights(loss: Any, tied: Model, launch: Launch, make_batch: Make) -> None:
+    batch = make_batch(16)
+    results = []
+    for world, stage, tokens in ((1, 1, 10_000), (1, 0, 60), (2, 2, 60), (2, 3, 25)):
+        options = {"zero_stage": stage, "micro_batch_tokens": tokens, "eps": 1e-2, **LR}
+        group = launch(world, Roles(actor=tied), spec(loss, entropy_coef=0.01), **options)
+        metrics = group.update(batch, halves(batch), 4)
+        results.append((metrics, group.fetch_weights(1)))
+    first_metrics, first = results[0]
+    assert first_metrics["actor/grad_norm"] > 0
+    for metrics, weights in results[1:]:
+        assert metrics == pytest.approx(first_metrics, rel=1e-4, abs=1e-6)
+        for name, array in first.tensors.items():
+            np.testing.assert_allclose(weights.tensors[name], array, atol=2e-5, err_msg=name)
+
+
+def test_bfloat16_sums_micro_batches_in_float32(bfloat: Model, launch: Launch, make_batch: Make) -> None:
+    batch = make_batch(16)
+    gradients = []
+    for world, stage, tokens in ((1, 1, 10_000), (1, 0, 30), (2, 1, 30), (2, 2, 30), (2, 3, 30)):
+        group = launch(world, Roles(actor=bfloat), spec(), zero_stage=stage, micro_batch_tokens=tokens, **LR)
+        group._call("keep_gradients", [(True,)] * world)
+        before = group.fetch_weights(0)
+        group.update(batch, everything(batch), 0)
+        gradients.append(np.concatenate([g.ravel() for g in group._call("gradients", [()] * world)[0].values()]))
+        after = group.fetch_weights(1)
+        assert after.dtypes["lm_head.weight"] == "bfloat16"
+        assert not same(before, after)
+    for other in gradients[1:]:
+        assert np.linalg.norm(other - gradients[0]) / np.linalg.norm(gradients[0]) < 1e-2
+
+
+def test_pairs_are_never_split(tied: Model, launch: Launch, make_batch: Make) -> None:
+    pairs = np.random.default_rng(5).permutation(np.repeat(np.arange(8), 2))
+    preferred = np.zeros(16, bool)
+    preferred[np.unique(pairs, return_index=True)[1]] = True
+    batch = make_batch(16, pairs=pairs, preferred=preferred)
+    group = launch(2, Roles(actor=tied), spec(pairwise), micro_batch_tokens=30, **LR)
+    losses = [group.update(batch, everything(batch), step)["actor/loss"] for step in range(3)]
+    assert losses[2] < losses[0]
+
+
+def test_the_critic_learns_returns(tied: Model, launch: Launch, make_batch: Make) -> None:
+    batch = make_batch(12)
+    roles = Roles(actor=tied, critic=tied)
+    group = launch(2, roles, spec(value_clip=10.0), zero_stage=2, lr=0.0, critic_lr=2e-2, micro_batch_tokens=60)
+    assert not group.values(batch).any()  # the head starts at zero
+    losses = []
+    for step in range(12):
+        batch = batch.with_tokens(values=group.values(batch))
+        losses.append(group.update(batch, everything(batch), step)["critic/loss"])
+    mask, returns = batch.loss_mask, batch.tokens["returns"]
+    assert losses[0] == pytest.approx(0.5 * float((returns[mask] ** 2).mean()), rel=1e-5)
+    assert losses[-1] < 0.5 * losses[0]
+    found = 0.5 * float(((group.values(batch) - returns)[mask] ** 2).mean())
+    assert found < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("world", "stage", "dtype"), [(1, 0, "float"), (1, 1, "bfloat"), (2, 2, "float"), (2, 3, "float")]
+)
+def test_a_resumed_run_is_the_one_left_alone(
+    world: int, stage: int, dtype: str, tied: Model, bfloat: Model, launch: Launch, make_batch: Make, tmp_path: Path
+) -> None:
+    batch, model = make_batch(10), tied if dtype == "float" else bfloat
+    roles, loss = Roles(actor=model, critic=model if stage != 1 else None), spec(value_clip=0.2)
+    options = {"zero_stage": stage, "schedule": "cosine", "warmup_steps": 2, "micro_batch_tokens": 80, **LR}
+
+    def run(group: Any, steps: range) -> list[dict[str, float]]:
+        return [group.update(batch, halves(batch), step) for step in steps]
+
+    group = launch(world, roles, loss, **options)
+    run(group, range(2))
+    start = time.perf_counter()
+    group.save(tmp_path / "checkpoint")
+    assert time.perf_counter() - start < 2  # some 0.1 s on an idle machine
+    alone, weights = run(group, range(2, 4)), group.fetch_weights(4)
+    group = launch(world, roles, loss, **options)
+    group.load(tmp_path / "checkpoint")
+    assert run(group, range(2, 4)) == alone
+    assert same(weights, group.fetch_weights(4))
+
+
+def test_a_changed_shard_is_not_opened(tied: Model, launch: Launch, make_batch: Make, tmp_path: Path) -> None:
+    batch, folder = make_batch(6), tmp_path / "checkpoint"
+    group = launch(1, Roles(actor=tied), spec(), **LR)
+    group.update(batch, everything(batch), 0)
+    group.save(folder)
+    shard = next(folder.glob("actor/*optim_states.pt"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    group = launch(1, Roles(actor=tied), spec(), fresh=True, **LR)
+    with pytest.raises(
+        CheckpointError, match=r"damaged and was not opened.*changed since they were written: actor/.*optim"
+    ):
+        group.load(folder)
+
+
+def test_a_checkpoint_of_another_set_up_is_refused(tied: Model, launch: Launch, tmp_path: Path) -> None:
+    group = launch(1, Roles(actor=tied), spec(), zero_stage=1)
+    group.save(tmp_path / "checkpoint")
+    group = launch(1, Roles(actor=tied), spec(), fresh=True, zero_stage=2)
+    with pytest.raises(CheckpointError, match="zero_stage 1 there, 2 here"):
+        group.load(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("world", "stage", "which"), [(1, 1, "tied"), (2, 3, "tied"), (2, 3, "untied"), (1, 1, "bfloat")]
+)
+def test_weights_and_export_are_the_model(
+    world: int, stage: int, which: str, launch: Launch, make_batch: Make, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from rlsdk.weights import checksums, from_weights
+
+    model, batch = request.getfixturevalue(which), make_batch(8)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "tokenizer.json").write_text('{"version": "1.0"}')
+    roles = Roles(actor=attrs.evolve(model, tokenizer=str(tmp_path / "source")))
+    group = launch(world, roles, spec(), zero_stage=stage, **LR)
+    group.update(batch, everything(batch), 0)
+    weights = group.fetch_weights(7)
+    group.export(tmp_path / "export")
+    assert weights.version == 7
+    assert group.checksums() == checksums(weights)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    expected = opened.state_dict()
+    assert opened.dtype == getattr(torch, model.dtype)
+    assert dict(from_weights(weights)).keys() == expected.keys()
+    for name, tensor in from_weights(weights):
+        assert torch.equal(tensor, expected[name]), name
+    if which != "untied":
+        assert weights.tensors["lm_head.weight"] is weights.tensors["model.embed_tokens.weight"]
+    assert (tmp_path / "export" / "tokenizer.json").read_text() == '{"version": "1.0"}'
+    assert list((tmp_path / "export").glob("*.safetensors"))
+
+
+def test_the_schedule_is_by_optimiser_steps(tied: Model, launch: Launch, make_batch: Make) -> None:
+    batch = make_batch(6)
+    options = {"schedule": "linear", "warmup_steps": 2, "final_ratio": 0.5, "lr": 1e-3}
+    group = launch(1, Roles(actor=tied), spec(), total=6, **options)
+    rates = [group.update(batch, everything(batch), step)["actor/lr"] for step in range(7)]
+    assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3, 0.875e-3, 0.75e-3, 0.625e-3, 0.5e-3])
+
+
+def test_demonstrations_need_no_advantages(tied: Model, launch: Launch, make_batch: Make) -> None:
+    batch = attrs.evolve(make_batch(6), tokens={})
+    group = launch(1, Roles(actor=tied), spec("sft"), **LR)
+    losses = [group.update(batch, everything(batch), step)["actor/loss"] for step in range(4)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("stage", "which"), [(0, "tied"), (1, "tied"), (2, "tied"), (3, "tied"), (1, "bfloat")])
+def test_a_gradient_that_is_not_finite_ends_the_run(
+    stage: int, which: str, launch: Launch, make_batch: Make, request: pytest.FixtureRequest
+) -> None:
+    import ray
+
+    batch = attrs.evolve(make_batch(6), tokens={})  # a loss that reads advantages nobody gave
+    group = launch(1, Roles(actor=request.getfixturevalue(which)), spec(simple), zero_stage=stage, **LR)
+    with pytest.raises(LearnerError, match="gradient of optimiser step 1 is not finite"):
+        ray.get(group.actors[0].call.remote("update", [(batch, 10, 5)], 0))
+
+
+def test_a_failing_loss_is_named_and_nobody_hangs(tied: Model, launch: Launch, make_batch: Make) -> None:
+    batch = make_batch(8)
+    advantages = batch.tokens["advantages"].copy()
+    advantages[batch.response_positions(np.array([int(np.argmin(batch.starts + batch.responses))]))] = 100
+    group = launch(2, Roles(actor=tied), spec(breaks), fresh=True, **LR)
+    with pytest.raises(
+        LearnerError, match=r"learner rank 1 failed in update of step 6: ArithmeticError: no such number"
+    ):
+        group.update(batch.with_tokens(advantages=advantages), everything(batch), 5)
+
+
+def test_a_dead_rank_is_named_and_nobody_hangs(tied: Model, launch: Launch, make_batch: Make) -> None:
+    import ray
+
+    batch = make_batch(8)
+    group = launch(2, Roles(actor=tied), spec(), fresh=True, **LR)
+    pids = [ray.get(actor.__ray_call__.remote(lambda self: os.getpid())) for actor in group.actors]
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(LearnerError, match=r"learner rank 1 failed in update of step 3: its process died"):
+        group.update(batch, everything(batch), 2)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pids[0]}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{pids[0]}").exists()
+
+
+def test_the_driver_adds_little(tied: Model, launch: Launch, make_batch: Make) -> None:
+    """Sharing out 1,024 rollouts is array arithmetic: no loop over rollouts."""
+    group = launch(2, Roles(actor=tied), spec())
+    batch = make_batch(1024)
+    sent: list[Any] = []
+
+    def call(method: str, arguments: Any, what: str) -> list[dict[str, float]]:
+        sent.append(arguments)
+        return [{}]
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(type(group), "_call", lambda self, *args: call(*args))
+    best = 1.0
+    for _ in range(5):
+        start = time.perf_counter()
+        group.update(batch, halves(batch), 0)
+        best = min(best, time.perf_counter() - start)
+    patch.undo()
+    assert best < 0.02
+    assert sum(len(share) for share, _, _ in sent[0][0][0]) + sum(len(share) for share, _, _ in sent[0][1][0]) == 1024
