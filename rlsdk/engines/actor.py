@@ -65,7 +65,7 @@ class EngineActor:
         self._engine: Any = Plugins().resolve(reference)
         self._boxes: dict[str, _Box] = {}
         self._failure: BaseException | None = None
-        self._paused = False
+        self._paused = self._asleep = False
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._clock = dict.fromkeys(("step_seconds", "tokens", "prompt_tokens", "steps", "load_seconds"), 0.0)
@@ -138,14 +138,17 @@ class EngineActor:
         return len(ended)
 
     async def sleep(self) -> None:
-        """Free the device for a colocated learner."""
+        """Free the device for a colocated learner; requests stay frozen until `wake`."""
         self._check()
         self._engine.sleep()
+        self._asleep = True
 
     async def wake(self) -> None:
         """Take the device back."""
         self._check()
         self._engine.wake()
+        self._asleep = False
+        self._wake()
 
     async def checksums(self, weights: Weights) -> dict[str, str]:
         """CRC-32 of each tensor as it arrived here."""
@@ -175,7 +178,7 @@ class EngineActor:
         """Step while there is work; between two steps, let waiting calls run."""
         try:
             while self._failure is None:
-                if self._paused or not self._engine.unfinished:
+                if self._paused or self._asleep or not self._engine.unfinished:
                     self._work.clear()
                     await self._work.wait()
                     continue

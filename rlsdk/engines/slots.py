@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Cache, DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from rlsdk.errors import EngineError
 
+_ATTENTION = "rlsdk_shared_heads"
 _COLUMNS = 64
 """The cache grows by so many columns."""
 
@@ -198,6 +201,46 @@ def prefill(net: Any, prompts: Sequence[np.ndarray], device: str) -> tuple[torch
         logits_to_keep=1,
     )
     return output.logits[:, -1], cache, lengths
+
+
+def share_heads(net: Any) -> None:
+    """Let the query heads that share keys and values read them together while decoding.
+
+    transformers copies the cache once for each of them wherever a mask is given, in every layer and step.
+    """
+    config = net.config.get_text_config()
+    kept = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if config._attn_implementation == "sdpa" and kept < config.num_attention_heads:
+        AttentionInterface.register(_ATTENTION, _attention)
+        AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
+        net.set_attn_implementation(_ATTENTION)
+
+
+def _attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """The attention `sdpa` of transformers; for one new token a row, the heads of a group are its queries.
+
+    Args:
+        module: The model's attention layer.
+        query: `[n, heads, new tokens, head size]`.
+        key: `[n, kept heads, columns, head size]`.
+        value: Like `key`.
+        mask: bool or additive, `[n, 1, new tokens, columns]`.
+        **options: Of transformers; `scaling` among them.
+
+    Returns:
+        `[n, new tokens, heads, head size]`, and None for the weights.
+    """
+    rows, heads, new, size = query.shape
+    if new != 1 or mask is None or options.get("position_bias") is not None:
+        result: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
+        return result
+    grouped = query.view(rows, key.shape[1], heads // key.shape[1], size)
+    output = torch.nn.functional.scaled_dot_product_attention(
+        grouped, key, value, attn_mask=mask, scale=options.get("scaling")
+    )
+    return output.reshape(rows, 1, heads, size), None
 
 
 def check_layers(config: Any) -> None:

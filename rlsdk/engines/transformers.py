@@ -88,7 +88,7 @@ class Transformers:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from rlsdk.engines.slots import Slots, check_layers, token_bytes
+        from rlsdk.engines.slots import Slots, check_layers, share_heads, token_bytes
 
         self._model, self._device = model, place.device
         self._tokenizer = open_tokenizer(model)
@@ -99,6 +99,7 @@ class Transformers:
         self._net = net.to(place.device).eval().requires_grad_(False)
         config = net.config.get_text_config()
         check_layers(config)
+        share_heads(net)
         self._rows, self._slots = Rows(self.max_num_seqs), Slots(config)
         self._per_token = token_bytes(config, net.dtype.itemsize)
         self._ends = _EndTable(config.vocab_size)

@@ -88,6 +88,7 @@ class Vllm:
     _ends: Any = attrs.field(init=False, default=())
     _expected: Any = attrs.field(init=False, default=None)
     _version: int = attrs.field(init=False, default=0)
+    _asleep: bool = attrs.field(init=False, default=False)
     _serial: int = attrs.field(init=False, default=0)
     _running: dict[str, Continuation] = attrs.field(init=False, factory=dict)
     _ready: list[Completion] = attrs.field(init=False, factory=list)
@@ -208,14 +209,14 @@ class Vllm:
 
     def _advance(self) -> None:
         """Step vLLM once and record what it sampled."""
+        self._check_awake()
         outputs = self._llm.engine_core.get_output()
         version = int(outputs.weight_version or self._version)
         stopped = []
         for output in outputs.outputs:
             name = output.request_id
             if name in self._canaries:
-                if output.new_prompt_logprobs_tensors is not None:
-                    self._canaries[name] = output.new_prompt_logprobs_tensors.logprobs[:, 0].numpy()
+                self._canaries[name] = self._canary(output, self._canaries[name])
                 continue
             running = self._running.get(name)
             if running is None:  # aborted while this step ran
@@ -231,6 +232,22 @@ class Vllm:
                 del self._running[name]
                 self._ready.append(running.complete(self._finish(running, reason)))
         self._llm.engine_core.abort_requests(stopped)
+
+    @staticmethod
+    def _canary(output: Any, found: np.ndarray | None) -> np.ndarray | None:
+        """The logprobs of a prompt, once vLLM hands them out."""
+        tensors = output.new_prompt_logprobs_tensors
+        if tensors is not None:
+            found = tensors.logprobs[:, 0].numpy()
+        if found is None and output.finish_reason is not None:
+            raise EngineError(
+                f"vLLM ended a request for the logprobs of a prompt without them: {output.finish_reason!r}"
+            )
+        return found
+
+    def _check_awake(self) -> None:
+        if self._asleep:
+            raise EngineError("the engine is asleep; call wake() first")
 
     @staticmethod
     def _finish(running: Continuation, reason: int) -> Finish:
@@ -256,8 +273,9 @@ class Vllm:
         """Replace the weights between two steps; requests in flight go on, their cache recomputed with the new ones.
 
         Raises:
-            EngineError: A tensor of the model is missing or has another shape.
+            EngineError: A tensor of the model is missing or has another shape, or the engine is asleep.
         """
+        self._check_awake()
         tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
         weights = with_tied_head(weights, tied)
         if self._expected is not None:
@@ -305,11 +323,13 @@ class Vllm:
         if self._place.device != "cpu":
             self._llm.reset_prefix_cache(reset_running_requests=True)
             self._llm.sleep(level=1, mode="keep")
+            self._asleep = True
 
     def wake(self) -> None:
         """Take the device back."""
         if self._place.device != "cpu":
             self._llm.wake_up()
+            self._asleep = False
 
     def stop(self) -> None:
         """Free everything."""

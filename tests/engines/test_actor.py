@@ -197,6 +197,20 @@ def test_pause_freezes_requests_and_resume_goes_on() -> None:
     play(body)
 
 
+def test_a_sleeping_engine_is_not_stepped() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        running = asyncio.create_task(collect(actor, ask("a", 10)))
+        await reach(engine, 4)
+        await actor.sleep()
+        await asyncio.sleep(0.05)
+        assert engine.steps == 4
+        await actor.wake()
+        await running
+        assert engine.notes == ["start", "sleep", "wake"]
+
+    play(body)
+
+
 def test_abort_hands_out_what_was_sampled() -> None:
     async def body(actor: EngineActor, engine: Scripted) -> None:
         running = asyncio.create_task(collect(actor, ask("a", 10**9, n=2), ask("b", 8)))

@@ -269,12 +269,12 @@ def test_stops(subject: Any, model: Model) -> None:
 
 
 def test_the_models_own_end_stops_and_is_kept(subject: Any) -> None:
-    done = subject.run(generate, requests(Sampling(max_tokens=200), n=10, seed=8))
+    done = subject.run(generate, requests(Sampling(max_tokens=60), n=10, seed=8))
     ended = [c for c in done if c.finish == "stop"]
     assert ended
     for completion in ended:
         assert completion.token_ids.tolist().index(tiny.EOS) == len(completion.token_ids) - 1
-    assert all(len(c.token_ids) == 200 and tiny.EOS not in c.token_ids[:-1] for c in done if c.finish == "length")
+    assert all(len(c.token_ids) == 60 and tiny.EOS not in c.token_ids[:-1] for c in done if c.finish == "length")
 
 
 def test_a_response_ends_with_the_models_length(subject: Any, model: Model) -> None:
