@@ -198,6 +198,13 @@ def test_a_resumed_run_is_the_one_left_alone(
     assert same(weights, group.fetch_weights(4))
 
 
+@pytest.fixture
+def forgiving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks outlive a failure that leaves them whole."""
+    monkeypatch.setattr("rlsdk.learners.group.LearnerGroup.stop", lambda self: None)
+
+
+@pytest.mark.usefixtures("forgiving")
 def test_a_changed_shard_is_not_opened(tied: Model, launch: Launch, make_batch: Make, tmp_path: Path) -> None:
     batch, folder = make_batch(6), tmp_path / "checkpoint"
     group = launch(1, Roles(actor=tied), spec(), **LR)
@@ -214,10 +221,11 @@ def test_a_changed_shard_is_not_opened(tied: Model, launch: Launch, make_batch: 
         group.load(folder)
 
 
+@pytest.mark.usefixtures("forgiving")
 def test_a_checkpoint_of_another_set_up_is_refused(tied: Model, launch: Launch, tmp_path: Path) -> None:
     group = launch(1, Roles(actor=tied), spec(), zero_stage=1)
     group.save(tmp_path / "checkpoint")
-    group = launch(1, Roles(actor=tied), spec(), fresh=True, zero_stage=2)
+    group = launch(1, Roles(actor=tied), spec(), zero_stage=2)
     with pytest.raises(CheckpointError, match="zero_stage 1 there, 2 here"):
         group.load(tmp_path / "checkpoint")
 

@@ -1,0 +1,323 @@
+"""The pure parts of the learner: rows, objective, metrics, schedule, manifests, options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlsdk.batch import LossInputs, Totals
+from rlsdk.components import correction, policy_loss
+from rlsdk.contracts import LossSpec, Model, Place, TrainBatch
+from rlsdk.errors import CheckpointError, LearnerError, MissingFieldError, OptionError
+from rlsdk.learners.metrics import Tally
+from rlsdk.learners.model import Critic, load_critic, load_policy
+from rlsdk.learners.objective import Moment, Objective, critic_loss, needs_reference, value_loss
+from rlsdk.learners.rows import empty_rows, to_rows
+from rlsdk.learners.shards import check_manifest, write_manifest
+from rlsdk.learners.zero import schedule
+from rlsdk.plugins import Plugins, load
+
+Make = Callable[..., TrainBatch]
+HERE = Plugins()
+
+
+def bind(loss: Any, **changes: Any) -> Objective:
+    return Objective(LossSpec(policy_loss=HERE.reference("policy_loss", loss), **changes))
+
+
+def moment(batch: TrainBatch, **changes: Any) -> Moment:
+    segments = torch.from_numpy(np.repeat(np.arange(len(batch)), batch.responses))
+    totals = Totals.of(torch.from_numpy(batch.loss_mask), segments)
+    return Moment(**{"update": 0, "updates": 1, "totals": totals, "seed": 0, **changes})
+
+
+def logprobs_of(batch: TrainBatch) -> torch.Tensor:
+    return torch.from_numpy(batch.tokens["old_logprobs"] + 0.1).requires_grad_()
+
+
+@policy_loss("constant")
+def constant(x: LossInputs, *, value: float = 1.0) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The same loss on every token."""
+    per_token = torch.arange(len(x.logprobs), dtype=torch.float32)
+    return x.logprobs * 0 + value, {"number": 3.0, "position": per_token, "position_max": per_token}
+
+
+@policy_loss("greedy", needs=("values",))
+def reads_too_much(x: LossInputs) -> torch.Tensor:
+    """Reads what it did not declare."""
+    return x.values * x.ref_logprobs * x.logprobs
+
+
+@policy_loss("mean")
+def a_mean(x: LossInputs) -> torch.Tensor:
+    """Takes the mean itself."""
+    return x.logprobs.mean()
+
+
+@correction("half")
+def half(x: LossInputs) -> torch.Tensor:
+    """Halves, with a graph that must not count."""
+    return 0.5 + 0 * x.logprobs
+
+
+class TestRows:
+    def test_padded_rows_end_before_the_last_response_token(self) -> None:
+        batch = TrainBatch(
+            token_ids=np.array([1, 2, 3, 4, 11, 12, 13, 14, 15]),
+            lengths=np.array([4, 5]),
+            starts=np.array([1, 3]),
+            responses=np.array([2, 2]),
+            loss_mask=np.ones(4, bool),
+        )
+        rows = to_rows(batch, "padded")
+        assert rows.input_ids.tolist() == [[1, 2, 0, 0], [11, 12, 13, 14]]
+        assert rows.position_ids is None
+        assert rows.states.tolist() == [0, 1, 6, 7]
+        assert rows.targets.tolist() == [2, 3, 14, 15]
+        rows = to_rows(batch, "packed")
+        assert rows.position_ids is not None
+        assert rows.input_ids.tolist() == [[1, 2, 11, 12, 13, 14]]
+        assert rows.position_ids.tolist() == [[0, 1, 0, 1, 2, 3]]
+        assert rows.states.tolist() == [0, 1, 4, 5]
+
+    @pytest.mark.parametrize("style", ["padded", "packed"])
+    def test_a_state_is_that_before_its_target(self, style: Any, make_batch: Make) -> None:
+        batch = make_batch(9, seed=4)
+        rows = to_rows(batch, style)
+        flat = rows.input_ids.reshape(-1)
+        begins = np.cumsum(batch.lengths) - batch.lengths
+        i = 0
+        for begin, start, response in zip(begins, batch.starts, batch.responses, strict=True):
+            for at in range(begin + start, begin + start + response):
+                assert flat[rows.states[i]] == batch.token_ids[at - 1]
+                assert rows.targets[i] == batch.token_ids[at]
+                i += 1
+
+
+class TestModel:
+    def test_padded_packed_and_one_by_one_agree(self, tied: Model, make_batch: Make) -> None:
+        batch = make_batch(7, seed=6)
+        policy = load_policy(tied, "sdpa", False)
+        with torch.no_grad():
+            padded, packed = (policy(to_rows(batch, style))[0] for style in ("padded", "packed"))
+            single = torch.cat([policy(to_rows(batch.select(np.array([i])), "padded"))[0] for i in range(7)])
+        torch.testing.assert_close(padded, single, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(packed, single, atol=2e-6, rtol=1e-5)
+
+    def test_the_head_keeps_its_name_and_its_tie(self, tied: Model, untied: Model) -> None:
+        for model, is_tied in ((tied, True), (untied, False)):
+            net = load_policy(model, "sdpa", False).model
+            names = net.state_dict(keep_vars=True)
+            assert (names["lm_head.weight"] is names["model.embed_tokens.weight"]) == is_tied
+
+    def test_values_start_at_zero_or_near(self, tied: Model, make_batch: Make) -> None:
+        rows = to_rows(make_batch(3), "padded")
+        assert not load_critic(tied, "sdpa", False, "zero")(rows).any()
+        small = load_critic(tied, "sdpa", False, "small")
+        assert isinstance(small, Critic)
+        assert 0 < float(small(rows).detach().abs().max()) < 0.1
+        torch.testing.assert_close(small(rows), load_critic(tied, "sdpa", False, "small")(rows))
+
+    def test_a_rank_without_work_has_a_graph_everywhere(self, untied: Model) -> None:
+        policy = load_policy(untied, "sdpa", False)
+        (policy(empty_rows())[0].sum() * 0).backward()
+        for name, parameter in policy.named_parameters():
+            assert parameter.grad is not None, name
+            assert not parameter.grad.any()
+
+    def test_logits_changed_behind_the_head_are_refused(self, tied: Model, tmp_path: Path) -> None:
+        for file in Path(tied.path).iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 30.0}))
+        with pytest.raises(LearnerError, match=r"final_logit_softcapping=30\.0"):
+            load_policy(Model(path=str(tmp_path)), "sdpa", False)
+
+    def test_missing_weights_are_an_error(self, untied: Model, tmp_path: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        for file in Path(untied.path).iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        tensors = load_file(tmp_path / "model.safetensors")
+        del tensors["model.norm.weight"]
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(LearnerError, match=r"1 tensors are missing, such as model\.norm\.weight"):
+            load_policy(Model(path=str(tmp_path)), "sdpa", False)
+
+
+class TestObjective:
+    def test_terms_add_up(self, make_batch: Make) -> None:
+        batch = make_batch(5)
+        changes = {"kl": HERE.reference("kl", "k2"), "kl_coef": 2.0, "entropy_coef": 0.5}
+        objective = bind(constant, correction=HERE.reference("correction", half), **changes)
+        now, tally = logprobs_of(batch), Tally()
+        entropy = torch.full_like(now, 1.5)
+        found = objective(objective.inputs(batch, now, entropy, moment(batch)), moment(batch).totals, tally)
+        mask = batch.loss_mask
+        kl = 0.5 * ((now.detach().numpy() - batch.tokens["ref_logprobs"])[mask] ** 2).mean()
+        assert found.item() == pytest.approx(0.5 + 2 * kl - 0.75, rel=1e-5)
+        tally.add("actor/loss", 0.0)
+        means = tally.means()
+        assert means["actor/loss"] == pytest.approx(found.item())
+        assert means["actor/number"] == 3
+        assert means["actor/position"] == pytest.approx(np.flatnonzero(mask).mean())
+        assert means["actor/position_max"] == np.flatnonzero(mask).max()
+        assert means["actor/correction"] == 0.5
+        assert means["actor/entropy"] == 1.5
+        assert means["actor/ref_kl"] == pytest.approx(kl, rel=1e-5)
+        assert means["actor/ratio"] == pytest.approx(np.exp(0.1), rel=1e-5)
+        assert objective.entropy == "gradient"
+        assert bind(constant).entropy == "value"
+
+    def test_a_component_reads_what_it_declared(self, make_batch: Make) -> None:
+        batch = make_batch(4)
+        objective = bind(reads_too_much)
+        with pytest.raises(MissingFieldError, match="ref_logprobs was not computed"):
+            objective(objective.inputs(batch, logprobs_of(batch), None, moment(batch)), moment(batch).totals, Tally())
+
+    def test_a_mean_is_refused(self, make_batch: Make) -> None:
+        batch = make_batch(4)
+        objective = bind(a_mean)
+        with pytest.raises(
+            LearnerError, match=r"policy_loss 'mean' gave shape \(\); expected \(\d+,\), one value per token"
+        ):
+            objective(objective.inputs(batch, logprobs_of(batch), None, moment(batch)), moment(batch).totals, Tally())
+
+    def test_kl_without_an_estimator(self) -> None:
+        with pytest.raises(LearnerError, match="name one, such as kl: k3"):
+            bind(constant, kl_coef=0.1)
+
+    def test_who_needs_the_reference(self) -> None:
+        plain = LossSpec(policy_loss=HERE.reference("policy_loss", constant))
+        assert not needs_reference(plain)
+        assert needs_reference(LossSpec(policy_loss=plain.policy_loss, kl=HERE.reference("kl", "k3"), kl_coef=0.1))
+
+    def test_random_choices_depend_on_the_seed_alone(self, make_batch: Make) -> None:
+        batch = make_batch(4)
+        objective = bind(constant)
+        draws = [
+            torch.rand(3, generator=objective.inputs(part, logprobs_of(part), None, moment(batch, seed=seed)).generator)
+            for part, seed in ((batch, 1), (batch.select(np.array([2])), 1), (batch, 2))
+        ]
+        assert torch.equal(draws[0], draws[1])
+        assert not torch.equal(draws[0], draws[2])
+
+    def test_the_clipped_value_loss(self) -> None:
+        values = torch.tensor([1.0, 1.0, 0.2], requires_grad=True)
+        old, returns = torch.zeros(3), torch.tensor([2.0, 0.0, 0.0])
+        found = value_loss(values, old, returns, 0.5)
+        assert found.tolist() == pytest.approx([0.5 * 1.5**2, 0.5, 0.02])
+        assert value_loss(values, None, returns, None).tolist() == pytest.approx([0.5, 0.5, 0.02])
+        assert torch.autograd.grad(found.sum(), values)[0].tolist() == pytest.approx([0.0, 1.0, 0.2])
+
+    def test_a_critic_without_returns(self, make_batch: Make) -> None:
+        batch = make_batch(3).with_tokens()
+        batch.tokens.pop("returns")  # type: ignore[attr-defined]
+        with pytest.raises(LearnerError, match="the critic learns from returns"):
+            critic_loss(batch, torch.zeros(len(batch.loss_mask)), None, Totals(1, 1), Tally())
+
+
+class TestTally:
+    def test_parts_add_up(self) -> None:
+        whole, left, right = Tally(), Tally(), Tally()
+        values, mask = torch.arange(6.0), torch.tensor([True, False, True, True, False, True])
+        whole.add_tokens("x", values, mask)
+        whole.add_tokens("x_max", values, mask)
+        whole.add_tokens("x_min", values, mask)
+        for part, rows in ((left, slice(0, 1)), (right, slice(1, 6))):
+            for name in ("x", "x_max", "x_min"):
+                part.add_tokens(name, values[rows], mask[rows])
+        left.merge(right.pairs)
+        assert left.means() == whole.means() == {"x": 2.5, "x_max": 5.0, "x_min": 0.0}
+
+    def test_nothing_trained_adds_nothing(self) -> None:
+        tally = Tally()
+        tally.add_tokens("x_max", torch.ones(2), torch.zeros(2, dtype=torch.bool))
+        assert tally.means() == {}
+
+
+class TestSchedule:
+    @pytest.mark.parametrize(
+        ("kind", "expected"), [("constant", [1, 1, 1]), ("linear", [1, 0.6, 0.2]), ("cosine", [1, 0.6, 0.2])]
+    )
+    def test_after_the_warm_up(self, kind: Any, expected: list[float]) -> None:
+        factor = schedule(kind, 4, 0.2, 14)
+        assert [factor(k) for k in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+        assert [factor(k) for k in (4, 9, 14)] == pytest.approx(expected)
+        assert factor(1000) == pytest.approx(expected[-1])
+
+    def test_without_a_warm_up(self) -> None:
+        assert schedule("linear", 0, 0.0, 10)(0) == 1.0
+
+
+class TestShards:
+    def write(self, folder: Path) -> None:
+        (folder / "actor").mkdir(parents=True)
+        for name in ("actor/a.pt", "actor/b.pt", "c.pt"):
+            (folder / name).write_text(name)
+        for rank in range(2):
+            write_manifest(folder, rank, 2, {"stage": 1})
+
+    def check(self, folder: Path) -> list[str]:
+        return [check_manifest(folder, rank, 2, {"stage": 1}) for rank in range(2)]
+
+    def test_what_was_written_passes(self, tmp_path: Path) -> None:
+        self.write(tmp_path)
+        assert self.check(tmp_path) == ["", ""]
+
+    def test_a_changed_file_is_found(self, tmp_path: Path) -> None:
+        self.write(tmp_path)
+        (tmp_path / "actor/b.pt").write_text("other")
+        assert [bool(fault) for fault in self.check(tmp_path)].count(True) == 1
+
+    def test_missing_and_added_files_are_found(self, tmp_path: Path) -> None:
+        self.write(tmp_path)
+        (tmp_path / "c.pt").rename(tmp_path / "d.pt")
+        for fault in self.check(tmp_path):
+            assert fault == "missing ['c.pt'], not in the manifest ['d.pt']"
+
+    def test_other_set_ups_are_refused(self, tmp_path: Path) -> None:
+        self.write(tmp_path)
+        with pytest.raises(CheckpointError, match="ranks 2 there, 1 here; stage 1 there, 3 here"):
+            check_manifest(tmp_path, 0, 1, {"stage": 3})
+        (tmp_path / "manifest-1.json").write_text("{")
+        with pytest.raises(CheckpointError, match="the manifest of rank 1 cannot be read"):
+            check_manifest(tmp_path, 1, 2, {"stage": 1})
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"offload": "all"}, "needs zero_stage 3"),
+            ({"offload": "optimizer", "zero_stage": 0}, "needs zero_stage 1 or more"),
+            ({"zero_stage": 4}, "expected 0 | 1 | 2 | 3, got 4"),
+            ({"micro_batch_tokens": 0}, "micro_batch_tokens"),
+            ({"schedule": "linea"}, "did you mean 'linear'"),
+        ],
+    )
+    def test_faults_are_told_at_once(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(OptionError, match=message.replace("|", r"\|")):
+            load("learner", "deepspeed", **options)
+
+    def test_every_option_has_a_help_line(self) -> None:
+        _, component = HERE.find("learner", "deepspeed")
+        assert all(option.help for option in component.options)
+
+    def test_the_environment_follows_the_place(self) -> None:
+        learner = load("learner", "deepspeed")
+        alone = learner.environment(Place(role="learner", threads=2, cpus=2, cache="/c"))
+        assert alone["OMP_NUM_THREADS"] == "2"
+        assert alone["DS_ACCELERATOR"] == "cpu"
+        assert alone["TORCH_EXTENSIONS_DIR"] == "/c/extensions"
+        assert "OMP_WAIT_POLICY" not in alone
+        crowded = learner.environment(Place(role="learner", rank=1, world=2, threads=2, cpus=2))
+        assert (crowded["RANK"], crowded["WORLD_SIZE"], crowded["LOCAL_RANK"]) == ("1", "2", "1")
+        assert crowded["OMP_WAIT_POLICY"] == "PASSIVE"
+        assert learner.environment(Place(role="learner", rank=1, world=2, device="cuda"))["LOCAL_RANK"] == "0"
