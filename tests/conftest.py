@@ -65,7 +65,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     from rlsdk.plugins import fingerprints
 
     def forget() -> None:
-        plugins._default.cache_clear()
+        plugins.loading._default.cache_clear()
         fingerprints._package_hash.cache_clear()
 
     folder = tmp_path / "site"
