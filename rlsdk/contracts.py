@@ -178,6 +178,10 @@ class Engine(Protocol):
         """End requests (None: all); returns what they had sampled, as `abort`."""
         ...
 
+    def reseed(self, seed: int) -> None:
+        """Seed the generator of requests that bring no seed: the same requests in the same order sample the same."""
+        ...
+
     def load_weights(self, weights: Weights) -> None:
         """Replace the weights between two steps; requests in flight go on, on the new ones."""
         ...
