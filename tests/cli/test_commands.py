@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import click
 import pytest
@@ -147,9 +148,10 @@ def test_an_interrupt_ends_with_status_130(site):
     site.install("lab", {"labcli.py": code}, commands={"wait": "labcli:wait"})
     environment = {**os.environ, "PYTHONPATH": f"{site.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-m", "rlsdk.cli", "wait"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, **pipes, text=True, env=environment, preexec_fn=listening) as process:  # noqa: PLW1509
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
