@@ -33,7 +33,6 @@ class Setting:
         client: The engines; None where nothing is sampled.
         sampling: How tokens are sampled, stop strings already split.
         max_length: Tokens of prompt and response together.
-        version: Of the weights that an expert's text is credited to (-1: none).
     """
 
     codec: Codec

@@ -83,7 +83,6 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
     _log_to(plan, console)
     seconds: dict[str, float] = {}
     try:
-        parts, loop = None, None
         with reaped(), ray_cluster(plan) as gpus:
             tasks = plan.plugins.resolve(plan.tasks_train)()
             steps = _steps(plan, len(tasks))
@@ -239,7 +238,7 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) 
     )
     held_out = resolve(plan.tasks_eval)() if plan.tasks_eval is not None else []
     tolerance = config.canary.tolerance or TOLERANCE[config.model.dtype]
-    parts = Parts(
+    return Parts(
         plan=plan,
         actors=actors,
         setting=Setting(codec=codec, client=client, sampling=sampling, max_length=config.model.max_length),
@@ -258,7 +257,6 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) 
         canary=Canary(_canary_tokens(codec, tasks, min(config.canary.tokens, config.model.max_length - 1)), tolerance),
         checkpoints=checkpoints,
     )
-    return parts
 
 
 def _canary_tokens(codec: Codec, tasks: Any, count: int) -> Any:
