@@ -220,12 +220,13 @@ def _smallest(
 ) -> tuple[Case[Any] | None, Violated]:
     """The input with as few rollouts and tokens as break the rule in the same way."""
     shrunk = case is not None
+    title = f"cut down from: {case.title}" if case else ""
     while case is not None and shrunk:
         shrunk = False
         for value in _smaller(case.value):
             found = _quiet_violation(prop, subject, Case(case.title, value))
             if found is not None and found.sort == violated.sort:
-                case, violated, shrunk = Case(case.title, value), found, True
+                case, violated, shrunk = Case(title, value), found, True
                 break
     return case, violated
 
@@ -250,7 +251,7 @@ def _described(prop: Property, subject: Subject, case: Case[Any] | None, violate
         str(subject),
         prop.name,
         demand=prop.demand,
-        given=show(case),
+        given=show(Case(case.title, attrs.evolve(subject, declares=True).trimmed(case.value)) if case else None),
         expected=violated.expected,
         got=violated.got,
         remedy=prop.remedy,

@@ -22,7 +22,7 @@ def show(case: Case[Any] | None) -> str:
     """What an input holds; nothing for no input."""
     if case is None:
         return ""
-    return f"{case.title}\n{content(case.value)}"
+    return "\n".join(filter(None, [case.title, content(case.value)]))
 
 
 def content(value: Any) -> str:
@@ -37,7 +37,7 @@ def content(value: Any) -> str:
         return text(value)
     if isinstance(value, Sequence):
         return "\n".join(content(each) for each in value)
-    return repr(value)
+    return ""  # the title says it all
 
 
 def counted(count: int, what: str) -> str:

@@ -100,13 +100,17 @@ def _lacks_member(cls: type, name: str, member: Any) -> Fault | None:
         return None if held is not None or is_field else (f"a property {name}", "none")
     prefix = "async " if inspect.iscoroutinefunction(member) else ""
     if held is None:
-        return f"a method {prefix}{name}{inspect.signature(member)}", "none"
+        return f"a method {prefix}{_written(name, member)}", "none"
     function = getattr(cls, name)
     if prefix and not inspect.iscoroutinefunction(function):
-        return f"a method async {name}{inspect.signature(member)}", "one that is not async"
+        return f"a method async {_written(name, member)}", "one that is not async"
     arguments = list(inspect.signature(member).parameters)
     bound = arguments if inspect.isfunction(held) else arguments[1:]
     return _unbindable(function, bound, None, f"{cls.__name__}.{name}")
+
+
+def _written(name: str, function: Callable[..., Any]) -> str:
+    return f"{name}({', '.join(inspect.signature(function).parameters)})"
 
 
 def _no_workflow(obj: Any) -> Fault | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -100,7 +102,7 @@ class Subject:
         except Violated:
             raise
         except Exception as error:
-            raise raised(error) from error
+            raise raised(error, self.component.obj) from error
 
     def trimmed(self, x: Any) -> Any:
         """A batch with the optional fields that the component declared, as a training gives it."""
@@ -109,10 +111,12 @@ class Subject:
         return x.only(("ref_logprobs",) if self.component.kind == "kl" else self.component.needs)
 
 
-def raised(error: Exception) -> Violated:
-    """What a component raised, and where."""
+def raised(error: Exception, obj: Any) -> Violated:
+    """What a component raised, and the last line of its own module that led there."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})" if frames else ""
+    own = getattr(sys.modules.get(obj.__module__), "__file__", None)
+    last = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1] if frames else None)
+    where = f" ({Path(last.filename).name}, line {last.lineno})" if last else ""
     return Violated("raised", "a result", f"{type(error).__name__}: {error}{where}")
 
 

@@ -75,7 +75,7 @@ def leaky(x, *, scale: float = 1.0):
 def test_the_input_is_small_and_can_be_read():
     fault = failed(leaky)["micro-batches"]
     lines = fault.given.splitlines()
-    assert lines[0] == "three pairs of rollouts"
+    assert lines[0] == "cut down from: three pairs of rollouts"
     assert lines[1] == "LossInputs: 2 rollouts, 2 tokens, float32"
     assert re.fullmatch(
         r"rollout 0: logprobs \[-?[\d.]+\], old_logprobs \[-?[\d.]+\], advantages \[[\d.]+\], loss_mask \[1\], "

@@ -37,7 +37,7 @@ def parts_resolve(subject: Subject, _: Any) -> None:
         try:
             subject.plugins.resolve(subject.plugins.reference(kind, use.name, use.options))
         except (OptionError, PluginError) as error:
-            raise Violated("form", f"{part}: a {kind} that can be made", f"{_written(use)}: {error}") from error
+            raise Violated("form", f"{part}: a component that can be made", f"{_written(use)}: {error}") from error
 
 
 @holds(

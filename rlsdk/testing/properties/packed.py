@@ -159,7 +159,7 @@ def permutation(subject: Subject, x: Batch) -> None:
     weights = torch.linspace(0.5, 2, len(x.loss_mask))
     wanted = results(subject, x, weights=weights).map(lambda v: _moved(v, order, tokens))
     found = results(subject, moved, weights=weights[tokens])
-    check_same(found, wanted, moved, f"as with the rollouts in another order, {order}")
+    check_same(found, wanted, moved, f"as in the given order (now {order})")
 
 
 def _moved(values: Tensor, order: list[int], tokens: Tensor) -> Tensor:
