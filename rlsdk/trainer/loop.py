@@ -93,9 +93,9 @@ class Loop:
         weights = await asyncio.to_thread(actors.learner.weights, self.done)
         if self._shared:
             await self._engines("wake")
-        await self._engines("load_weights", weights)
         ids = self.p.canary.token_ids
-        seen, own = await asyncio.gather(self._engines("logprobs", ids), asyncio.to_thread(actors.learner.canary, ids))
+        loads, canary = self._engines("load_weights", weights, ids), asyncio.to_thread(actors.learner.canary, ids)
+        seen, own = await asyncio.gather(loads, canary)
         try:
             return self.p.canary.check(self.done, own, seen, updated=updated)
         except CanaryError as error:

@@ -137,7 +137,7 @@ def _ended(plan: Plan, status: str, summary: Mapping[str, Any]) -> None:
 
 
 def _faults(plan: Plan) -> list[str]:
-    faults = [*preflight.torch_companions(), *preflight.compiler()]
+    faults = preflight.torch_companions()
     if plan.config.placement.device != "cpu":
         faults += preflight.gpu_capability()
     weights = sum(f.stat().st_size for f in Path(plan.config.model.path).glob("*.safetensors"))
