@@ -48,22 +48,6 @@ def _misfit(name: str, version: str, torch: str) -> str:
     return f"{name} {version} is built for CUDA, but torch {torch} is not: {effect}. Text models do without: {REMEDY}"
 
 
-def compiler() -> list[str]:
-    """Look for the C++ compiler with which DeepSpeed builds its communication op at first use.
-
-    Returns:
-        One sentence if there is none.
-    """
-    wanted = os.environ.get("CXX", "g++")
-    if shutil.which(wanted):
-        return []
-    fault = (
-        f"no C++ compiler: DeepSpeed compiles a communication op at first use, and `{wanted}` is not on PATH. "
-        "Install one (Debian and Ubuntu: apt-get install g++) or name it in the environment variable CXX"
-    )
-    return [fault]
-
-
 def free_space(folder: str | os.PathLike[str], needed_bytes: int) -> list[str]:
     """Compare the space left where a folder is, or will be, with what is needed.
 

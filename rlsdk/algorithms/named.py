@@ -54,7 +54,7 @@ class SFT(Algorithm):
 
     advantage: Use = Use("constant")
     policy_loss: Use = Use("sft")
-    rollouts: Literal["sampled", "demonstrations"] = "demonstrations"
+    rollouts: Literal["sampled", "demonstrations", "mixed"] = "demonstrations"
 
 
 @algorithm("dr_grpo")
@@ -310,13 +310,14 @@ class DPO(Algorithm):
 @algorithm("mix")
 @attrs.frozen(kw_only=True)
 class Mix(Algorithm):
-    """GRPO on the policy's samples and maximum likelihood on an expert's answers in one batch.
+    """GRPO on the policy's samples and maximum likelihood on the tasks' demonstrations, in one batch.
 
     Paper: CHORD, arXiv:2508.11408, with a fixed μ.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
     policy_loss: Use = Use("mix", {"mu": 0.1, "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None})
+    rollouts: Literal["sampled", "demonstrations", "mixed"] = "mixed"
 
 
 @algorithm("opd")

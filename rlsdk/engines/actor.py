@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ from rlsdk import weights as transport
 from rlsdk.contracts import Completion, Finish, Model, Place, Request, Weights
 from rlsdk.errors import EngineError
 from rlsdk.plugins import Plugins, Reference
+from rlsdk.process import redirect, settle
 
 log = logging.getLogger(__name__)
 INTERVAL = 0.02
@@ -61,7 +60,7 @@ class EngineActor:
             log_path: File that takes everything this process prints; empty leaves that to Ray.
         """
         if log_path:
-            redirect(Path(log_path))
+            redirect(log_path)
         self._engine: Any = Plugins().resolve(reference)
         self._boxes: dict[str, _Box] = {}
         self._failure: BaseException | None = None
@@ -73,6 +72,7 @@ class EngineActor:
     async def start(self, model: Model, place: Place) -> None:
         """Load the model; weights of the folder are version 0."""
         self._engine.start(model, place)
+        settle()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[list[Completion]]:
         """Admit requests in this order and yield their completions as they finish (`num_returns="streaming"`).
@@ -102,16 +102,20 @@ class EngineActor:
             if box.left and self._failure is None:  # the caller went away
                 self._engine.abort([r.id for r in requests])
 
-    async def load_weights(self, weights: Weights) -> None:
-        """Replace the weights between two steps."""
+    async def load_weights(self, weights: Weights, canary: np.ndarray | None = None) -> np.ndarray | None:
+        """Replace the weights between two steps; returns the `logprobs` of the canary under the new ones."""
         self._check()
         started = time.perf_counter()
         self._engine.load_weights(weights)
         self._clock["load_seconds"] += time.perf_counter() - started
+        return None if canary is None else self._logprobs(canary)
 
     async def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
         self._check()
+        return self._logprobs(token_ids)
+
+    def _logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         found: np.ndarray = self._engine.logprobs(token_ids)
         self._wake()
         return found
@@ -246,16 +250,6 @@ def _unbundle(
         )
         for (request, index, finish), end, count in zip(names, ends.tolist(), lengths.tolist(), strict=True)
     )
-
-
-def redirect(path: Path) -> None:
-    """Send what this process writes to stdout and stderr, C code included, to a file, to which it appends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with path.open("ab", buffering=0) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
 
 
 def launch(

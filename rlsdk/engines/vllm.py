@@ -366,7 +366,10 @@ def engine_arguments(model: Model, place: Place, options: Vllm) -> dict[str, Any
         "async_scheduling": False,
         "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
     }
-    if not cpu:
+    if cpu:
+        # With the 128 of vLLM attention reads mostly padding where sequences are short; less costs bookkeeping.
+        found["block_size"] = 64
+    else:
         found |= {
             "tensor_parallel_size": options.tensor_parallel_size,
             "gpu_memory_utilization": options.gpu_memory_utilization,

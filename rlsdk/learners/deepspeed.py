@@ -51,7 +51,8 @@ class DeepSpeedLearner:
         final_ratio: Learning rate at the end, as a share of the peak.
         micro_batch_tokens: Tokens of one forward pass, padding included; a longer rollout gets one of its own.
         rows: padded gives each rollout a row (rollouts of like length together); packed puts them one after another,
-            which pays with flash_attention_2.
+            which pays with flash_attention_2; shared reads a prompt once for all its rollouts in a micro-batch, which
+            pays where groups are large and prompts are not short beside responses (full attention, sdpa or eager).
         gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
         attention: Implementation in transformers.
         value_init: Of the critic's value head: zero predicts nothing at first; small is a little noise.
@@ -89,6 +90,10 @@ class DeepSpeedLearner:
             raise ValueError("offload: optimizer needs zero_stage 1 or more; without ZeRO, DeepSpeed offloads nothing")
         if self.offload == "all" and self.zero_stage != 3:
             raise ValueError(f"offload: all needs zero_stage 3, which splits weights; got zero_stage {self.zero_stage}")
+        if self.rows == "shared" and self.gradient_checkpointing:
+            raise ValueError("rows: shared keeps the keys of prompts, gradient_checkpointing drops them; choose one")
+        if self.rows == "shared" and self.attention == "flash_attention_2":
+            raise ValueError("rows: shared needs attention: sdpa or eager; flash_attention_2 goes with rows: packed")
 
     def environment(self, place: Place) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything."""
@@ -122,7 +127,7 @@ class DeepSpeedLearner:
         """
         import os
 
-        from rlsdk.learners.model import load_critic, load_policy
+        from rlsdk.learners.model import check_layers, load_critic, load_policy
         from rlsdk.learners.objective import Objective
 
         host, _, port = place.master.rpartition(":")
@@ -137,6 +142,8 @@ class DeepSpeedLearner:
         self._objective = Objective(loss)
         factor = schedule(self.schedule, self.warmup_steps, self.final_ratio, total_updates)
         actor = load_policy(roles.actor, self.attention, self.gradient_checkpointing)
+        if self.rows == "shared":
+            check_layers(actor.model.config)
         self._actor = Trained(actor, self._setting(roles.actor, self.lr), factor, place.world)
         if roles.critic is not None:
             critic = load_critic(roles.critic, self.attention, self.gradient_checkpointing, self.value_init)

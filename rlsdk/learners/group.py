@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.learners.microbatch import split
 from rlsdk.learners.rows import read_lengths
 from rlsdk.plugins import Plugins, Reference
+from rlsdk.process import redirect, settle
 
 if TYPE_CHECKING:
     from rlsdk.contracts import Learner
@@ -29,7 +29,7 @@ class LearnerActor:
     """One rank, in a process of its own: calls a plugin's learner, which knows nothing of Ray."""
 
     def __init__(self, log_path: str) -> None:
-        write_to_log(log_path)
+        redirect(log_path)
         self._learner: Learner
 
     def where(self) -> tuple[str, int]:
@@ -44,6 +44,7 @@ class LearnerActor:
         """Resolve the learner and start it."""
         self._learner = Plugins().resolve(reference)
         self._learner.start(roles, loss, place, total_updates)
+        settle()
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the learner."""
@@ -286,17 +287,6 @@ class LearnerGroup:
         # An error whose constructor takes its message alone keeps its kind.
         kind = type(cause) if isinstance(cause, RlsdkError) and "__init__" not in vars(type(cause)) else LearnerError
         return kind(text)
-
-
-def write_to_log(path: str) -> None:
-    """Send this process's stdout and stderr, those of C libraries too, to the end of a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
 
 
 def _per_rollout(mask: np.ndarray, responses: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlsdk.contracts import Model
 from rlsdk.errors import LearnerError
 from rlsdk.learners.head import EntropyMode, Head
-from rlsdk.learners.rows import Rows
+from rlsdk.learners.rows import Prompts, Rows
 
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
@@ -64,10 +64,38 @@ class Critic(nn.Module):
 
 
 def _states(backbone: nn.Module, rows: Rows) -> Tensor:
-    # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
-    output = backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False)
-    hidden: Tensor = output.last_hidden_state
-    return hidden.reshape(-1, hidden.shape[-1])[rows.states]
+    """`[t, d]`: the states in which the response tokens were chosen."""
+    if rows.prompts is None:
+        # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
+        output = backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False)
+        hidden = [output.last_hidden_state]
+    else:
+        hidden = _behind_prompts(backbone, rows, rows.prompts)
+    return torch.cat([h.reshape(-1, h.shape[-1]) for h in hidden])[rows.states]
+
+
+def _behind_prompts(backbone: nn.Module, rows: Rows, prompts: Prompts) -> list[Tensor]:
+    """States of the prompts, and those of the rows, which attend to their prompt's keys and values."""
+    from transformers import DynamicCache
+
+    read = backbone(input_ids=prompts.input_ids, use_cache=True)
+    # Each row has a copy, through which its gradient reaches the prompt.
+    copies = [(layer.keys[prompts.of_row], layer.values[prompts.of_row]) for layer in read.past_key_values.layers]
+    count, width = rows.input_ids.shape
+    longest = prompts.input_ids.shape[1]
+    mask = None
+    if bool((prompts.lengths < longest).any()):
+        columns = torch.arange(longest, device=prompts.lengths.device)
+        inside = columns < prompts.lengths[prompts.of_row, None]
+        mask = torch.cat([inside, inside.new_ones(count, width)], dim=1)
+    output = backbone(
+        input_ids=rows.input_ids,
+        position_ids=rows.position_ids,
+        attention_mask=mask,
+        past_key_values=DynamicCache(copies),
+        use_cache=True,
+    )
+    return [read.last_hidden_state, output.last_hidden_state]
 
 
 def load_policy(model: Model, attention: Attention, checkpointing: bool) -> Policy:
@@ -115,6 +143,20 @@ def _load(auto: Any, model: Model, attention: Attention, checkpointing: bool) ->
         loaded.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     loaded.train()  # gradient checkpointing works in this mode alone; there is no dropout
     return loaded
+
+
+def check_layers(config: Any) -> None:
+    """Refuse models whose prompts cannot be shared: layers that keep no keys and values of all tokens.
+
+    Raises:
+        LearnerError: A layer is of another type.
+    """
+    text = config.get_text_config()
+    if others := sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention"}):
+        raise LearnerError(
+            f"model type {text.model_type!r} has layers of type {', '.join(others)}; rows: shared runs models of full "
+            "attention alone, use rows: padded"
+        )
 
 
 def _without_dropout(config: Any) -> None:

@@ -45,7 +45,7 @@ class Passes:
         """`count` micro-batches; where a rank has no more, None and rows whose results must weigh nothing."""
         for i in range(count):
             part = batch.select(parts[i]) if i < len(parts) else None
-            rows = empty_rows() if part is None else to_rows(part, self.style)
+            rows = empty_rows(self.style) if part is None else to_rows(part, self.style)
             yield part, rows.to(self.ranks.device)
 
     def forward(

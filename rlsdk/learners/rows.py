@@ -1,4 +1,4 @@
-"""Rollouts as the rows that a transformers model reads: padded on the right, or packed one after another."""
+"""Rollouts as the rows that a transformers model reads: padded on the right, packed, or behind shared prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,26 @@ if TYPE_CHECKING:
 
     from rlsdk.contracts import TrainBatch
 
-RowStyle = Literal["padded", "packed"]
+RowStyle = Literal["padded", "packed", "shared"]
+
+
+@attrs.frozen(eq=False)
+class Prompts:
+    """Prompts that several rows go on from.
+
+    Attributes:
+        input_ids: int64 `[prompts, width]`, padded on the right.
+        lengths: int64 `[prompts]`.
+        of_row: int64 `[rows]`, the prompt of each row.
+    """
+
+    input_ids: torch.Tensor
+    lengths: torch.Tensor
+    of_row: torch.Tensor
+
+    def to(self, device: torch.device | str) -> Prompts:
+        """The same on another device."""
+        return Prompts(self.input_ids.to(device), self.lengths.to(device), self.of_row.to(device))
 
 
 @attrs.frozen(eq=False)
@@ -22,19 +41,23 @@ class Rows:
     Attributes:
         input_ids: int64 `[rows, width]`.
         position_ids: int64 `[rows, width]`, starting anew at each rollout; None where each row is one rollout.
-        states: int64 `[t]`, where, in the flattened rows, the state lies in which each response token was chosen.
+        states: int64 `[t]`, where, in the flattened rows, the state lies in which each response token was chosen; where
+            there are prompts, these are flattened before the rows.
         targets: int64 `[t]`, the response tokens.
+        prompts: What the rows go on from; None where each row holds its own prompt.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor | None
     states: torch.Tensor
     targets: torch.Tensor
+    prompts: Prompts | None = None
 
     def to(self, device: torch.device | str) -> Rows:
         """The same on another device."""
         positions = None if self.position_ids is None else self.position_ids.to(device)
-        return Rows(self.input_ids.to(device), positions, self.states.to(device), self.targets.to(device))
+        prompts = None if self.prompts is None else self.prompts.to(device)
+        return Rows(self.input_ids.to(device), positions, self.states.to(device), self.targets.to(device), prompts)
 
 
 def read_lengths(batch: TrainBatch) -> np.ndarray:
@@ -45,36 +68,78 @@ def read_lengths(batch: TrainBatch) -> np.ndarray:
 def to_rows(batch: TrainBatch, style: RowStyle) -> Rows:
     """Lay out rollouts.
 
-    Padding stands on the right, where causal attention keeps it out of every state that is used, so no mask is needed.
+    Padding stands on the right, where causal attention keeps it out of every state that is used.
 
     Args:
         batch: At least one rollout.
-        style: `padded` gives each rollout a row, `packed` puts all of them into one.
+        style: `padded` gives each rollout a row, `packed` puts all of them into one, `shared` reads equal prompts once
+            and gives each response a row.
     """
     import torch
 
-    reads = read_lengths(batch)
-    count, width = len(reads), int(reads.max())
     offsets = np.cumsum(batch.lengths) - batch.lengths
-    within = np.arange(int(reads.sum())) - np.repeat(np.cumsum(reads) - reads, reads)
-    tokens = batch.token_ids[np.repeat(offsets, reads) + within]
+    targets = torch.from_numpy(batch.token_ids[_ranges(offsets + batch.starts, batch.responses)])
+    if style == "shared":
+        return _behind_prompts(batch, offsets, targets)
+    reads = read_lengths(batch)
+    tokens = batch.token_ids[_ranges(offsets, reads)]
+    within = _ranges(np.zeros_like(reads), reads)
     if style == "packed":
         row_begins = np.cumsum(reads) - reads
-        input_ids, position_ids = tokens[None], torch.from_numpy(within[None])
+        input_ids, position_ids = torch.from_numpy(tokens[None]), torch.from_numpy(within[None])
     else:
-        row_begins = np.arange(count) * width
-        input_ids, position_ids = np.zeros((count, width), np.int64), None
-        input_ids.reshape(-1)[np.repeat(row_begins, reads) + within] = tokens
-    responses = batch.responses
-    step = np.arange(int(responses.sum())) - np.repeat(np.cumsum(responses) - responses, responses)
-    states = np.repeat(row_begins + batch.starts - 1, responses) + step
-    targets = batch.token_ids[np.repeat(offsets + batch.starts, responses) + step]
-    return Rows(torch.from_numpy(input_ids), position_ids, torch.from_numpy(states), torch.from_numpy(targets))
+        row_begins = np.arange(len(reads)) * int(reads.max())
+        input_ids, position_ids = torch.from_numpy(_padded(tokens, reads)), None
+    states = _ranges(row_begins + batch.starts - 1, batch.responses)
+    return Rows(input_ids, position_ids, torch.from_numpy(states), targets)
 
 
-def empty_rows() -> Rows:
+def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tensor) -> Rows:
+    import torch
+
+    found: dict[bytes, int] = {}
+    begins = zip(offsets.tolist(), (offsets + batch.starts).tolist(), strict=True)
+    of_row = np.array([found.setdefault(batch.token_ids[a:b].tobytes(), len(found)) for a, b in begins])
+    first = np.unique(of_row, return_index=True)[1]
+    lengths = batch.starts[first]
+    prompt_ids = _padded(batch.token_ids[_ranges(offsets[first], lengths)], lengths)
+    # The last token of a response is read by nobody. A row without any other holds padding, so that there are rows.
+    reads = batch.responses - 1
+    input_ids = _padded(batch.token_ids[_ranges(offsets + batch.starts, reads)], reads)
+    width = input_ids.shape[1]
+    positions = batch.starts[:, None] + np.arange(width)
+    # The first token of a response was chosen in the last state of its prompt, the others in those of its own row.
+    states = _ranges(prompt_ids.size + np.arange(len(reads)) * width - 1, batch.responses)
+    firsts = np.cumsum(batch.responses) - batch.responses
+    some = batch.responses > 0
+    states[firsts[some]] = (of_row * prompt_ids.shape[1] + batch.starts - 1)[some]
+    prompts = Prompts(torch.from_numpy(prompt_ids), torch.from_numpy(lengths), torch.from_numpy(of_row))
+    rows, places = torch.from_numpy(input_ids), torch.from_numpy(positions)
+    return Rows(rows, places, torch.from_numpy(states), targets, prompts)
+
+
+def _ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """int64: `begin, begin + 1, …` for each of `lengths`, one after another."""
+    lengths = np.maximum(lengths, 0)
+    ends = np.cumsum(lengths)
+    return np.asarray(np.arange(int(lengths.sum())) + np.repeat(begins - ends + lengths, lengths))
+
+
+def _padded(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """int64 `[rows, width]`: sequences laid end to end in `tokens`, with zeros behind each; width at least 1."""
+    lengths = np.maximum(lengths, 0)
+    width = max(int(lengths.max()), 1)
+    plane = np.zeros((len(lengths), width), np.int64)
+    plane.reshape(-1)[_ranges(np.arange(len(lengths)) * width, lengths)] = tokens
+    return plane
+
+
+def empty_rows(style: RowStyle) -> Rows:
     """One token, one target: what a rank without rollouts runs to keep collectives in step; its loss weighs nothing."""
     import torch
 
     zero = torch.zeros(1, dtype=torch.int64)
-    return Rows(zero[None], None, zero, zero)
+    if style != "shared":
+        return Rows(zero[None], None, zero, zero)
+    # As many passes as other ranks make, all of which the result hangs on.
+    return Rows(zero[None], zero[None] + 1, zero + 1, zero, Prompts(zero[None], zero + 1, zero))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +32,7 @@ class ProgressLine:
             every: Steps between lines where there is no terminal.
         """
         self._console, self._total, self._every = console, total, max(every, 1)
+        self._began, self._first = time.monotonic(), done
         self._progress: Progress | None = None
         if console.is_terminal:
             columns = (
@@ -51,7 +54,13 @@ class ProgressLine:
         if self._progress is not None:
             self._progress.update(self._bar, completed=step, shown=shown)
         elif step % self._every == 0 or step == self._total:
-            self._console.print(f"step {step}/{self._total}  {shown}", highlight=False)
+            parts = (f"step {step}/{self._total}", shown, f"left {self._left(step)}")
+            self._console.print("  ".join(filter(None, parts)), highlight=False)
+
+    def _left(self, step: int) -> str:
+        """Time left, at the pace of the steps so far."""
+        pace = (time.monotonic() - self._began) / max(step - self._first, 1)
+        return str(timedelta(seconds=round(pace * (self._total - step))))
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlsdk.errors import CheckpointError
+from rlsdk.errors import CheckpointError, LearnerError
 
 FORMAT = 1
+_NOTHING_LEFT = 2**20
+"""Bytes below which a disk is full: what did not fit is not always counted."""
 
 
 class Checkpoints:
@@ -60,17 +62,20 @@ class Checkpoints:
                 shutil.rmtree(final)
             partial.rename(final)
             _sync_folder(self._folder)
-        except OSError as error:
+        except (OSError, LearnerError) as error:
+            cannot = self._cannot(step, error)  # looks at the disk, which the next line frees
             shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(self._cannot(step, error)) from error
+            raise CheckpointError(cannot) from error
         for old in self.steps()[: -self._keep]:
             shutil.rmtree(self.path(old))
         return final
 
-    def _cannot(self, step: int, error: OSError) -> str:
+    def _cannot(self, step: int, error: Exception) -> str:
         kept = self.latest()
         last = f"the checkpoint of step {kept} is kept" if kept is not None else "there is no earlier checkpoint"
-        what = "the disk is full" if error.errno == errno.ENOSPC else str(error)
+        # A learner writes from processes of its own, through libraries that do not say why they failed.
+        full = getattr(error, "errno", None) == errno.ENOSPC or shutil.disk_usage(self._folder).free < _NOTHING_LEFT
+        what = "the disk is full" if full else str(error)
         return (
             f"the checkpoint of step {step} cannot be written to {self._folder}: {what}; {last}. Free space, or choose "
             "another folder with out=…, then go on with --resume"

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rlsdk.config import Plan
 from rlsdk.contracts import Run
+from rlsdk.process import settle
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.rollouts import RolloutWriter
 from rlsdk.runlog.trackers import JsonlTracker, read_metrics
@@ -56,6 +57,7 @@ class Session:
         writer = RolloutWriter(plan.folder / "rollouts", loop.done) if plan.config.save_rollouts else None
         bar = ProgressLine(self._console, loop.steps, loop.done, every=max(1, loop.steps // 20))
         try:
+            settle()
             await loop.publish(updated=False)
             if section.before and loop.p.eval_tasks and loop.done == 0:
                 _log(trackers, 0, await self._evaluate("before", bar))

@@ -200,8 +200,8 @@ def rlsdk_steps(work: Work, folder: Path, settings: Mapping[str, Any]) -> Steps:
         "batch_size": work.tasks,
         "group_size": work.group,
         "old_logprobs": "rollout",
-        "learner": {"use": "deepspeed", "lr": LR},
-        "placement": {"engines": 2, "engine_threads": 1, "learner_threads": 2},
+        "learner": {"use": "deepspeed", "lr": LR, "rows": "shared", "micro_batch_tokens": 6000},
+        "placement": {"engines": 2, "engine_threads": 1, "learners": 2, "learner_threads": 1},
         "checkpoint": {"export": "never"},
         "save_rollouts": work.steps,  # the last step's: a look at the lengths
     }

@@ -20,7 +20,7 @@ from tests.benchmarks.conftest import Steps, Work
 ROUNDS = 2
 """Runs of each, in turn: a machine that grows slower meanwhile does so for both."""
 SHORT = {"tasks": 64, "group": 16, "max_tokens": 14, "steps": 16}
-LONG = {"tasks": 16, "group": 16, "max_tokens": 256, "steps": 10}
+LONG = {"tasks": 16, "group": 16, "max_tokens": 256, "steps": 8}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def best_of_trl(trl: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
 
     def best(work: Any) -> dict[str, Any]:
         if work.max_tokens not in found:
-            found[work.max_tokens] = _fastest(trl, attrs.evolve(work, steps=6))
+            found[work.max_tokens] = _fastest(trl, attrs.evolve(work, steps=5))
         return found[work.max_tokens]
 
     return best

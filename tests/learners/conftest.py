@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -67,6 +68,29 @@ def _make_batch(count: int, seed: int = 0, **rollouts: np.ndarray) -> TrainBatch
         },
         rollouts=rollouts,
     )
+
+
+def _make_grouped_batch(count: int, seed: int = 0) -> TrainBatch:
+    """The same with prompts that rollouts have in common, of uneven lengths, and a response of one token."""
+    batch = _make_batch(count, seed)
+    rng = np.random.default_rng(seed + 1000)
+    prompts = [rng.integers(0, VOCABULARY, size) for size in (3, 7, 1)]
+    own = [prompts[i] for i in rng.integers(0, len(prompts), count)]
+    ends = np.cumsum(batch.lengths)
+    rests = [batch.token_ids[e - n + s : e] for e, n, s in zip(ends, batch.lengths, batch.starts, strict=True)]
+    starts = np.array([len(p) for p in own])
+    return attrs.evolve(
+        batch,
+        token_ids=np.concatenate([part for pair in zip(own, rests, strict=True) for part in pair]),
+        lengths=batch.lengths - batch.starts + starts,
+        starts=starts,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_grouped_batch() -> Callable[..., TrainBatch]:
+    """Makes batches in which several rollouts have one prompt: `make_grouped_batch(count, seed=0)`."""
+    return _make_grouped_batch
 
 
 @pytest.fixture(scope="session")

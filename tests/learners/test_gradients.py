@@ -168,6 +168,24 @@ def test_packed_rows(
 
 
 @pytest.mark.parametrize(
+    ("world", "stage", "how"), [(1, 1, "balanced"), (2, 2, "balanced"), (2, 3, "balanced"), (2, 3, "no rollouts")]
+)
+def test_shared_prompts(
+    world: int,
+    stage: int,
+    how: str,
+    tied: Model,
+    launch: Callable[..., Any],
+    make_grouped_batch: Callable[..., TrainBatch],
+) -> None:
+    batch, spec = make_grouped_batch(COUNT, seed=2), make_spec()
+    shares = shared_out(batch, world, how)
+    tokens = budget(shares, 3)
+    group = launch(world, Roles(actor=tied), spec, zero_stage=stage, lr=0.0, micro_batch_tokens=tokens, rows="shared")
+    assert distance(learn(group, shares, batch), plain_gradients(tied, batch, spec)) < 1e-5
+
+
+@pytest.mark.parametrize(
     "options",
     [{"offload": "optimizer", "zero_stage": 2}, {"offload": "all", "zero_stage": 3}, {"gradient_checkpointing": True}],
     ids=str,

@@ -90,7 +90,10 @@ def same(left: Weights, right: Weights) -> bool:
     return all(np.array_equal(array, right.tensors[name]) for name, array in left.tensors.items())
 
 
-@pytest.mark.parametrize(("world", "stage", "rows"), [(1, 1, "padded"), (1, 1, "packed"), (2, 3, "padded")])
+STYLES = [(1, 1, "padded"), (1, 1, "packed"), (1, 1, "shared"), (2, 3, "padded")]
+
+
+@pytest.mark.parametrize(("world", "stage", "rows"), STYLES)
 def test_logprobs_are_those_of_transformers(
     world: int, stage: int, rows: str, tied: Model, untied: Model, launch: Launch, make_batch: Make
 ) -> None:

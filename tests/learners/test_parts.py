@@ -16,7 +16,7 @@ from rlsdk.components import correction, policy_loss
 from rlsdk.contracts import LossSpec, Model, Place, TrainBatch
 from rlsdk.errors import CheckpointError, LearnerError, MissingFieldError, OptionError
 from rlsdk.learners.metrics import Tally
-from rlsdk.learners.model import Critic, load_critic, load_policy
+from rlsdk.learners.model import Critic, check_layers, load_critic, load_policy
 from rlsdk.learners.objective import Moment, Objective, critic_loss, needs_reference, value_loss
 from rlsdk.learners.rows import empty_rows, to_rows
 from rlsdk.learners.shards import check_manifest, write_manifest
@@ -86,11 +86,32 @@ class TestRows:
         assert rows.position_ids.tolist() == [[0, 1, 0, 1, 2, 3]]
         assert rows.states.tolist() == [0, 1, 4, 5]
 
-    @pytest.mark.parametrize("style", ["padded", "packed"])
+    def test_shared_rows_hold_responses_alone(self) -> None:
+        batch = TrainBatch(
+            token_ids=np.array([1, 2, 3, 4, 5, 1, 2, 6, 9, 7, 8]),
+            lengths=np.array([5, 3, 3]),
+            starts=np.array([2, 2, 1]),
+            responses=np.array([3, 1, 2]),
+            loss_mask=np.ones(6, bool),
+        )
+        rows = to_rows(batch, "shared")
+        assert rows.prompts is not None
+        assert rows.position_ids is not None
+        assert rows.prompts.input_ids.tolist() == [[1, 2], [9, 0]]
+        assert rows.prompts.lengths.tolist() == [2, 1]
+        assert rows.prompts.of_row.tolist() == [0, 0, 1]
+        assert rows.input_ids.tolist() == [[3, 4], [0, 0], [7, 0]]
+        assert rows.position_ids.tolist() == [[2, 3], [2, 3], [1, 2]]
+        assert rows.states.tolist() == [1, 4, 5, 1, 2, 8]
+        assert rows.targets.tolist() == [3, 4, 5, 6, 7, 8]
+
+    @pytest.mark.parametrize("style", ["padded", "packed", "shared"])
     def test_a_state_is_that_before_its_target(self, style: Any, make_batch: Make) -> None:
         batch = make_batch(9, seed=4)
         rows = to_rows(batch, style)
         flat = rows.input_ids.reshape(-1)
+        if rows.prompts is not None:
+            flat = torch.cat([rows.prompts.input_ids.reshape(-1), flat])
         begins = np.cumsum(batch.lengths) - batch.lengths
         i = 0
         for begin, start, response in zip(begins, batch.starts, batch.responses, strict=True):
@@ -101,14 +122,24 @@ class TestRows:
 
 
 class TestModel:
-    def test_padded_packed_and_one_by_one_agree(self, tied: Model, make_batch: Make) -> None:
-        batch = make_batch(7, seed=6)
-        policy = load_policy(tied, "sdpa", False)
+    @pytest.mark.parametrize("style", ["padded", "packed", "shared"])
+    @pytest.mark.parametrize("attention", ["sdpa", "eager"])
+    def test_rows_of_any_style_and_one_by_one_agree(
+        self, style: Any, attention: Any, tied: Model, make_grouped_batch: Make
+    ) -> None:
+        batch = make_grouped_batch(7, seed=6)
+        policy = load_policy(tied, attention, False)
         with torch.no_grad():
-            padded, packed = (policy(to_rows(batch, style))[0] for style in ("padded", "packed"))
+            found = policy(to_rows(batch, style))[0]
             single = torch.cat([policy(to_rows(batch.select(np.array([i])), "padded"))[0] for i in range(7)])
-        torch.testing.assert_close(padded, single, atol=2e-6, rtol=1e-5)
-        torch.testing.assert_close(packed, single, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(found, single, atol=2e-6, rtol=1e-5)
+
+    def test_prompts_of_sliding_windows_are_not_shared(self) -> None:
+        from transformers import Qwen2Config
+
+        config = Qwen2Config(use_sliding_window=True, max_window_layers=1, num_hidden_layers=2, sliding_window=8)
+        with pytest.raises(LearnerError, match=r"layers of type sliding_attention; rows: shared .* use rows: padded"):
+            check_layers(config)
 
     def test_the_head_keeps_its_name_and_its_tie(self, tied: Model, untied: Model) -> None:
         for model, is_tied in ((tied, True), (untied, False)):
@@ -124,9 +155,10 @@ class TestModel:
         assert 0 < float(small(rows).detach().abs().max()) < 0.1
         torch.testing.assert_close(small(rows), load_critic(tied, "sdpa", False, "small")(rows))
 
-    def test_a_rank_without_work_has_a_graph_everywhere(self, untied: Model) -> None:
+    @pytest.mark.parametrize("style", ["padded", "shared"])
+    def test_a_rank_without_work_has_a_graph_everywhere(self, style: Any, untied: Model) -> None:
         policy = load_policy(untied, "sdpa", False)
-        (policy(empty_rows())[0].sum() * 0).backward()
+        (policy(empty_rows(style))[0].sum() * 0).backward()
         for name, parameter in policy.named_parameters():
             assert parameter.grad is not None, name
             assert not parameter.grad.any()

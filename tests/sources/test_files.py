@@ -13,7 +13,6 @@ import pytest
 import rlsdk
 from rlsdk.errors import DataError, OptionError
 from rlsdk.sources.countdown import countdown
-from rlsdk.sources.limits import drop_long
 from rlsdk.sources.verl import row, write
 
 
@@ -240,11 +239,3 @@ def test_tasks_of_files_can_be_pickled(tmp_path):
     jsonl = load("jsonl", path=save(tmp_path / "a.jsonl", [{"prompt": "1"}, {"prompt": "2"}]))
     for tasks in (parquet, jsonl):
         assert [t.prompt for t in pickle.loads(pickle.dumps(tasks))] == ["1", "2"]
-
-
-def test_long_prompts_are_dropped_and_counted_or_an_error():
-    tasks = [rlsdk.Task(id=str(n), prompt="x" * n) for n in range(6)]
-    kept, dropped = drop_long(tasks, lambda t: len(t.prompt), 3)
-    assert ([t.id for t in kept], dropped) == (["0", "1", "2", "3"], 2)
-    with pytest.raises(DataError, match="task '4': its prompt has 4 tokens, more than 3"):
-        drop_long(tasks, lambda t: len(t.prompt), 3, on_long="error")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from importlib import metadata
@@ -67,25 +66,6 @@ def test_this_environment_has_no_misfits():
     if not metadata.version("torch").endswith("+cpu"):
         pytest.skip("not the CPU environment that `make` installs")
     assert preflight.torch_companions() == []
-
-
-def test_a_missing_compiler_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    (fault,) = preflight.compiler()
-    assert "`g++` is not on PATH" in fault
-    assert "apt-get install g++" in fault
-
-
-@pytest.mark.skipif(os.name == "nt", reason="executables are marked by a mode bit here")
-def test_a_compiler_named_by_the_environment_counts(tmp_path, monkeypatch):
-    program = tmp_path / "my-c++"
-    program.write_text("#!/bin/sh\n")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CXX", "my-c++")
-    assert "my-c++" in preflight.compiler()[0]
-    program.chmod(0o755)
-    assert preflight.compiler() == []
 
 
 def test_space_is_measured_where_a_folder_will_be(tmp_path):
