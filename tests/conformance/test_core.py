@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,24 @@ def test_it_conforms(check):
         assert finding.fault is None, str(finding.fault)
         if finding.outcome == "skipped":
             assert "random numbers" in finding.reason or check.subject.component.name in NEED_OPTIONS
+
+
+LEAN = """
+import sys
+sys.modules.update(dict.fromkeys(("ray", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil")))
+import rlsdk
+from rlsdk.testing import check_plugin
+for kind in ("engine", "learner", "tracker", "reward", "policy_loss"):
+    report = check_plugin(rlsdk.Plugins(), "core", kind=kind)
+    print(kind, report.conforms, report.counts()["passed"] > 3)
+"""
+
+
+def test_nothing_beyond_the_base_install_is_needed():
+    """With the train extra's packages hidden, engines and learners are checked by their marks and signatures."""
+    ran = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert [line.split()[1:] for line in ran.stdout.splitlines()] == [["True", "True"]] * 5
 
 
 @pytest.mark.parametrize("name", ["jsonl", "parquet"])

@@ -127,6 +127,20 @@ def test_what_a_component_raises_is_reported_with_its_place():
     assert fault.expected == "a result"
 
 
+def test_the_page_shows_what_the_suite_says(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "conformance.md").read_text()
+    blocks = {
+        name: re.findall(rf"^```{name}\n(.*?)^```", page, re.DOTALL | re.MULTILINE) for name in ("python", "text")
+    }
+    exec(compile("\n".join(blocks["python"]), "conformance.md", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out == blocks["text"][0]
+
+
+def test_every_property_is_explained_on_the_page():
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "conformance.md").read_text()
+    assert [name for check in BROKEN for name in check.properties if f"`{name}`" not in page] == []
+
+
 def test_faults_travel():
     fault = failed(leaky)["micro-batches"]
     again = pickle.loads(pickle.dumps(fault))
