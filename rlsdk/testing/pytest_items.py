@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +23,32 @@ class Conformance:
         if config.args_source is not pytest.Config.ArgsSource.ARGS:
             config.args = []  # nobody named a file: the plugin is checked, and nothing else
 
-    @pytest.hookimpl(tryfirst=True)  # before -k and -m choose among the tests
-    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Add the tests."""
-        config = session.config
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Add the components to what the session collects."""
+        report = yield
+        if isinstance(collector, pytest.Session) and report.passed:
+            report.result.extend(self._components(collector))
+        return report
+
+    def _components(self, session: pytest.Session) -> list[ComponentNode]:
+        found = []
+        option = session.config.getoption
         try:
-            options, tasks = (
-                read_options(config.getoption("--rlsdk-option")),
-                read_tasks(config.getoption("--rlsdk-task")),
-            )
+            given: dict[str, Any] = {
+                "options": read_options(option("--rlsdk-option")),
+                "tasks": read_tasks(option("--rlsdk-task")),
+            }
             for name in self._names:
-                found, broken = checks(Plugins(), name, options=options, tasks=tasks)
+                components, broken = checks(Plugins(), name, **given)
                 if broken:
-                    raise pytest.UsageError(f"--rlsdk-plugin {name}: " + "; ".join(broken.values()))
-                for check in found:
-                    items += ComponentNode.from_parent(session, check=check).collect()
+                    raise pytest.UsageError(f"--rlsdk-plugin {name}: {'; '.join(broken.values())}")
+                found += [ComponentNode.from_parent(session, check=check) for check in components]
         except RlsdkError as error:
             raise pytest.UsageError(f"--rlsdk-plugin: {error}") from error
+        return found
 
 
 class ComponentNode(pytest.Collector):
@@ -53,11 +62,7 @@ class ComponentNode(pytest.Collector):
 
     def collect(self) -> list[PropertyItem]:
         """A test for each of its properties."""
-        return list(self._tests())
-
-    def _tests(self) -> Iterator[PropertyItem]:
-        for name in self.check.properties:
-            yield PropertyItem.from_parent(self, name=name)
+        return [PropertyItem.from_parent(self, name=name) for name in self.check.properties]
 
 
 class PropertyItem(pytest.Item):
