@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.components import (
+    Use,
     advantage,
     algorithm,
     buffer,
@@ -63,6 +64,7 @@ __all__ = [
     "Step",
     "Task",
     "Totals",
+    "Use",
     "advantage",
     "aggregate",
     "algorithm",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 import rlsdk
-from rlsdk.algorithms.base import Aggregation, Algorithm
-from rlsdk.components import Use
+from rlsdk import Algorithm, Use
+from rlsdk.algorithms.base import Aggregation
 
 
 @rlsdk.algorithm("sppo")
@@ -92,3 +94,4 @@ class MixChord(Algorithm):
 
     advantage: Use = Use("grpo", {"std_normalize": True})
     policy_loss: Use = Use("zoo/mix_chord", {"mu": 0.1, "clip_low": 0.2, "clip_high": 0.2})
+    rollouts: Literal["sampled", "demonstrations", "mixed"] = "mixed"
