@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlsdk.algorithms import Algorithm
     from rlsdk.batch import Credit, CreditInputs, LossInputs, Totals, aggregate
     from rlsdk.components import (
+        Use,
         advantage,
         algorithm,
         buffer,
@@ -40,6 +41,7 @@ _NAMES = {
     "rlsdk.algorithms": ("Algorithm",),
     "rlsdk.batch": ("Credit", "CreditInputs", "LossInputs", "Totals", "aggregate"),
     "rlsdk.components": (
+        "Use",
         "advantage",
         "algorithm",
         "buffer",
@@ -82,6 +84,7 @@ __all__ = [
     "Step",
     "Task",
     "Totals",
+    "Use",
     "advantage",
     "aggregate",
     "algorithm",

@@ -17,8 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "curves"
-STEPS = 100
-EVERY = 20
+STEPS = 60
+EVERY = 15
 COMMON = [
     f"steps={STEPS}",
     f"eval.every={EVERY}",
