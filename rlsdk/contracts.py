@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
@@ -135,19 +135,40 @@ class Completion:
     finish: Finish
 
 
+@attrs.frozen(kw_only=True)
+class Adapter:
+    """A low-rank adapter over a model's linear layers: `W + alpha / rank · B · A` (LoRA, arXiv:2106.09685).
+
+    Attributes:
+        rank: Of `A` `[rank, in]` and `B` `[out, rank]`.
+        alpha: Of the scale.
+    """
+
+    rank: int
+    alpha: float
+
+    @property
+    def scale(self) -> float:
+        """Factor of `B · A`."""
+        return self.alpha / self.rank
+
+
 @attrs.frozen(eq=False)
 class Weights:
-    """All tensors of a model under one version, as numpy arrays that Ray shares without a copy.
+    """All tensors of a model, or of an adapter over it, under one version, as numpy arrays that Ray shares uncopied.
 
     Attributes:
         version: Trainer steps done when they were published.
         tensors: name -> array; bfloat16 travels as uint16 of the same bits.
         dtypes: name -> torch dtype's name ("float32", "bfloat16").
+        adapter: None for a model's own tensors, under the names that transformers uses; else these are the adapter's
+            alone, under the names of peft's files, and the folder's weights stay as they are.
     """
 
     version: int
     tensors: Mapping[str, np.ndarray]
     dtypes: Mapping[str, str]
+    adapter: Adapter | None = None
 
 
 class Engine(Protocol):
@@ -200,6 +221,19 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """Free everything."""
+        ...
+
+
+@runtime_checkable
+class TakesAdapter(Protocol):
+    """What an engine offers beside the rest if it can be sent adapters in place of whole models."""
+
+    def expect_adapter(self, adapter: Adapter) -> None:
+        """Have `load_weights` take adapters of this shape, over the folder's weights; called before `start`.
+
+        Raises:
+            EngineError: It cannot serve this one.
+        """
         ...
 
 
@@ -369,6 +403,30 @@ class Learner(Protocol):
 
     def stop(self) -> None:
         """Free everything."""
+        ...
+
+
+@runtime_checkable
+class GivesAdapter(Protocol):
+    """What a learner offers beside the rest if it can send engines an adapter in place of a whole model."""
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The shape of what it would send; None if whole models are to be sent."""
+        ...
+
+    def adapter_weights(self, version: int) -> Weights | None:
+        """The adapter's tensors (rank 0; None elsewhere); `weights` still gives the whole model, merged."""
+        ...
+
+
+@runtime_checkable
+class Requires(Protocol):
+    """What an engine or a learner offers beside the rest if some of its options need more than it always needs."""
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Distributions that must be installed for the options given; looked for before anything starts."""
         ...
 
 

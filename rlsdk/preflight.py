@@ -48,6 +48,19 @@ def _misfit(name: str, version: str, torch: str) -> str:
     return f"{name} {version} is built for CUDA, but torch {torch} is not: {effect}. Text models do without: {REMEDY}"
 
 
+def packages(needed: Iterable[str], what: str) -> list[str]:
+    """Look for distributions that a part of the run needs.
+
+    Args:
+        needed: their names.
+        what: the part, as the sentence begins.
+
+    Returns:
+        One sentence for each that is not installed.
+    """
+    return [f"{what} needs {name}, which is not installed: pip install {name}" for name in needed if not _version(name)]
+
+
 def free_space(folder: str | os.PathLike[str], needed_bytes: int) -> list[str]:
     """Compare the space left where a folder is, or will be, with what is needed.
 

@@ -23,9 +23,9 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 MISFITS = ("torchvision", "torchaudio", "torchcodec", "triton")
 # In a process of its own, because it imports what was just installed.
 CHECK = """
-import torch, transformers, ray, deepspeed, vllm
+import torch, transformers, ray, deepspeed, vllm, peft
 from transformers import Qwen2ForCausalLM
-print(*(f"{m.__name__} {m.__version__}" for m in (torch, transformers, ray, deepspeed, vllm)), sep=", ")
+print(*(f"{m.__name__} {m.__version__}" for m in (torch, transformers, ray, deepspeed, vllm, peft)), sep=", ")
 """
 
 

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from rlsdk import weights as transport
-from rlsdk.contracts import Completion, Finish, Model, Place, Request, Weights
+from rlsdk.contracts import Adapter, Completion, Finish, Model, Place, Request, Weights
 from rlsdk.errors import EngineError
 from rlsdk.plugins import Plugins, Reference
 from rlsdk.process import redirect, settle
@@ -69,8 +69,10 @@ class EngineActor:
         self._task: asyncio.Task[None] | None = None
         self._clock = dict.fromkeys(("step_seconds", "tokens", "prompt_tokens", "steps", "load_seconds"), 0.0)
 
-    async def start(self, model: Model, place: Place) -> None:
-        """Load the model; weights of the folder are version 0."""
+    async def start(self, model: Model, place: Place, adapter: Adapter | None = None) -> None:
+        """Load the model; weights of the folder are version 0, and with an `adapter`, such adapters follow."""
+        if adapter is not None:
+            self._engine.expect_adapter(adapter)
         self._engine.start(model, place)
         settle()
 

@@ -12,7 +12,8 @@ import attrs
 import numpy as np
 
 from rlsdk.components import engine
-from rlsdk.contracts import Completion, Finish, Model, Place, Request, Weights
+from rlsdk.contracts import Adapter, Completion, Finish, Model, Place, Request, Weights
+from rlsdk.engines import vllm_adapter
 from rlsdk.engines.common import (
     Continuation,
     check_known,
@@ -23,6 +24,7 @@ from rlsdk.engines.common import (
     open_tokenizer,
     with_tied_head,
 )
+from rlsdk.engines.vllm_model import checkpoint_shapes, import_architectures
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.weights import TIED_HEAD
@@ -46,6 +48,8 @@ _OWNED = {
     "worker_extension_cls": "rlsdk itself",
     "skip_tokenizer_init": "rlsdk itself",
     "enable_sleep_mode": "placement.colocate",
+    "enable_lora": "learner.lora",
+    "max_lora_rank": "learner.lora.rank",
 }
 """Engine arguments that `args` may not set, and what sets them."""
 
@@ -59,7 +63,7 @@ class Vllm:
     steps; requests in flight go on, their cache recomputed with the new weights. A seed of a request's own costs about
     5 % of the throughput on a small model (vLLM asks one generator per sequence); without, an engine samples from its
     one generator, which `reseed` sets: the same requests in the same order then give the same tokens. At temperature 0
-    the logprobs are those of temperature 1.
+    the logprobs are those of temperature 1. Of a learner that trains an adapter, it takes the adapter alone.
 
     The CUDA side (tensor parallelism, sleep and wake) has never run.
 
@@ -89,6 +93,7 @@ class Vllm:
     _expected: Any = attrs.field(init=False, default=None)
     _version: int = attrs.field(init=False, default=0)
     _asleep: bool = attrs.field(init=False, default=False)
+    _adapter: Any = attrs.field(init=False, default=None)
     _serial: int = attrs.field(init=False, default=0)
     _running: dict[str, Continuation] = attrs.field(init=False, factory=dict)
     _ready: list[Completion] = attrs.field(init=False, factory=list)
@@ -123,6 +128,15 @@ class Vllm:
                 found |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
         return found
 
+    def expect_adapter(self, adapter: Adapter) -> None:
+        """Have `load_weights` take adapters of this shape, over the folder's weights; called before `start`.
+
+        Raises:
+            EngineError: Its rank is above what vLLM can serve.
+        """
+        vllm_adapter.arguments(adapter)
+        self._adapter = adapter
+
     def start(self, model: Model, place: Place) -> None:
         """Load the model; weights of the folder are version 0.
 
@@ -144,6 +158,8 @@ class Vllm:
             import_architectures(model)
         self._llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model, place, self)))
         self._llm.set_weight_version("0")
+        if self._adapter is not None:
+            vllm_adapter.load(self._llm, vllm_adapter.empty(self._adapter))
         self._expected = checkpoint_shapes(model.path)
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -194,7 +210,8 @@ class Vllm:
         from vllm.inputs import tokens_input
 
         tasks = self._llm.get_supported_tasks()
-        return self._llm.input_processor.process_inputs("", tokens_input(prompt), params, tasks)
+        adapter = None if self._adapter is None else vllm_adapter.request()
+        return self._llm.input_processor.process_inputs("", tokens_input(prompt), params, tasks, lora_request=adapter)
 
     def _next_id(self) -> str:
         self._serial += 1
@@ -273,23 +290,35 @@ class Vllm:
         """Replace the weights between two steps; requests in flight go on, their cache recomputed with the new ones.
 
         Raises:
-            EngineError: A tensor of the model is missing or has another shape, or the engine is asleep.
+            EngineError: A tensor of the model is missing or has another shape, the engine is asleep, or a whole model
+                came where an adapter is expected, or the other way round.
         """
         self._check_awake()
+        if weights.adapter != self._adapter:
+            raise EngineError(
+                f"weights of version {weights.version} are of {weights.adapter or 'a whole model'}; this engine was "
+                f"started for {self._adapter or 'whole models'}"
+            )
+        # The prefix cache must go, and what running requests have cached would mix two policies in one sequence.
+        self._llm.reset_prefix_cache(reset_running_requests=True)
+        if self._adapter is not None:
+            vllm_adapter.load(self._llm, weights)
+        else:
+            self._load_whole(weights)
+        self._version = weights.version
+        self._llm.set_weight_version(str(weights.version))
+
+    def _load_whole(self, weights: Weights) -> None:
         tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
         weights = with_tied_head(weights, tied)
         if self._expected is not None:
             check_names(weights, {n: s for n, s in self._expected.items() if not (tied and n == TIED_HEAD)})
-        # The prefix cache must go, and what running requests have cached would mix two policies in one sequence.
-        self._llm.reset_prefix_cache(reset_running_requests=True)
         if self.tensor_parallel_size > 1:
             with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rlsdk-weights-") as folder:
                 share(weights, Path(folder))
                 self._llm.collective_rpc("rlsdk_load", args=(folder,))
         else:
             self._llm.collective_rpc("rlsdk_load", args=(weights,))
-        self._version = weights.version
-        self._llm.set_weight_version(str(weights.version))
 
     def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it.
@@ -366,6 +395,8 @@ def engine_arguments(model: Model, place: Place, options: Vllm) -> dict[str, Any
         "async_scheduling": False,
         "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
     }
+    if options._adapter is not None:
+        found |= vllm_adapter.arguments(options._adapter)
     if cpu:
         # With the 128 of vLLM attention reads mostly padding where sequences are short; less costs bookkeeping.
         found["block_size"] = 64
@@ -378,32 +409,3 @@ def engine_arguments(model: Model, place: Place, options: Vllm) -> dict[str, Any
         if options.tensor_parallel_size > 1:
             found["distributed_executor_backend"] = "mp"
     return {**found, **options.args}
-
-
-def import_architectures(model: Model) -> None:
-    """Import the model's class here and now.
-
-    vLLM would import it once more in a process of its own, to learn its properties without touching CUDA; that takes
-    7 s where its cache folder is new, as each run's is.
-    """
-    from transformers import AutoConfig
-    from vllm.model_executor.models import ModelRegistry
-
-    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    for name in config.architectures or ():
-        if name in ModelRegistry.models:
-            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
-
-
-def checkpoint_shapes(path: str) -> dict[str, tuple[int, ...]] | None:
-    """Names and shapes of the tensors in a model's safetensors files; None where it has none."""
-    from huggingface_hub import snapshot_download
-    from safetensors import safe_open
-
-    # A hub id: vLLM has just downloaded it.
-    folder = Path(path) if Path(path).is_dir() else Path(snapshot_download(path, local_files_only=True))
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(file), framework="np") as tensors:
-            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    return shapes or None

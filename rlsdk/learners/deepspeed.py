@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,13 +11,15 @@ import attrs
 import numpy as np
 
 from rlsdk.components import learner
-from rlsdk.contracts import LossSpec, Model, Place, Roles, TrainBatch, Weights
+from rlsdk.contracts import Adapter, LossSpec, Model, Place, Roles, TrainBatch, Weights
 from rlsdk.errors import CheckpointError, LearnerError
 from rlsdk.learners import shards
+from rlsdk.learners.lora import Lora, switched_off, wrap
+from rlsdk.learners.outlet import Outlet
 from rlsdk.learners.passes import Passes
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import RowStyle, to_rows
-from rlsdk.learners.zero import Clock, Offload, Schedule, Setting, Trained, full_tensors, no_communication_op, schedule
+from rlsdk.learners.zero import Clock, Offload, Schedule, Setting, Trained, no_communication_op, schedule
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,6 +59,8 @@ class DeepSpeedLearner:
         gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
         attention: Implementation in transformers.
         value_init: Of the critic's value head: zero predicts nothing at first; small is a little noise.
+        lora: Train low-rank adapters of the actor's linear layers in place of its weights (`rank`, `alpha`, `targets`,
+            `sync`); it wants about ten times the learning rate. Left out, all weights are trained.
     """
 
     zero_stage: Literal[0, 1, 2, 3] = 1
@@ -74,6 +79,7 @@ class DeepSpeedLearner:
     gradient_checkpointing: bool = False
     attention: Attention = "sdpa"
     value_init: ValueInit = "zero"
+    lora: Lora | None = None
 
     _place: Place = attrs.field(init=False)
     _ranks: Ranks = attrs.field(init=False)
@@ -83,6 +89,7 @@ class DeepSpeedLearner:
     _reference: Any = attrs.field(init=False, default=None)
     _roles: Roles = attrs.field(init=False)
     _passes: Passes = attrs.field(init=False)
+    _outlet: Outlet = attrs.field(init=False)
     _clock: Clock = attrs.field(init=False, factory=Clock)
 
     def __attrs_post_init__(self) -> None:
@@ -94,6 +101,11 @@ class DeepSpeedLearner:
             raise ValueError("rows: shared keeps the keys of prompts, gradient_checkpointing drops them; choose one")
         if self.rows == "shared" and self.attention == "flash_attention_2":
             raise ValueError("rows: shared needs attention: sdpa or eager; flash_attention_2 goes with rows: packed")
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Distributions that must be installed for these options."""
+        return ("peft",) if self.lora else ()
 
     def environment(self, place: Place) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything."""
@@ -144,13 +156,21 @@ class DeepSpeedLearner:
         actor = load_policy(roles.actor, self.attention, self.gradient_checkpointing)
         if self.rows == "shared":
             check_layers(actor.model.config)
+        if self.lora is not None:
+            wrap(actor.model, self.lora, place.seed)
         self._actor = Trained(actor, self._setting(roles.actor, self.lr), factor, place.world)
+        self._outlet = Outlet(self._actor.engine.module.model, roles.actor, self._ranks, self.lora)
         if roles.critic is not None:
             critic = load_critic(roles.critic, self.attention, self.gradient_checkpointing, self.value_init)
             lr = self.lr * 10 if self.critic_lr is None else self.critic_lr
             self._critic = Trained(critic, self._setting(roles.critic, lr), factor, place.world)
-        if roles.reference is not None:
+        if roles.reference is not None and not self._base_is_reference:
             self._reference = self._frozen(load_policy(roles.reference, self.attention, False), roles.reference)
+
+    @property
+    def _base_is_reference(self) -> bool:
+        """Whether the actor without its adapter is the reference: no second model is held."""
+        return self.lora is not None and self._roles.reference == self._roles.actor
 
     def _setting(self, model: Model, lr: float) -> Setting:
         if model.dtype == "float16":
@@ -183,7 +203,8 @@ class DeepSpeedLearner:
         Raises:
             LearnerError: The learner does not hold that role.
         """
-        model = self._actor if role == "actor" else self._reference
+        off = role == "reference" and self._base_is_reference
+        model = self._actor if role == "actor" or off else self._reference
         if model is None:
             raise LearnerError(f"this learner holds no {role}")
         entropy, squares = "value" if "entropy" in fields else "none", "probs_squared_sum" in fields
@@ -193,7 +214,8 @@ class DeepSpeedLearner:
             results = model(rows, self._objective.spec.temperature, entropy, squares)
             return {name: result for name, result in zip(names, results, strict=True) if name in fields}
 
-        return self._passes.forward(run, batch, fields)
+        with switched_off(self._actor.engine.module) if off else nullcontext():
+            return self._passes.forward(run, batch, fields)
 
     def values(self, batch: TrainBatch) -> np.ndarray:
         """float32 `[t]`: the critic's, of the state in which each response token was chosen.
@@ -289,11 +311,17 @@ class DeepSpeedLearner:
         return attrs.evolve(moment, whole=self._objective.inputs(whole, logprobs, entropy, moment), offset=offset)
 
     def weights(self, version: int) -> Weights | None:
-        """All tensors of the actor (rank 0; None elsewhere), tied ones under both names."""
-        from rlsdk.weights import to_weights
+        """All tensors of the actor (rank 0; None elsewhere), tied ones under both names, an adapter merged."""
+        return self._outlet.weights(version)
 
-        tensors = full_tensors(self._actor.engine.module.model, keep=self._ranks.rank == 0)
-        return to_weights(version, tensors) if self._ranks.rank == 0 else None
+    @property
+    def adapter(self) -> Adapter | None:
+        """The shape of the adapter that engines may be sent; None if whole models are to be sent."""
+        return self.lora.adapter if self.lora and self.lora.sync == "adapter" else None
+
+    def adapter_weights(self, version: int) -> Weights | None:
+        """The adapter's tensors (rank 0; None elsewhere), by the names of peft's files."""
+        return self._outlet.adapter_weights(version)
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
@@ -321,7 +349,9 @@ class DeepSpeedLearner:
         folder.mkdir(parents=True, exist_ok=True)
         for role, trained in self._trained.items():
             state = {"updates": trained.updates}
-            trained.engine.save_checkpoint(str(folder), tag=role, client_state=state, save_latest=False)
+            # A frozen base lies in the model's own folder.
+            how = {"save_latest": False, "exclude_frozen_parameters": self.lora is not None}
+            trained.engine.save_checkpoint(str(folder), tag=role, client_state=state, **how)
         self._ranks.gather(None)  # a barrier: all files are there
         shards.write_manifest(folder, self._ranks.rank, self._ranks.world, self._facts)
         self._ranks.gather(None)
@@ -336,7 +366,8 @@ class DeepSpeedLearner:
         if wrong := [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]:
             raise CheckpointError(f"checkpoint {folder} is damaged and was not opened: {'; '.join(wrong)}")
         for role, trained in self._trained.items():
-            path, state = trained.engine.load_checkpoint(str(folder), tag=role)
+            whole = self.lora is None or role != "actor"
+            path, state = trained.engine.load_checkpoint(str(folder), tag=role, load_module_strict=whole)
             if path is None:
                 raise CheckpointError(f"checkpoint {folder} holds no {role}")
             trained.updates = state["updates"]
@@ -347,17 +378,15 @@ class DeepSpeedLearner:
 
     @property
     def _facts(self) -> dict[str, Any]:
-        return {"zero_stage": self.zero_stage, "dtype": self._roles.actor.dtype, "roles": sorted(self._trained)}
+        facts = {"zero_stage": self.zero_stage, "dtype": self._roles.actor.dtype, "roles": sorted(self._trained)}
+        return {**facts, "lora": self.lora and self.lora.facts}
 
     def export(self, folder: Path) -> None:
-        """Write what `transformers.from_pretrained` opens: weights (safetensors), config, tokenizer; rank 0 writes."""
-        from rlsdk.learners.export import write_model
+        """Write what `transformers.from_pretrained` opens: weights (safetensors), config, tokenizer; rank 0 writes.
 
-        model = self._actor.engine.module.model
-        tensors = full_tensors(model, keep=self._ranks.rank == 0)
-        if self._ranks.rank == 0:
-            write_model(folder, model, tensors, self._roles.actor)
-        self._ranks.gather(None)
+        An adapter is merged into the weights, and lies beside them in `adapter` as peft writes it.
+        """
+        self._outlet.export(folder)
 
     def keep_gradients(self, keep: bool) -> None:
         """Whether `gradients` shall be there after an update; for tests and diagnosis."""

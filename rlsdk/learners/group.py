@@ -50,11 +50,11 @@ class LearnerActor:
         """Call a method of the learner."""
         return getattr(self._learner, method)(*args)
 
-    def checksums(self) -> dict[str, str] | None:
-        """CRC-32 of each tensor of the weights as they are now (rank 0; None elsewhere)."""
+    def checksums(self, method: str) -> dict[str, str] | None:
+        """CRC-32 of each tensor that `method` gives now (rank 0; None elsewhere)."""
         from rlsdk.weights import checksums
 
-        weights = self._learner.weights(-1)
+        weights = getattr(self._learner, method)(-1)
         return None if weights is None else checksums(weights)
 
     def clock(self) -> dict[str, float]:
@@ -72,12 +72,14 @@ class LearnerGroup:
         places: Theirs.
         logs: Their log files.
         ended: Whether they are gone, stopped or failed.
+        adapter_only: Whether `weights` are those of the adapter alone.
     """
 
     actors: list[Any]
     places: list[Place]
     logs: list[Path]
     ended: bool = False
+    adapter_only: bool = False
 
     @classmethod
     def launch(
@@ -202,19 +204,24 @@ class LearnerGroup:
 
     def weights(self, version: int) -> Any:
         """An `ObjectRef` of the actor's `Weights`; engines fetch them from Ray's store themselves."""
-        first, *others = (actor.call.remote("weights", version) for actor in self.actors)
+        first, *others = (actor.call.remote(self._published, version) for actor in self.actors)
         if others:
             self._wait(f"weights of version {version}", others, first=1)
         return first
 
     def fetch_weights(self, version: int) -> Weights:
         """The actor's weights themselves."""
-        found: Weights = self._call("weights", [(version,)] * len(self.actors))[0]
+        found: Weights = self._call(self._published, [(version,)] * len(self.actors))[0]
         return found
+
+    @property
+    def _published(self) -> str:
+        """The learner's method whose weights engines get."""
+        return "adapter_weights" if self.adapter_only else "weights"
 
     def checksums(self) -> dict[str, str]:
         """CRC-32 of each tensor of the weights as they are now."""
-        found: dict[str, str] = self._wait("checksums", [a.checksums.remote() for a in self.actors])[0]
+        found: dict[str, str] = self._wait("checksums", [a.checksums.remote(self._published) for a in self.actors])[0]
         return found
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:

@@ -176,17 +176,20 @@ class Trained:
 
         found = {}
         for name, parameter in self.engine.module.named_parameters():
+            if not parameter.requires_grad:
+                continue
             gradient = parameter.grad if self._setting.stage == 0 else safe_get_full_grad(parameter)
             found[name] = (parameter.new_zeros(parameter.shape) if gradient is None else gradient).detach().clone()
         return found
 
 
-def full_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+def full_tensors(module: nn.Module, *, keep: bool, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
     """All tensors of a module, by the names of its `state_dict`; a collective under ZeRO-3.
 
     Args:
         module: That DeepSpeed may have split over the ranks.
         keep: Whether this rank wants them; without, it only takes part.
+        wanted: Says by name which ones; left out, all.
 
     Returns:
         Detached tensors. Those that ZeRO-3 held in parts are copies; others are the module's own memory.
@@ -196,6 +199,8 @@ def full_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     copies: dict[int, Tensor] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
+        if wanted is not None and not wanted(name):
+            continue
         split = hasattr(tensor, "ds_id")
         if not split:
             found[name] = tensor.detach()

@@ -12,7 +12,7 @@ import attrs
 
 from rlsdk.config import Plan
 from rlsdk.config.schema import PlacementSection
-from rlsdk.contracts import Place, Roles
+from rlsdk.contracts import Adapter, GivesAdapter, Place, Roles, TakesAdapter
 from rlsdk.engines.actor import launch as launch_engine
 from rlsdk.errors import EngineError, EnvironmentFault
 from rlsdk.learners.group import LearnerGroup
@@ -115,6 +115,7 @@ def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
     cores = os.cpu_count() or 1
     found = layout(config.placement, cores, gpus)
     folder = plan.folder.resolve()
+    adapter = exchanged_adapter(plan)
     common: Any = {"device": found.device, "seed": config.seed, "cpus": cores, "colocated": config.placement.colocate}
     engines = []
     starting = []
@@ -130,7 +131,7 @@ def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
         name, path = f"engine-{rank}", folder / "logs" / f"engine-{rank}.log"
         engine = launch_engine(plan.engine, place, cpus=1, gpus=found.engine_gpus, name=name, log_path=path)
         engines.append(engine)
-        starting.append(engine.start.remote(plan.model, place))
+        starting.append(engine.start.remote(plan.model, place, adapter))
     learner = LearnerGroup.launch(
         plan.learner,
         roles(plan),
@@ -141,6 +142,7 @@ def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
         log_dir=folder / "logs",
         cache=folder / "cache",
     )
+    learner.adapter_only = adapter is not None
     for rank, started in enumerate(starting):
         try:
             ray.get(started)
@@ -150,6 +152,22 @@ def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
             said = f"{type(cause).__name__}: {cause}"
             raise EngineError(f"engine {rank} did not start: {said}; its log is {path}") from error
     return Actors(engines, learner, found)
+
+
+def exchanged_adapter(plan: Plan) -> Adapter | None:
+    """The shape of the adapters that are sent in place of whole models: the learner gives them, the engine takes them.
+
+    None where whole models are sent.
+
+    Raises:
+        EngineError: The engine takes adapters, but not this one.
+    """
+    engine, learner = plan.plugins.resolve(plan.engine), plan.plugins.resolve(plan.learner)
+    adapter = learner.adapter if isinstance(learner, GivesAdapter) else None
+    if adapter is None or not isinstance(engine, TakesAdapter):
+        return None
+    engine.expect_adapter(adapter)
+    return adapter
 
 
 def roles(plan: Plan) -> Roles:

