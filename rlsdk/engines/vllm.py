@@ -159,7 +159,7 @@ class Vllm:
         self._llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model, place, self)))
         self._llm.set_weight_version("0")
         if self._adapter is not None:
-            vllm_adapter.load(self._llm, vllm_adapter.empty(self._adapter))
+            vllm_adapter.load_blank(self._llm)
         self._expected = checkpoint_shapes(model.path)
 
     def add(self, requests: Sequence[Request]) -> None:

@@ -40,9 +40,9 @@ def request() -> Any:
     return LoRARequest(_NAME, _ID, _NAME)
 
 
-def empty(adapter: Adapter) -> Weights:
-    """An adapter that changes nothing: the folder's weights, version 0."""
-    return Weights(0, {}, {}, adapter)
+def load_blank(llm: Any) -> None:
+    """Load an adapter of zeros under the id, so that requests before the first real one sample from the base."""
+    llm.collective_rpc("rlsdk_blank_adapter", args=(_NAME, _ID))
 
 
 def load(llm: Any, weights: Weights) -> None:

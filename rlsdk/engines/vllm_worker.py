@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rlsdk.contracts import Weights
 from rlsdk.weights import from_weights
@@ -14,6 +15,7 @@ class WorkerExtension:
     """Methods called on every worker through `collective_rpc`."""
 
     reload_weights: Callable[..., None]
+    model_runner: Any
 
     def rlsdk_load(self, source: Weights | str) -> None:
         """Replace the weights in place.
@@ -28,6 +30,12 @@ class WorkerExtension:
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         weights = source if isinstance(source, Weights) else read_shared(Path(source))
         self.reload_weights(weights_iterator=from_weights(weights))
+
+    def rlsdk_blank_adapter(self, name: str, number: int) -> None:
+        """Load the adapter of zeros that vLLM warms up with: it reads none without tensors from a file."""
+        from vllm.lora.request import LoRARequest
+
+        self.model_runner.lora_manager.add_dummy_lora(LoRARequest(name, number, name), rank=1)
 
     def rlsdk_seed(self, seed: int) -> None:
         """Seed the generator that samples where a request has no seed of its own."""

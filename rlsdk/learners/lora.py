@@ -73,7 +73,7 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
     linear = {name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
     what = f"lora.targets {lora.targets!r} of a {type(model).__name__}"
     known = f"its linear layers are: {', '.join(sorted(linear)) or 'none'}"
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):  # the model is on the CPU yet
         torch.manual_seed(seed)
         try:
             inject_adapter_in_model(config, model)

@@ -16,8 +16,9 @@ from rlsdk.components import policy_loss
 from rlsdk.contracts import Adapter, GivesAdapter, LossSpec, Model, Roles, TrainBatch, Weights
 from rlsdk.errors import CheckpointError, LearnerError, OptionError
 from rlsdk.learners.deepspeed import DeepSpeedLearner
-from rlsdk.learners.lora import Lora, merged
+from rlsdk.learners.lora import Lora, merged, wrap
 from rlsdk.learners.microbatch import plan, split
+from rlsdk.learners.model import load_policy
 from rlsdk.learners.rows import read_lengths
 from rlsdk.plugins import Plugins
 from rlsdk.weights import from_weights
@@ -93,7 +94,7 @@ def distance(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> f
     return (apart / sum(float((e**2).sum()) for e in expected.values())) ** 0.5
 
 
-CASES = [(stage, world, count) for stage in (0, 1, 2, 3) for world in (1, 2) for count in (1, 3)]
+CASES = [(stage, world, 3) for stage in (0, 1, 2, 3) for world in (1, 2)] + [(1, 1, 1), (3, 2, 1)]
 
 
 @pytest.mark.stack
@@ -261,21 +262,40 @@ def test_it_goes_with_the_other_options(
     np.testing.assert_allclose(group.logprobs(batch)["logprobs"], expected, atol=2e-5)
 
 
-@pytest.mark.stack
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (["query"], r"cannot be adapted; its linear layers are: down_proj, gate_proj"),
-        (["lm_head"], r"\('lm_head',\) of a LlamaForCausalLM cannot be adapted; its linear layers are"),
-        (["embed_tokens"], r"model.embed_tokens is a Embedding, and only torch.nn.Linear is adapted"),
+        (("query",), r"cannot be adapted; its linear layers are: down_proj, gate_proj"),
+        (("lm_head",), r"\('lm_head',\) of a LlamaForCausalLM cannot be adapted; its linear layers are"),
+        (("embed_tokens",), r"model.embed_tokens is a Embedding, and only torch.nn.Linear is adapted"),
     ],
 )
-def test_targets_that_are_not_linear_are_refused(
-    targets: list[str], message: str, tied: Model, launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlsdk.learners.group.LearnerGroup.stop", lambda self: None)
+def test_targets_that_are_not_linear_are_refused(targets: tuple[str, ...], message: str, tied: Model) -> None:
     with pytest.raises(LearnerError, match=message):
-        launch(1, Roles(actor=tied), spec(), lora={"targets": targets})
+        wrap(load_policy(tied, "sdpa", False).model, Lora(targets=targets), seed=0)
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9))
+    with pytest.raises(LearnerError, match=r"attn.c_attn is a Conv1D, and only torch.nn.Linear is adapted"):
+        wrap(model, Lora(), seed=0)
+
+
+def test_every_rank_draws_the_same_and_nobody_elses_numbers_change(tied: Model) -> None:
+    drawn = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(0)
+        model = load_policy(tied, "sdpa", False).model
+        wrap(model, Lora(rank=2), seed)
+        drawn.append(torch.cat([p.ravel() for n, p in model.named_parameters() if "lora_A" in n]))
+        assert {n.split(".")[-3] for n, p in model.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
+        own = torch.rand(1)
+        torch.manual_seed(0)
+        assert torch.equal(own, torch.rand(1))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
 
 
 @pytest.mark.parametrize(

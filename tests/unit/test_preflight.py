@@ -137,3 +137,10 @@ def test_require_lists_every_fault():
     with pytest.raises(EnvironmentFault) as caught:
         preflight.require(["no compiler", "no space"])
     assert str(caught.value).splitlines()[1:] == ["  - no compiler", "  - no space"]
+
+
+def test_a_package_that_an_option_needs_is_named(install):
+    install("there", "1.0")
+    assert preflight.packages(["there", "absent"], "learner x with these options") == [
+        "learner x with these options needs absent, which is not installed: pip install absent"
+    ]
