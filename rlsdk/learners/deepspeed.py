@@ -53,6 +53,8 @@ class DeepSpeedLearner:
         rows: padded gives each rollout a row (rollouts of like length together); packed puts them one after another,
             which pays with flash_attention_2; shared reads a prompt once for all its rollouts in a micro-batch, which
             pays where groups are large and prompts are not short beside responses (full attention, sdpa or eager).
+        sequence_parallel: Ranks that share the tokens of each rollout (Ulysses), for rollouts too long for one; each
+            reads `micro_batch_tokens` of a micro-batch. Divides the number of ranks and the model's heads.
         gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
         attention: Implementation in transformers.
         value_init: Of the critic's value head: zero predicts nothing at first; small is a little noise.
@@ -71,6 +73,7 @@ class DeepSpeedLearner:
     final_ratio: float = 0.1
     micro_batch_tokens: int = attrs.field(default=16384, validator=attrs.validators.gt(0))
     rows: RowStyle = "padded"
+    sequence_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     gradient_checkpointing: bool = False
     attention: Attention = "sdpa"
     value_init: ValueInit = "zero"
@@ -94,9 +97,19 @@ class DeepSpeedLearner:
             raise ValueError("rows: shared keeps the keys of prompts, gradient_checkpointing drops them; choose one")
         if self.rows == "shared" and self.attention == "flash_attention_2":
             raise ValueError("rows: shared needs attention: sdpa or eager; flash_attention_2 goes with rows: packed")
+        if self.sequence_parallel > 1 and (self.rows != "padded" or self.attention != "sdpa"):
+            needed = "sequence_parallel needs rows: padded and attention: sdpa (torch's flash kernel on a GPU)"
+            raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
 
     def environment(self, place: Place) -> Mapping[str, str]:
-        """Environment variables that must stand before the actor's process imports anything."""
+        """Environment variables that must stand before the actor's process imports anything.
+
+        Raises:
+            LearnerError: `sequence_parallel` does not divide the ranks.
+        """
+        if place.world % self.sequence_parallel:
+            needed = f"sequence_parallel: {self.sequence_parallel} needs as many learner ranks, or a multiple of them"
+            raise LearnerError(f"{needed}; got {place.world}, change placement.learners")
         found = {
             "OMP_NUM_THREADS": str(place.threads),
             "DS_ACCELERATOR": place.device,
@@ -134,7 +147,9 @@ class DeepSpeedLearner:
         os.environ.update({**self.environment(place), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or "0"})
         self._place, self._roles = place, roles
         self._ranks = Ranks.join(place.rank, place.world, place.device, place.master)
-        self._passes = Passes(self._ranks, self._clock, self.rows, self.micro_batch_tokens)
+        self._passes = Passes.of(
+            self._ranks, self._clock, self.rows, self.micro_batch_tokens, sequence_parallel=self.sequence_parallel
+        )
         import deepspeed
 
         no_communication_op()
@@ -144,13 +159,17 @@ class DeepSpeedLearner:
         actor = load_policy(roles.actor, self.attention, self.gradient_checkpointing)
         if self.rows == "shared":
             check_layers(actor.model.config)
+        self._passes.adopt(actor, roles.actor)
         self._actor = Trained(actor, self._setting(roles.actor, self.lr), factor, place.world)
         if roles.critic is not None:
             critic = load_critic(roles.critic, self.attention, self.gradient_checkpointing, self.value_init)
+            self._passes.adopt(critic, roles.critic)
             lr = self.lr * 10 if self.critic_lr is None else self.critic_lr
             self._critic = Trained(critic, self._setting(roles.critic, lr), factor, place.world)
         if roles.reference is not None:
-            self._reference = self._frozen(load_policy(roles.reference, self.attention, False), roles.reference)
+            reference = load_policy(roles.reference, self.attention, False)
+            self._passes.adopt(reference, roles.reference)
+            self._reference = self._frozen(reference, roles.reference)
 
     def _setting(self, model: Model, lr: float) -> Setting:
         if model.dtype == "float16":
@@ -190,7 +209,7 @@ class DeepSpeedLearner:
         names = ("logprobs", "entropy", "probs_squared_sum")
 
         def run(rows: Any) -> dict[str, Tensor]:
-            results = model(rows, self._objective.spec.temperature, entropy, squares)
+            results = self._passes.run(model, rows, self._objective.spec.temperature, entropy, squares)
             return {name: result for name, result in zip(names, results, strict=True) if name in fields}
 
         return self._passes.forward(run, batch, fields)
@@ -204,7 +223,8 @@ class DeepSpeedLearner:
         critic = self._critic
         if critic is None:
             raise LearnerError("this learner holds no critic")
-        return self._passes.forward(lambda rows: {"values": critic(rows)}, batch, ("values",))["values"]
+        run = self._passes.run
+        return self._passes.forward(lambda rows: {"values": run(critic, rows)}, batch, ("values",))["values"]
 
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
         """One optimiser step for each (this rank's share, trained tokens, trained rollouts of all ranks).
@@ -238,7 +258,7 @@ class DeepSpeedLearner:
         return merged.means()
 
     def _step(self, trained: Trained, role: str, losses: Iterator[Tensor], count: int, tally: Tally) -> None:
-        lr, norm = trained.lr, trained.step(losses, count, self._clock)
+        lr, norm = trained.lr, trained.step(losses, count * self._passes.shared_by, self._clock)
         if self._ranks.rank == 0:
             for name in ("actor/loss", "actor/policy_loss") if role == "actor" else ("critic/loss",):
                 tally.add(name, 0.0, 1.0)
@@ -250,7 +270,7 @@ class DeepSpeedLearner:
     ) -> Iterator[Tensor]:
         objective = self._objective
         for part, rows in self._passes.micro_batches(batch, parts, count):
-            logprobs, entropy, _ = self._actor(rows, objective.spec.temperature, objective.entropy)
+            logprobs, entropy, _ = self._passes.run(self._actor, rows, objective.spec.temperature, objective.entropy)
             if part is None:
                 yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
                 continue
@@ -264,7 +284,7 @@ class DeepSpeedLearner:
 
         assert self._critic is not None
         for part, rows in self._passes.micro_batches(batch, parts, count):
-            values = self._critic(rows)
+            values = self._passes.run(self._critic, rows)
             clip = self._objective.spec.value_clip
             yield _nothing(values) if part is None else critic_loss(part, values, clip, moment.totals, tally)
 
@@ -275,7 +295,7 @@ class DeepSpeedLearner:
         columns: list[tuple[Tensor, Tensor]] = []
         with self._clock("forward_seconds"), torch.no_grad():
             for part, rows in self._passes.micro_batches(batch, parts, count):
-                logprobs, entropy, _ = self._actor(rows, self._objective.spec.temperature, "value")
+                logprobs, entropy, _ = self._passes.run(self._actor, rows, self._objective.spec.temperature, "value")
                 if part is not None:
                     columns.append((logprobs.cpu(), entropy.cpu()))
         empty = torch.zeros(0)
@@ -309,7 +329,8 @@ class DeepSpeedLearner:
             loss_mask=np.ones(len(token_ids) - 1, bool),
         )
         with torch.no_grad():
-            logprobs = self._actor(to_rows(batch, "padded").to(self._place.device), 1.0, "none")[0]
+            rows = to_rows(batch, "padded").to(self._place.device)
+            logprobs = self._passes.run(self._actor, rows, 1.0, "none")[0]
         return np.asarray(logprobs.float().cpu().numpy())
 
     def clock(self) -> dict[str, float]:
