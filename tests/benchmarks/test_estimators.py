@@ -1,6 +1,6 @@
 """What advantages and shapings cost, in passes over the memory of one number per token, and beside a plain loop.
 
-A pass is what any function of torch that gives a new tensor takes at least: it reads a float32 `[t]` and writes another.
+A pass is what a function of torch that gives a new tensor takes at least: it reads a float32 `[t]`, writes another.
 Ratios only, of minima over a few rounds, which others on the machine disturb least.
 """
 
@@ -19,7 +19,7 @@ from tests.benchmarks.loops import LOOPS, rows_of
 
 SHAPES = [(1024, 1024), (8192, 2048)]
 FORMS = ["even", "uneven", "episodes"]
-"""Rollouts of one length; of lengths from half to half as much again; these with tool results, and rewards on tokens."""
+"""Rollouts of one length; of half that to half as much again; these with tool results, and rewards on tokens."""
 GROUP = 16
 ROUNDS = 5
 LOOP_ROWS = 64
