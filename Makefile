@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start test test-slow bench lint types layers docs
+.PHONY: help venv quickstart warm-start test test-slow bench curves lint types layers docs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -51,3 +51,6 @@ test-slow: $(STAMP)  ## whole trainings, kills
 
 bench: $(STAMP)  ## rlsdk against TRL, and its own overhead; the machine must have nothing else to do
 	$(BIN)/pytest tests/benchmarks -m bench -s
+
+curves: $(STAMP)  ## train the quickstart's task with many algorithms, write docs/curves.md; an hour or less
+	@$(BIN)/python tools/curves.py $(ALGORITHMS)

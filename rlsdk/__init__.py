@@ -1,6 +1,7 @@
 """rlsdk trains language models by reinforcement learning; everything a researcher changes is a plugin.
 
-Importing this package loads none of torch, ray, vllm, deepspeed and transformers: they are imported on first use.
+Importing this package loads nothing else, and none of torch, ray, vllm, deepspeed and transformers before they are
+used. pytest imports it in every project, for the plugin `rlsdk.testing.pytest_plugin`.
 """
 
 from __future__ import annotations
@@ -8,43 +9,63 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.components import (
-    advantage,
-    algorithm,
-    buffer,
-    correction,
-    engine,
-    environment,
-    filter,
-    kl,
-    learner,
-    policy_loss,
-    reward,
-    shaping,
-    stop,
-    tasks,
-    tracker,
-    workflow,
-)
-from rlsdk.errors import ConfigError, PluginError, RlsdkError
-from rlsdk.hookspecs import hookimpl
-from rlsdk.plugins import Plugins, load, names
-from rlsdk.types import Group, Message, Observation, Rollout, Score, Step, Task
-
 if TYPE_CHECKING:
     from rlsdk.algorithms import Algorithm
     from rlsdk.batch import Credit, CreditInputs, LossInputs, Totals, aggregate
+    from rlsdk.components import (
+        Use,
+        advantage,
+        algorithm,
+        buffer,
+        correction,
+        engine,
+        environment,
+        filter,
+        kl,
+        learner,
+        policy_loss,
+        reward,
+        shaping,
+        stop,
+        tasks,
+        tracker,
+        workflow,
+    )
+    from rlsdk.errors import ConfigError, PluginError, RlsdkError
+    from rlsdk.hookspecs import hookimpl
+    from rlsdk.plugins import Plugins, load, names
     from rlsdk.trainer import train
+    from rlsdk.types import Group, Message, Observation, Rollout, Score, Step, Task
 
-_LAZY = {
-    "Algorithm": "rlsdk.algorithms",
-    "Credit": "rlsdk.batch",
-    "CreditInputs": "rlsdk.batch",
-    "LossInputs": "rlsdk.batch",
-    "Totals": "rlsdk.batch",
-    "aggregate": "rlsdk.batch",
-    "train": "rlsdk.trainer",
+_NAMES = {
+    "rlsdk.algorithms": ("Algorithm",),
+    "rlsdk.batch": ("Credit", "CreditInputs", "LossInputs", "Totals", "aggregate"),
+    "rlsdk.components": (
+        "Use",
+        "advantage",
+        "algorithm",
+        "buffer",
+        "correction",
+        "engine",
+        "environment",
+        "filter",
+        "kl",
+        "learner",
+        "policy_loss",
+        "reward",
+        "shaping",
+        "stop",
+        "tasks",
+        "tracker",
+        "workflow",
+    ),
+    "rlsdk.errors": ("ConfigError", "PluginError", "RlsdkError"),
+    "rlsdk.hookspecs": ("hookimpl",),
+    "rlsdk.plugins": ("Plugins", "load", "names"),
+    "rlsdk.trainer": ("train",),
+    "rlsdk.types": ("Group", "Message", "Observation", "Rollout", "Score", "Step", "Task"),
 }
+_LAZY = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Algorithm",
@@ -63,6 +84,7 @@ __all__ = [
     "Step",
     "Task",
     "Totals",
+    "Use",
     "advantage",
     "aggregate",
     "algorithm",

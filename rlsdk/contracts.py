@@ -271,6 +271,10 @@ class TrainBatch:
         """A copy with more per-token fields."""
         return attrs.evolve(self, tokens={**self.tokens, **fields})
 
+    def with_rollouts(self, **fields: np.ndarray) -> TrainBatch:
+        """A copy with more per-rollout fields."""
+        return attrs.evolve(self, rollouts={**self.rollouts, **fields})
+
     @classmethod
     def concatenate(cls, batches: Sequence[TrainBatch]) -> TrainBatch:
         """Rollouts of several batches, one batch after another; fields that all of them have."""
@@ -447,4 +451,4 @@ class AlgorithmDefaults(Protocol):
     filters: tuple[Use, ...]
     critic: bool
     value_clip: float | None
-    rollouts: Literal["sampled", "demonstrations"]
+    rollouts: Literal["sampled", "demonstrations", "mixed"]

@@ -6,6 +6,8 @@ A message says what was given, what was expected, where, and what to do.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 
 class RlsdkError(Exception):
@@ -87,3 +89,34 @@ class CheckpointError(RlsdkError):
 
 class RunError(RlsdkError):
     """A run failed; the message names the culprit (actor, step, task, plugin)."""
+
+
+class ConformanceFault(RlsdkError):
+    """A component lacks a property that its kind promises.
+
+    Attributes:
+        component: Kind, name and distribution.
+        broken: Name of the property.
+        demand: What the property demands.
+        given: The input that shows it; empty where none is needed.
+        expected: On that input.
+        got: On that input.
+        remedy: What to do.
+    """
+
+    def __init__(
+        self, component: str, broken: str, *, demand: str, given: str, expected: str, got: str, remedy: str
+    ) -> None:
+        self.component, self.broken, self.demand = component, broken, demand
+        self.given, self.expected, self.got, self.remedy = given, expected, got, remedy
+        parts = {"input": given, "expected": expected, "got": got, "what to do": remedy}
+        shown = [f"  {name}: {_indented(text)}" for name, text in parts.items() if text]
+        super().__init__("\n".join([f"{component} breaks {broken}: {demand}", *shown]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        named = {name: getattr(self, name) for name in ("demand", "given", "expected", "got", "remedy")}
+        return (partial(ConformanceFault, **named), (self.component, self.broken))
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n    ")

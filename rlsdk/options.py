@@ -28,6 +28,9 @@ Fault = tuple[str, str]
 MANY = 12
 """More names than this are not listed where the nearest is known."""
 
+LABELS = ("Paper", "Source", "Formula", "When to use")
+"""What a component's docstring says of it, each at the beginning of a line; `Source` is an origin without paper."""
+
 CONTINUATION = (
     "; it looks like a shell line that lost its continuation: end each line but the last with ' \\' and nothing "
     "behind it"
@@ -149,6 +152,19 @@ def documented(doc: str) -> dict[str, str]:
         for entry in re.finditer(r"^\*{0,2}(\w+)(?: \([^)]*\))?:\s*((?:.*\n?)(?:[ \t]+.*\n?)*)", body, re.MULTILINE):
             found[entry.group(1)] = " ".join(entry.group(2).split())
     return found
+
+
+def labelled(doc: str) -> dict[str, str]:
+    """What a component's docstring says behind each of `LABELS`, and under "" the text between its summary and them."""
+    head = re.split(r"^(?:Args|Options|Attributes|Returns|Raises):\n", inspect.cleandoc(doc), maxsplit=1, flags=re.M)[0]
+    found: dict[str, list[str]] = {}
+    label = ""
+    for line in head.partition("\n\n")[2].splitlines():
+        start = re.match(rf"({'|'.join(LABELS)}): (.*)", line)
+        label = start[1] if start else label if line else ""
+        found.setdefault(label, []).append(start[2] if start else line)
+    joined = {name: " ".join(" ".join(lines).split()) for name, lines in found.items()}
+    return {name: text for name, text in joined.items() if text}
 
 
 def check_options(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:

@@ -23,6 +23,8 @@ def grpo(x: CreditInputs, *, std_normalize: bool = True, std_over: Literal["grou
     Paper: GRPO, arXiv:2402.03300, §4.1.2; without the division Dr. GRPO, arXiv:2503.20783; with the standard
     deviation of the batch arXiv:2508.08221.
     Formula: `A = (r - μ) / (σ + 1e-6)`.
+    When to use: rewards that judge a whole answer, several rollouts a task. Without the division, where tasks that are
+    solved almost always, or almost never, should not weigh more.
 
     Args:
         x: The batch.
@@ -40,6 +42,7 @@ def rloo(x: CreditInputs) -> Tensor:
 
     Paper: RLOO, arXiv:2402.14740.
     Formula: `A = r - mean of the others = g / (g - 1) · (r - μ)` with `g` rollouts in the group.
+    When to use: small groups, where it matters that grpo counts a rollout in its own baseline.
     """
     groups = Groups(x.groups)
     size = groups.members()
@@ -53,6 +56,7 @@ def reinforce_plus_plus_baseline(x: CreditInputs) -> Tensor:
     Paper: REINFORCE++-baseline, arXiv:2501.03262.
     Formula: `A = whiten(r - μ)`, mean and variance taken over the sampled tokens of the batch: a rollout counts as
     often as it has tokens.
+    When to use: groups too small for a standard deviation of their own, and rewards on one scale over all tasks.
     """
     centred = Groups(x.groups).centred(x.outcomes)
     tokens = x.sampled_tokens().to(centred.dtype)
@@ -68,6 +72,7 @@ def opo(x: CreditInputs) -> Tensor:
 
     Paper: OPO, arXiv:2505.23585.
     Formula: `A = r - Σ l·r / Σ l` over the group, `l` being the sampled tokens of a rollout.
+    When to use: one update per batch, and answers of very different lengths.
     """
     rewards = wide(x.outcomes)
     return rewards - Groups(x.groups).weighted_mean(rewards, x.sampled_tokens().to(rewards.dtype))
@@ -80,6 +85,7 @@ def gpg(x: CreditInputs, *, std_normalize: bool = False) -> Tensor:
     Paper: GPG, arXiv:2504.02546, eq. 7 (the factor). verl instead divides by the number of rollouts with a reward other
     than zero; the paper, followed here, by those in groups whose rewards differ.
     Formula: `A = B / (B - M) · (r - μ)`: `B` rollouts in the batch, `M` of them in groups of equal rewards.
+    When to use: batches with many groups that are all right or all wrong, and no filter that leaves them out.
 
     Args:
         x: The batch.
@@ -96,6 +102,7 @@ def pass_at_k(x: CreditInputs, *, std_normalize: bool = True) -> Tensor:
 
     Paper: arXiv:2503.19595 (the leave-one-out estimate of max@k), as in verl's grpo_passk.
     Formula: `A = (r_max - r_second) / (σ + 1e-6)` for the best, 0 for the others; 0 for all if two share the best.
+    When to use: a model that will be sampled several times, of which the best answer is taken.
 
     Args:
         x: The batch.
@@ -115,6 +122,7 @@ def opmd(x: CreditInputs, *, baseline: Literal["mean", "logavgexp"] = "mean", ta
 
     Paper: online policy mirror descent, Kimi k1.5, arXiv:2501.12599, §2.3.2; both baselines arXiv:2509.24203.
     Formula: `A = r - μ`, or `A = r - τ·log mean exp(r / τ)`.
+    When to use: with the loss `opmd`; `logavgexp` where only the best answers should count as good.
 
     Args:
         x: The batch.
@@ -134,6 +142,7 @@ def asymre(x: CreditInputs, *, shift: float = -0.1) -> Tensor:
 
     Paper: AsymRE, arXiv:2506.20520.
     Formula: `A = r - (μ + shift)`; 0 in a group with one member or with equal rewards, as everywhere in rlsdk.
+    When to use: samples of older policies or of another model, where pushing down bad answers destabilises.
 
     Args:
         x: The batch.
@@ -151,6 +160,7 @@ def rec(x: CreditInputs, *, std_normalize: bool = False, drop: Literal["balance"
     Paper: arXiv:2509.24203 (its RED-drop). Trinity-RFT drops at random; here the last ones in the batch
     go, which is as good among exchangeable samples and the same in every run.
     Formula: `A = r - μ`; with `drop`, surplus rollouts below the mean get 0 and `μ` is that of the others.
+    When to use: off-policy; `drop` where wrong answers are so many that they rule the batch.
 
     Args:
         x: The batch.
@@ -172,7 +182,9 @@ def rec(x: CreditInputs, *, std_normalize: bool = False, drop: Literal["balance"
 def constant(x: CreditInputs, *, value: float = 1.0) -> Tensor:
     """The same for every token, whatever the reward: for losses on demonstrations or chosen rollouts.
 
+    Source: no paper; the weight 1 of maximum likelihood.
     Formula: `A = value`.
+    When to use: losses that do not read rewards: `sft`, `dpo`, `kto`.
 
     Args:
         x: The batch.

@@ -32,7 +32,7 @@ class Algorithm:
         filters: Which groups are trained on.
         critic: Whether a critic is trained.
         value_clip: How far a value may move from the old one (PPO's clipped value loss); null for no clipping.
-        rollouts: Sampled from the policy, or the tasks' demonstrations.
+        rollouts: Sampled from the policy, the tasks' demonstrations, or mixed: both, one demonstration for each task.
     """
 
     advantage: Use = _use("grpo")
@@ -49,4 +49,4 @@ class Algorithm:
     filters: tuple[Use, ...] = ()
     critic: bool = False
     value_clip: float | None = None
-    rollouts: Literal["sampled", "demonstrations"] = "sampled"
+    rollouts: Literal["sampled", "demonstrations", "mixed"] = "sampled"

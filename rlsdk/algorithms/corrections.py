@@ -29,6 +29,7 @@ def tis(x: LossInputs, *, cap: float = 2.0, level: Literal["token", "sequence"] 
     Source: "Your efficient RL framework secretly brings you off-policy RL training" (Yao et al., 2025); truncation
     IMPALA, arXiv:1802.01561.
     Formula: `min(ρ, cap)`, per token or of the whole rollout.
+    When to use: an engine that rounds a little differently from the trainer, as nearly all do.
 
     Args:
         x: The batch.
@@ -47,6 +48,7 @@ def mis(
 
     Source: "When speed kills stability" (Liu et al., 2025); bounds of verl's seq-MIS.
     Formula: `ρ` where `low ≤ ρ ≤ high`, else 0; per token or of the whole rollout.
+    When to use: engine and trainer that disagree by much now and then: other kernels, a quantised engine.
 
     Args:
         x: The batch.
@@ -65,6 +67,7 @@ def icepop(x: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Weighted:
 
     Paper: IcePop, Ring-1T, arXiv:2510.18855; bounds are the paper's.
     Formula: `ρ` where `low ≤ ρ ≤ high`, else 0.
+    When to use: mixtures of experts, whose routers disagree between engine and trainer.
 
     Args:
         x: The batch.
@@ -82,6 +85,7 @@ def token_mask(x: LossInputs, *, low: float = 0.5, high: float = 2.0) -> Weighte
 
     Source: the token mask of verl's rollout correction, whose bounds are on the inverse ratio.
     Formula: 1 where `low ≤ ρ ≤ high`, else 0.
+    When to use: few outliers, and gradients that no weight should scale.
 
     Args:
         x: The batch.
@@ -97,6 +101,7 @@ def sequence_mask(x: LossInputs, *, low: float = 0.5, high: float = 2.0) -> Weig
 
     Source: the sequence mask of verl's rollout correction; bounds of its seq-MIS.
     Formula: 1 where `low ≤ ρ(y) ≤ high`, else 0.
+    When to use: short answers, where one token out of bounds makes the whole rollout suspect.
 
     Args:
         x: The batch.
@@ -112,6 +117,7 @@ def geometric(x: LossInputs, *, low: float = 0.999, high: float = 1.001) -> Weig
 
     Source: "When speed kills stability, part 3" (Li et al., 2025); bounds of verl's Geo-RS.
     Formula: 1 where `low ≤ ρ(y)^(1/tokens) ≤ high`, else 0.
+    When to use: long answers, whose product of ratios is far from 1 whatever the engine does.
 
     Args:
         x: The batch.

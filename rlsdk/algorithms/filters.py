@@ -14,6 +14,8 @@ def nonzero_variance(group: Group) -> bool:
     """Keep a group whose rewards differ: equal ones have advantage zero and teach nothing.
 
     Paper: dynamic sampling, DAPO, arXiv:2503.14476, eq. 11.
+    Formula: `max r > min r`.
+    When to use: rewards of few values, right or wrong, where many groups are all of one kind.
     """
     return len(set(_rewards(group))) > 1
 
@@ -24,6 +26,7 @@ def pass_rate(group: Group, *, low: float = 0.0, high: float = 1.0, passing: flo
 
     Paper: DAPO, arXiv:2503.14476, eq. 11, with bounds.
     Formula: `low < share of rollouts with reward ≥ passing < high`.
+    When to use: tasks of very different difficulty, of which those in reach teach most.
 
     Args:
         group: The group.
@@ -39,7 +42,9 @@ def pass_rate(group: Group, *, low: float = 0.0, high: float = 1.0, passing: flo
 def min_std(group: Group, *, threshold: float = 0.0) -> bool:
     """Keep a group whose rewards are spread enough; 0 keeps what `nonzero_variance` keeps.
 
+    Source: Trinity-RFT (reward_std_filter).
     Formula: `σ > threshold`, the unbiased standard deviation.
+    When to use: continuous rewards, which are never quite equal.
 
     Args:
         group: The group.
@@ -54,6 +59,8 @@ def truncated(group: Group) -> bool | Group:
     """Leave out rollouts that a limit cut off: their reward says little of what they were up to.
 
     Paper: overlong filtering, DAPO, arXiv:2503.14476, §3.4. Here they leave the baseline too.
+    Formula: the rollouts whose status is not `truncated`.
+    When to use: answers that often hit the limit, and should not be punished for it.
     """
     whole = [i for i, rollout in enumerate(group.rollouts) if rollout.status != "truncated"]
     return _part(group, whole)
@@ -64,6 +71,8 @@ def top_k(group: Group, *, k: int = 1) -> bool | Group:
     """Keep the `k` rollouts with the greatest rewards: rejection sampling.
 
     Paper: RAFT, arXiv:2304.06767, algorithm 1. Of equal rewards the earlier rollout is kept.
+    Formula: the `k` rollouts of greatest `r`.
+    When to use: rejection sampling, with the loss `sft`.
 
     Args:
         group: The group.
@@ -79,6 +88,8 @@ def best_worst(group: Group) -> bool | Group:
     """Keep the best and the worst rollout, a pair for losses on preferences; drop a group whose rewards are equal.
 
     Paper: online preference pairs, arXiv:2402.04792, algorithm 1, with a reward in place of a judge.
+    Formula: the rollouts of greatest and of least `r`, if `max r > min r`.
+    When to use: losses on pairs: `dpo`.
     """
     valid = [i for i, score in enumerate(group.scores) if score.valid]
     if not nonzero_variance(group):

@@ -24,7 +24,9 @@ RESULT_BOUND = 10.0
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Unbiased, of high variance, negative at times: for KL in the reward.
 
+    Source: Schulman, http://joschu.net/blog/kl-approx.html.
     Formula: `d`.
+    When to use: in the reward (`kl_penalty`); not in the loss, where its expected gradient is zero.
     """
     return logprobs - ref_logprobs
 
@@ -33,16 +35,20 @@ def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Biased, of low variance; its gradient is that of the KL: for KL in the loss.
 
+    Source: Schulman, http://joschu.net/blog/kl-approx.html.
     Formula: `d² / 2`.
+    When to use: in the loss, where the gradient of the KL is wanted: REINFORCE++.
     """
     return 0.5 * (logprobs - ref_logprobs).square()
 
 
 @kl("k3")
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Unbiased and never negative: GRPO's term in the loss (arXiv:2402.03300, eq. 4). Not clamped; see `low_var`.
+    """Unbiased and never negative: GRPO's term in the loss. Not clamped; see `low_var`.
 
+    Paper: GRPO, arXiv:2402.03300, eq. 4; the estimator is Schulman's, http://joschu.net/blog/kl-approx.html.
     Formula: `exp(-d) - 1 + d`.
+    When to use: in the loss, as GRPO does.
     """
     difference = ref_logprobs - logprobs
     return torch.expm1(difference) - difference
@@ -52,7 +58,9 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def absolute(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Distance whatever the direction; not an estimate of the KL.
 
+    Source: verl (abs).
     Formula: `|d|`.
+    When to use: to hold tokens near the reference by their distance, with a gradient that does not grow with it.
     """
     return (logprobs - ref_logprobs).abs()
 
@@ -61,7 +69,9 @@ def absolute(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def low_var(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """k3 that a single token cannot blow up.
 
+    Source: verl (low_var_kl), with its bounds.
     Formula: `clamp(exp(-c) - 1 + c, ±10)` with `c = clamp(d, ±20)`.
+    When to use: as k3, where single tokens may be far from the reference.
     """
     difference = (ref_logprobs - logprobs).clamp(-INPUT_BOUND, INPUT_BOUND)
     return (torch.expm1(difference) - difference).clamp(-RESULT_BOUND, RESULT_BOUND)
@@ -71,7 +81,9 @@ def low_var(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def k1_through(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """The value of k1 with the gradient of k2.
 
+    Source: verl (k1+).
     Formula: `sg[k1] + k2 - sg[k2]`.
+    When to use: in the loss, where the metric should be an unbiased KL.
     """
     return _through(k1, logprobs, ref_logprobs)
 
@@ -80,7 +92,9 @@ def k1_through(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def k3_through(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """The value of k3 with the gradient of k2.
 
+    Source: verl (k3+).
     Formula: `sg[k3] + k2 - sg[k2]`.
+    When to use: in the loss, where the metric should be an unbiased KL that is never negative.
     """
     return _through(k3, logprobs, ref_logprobs)
 
@@ -89,7 +103,9 @@ def k3_through(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def absolute_through(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """The value of abs with the gradient of k2.
 
+    Source: verl (abs+).
     Formula: `sg[abs] + k2 - sg[k2]`.
+    When to use: in the loss, where the metric should be a distance.
     """
     return _through(absolute, logprobs, ref_logprobs)
 
@@ -98,7 +114,9 @@ def absolute_through(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def low_var_through(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """The value of low_var with the gradient of k2.
 
+    Source: verl (low_var_kl+).
     Formula: `sg[low_var] + k2 - sg[k2]`.
+    When to use: in the loss, where the metric should be the KL without its outliers.
     """
     return _through(low_var, logprobs, ref_logprobs)
 

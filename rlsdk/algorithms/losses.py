@@ -25,6 +25,7 @@ def ppo(
     arXiv:1912.09729.
     Formula: `max(-A·r, -A·clip(r, 1 - clip_low, 1 + clip_high))`, for `A < 0` at most `-A·dual_clip`. The log-ratio is
     clamped to ±20.
+    When to use: the first choice; with one update per batch the clip hardly binds, with several it keeps them safe.
 
     Args:
         x: The batch.
@@ -61,6 +62,7 @@ def decoupled_ppo(
     policies that sampled.
     Paper: decoupled PPO, arXiv:2110.00641; for language models AReaL, arXiv:2505.24298, eq. 5.
     Formula: `sg[π_old / μ] · ppo`.
+    When to use: asynchronous training, with samples more than a step or two old.
 
     Args:
         x: The batch.
@@ -83,6 +85,7 @@ def reinforce(x: LossInputs) -> Tensor:
 
     Paper: REINFORCE, Williams 1992 (doi:10.1007/BF00992696), for language models arXiv:2402.14740.
     Formula: `-A · log π`.
+    When to use: strictly on-policy: one update per batch, and no late samples.
     """
     return -credit(x) * trained(x, x.logprobs)
 
@@ -93,6 +96,7 @@ def gpg(x: LossInputs) -> Tensor:
 
     Paper: GPG, arXiv:2504.02546.
     Formula: `-A · log π`.
+    When to use: with the advantage `gpg`, strictly on-policy.
     """
     return reinforce(x)
 
@@ -101,7 +105,9 @@ def gpg(x: LossInputs) -> Tensor:
 def sft(x: LossInputs) -> Tensor:
     """Maximum likelihood of what is trained on, whatever the advantage: demonstrations, chosen rollouts.
 
+    Source: no paper; maximum likelihood, as in pre-training.
     Formula: `-log π`.
+    When to use: demonstrations, and rollouts that a filter chose.
     """
     return -trained(x, x.logprobs)
 
@@ -112,6 +118,7 @@ def opmd(x: LossInputs, *, tau: float = 1.0) -> Tensor:
 
     Paper: arXiv:2509.24203 and Kimi k1.5, arXiv:2501.12599, eq. 3, as in Trinity-RFT.
     Formula: `-A · log π / (1 + τ)`.
+    When to use: with the advantage `opmd`, on late samples, where no importance weights are wanted.
 
     Args:
         x: The batch.
@@ -126,6 +133,7 @@ def cispo(x: LossInputs, *, clip_low: float = 1.0, clip_high: float = 0.28) -> t
 
     Paper: CISPO, MiniMax-M1, arXiv:2506.13585, eq. 4 and 5.
     Formula: `-sg[clip(r, 1 - clip_low, 1 + clip_high)] · A · log π`.
+    When to use: long reasoning, where PPO's clip silences the rare words that turn an answer around.
 
     Args:
         x: The batch.
@@ -143,6 +151,7 @@ def tis(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
 
     Paper: truncated importance sampling, IMPALA, arXiv:1802.01561, §4.1; per token as in ROLL.
     Formula: `-sg[min(r, cap)] · A · log π`.
+    When to use: samples that are a little late; unlike PPO's, its bound silences nothing.
 
     Args:
         x: The batch.
@@ -159,6 +168,7 @@ def topr(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
     Paper: TOPR, arXiv:2503.14286, in its canonical form.
     Formula: `-A · log π` for `A > 0`; else `-sg[min(π(y) / μ(y), cap)] · A · log π`, `y` being the whole answer and `μ`
     the policy that sampled it.
+    When to use: batches used many times, or samples of another policy.
 
     Args:
         x: The batch.
@@ -177,6 +187,7 @@ def sapo(x: LossInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Tenso
 
     Paper: SAPO, arXiv:2511.20347.
     Formula: `-A · (4 / τ) · sigmoid(τ·(r - 1))`, `τ` being `tau_pos` for `A > 0` and `tau_neg` else.
+    When to use: mixtures of experts and long answers, whose ratios are noisy.
 
     Args:
         x: The batch.

@@ -30,6 +30,7 @@ def clip_cov(
     Paper: Clip-Cov, arXiv:2505.22617; the tokens that PPO's clip silences anyway are not drawn.
     Formula: PPO's loss, zero for `max(1, ratio · tokens)` tokens drawn from those with covariance in
     `cov_low…cov_high`.
+    When to use: the entropy collapses, and the reward stops rising with it.
 
     Args:
         x: The batch.
@@ -55,6 +56,7 @@ def kl_cov(x: LossInputs, *, ratio: float = 2e-4, kl_coef: float = 1.0) -> tuple
     Paper: KL-Cov, arXiv:2505.22617.
     Formula: `-A·r`, plus `kl_coef · |log π - log π_old|` for the `max(1, ratio · tokens)` tokens of greatest
     covariance.
+    When to use: as `clip_cov`, where the tokens at fault should be held back and not silenced.
 
     Args:
         x: The batch.

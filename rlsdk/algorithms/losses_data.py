@@ -21,6 +21,7 @@ def dpo(x: LossInputs, *, beta: float = 0.1, label_smoothing: float = 0.0) -> tu
     Paper: DPO, arXiv:2305.18290, eq. 7; label smoothing cDPO (Mitchell, 2023).
     Formula: `-(1 - ε)·log σ(m) - ε·log σ(-m)` with `m = β·(d(better) - d(worse))`, `d = log π(y) - log π_ref(y)`. Every
     token of both answers carries the pair's value: `seq-mean-token-mean` makes it the mean over pairs.
+    When to use: pairs of answers, or a reward that ranks better than it scores (with the filter `best_worst`).
 
     Args:
         x: The batch.
@@ -46,6 +47,7 @@ def kto(
     here from the batch's own answers, of which no further pass is needed.
     Formula: `λ - λ·σ(±β·(d - z))` with `d = log π(y) - log π_ref(y)`, + for good answers; `z = max(0, mean d)` over the
     optimiser batch, detached. Every token carries its rollout's value: aggregate by `seq-mean-token-mean`.
+    When to use: answers marked good or bad, without pairs, or many more of one than of the other.
 
     Args:
         x: The batch.
@@ -78,6 +80,7 @@ def mix(
     Paper: CHORD, arXiv:2508.11408, with a fixed μ.
     Formula: `(1 - μ)·mean(ppo over the policy's) + μ·mean(-log π over the expert's)`. The core divides by all tokens
     (or rollouts): each part is scaled by all of the optimiser batch over its own.
+    When to use: an expert's answers to tasks that the policy cannot solve yet.
 
     Args:
         x: The batch.

@@ -22,6 +22,7 @@ def gspo(x: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> t
     advantage per rollout and `seq-mean-token-mean` the gradient is that of eq. 5.
     Paper: GSPO, arXiv:2507.18071, eq. 5 to 7; bounds are the paper's.
     Formula: PPO's with `s = sg[exp(mean_t(log π - log π_old))] · π / sg[π]` in place of `r`.
+    When to use: rewards for whole answers, and mixtures of experts, whose token ratios jump.
 
     Args:
         x: The batch.
@@ -41,6 +42,7 @@ def gspo_token(x: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4
 
     Paper: GSPO-token, arXiv:2507.18071, eq. 13 and 14.
     Formula: as `gspo`, which is written in this form already.
+    When to use: turns or steps of one rollout with rewards of their own.
 
     Args:
         x: The batch.
@@ -58,6 +60,7 @@ def geo_mean(x: LossInputs, *, clip_low: float = 0.4, clip_high: float = 0.4) ->
     Formula: `-Ā · exp(mean_t c_t)`, one value per rollout on all its tokens; `c_t` is the log-ratio clipped to
     `-clip_low…clip_high` where that makes the objective smaller, `Ā` the mean advantage. To be aggregated by
     `seq-mean-token-mean`.
+    When to use: several updates per batch, where a few tokens with extreme ratios would dominate.
 
     Args:
         x: The batch.

@@ -22,6 +22,7 @@ class GRPO(Algorithm):
     """GRPO: rewards relative to the group, clipped ratios, KL to the reference in the loss.
 
     Paper: arXiv:2402.03300, eq. 3 and 4; β = 0.04 (§4.2). `kl_coef: 0` does without the reference model.
+    When to use: the first choice where a reward checks answers and several rollouts a task are affordable.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -38,6 +39,7 @@ class PPO(Algorithm):
 
     Paper: arXiv:1707.06347, for language models arXiv:1909.08593 and arXiv:2203.02155. Coefficient of the KL and clip
     of the value as in TinyZero. The reference model is loaded for `kl_penalty`; `shaping: []` does without.
+    When to use: rewards along the way or long episodes, and memory for a critic.
     """
 
     advantage: Use = Use("gae", {"gamma": 1.0, "lam": 1.0})
@@ -50,11 +52,15 @@ class PPO(Algorithm):
 @algorithm("sft")
 @attrs.frozen(kw_only=True)
 class SFT(Algorithm):
-    """Supervised fine-tuning: maximum likelihood of the tasks' demonstrations."""
+    """Supervised fine-tuning: maximum likelihood of the tasks' demonstrations.
+
+    Source: no paper; maximum likelihood, as in pre-training.
+    When to use: before reinforcement learning, or where demonstrations are all there is.
+    """
 
     advantage: Use = Use("constant")
     policy_loss: Use = Use("sft")
-    rollouts: Literal["sampled", "demonstrations"] = "demonstrations"
+    rollouts: Literal["sampled", "demonstrations", "mixed"] = "demonstrations"
 
 
 @algorithm("dr_grpo")
@@ -63,6 +69,7 @@ class DrGRPO(Algorithm):
     """GRPO without its two biases: no division by the standard deviation, none by the length of an answer.
 
     Paper: arXiv:2503.20783. `norm` is the paper's budget of 3000 tokens; set it to your own longest response.
+    When to use: answers that grow longer without getting better, or tasks whose difficulty should not set their weight.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": False})
@@ -77,6 +84,7 @@ class DAPO(Algorithm):
     """GRPO with clip-higher, dynamic sampling, a loss by tokens and soft punishment of overlong answers; no KL.
 
     Paper: arXiv:2503.14476, eq. 8 to 13. Set `overlong` to your own longest response.
+    When to use: long reasoning on hard tasks: groups without contrast, entropy that collapses, answers cut off.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -91,6 +99,7 @@ class GSPO(Algorithm):
     """GRPO with the ratio and the clip of the whole answer: for long answers and mixtures of experts.
 
     Paper: arXiv:2507.18071, eq. 5 to 7.
+    When to use: long answers and mixtures of experts, with several updates per batch.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -104,6 +113,7 @@ class CISPO(Algorithm):
     """GRPO whose clip bounds the weight of a token and spares its gradient; no KL.
 
     Paper: MiniMax-M1, arXiv:2506.13585, eq. 4 and 5.
+    When to use: long reasoning, with several updates per batch.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -116,6 +126,7 @@ class SAPO(Algorithm):
     """GRPO with a soft gate in place of the clip.
 
     Paper: arXiv:2511.20347.
+    When to use: as GRPO, where its hard clip makes training jumpy.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -129,6 +140,7 @@ class GMPO(Algorithm):
     """GRPO with the geometric mean of the tokens' ratios.
 
     Paper: arXiv:2507.20673.
+    When to use: as GRPO, where a few tokens with extreme ratios dominate.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -142,6 +154,7 @@ class RLOO(Algorithm):
     """REINFORCE with the mean of the other rollouts as baseline, whole answers as actions, KL in the reward.
 
     Paper: arXiv:2402.14740.
+    When to use: small groups and one update per batch; learned rewards.
     """
 
     advantage: Use = Use("rloo")
@@ -156,6 +169,7 @@ class ReinforcePlusPlus(Algorithm):
     """Whitened returns and PPO's clip without critic and groups, KL in the reward.
 
     Paper: arXiv:2501.03262.
+    When to use: one rollout per task: preferences, learned rewards.
     """
 
     advantage: Use = Use("reinforce_plus_plus", {"gamma": 1.0})
@@ -169,6 +183,7 @@ class ReinforcePlusPlusBaseline(Algorithm):
     """The group's mean as baseline, the batch's spread as scale, and k2 in the loss.
 
     Paper: arXiv:2501.03262.
+    When to use: several rollouts per task, with rewards on one scale.
     """
 
     advantage: Use = Use("reinforce_plus_plus_baseline")
@@ -183,6 +198,7 @@ class ReMax(Algorithm):
     """REINFORCE against the greedy answer's reward, KL in the reward.
 
     Paper: arXiv:2310.10505, algorithm 1.
+    When to use: memory for neither a critic nor large groups.
     """
 
     advantage: Use = Use("remax")
@@ -197,6 +213,7 @@ class OPO(Algorithm):
     """Strictly on-policy REINFORCE with the baseline of least variance; no clip, no KL: one update per batch.
 
     Paper: arXiv:2505.23585.
+    When to use: strictly on-policy training, with answers of very different lengths.
     """
 
     advantage: Use = Use("opo")
@@ -210,6 +227,7 @@ class GPG(Algorithm):
     """The plain policy gradient with the group's mean as baseline; no clip, no KL.
 
     Paper: arXiv:2504.02546, eq. 7.
+    When to use: the simplest thing that may work, strictly on-policy.
     """
 
     advantage: Use = Use("gpg", {"std_normalize": False})
@@ -222,6 +240,7 @@ class OPMD(Algorithm):
     """Online policy mirror descent, on- or off-policy.
 
     Paper: arXiv:2501.12599, §2.3.2, and arXiv:2509.24203.
+    When to use: late or reused samples, where no importance weights are wanted.
     """
 
     advantage: Use = Use("opmd", {"baseline": "mean", "tau": 1.0})
@@ -234,6 +253,7 @@ class TOPR(Algorithm):
     """Good answers in full, bad ones by their truncated ratio: stable far off-policy, without KL.
 
     Paper: arXiv:2503.14286.
+    When to use: many updates on one batch, or data of another policy.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": False})
@@ -247,6 +267,7 @@ class RAFT(Algorithm):
     """Rejection sampling: maximum likelihood of the best answer of each group.
 
     Paper: arXiv:2304.06767, algorithm 1.
+    When to use: a robust start: what is seldom right is imitated, nothing is pushed away.
     """
 
     advantage: Use = Use("constant")
@@ -260,6 +281,7 @@ class PassAtK(Algorithm):
     """Trains the best of a group rather than its mean.
 
     Paper: arXiv:2503.19595.
+    When to use: answers that can be verified, so that the best of several will be taken.
     """
 
     advantage: Use = Use("pass_at_k", {"std_normalize": True})
@@ -272,6 +294,7 @@ class GiGPO(Algorithm):
     """Credit by trajectory and by step, for agents whose trajectories pass through equal states.
 
     Paper: arXiv:2505.10978; β = 0.01.
+    When to use: agents in worlds whose states repeat: games, web sites, households.
     """
 
     advantage: Use = Use("gigpo", {"omega": 1.0, "gamma": 0.95, "std_normalize": False})
@@ -287,6 +310,7 @@ class DecoupledPPO(Algorithm):
     """For asynchronous training: clips against a recent policy, weighs by the one that sampled.
 
     Paper: AReaL, arXiv:2505.24298, eq. 5, with the group's mean in place of a critic.
+    When to use: asynchronous rollouts, several steps late.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
@@ -299,6 +323,7 @@ class DPO(Algorithm):
     """Preferences between the best and the worst answer of each group, against the reference.
 
     Paper: DPO, arXiv:2305.18290, eq. 7, with pairs sampled online, arXiv:2402.04792.
+    When to use: a reward that ranks better than it scores.
     """
 
     advantage: Use = Use("constant")
@@ -310,13 +335,15 @@ class DPO(Algorithm):
 @algorithm("mix")
 @attrs.frozen(kw_only=True)
 class Mix(Algorithm):
-    """GRPO on the policy's samples and maximum likelihood on an expert's answers in one batch.
+    """GRPO on the policy's samples and maximum likelihood on the tasks' demonstrations, in one batch.
 
     Paper: CHORD, arXiv:2508.11408, with a fixed μ.
+    When to use: an expert's answers at hand for tasks that the policy cannot solve yet.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
     policy_loss: Use = Use("mix", {"mu": 0.1, "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None})
+    rollouts: Literal["sampled", "demonstrations", "mixed"] = "mixed"
 
 
 @algorithm("opd")
@@ -325,6 +352,7 @@ class OPD(Algorithm):
     """On-policy distillation: the student samples, the reference model teaches token by token; rewards are not read.
 
     Paper: GKD, arXiv:2306.13649.
+    When to use: a stronger model with the same tokenizer at hand.
     """
 
     advantage: Use = Use("on_policy_distill", {"coef": 1.0})

@@ -22,6 +22,7 @@ def gae(x: CreditInputs, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool =
     Paper: GAE, arXiv:1506.02438, eq. 16; defaults as in TinyZero and verl.
     Formula: `A_t = Σ_k (γλ)^k · (r_{t+k} + γ V_{t+k+1} - V_{t+k})`, computed as `G_t - V_t` with
     `G_t = r_t + γ(1-λ) V_{t+1} + γλ G_{t+1}`. The critic's returns are `A + V = G`, before whitening.
+    When to use: a critic is trained: rewards come along the way, or episodes are long.
 
     Args:
         x: The batch.
@@ -45,6 +46,7 @@ def reinforce_plus_plus(x: CreditInputs, *, gamma: float = 1.0) -> Credit:
 
     Paper: REINFORCE++, arXiv:2501.03262.
     Formula: `A = whiten(G)` with `G_t = r_t + γ G_{t+1}`.
+    When to use: one rollout per task, and no memory for a critic.
 
     Args:
         x: The batch.
@@ -61,6 +63,7 @@ def remax(x: CreditInputs) -> Credit:
 
     Paper: ReMax, arXiv:2310.10505, algorithm 1.
     Formula: `A_t = Σ_{k ≥ t} r_k - r(greedy answer)`.
+    When to use: one or two rollouts per task; the greedy answer costs one more.
     """
     sampled = Sampled.of(x)
     returns = sums_to_go(sampled.rewards(x), sampled.counts, 1.0)
@@ -72,8 +75,10 @@ def remax(x: CreditInputs) -> Credit:
 def segment_returns(x: CreditInputs, *, gamma: float = 1.0, whiten: bool = False) -> Credit:
     """Return of each turn of a conversation: discounting counts turns, not tokens.
 
-    A turn is a run of sampled tokens between two observations. Source: ROLL's agentic_reinforce.
+    A turn is a run of sampled tokens between two observations.
+    Source: ROLL's agentic_reinforce.
     Formula: `R_k = r_k + γ R_{k+1}` with the rewards `r_k` of turn `k`; every token of a turn has its `R_k`.
+    When to use: conversations with tools or an environment, whose turns earn rewards of their own.
 
     Args:
         x: The batch; `token_rewards` say which turn earned what.
@@ -94,8 +99,10 @@ def segment_returns(x: CreditInputs, *, gamma: float = 1.0, whiten: bool = False
 def on_policy_distill(x: CreditInputs, *, coef: float = 1.0) -> Tensor:
     """How much likelier the teacher found each token that the student sampled; no reward at all.
 
-    The teacher is the reference model. Paper: GKD, arXiv:2306.13649, with samples of the student and reverse KL.
+    The teacher is the reference model.
+    Paper: GKD, arXiv:2306.13649, with samples of the student and reverse KL.
     Formula: `A_t = coef · (log π_teacher - log π)`, whose mean is minus the KL.
+    When to use: a stronger model with the same tokenizer is at hand, and rewards are sparse or absent.
 
     Args:
         x: The batch.
@@ -112,6 +119,7 @@ def optimal_token_baseline(x: CreditInputs) -> Credit:
     Paper: arXiv:2602.07078; the weights need no backward pass (its logit-gradient proxy).
     Formula: `A_t = G_t - Σ W_t·G_t / Σ W_t`, sums over the group's rollouts that have a `t`-th sampled token, with
     `G_t` the return and `W_t = Σ_{j ≤ t} (1 - 2π_j + Σ_v π_j(v)²)`.
+    When to use: long answers whose gradients are noisy; it costs one more number per token.
     """
     sampled = Sampled.of(x)
     returns = sums_to_go(sampled.rewards(x), sampled.counts, 1.0)

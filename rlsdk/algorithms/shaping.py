@@ -153,7 +153,9 @@ class RewardNorm:
 def reward_clip(x: CreditInputs, *, low: float = -10.0, high: float = 10.0) -> Tensor:
     """Rewards within bounds: keeps one outlier of a learned reward from ruling the batch.
 
+    Source: ROLL (reward_clip).
     Formula: `clamp(r, low, high)`.
+    When to use: rewards of a model, which have outliers.
 
     Args:
         x: The batch.
@@ -169,6 +171,7 @@ def overlong(x: CreditInputs, *, max_length: int = 20_480, buffer: int = 4_096, 
 
     Paper: soft overlong punishment, DAPO, arXiv:2503.14476, eq. 13; defaults are the paper's.
     Formula: `r + penalty · clamp((max_length - buffer - length) / buffer, -1, 0)`, with the tokens of the response.
+    When to use: answers that are cut off by the limit.
 
     Args:
         x: The batch.
@@ -189,6 +192,7 @@ def length_penalty(x: CreditInputs, *, coef: float = 1.0, passing: float = 1.0) 
     Paper: Kimi k1.5, arXiv:2501.12599, §2.3.3.
     Formula: `r + coef·λ` for a right answer, `r + coef·min(0, λ)` for a wrong one, with
     `λ = 0.5 - (length - shortest) / (longest - shortest)` in the group, 0 if all have one length.
+    When to use: right answers that grow longer than they need to.
 
     Args:
         x: The batch.
@@ -210,6 +214,7 @@ def rank_penalty(x: CreditInputs, *, coef: float = 0.25) -> Tensor:
     Paper: unlikeliness reward, arXiv:2506.02355.
     Formula: `r · (1 - coef · (g - rank) / g)` with `g` rollouts in the group, of which `rank` are likelier (by the sum
     of logprobs).
+    When to use: pass@k that falls while pass@1 rises.
 
     Args:
         x: The batch.

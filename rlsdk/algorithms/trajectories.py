@@ -30,6 +30,8 @@ def step_grpo(
     supervision) for the comparison by step.
     Formula: `broadcast`: the reward of a trajectory's last step, relative to the other trajectories of the group, for
     all its steps. `step`: each step's reward, relative to the same step of the other trajectories.
+    When to use: agents whose steps are rollouts of their own: `broadcast` where the end is rewarded, `step` where each
+    step is.
 
     Args:
         x: The batch.
@@ -54,6 +56,7 @@ def gigpo(x: CreditInputs, *, omega: float = 1.0, gamma: float = 0.95, std_norma
     Paper: GiGPO, arXiv:2505.10978.
     Formula: `A = A_E + ω·A_S`: `A_E` the trajectory's total reward relative to the group's other trajectories, `A_S`
     the step's discounted return `Σ_k γ^k r_{t+k}` relative to the steps of the group in an equal state.
+    When to use: agents in worlds whose states repeat: games, web sites, households.
 
     Args:
         x: The batch.

@@ -10,6 +10,7 @@ import click
 from rlsdk.cli.lazy import LazyGroup
 
 COMMANDS = {
+    "check": "Check that a plugin's components keep the promises of their kinds.",
     "data": "Make data sets, and look at them.",
     "explain": "Check a configuration and say what it would run; nothing starts.",
     "export": "Write a run's model to a folder that transformers opens.",

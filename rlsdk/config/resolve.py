@@ -82,8 +82,8 @@ class Plan:
 
     @property
     def sampled(self) -> bool:
-        """Whether rollouts are sampled from the policy (else they are demonstrations)."""
-        return self.algorithm.rollouts == "sampled"
+        """Whether any rollouts are sampled from the policy (else all are demonstrations)."""
+        return self.algorithm.rollouts != "demonstrations"
 
     @property
     def needs_reference(self) -> bool:
@@ -206,7 +206,7 @@ class _Resolver:
         self.faults += limits(config)
         if algorithm is None:
             return None
-        sampled = algorithm.rollouts == "sampled"
+        sampled = algorithm.rollouts != "demonstrations"
         use = config.workflow or Use("single_turn" if sampled else "demonstration")
         workflow = self.reference("workflow", "workflow", use)
         parts = self.parts(algorithm)

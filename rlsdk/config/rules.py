@@ -88,7 +88,7 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
 
 
 def _sampling(config: RunConfig, algorithm: AlgorithmDefaults) -> list[tuple[bool, str]]:
-    sampled = algorithm.rollouts == "sampled"
+    sampled = algorithm.rollouts != "demonstrations"
     section, length = config.sampling, config.model.max_length
     return [
         (sampled and not config.reward, "reward: none given; name one, such as 'countdown'"),

@@ -367,7 +367,7 @@ def engine_arguments(model: Model, place: Place, options: Vllm) -> dict[str, Any
         "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
     }
     if cpu:
-        # vLLM's 128 would have attention read mostly padding where sequences are short; smaller blocks cost bookkeeping.
+        # With the 128 of vLLM attention reads mostly padding where sequences are short; less costs bookkeeping.
         found["block_size"] = 64
     else:
         found |= {

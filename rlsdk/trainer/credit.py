@@ -38,13 +38,15 @@ class CreditAssigner:
         self.needs = frozenset(n for part in self._parts() for n in _needs(part))
 
     def assign(self, packed: Packed, computed: dict[str, np.ndarray]) -> TrainBatch:
-        """The batch with `advantages` and, where a critic learns, `returns`.
+        """The batch with `advantages` and, where a critic learns, `returns`; both are 0 for what experts wrote.
 
         Args:
             packed: The rollouts of a step.
             computed: Per-token fields that the learner computed.
         """
-        x = credit_inputs(packed, computed, self.needs)
+        own = packed.without_experts()
+        count = packed.sampled_tokens
+        x = credit_inputs(own, {name: values[:count] for name, values in computed.items()}, self.needs)
         for part in self._shaping:
             x = x.shaped(_checked(part(x.only(_needs(part))), x, part))
         result = self._advantage(x.only(_needs(self._advantage)))
@@ -54,7 +56,8 @@ class CreditAssigner:
             result = result.advantages
         advantages = _per_token(x, _checked(result, x, self._advantage))
         fields["advantages"] = _numpy(self._adjusted(advantages, x.loss_mask))
-        return packed.batch.with_tokens(**fields)
+        experts = len(packed.batch.loss_mask) - count
+        return packed.batch.with_tokens(**{name: np.pad(values, (0, experts)) for name, values in fields.items()})
 
     def state(self) -> dict[str, Any]:
         """Plain JSON of the components that have memory, by position in the chain."""

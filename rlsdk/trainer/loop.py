@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from rlsdk.config import Plan
+from rlsdk.contracts import TrainBatch
 from rlsdk.errors import CanaryError, EngineError
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.producer import Producer
@@ -23,7 +24,7 @@ from rlsdk.trainer.checkpoint import Checkpoints
 from rlsdk.trainer.cluster import Actors
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.evaluation import Evaluation, evaluate, is_correct
-from rlsdk.trainer.pack import Packed, minibatches, pack
+from rlsdk.trainer.pack import Packed, labels, minibatches, pack
 from rlsdk.trainer.stream import TaskStream
 from rlsdk.types import Group, Task
 
@@ -38,6 +39,7 @@ class Parts:
     actors: Actors
     setting: Setting
     producer: Producer
+    demonstrator: Producer | None
     evaluator: Producer
     stream: TaskStream
     eval_tasks: Sequence[Task]
@@ -121,14 +123,13 @@ class Loop:
         with clock("produce"):
             tasks = self.p.stream.take(config.batch_size)
             await self._reseed(self.done + 1)
-            step = self.done + 1
-            groups = await self.p.producer.produce(tasks, self.p.setting, config.group_size, f"step {step}", step)
+            groups, experts, baselines = await self._produce(tasks)
         rollouts = [r for g in groups for r in g.rollouts]
         scores = [s for g in groups for s in g.scores]
         invalid = check_budget(rollouts, scores, config.max_invalid, self.done + 1)
         with clock("credit"):
             kept = apply_filters(groups, self.p.filters)
-            packed = pack(kept)
+            packed = pack(kept, experts, baselines)
         metrics = {
             **rollout_metrics(groups),
             **reward_metrics(groups, scored=self.p.plan.sampled),
@@ -146,6 +147,22 @@ class Loop:
         metrics |= self._times(clock, time.perf_counter() - start, inside, await self._inside(), metrics)
         return metrics, groups
 
+    async def _produce(self, tasks: Sequence[Task]) -> tuple[list[Group], list[Group], dict[int, float] | None]:
+        """Scored groups, what experts wrote, and by task the reward of the greedy answer; of these, what is wanted."""
+        p, step, size = self.p, self.done + 1, self.p.plan.config.group_size
+        plain = attrs.evolve(p.setting, sampling=attrs.evolve(p.setting.sampling, temperature=0.0))
+        async with asyncio.TaskGroup() as running:
+            own = running.create_task(p.producer.produce(tasks, p.setting, size, f"step {step}", step))
+            experts = greedy = None
+            if p.demonstrator is not None:
+                experts = running.create_task(p.demonstrator.produce(tasks, p.setting, 1, f"step {step} expert"))
+            if "baseline_rewards" in p.plan.needs:
+                greedy = running.create_task(p.evaluator.produce(tasks, plain, 1, f"step {step} greedy"))
+        if greedy is None:
+            return own.result(), experts.result() if experts else [], None
+        baselines = {id(g.task): g.scores[0].value for g in greedy.result() if g.scores[0].valid}
+        return own.result(), experts.result() if experts else [], baselines
+
     async def _learn(self, packed: Packed, clock: Clock) -> dict[str, float]:
         learner, config, plan = self.p.actors.learner, self.p.plan.config, self.p.plan
         with clock("logprobs"):
@@ -154,11 +171,15 @@ class Loop:
             batch = self.p.credit.assign(packed, computed)
             extra = {k: v for k, v in computed.items() if k in ("values", "ref_logprobs")}
             batch = batch.with_tokens(old_logprobs=computed["logprobs"], **extra)
-            parts = minibatches(packed, config.minibatches, config.passes, [config.seed, self.done])
+            batch = _as_sampled(batch, packed.sampled_tokens).with_rollouts(**labels(packed, plan.needs))
+            pairs = "pairs" in plan.needs
+            seed = [config.seed, self.done]
+            parts = minibatches(packed, config.minibatches, config.passes, seed, whole_groups=pairs)
         with clock("update"):
             metrics = await asyncio.to_thread(learner.update, batch, parts, self.done)
         if plan.sampled:
-            metrics["staleness/max"] = float(self.done - batch.tokens["policy_versions"][batch.loss_mask].min())
+            versions = batch.tokens["policy_versions"][: packed.sampled_tokens]
+            metrics["staleness/max"] = float(self.done - versions[batch.loss_mask[: packed.sampled_tokens]].min())
         return metrics
 
     def _forward(self, packed: Packed) -> dict[str, np.ndarray]:
@@ -166,7 +187,9 @@ class Loop:
         plan, learner, batch = self.p.plan, self.p.actors.learner, packed.batch
         fields: list[str] = [f for f in ("entropy", "probs_squared_sum") if f in self.p.credit.needs]
         computed: dict[str, np.ndarray] = {"logprobs": batch.tokens["behaviour_logprobs"]}
-        recompute = plan.sampled and plan.config.old_logprobs == "learner"
+        # Nobody sampled what experts wrote: only the learner can say how likely it was.
+        mixed = packed.sampled < len(packed.rollouts)
+        recompute = plan.sampled and (mixed or plan.config.old_logprobs == "learner")
         if recompute or fields:
             own = learner.logprobs(batch, "actor", (["logprobs"] if recompute else []) + fields)
             computed |= own
@@ -244,6 +267,12 @@ class Loop:
             "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
             "time/tokens_per_second": tokens / max(clock.seconds["produce"], 1e-9),
         }
+
+
+def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:
+    """Take what experts wrote, behind the first `sampled` tokens, for sampled by the policy before the update."""
+    behaviour = np.concatenate([batch.tokens["behaviour_logprobs"][:sampled], batch.tokens["old_logprobs"][sampled:]])
+    return batch.with_tokens(behaviour_logprobs=behaviour)
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -11,6 +11,7 @@ import torch
 
 from rlsdk.batch import CreditInputs
 from rlsdk.contracts import TrainBatch
+from rlsdk.errors import RunError
 from rlsdk.types import Group, Rollout, Score
 
 
@@ -23,26 +24,58 @@ class Packed:
         rollouts: The rollouts, in the order of the batch.
         scores: Their scores.
         groups: int64 `[n]`, dense index of each rollout's group.
+        sampled: How many of the rollouts the policy sampled; behind them come the experts', each a group of its own.
+        baselines: float32 `[n]`, reward of the greedy answer to the task; None where nobody reads it.
     """
 
     batch: TrainBatch
     rollouts: tuple[Rollout, ...]
     scores: tuple[Score, ...]
     groups: np.ndarray
+    sampled: int
+    baselines: np.ndarray | None = None
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Response tokens of the rollouts that the policy sampled."""
+        return int(self.batch.responses[: self.sampled].sum())
+
+    def without_experts(self) -> Packed:
+        """The rollouts that the policy sampled: what credit is assigned to."""
+        count = self.sampled
+        batch = self.batch.select(np.arange(count))
+        return attrs.evolve(
+            self,
+            batch=batch,
+            rollouts=self.rollouts[:count],
+            scores=self.scores[:count],
+            groups=self.groups[:count],
+            baselines=None if self.baselines is None else self.baselines[:count],
+        )
 
 
-def pack(groups: Sequence[Group]) -> Packed | None:
+def pack(
+    groups: Sequence[Group], experts: Sequence[Group] = (), baselines: Mapping[int, float] | None = None
+) -> Packed | None:
     """Pack the valid rollouts that sampled anything; None if there are none.
 
     Invalid rollouts end here: they reach neither a baseline nor a loss.
+
+    Args:
+        groups: What the policy sampled.
+        experts: What experts wrote.
+        baselines: Task, by identity -> reward of its greedy answer; a group without one has no baseline and stays out.
     """
+    if baselines is not None:
+        groups = [group for group in groups if id(group.task) in baselines]
     kept = [
         (g, rollout, score)
-        for g, group in enumerate(groups)
+        for g, group in enumerate([*groups, *experts])
         for rollout, score in zip(group.rollouts, group.scores, strict=True)
         if score.valid and rollout.loss_mask.any()
     ]
-    if not kept:
+    sampled = sum(g < len(groups) for g, _, _ in kept)
+    if not sampled:
         return None
     index, rollouts, scores = (tuple(part) for part in zip(*kept, strict=True))
     lengths = np.array([len(r.token_ids) for r in rollouts], np.int64)
@@ -60,7 +93,12 @@ def pack(groups: Sequence[Group]) -> Packed | None:
             "policy_versions": np.concatenate([r.policy_versions for r in rollouts])[inside],
         },
     )
-    return Packed(batch, rollouts, scores, np.unique(np.array(index), return_inverse=True)[1].astype(np.int64))
+    dense = np.unique(np.array(index), return_inverse=True)[1].astype(np.int64)
+    greedy = None
+    if baselines is not None:
+        greedy = np.zeros(len(rollouts), np.float32)
+        greedy[:sampled] = [baselines[id(groups[g].task)] for g in index[:sampled]]
+    return Packed(batch, rollouts, scores, dense, sampled, greedy)
 
 
 def spans(mask: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -107,6 +145,8 @@ def credit_inputs(packed: Packed, computed: dict[str, np.ndarray], needs: frozen
         optional["steps"] = torch.tensor([r.step for r in packed.rollouts])
     if "states" in needs:
         optional["states"] = _dense([r.state for r in packed.rollouts])
+    if packed.baselines is not None:
+        optional["baseline_rewards"] = torch.from_numpy(packed.baselines)
     if "reward_parts" in needs:
         optional["reward_parts"] = _reward_parts(packed.scores)
     return CreditInputs(
@@ -148,8 +188,48 @@ def _token_rewards(packed: Packed) -> torch.Tensor | None:
     return torch.from_numpy(rewards)
 
 
-def minibatches(packed: Packed, count: int, passes: int, seed: Sequence[int]) -> list[np.ndarray]:
-    """Rollout indices of each optimiser step: groups shuffled, split into `count` parts, anew in each pass."""
+def labels(packed: Packed, needs: frozenset[str]) -> dict[str, np.ndarray]:
+    """What losses on preferences and on experts' answers read, `[n]` each: of these, those in `needs`.
+
+    `pairs` is the group; `preferred` is True for a reward above the mean of its group (alone: of the batch); `expert`
+    is True for what an expert wrote.
+
+    Raises:
+        RunError: A group is no pair, or none of a pair is better than the other.
+    """
+    found: dict[str, np.ndarray] = {}
+    rewards = np.array([s.value for s in packed.scores])
+    size = np.bincount(packed.groups)
+    if "preferred" in needs:
+        means = np.bincount(packed.groups, rewards) / size
+        found["preferred"] = rewards > np.where(size > 1, means, rewards.mean())[packed.groups]
+    if "pairs" in needs:
+        found["pairs"] = packed.groups
+        better = np.bincount(packed.groups, found.get("preferred", np.ones(len(rewards)) / 2))
+        if wrong := np.flatnonzero((size != 2) | (better != 1)).tolist():
+            at = next(i for i, group in enumerate(packed.groups) if group == wrong[0])
+            raise RunError(
+                f"the policy loss learns from pairs of a better and a worse rollout, but task "
+                f"{packed.rollouts[at].task.id!r} has {size[wrong[0]]} rollouts, {better[wrong[0]]:g} of them better; "
+                "add the filter 'best_worst'"
+            )
+    if "expert" in needs:
+        found["expert"] = np.arange(len(packed.rollouts)) >= packed.sampled
+    return found
+
+
+def minibatches(
+    packed: Packed, count: int, passes: int, seed: Sequence[int], *, whole_groups: bool = False
+) -> list[np.ndarray]:
+    """Rollout indices of each optimiser step: groups shuffled, split into `count` parts, anew in each pass.
+
+    Args:
+        packed: The rollouts of a step.
+        count: Parts of each pass, of like size; `whole_groups` may leave fewer.
+        passes: How often each rollout is trained on.
+        seed: Of the order.
+        whole_groups: Whether a group must stay in one part (pairs).
+    """
     generator = np.random.default_rng(list(seed))
     found: list[np.ndarray] = []
     for _ in range(passes):
@@ -157,5 +237,10 @@ def minibatches(packed: Packed, count: int, passes: int, seed: Sequence[int]) ->
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         rollouts = np.argsort(rank[packed.groups], kind="stable")
-        found += [part for part in np.array_split(rollouts, count) if len(part)]
+        if whole_groups:
+            ends = np.cumsum(np.bincount(rank[packed.groups]))
+            cuts = [int(part[-1]) for part in np.array_split(ends, count) if len(part)][:-1]
+            found += np.split(rollouts, cuts)
+        else:
+            found += [part for part in np.array_split(rollouts, count) if len(part)]
     return found

@@ -233,6 +233,7 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) 
         (lambda rollout, score, step: hook(rollout=rollout, score=score, step=step)) if hook.get_hookimpls() else None
     )
     workflow = resolve(plan.workflow)
+    demonstrator = Producer(load("workflow", "demonstration"), None, None)
     stream = TaskStream(
         tasks, config.seed, lambda t: len(codec.prompt(t)[1]), config.max_prompt_tokens, config.long_prompts
     )
@@ -243,6 +244,7 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) 
         actors=actors,
         setting=Setting(codec=codec, client=client, sampling=sampling, max_length=config.model.max_length),
         producer=Producer(workflow, scorer, seed, observer),
+        demonstrator=demonstrator if plan.algorithm.rollouts == "mixed" else None,
         # What is evaluated is always the policy, also where training imitates demonstrations.
         evaluator=Producer(workflow if plan.sampled else load("workflow", "single_turn"), scorer, seed),
         stream=stream,

@@ -12,6 +12,7 @@ import rlsdk
 from rlsdk.algorithms import Algorithm
 from rlsdk.batch import Credit, LossInputs, aggregate
 from rlsdk.components import component_of
+from rlsdk.options import labelled
 from rlsdk.plugins import Plugins
 
 ALL = rlsdk.names("algorithm")
@@ -78,12 +79,16 @@ def test_a_step_of_every_algorithm(make_credit, name):
 
 @pytest.mark.parametrize("kind", ["advantage", "policy_loss", "correction", "shaping", "filter", "kl", "algorithm"])
 def test_every_component_says_what_it_is(kind):
+    """The pages of docs/algorithms are made of this."""
     for (_, name), component in Plugins().components("core", kind).items():
         assert component.summary.endswith("."), (kind, name)
         missing = [o.name for o in component.options if not o.help]
-        assert kind == "algorithm" or not missing, (kind, name, missing)
-        if kind in ("advantage", "policy_loss", "correction"):
-            assert "Formula: " in component.help, (kind, name)
+        assert not missing, (kind, name, missing)
+        found = labelled(component.help)
+        assert "Paper" in found or "Source" in found, (kind, name)
+        assert "When to use" in found, (kind, name)
+        assert "Formula" in found or kind == "algorithm", (kind, name)  # an algorithm has those of its parts
+        assert all(text.endswith(".") for text in found.values()), (kind, name)
 
 
 def test_listing_algorithms_and_filters_does_not_load_torch():

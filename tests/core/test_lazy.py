@@ -42,6 +42,16 @@ def test_light_things_load_nothing_heavy(code, also):
     assert not {*HEAVY, *also} & modules_after(code)
 
 
+def test_the_plugin_of_pytest_loads_nothing():
+    """It is loaded in every project, before coverage is measured and warnings are filtered."""
+    added = modules_after("import rlsdk.testing.pytest_plugin") - modules_after("import typing, importlib")
+    assert {name for name in added if name.partition(".")[0] not in sys.stdlib_module_names} == {
+        "rlsdk",
+        "rlsdk.testing",
+        "rlsdk.testing.pytest_plugin",
+    }
+
+
 def test_a_public_name_is_loaded_when_it_is_used():
     before, after = modules_after("import rlsdk"), modules_after("import rlsdk; rlsdk.CreditInputs")
     assert "torch" in after

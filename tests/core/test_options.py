@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.errors import PluginError
-from rlsdk.options import MISSING, check_options, documented, options_of, structure
+from rlsdk.options import MISSING, check_options, documented, labelled, options_of, structure
 
 if TYPE_CHECKING:
     from nowhere import Imaginary
@@ -230,3 +230,30 @@ def test_documented_reads_google_sections():
         c: no option.
     """
     assert documented(doc) == {"a": "One.", "b": "Two lines.", "rest": "Others."}
+
+
+def test_labelled_reads_what_stands_behind_labels():
+    doc = """Summary, in one
+    or two lines.
+
+    A note. Not a Paper: this.
+
+    Another.
+    Paper: X, arXiv:1,
+    eq. 2.
+    Formula: `a`.
+
+    Afterthought.
+    When to use: now.
+
+    Args:
+        x: The batch.
+            Source: not this.
+    """
+    assert labelled(doc) == {
+        "": "A note. Not a Paper: this. Another. Afterthought.",
+        "Paper": "X, arXiv:1, eq. 2.",
+        "Formula": "`a`.",
+        "When to use": "now.",
+    }
+    assert labelled("Only a summary.") == {}

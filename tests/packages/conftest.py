@@ -1,4 +1,4 @@
-"""Two packages of other people, installed by pip into an environment of their own beside this one."""
+"""Packages of plugins, installed by pip into an environment of their own beside this one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,32 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+Install = Callable[..., dict[str, str]]
 Rlsdk = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment variables under which a process has this Python's packages and the two plugins."""
-    built, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
-    for package in ("rlsdk-mylab", "rlsdk-otherlab"):
-        shutil.copytree(HERE / package, built / package)  # so that nothing is built into the working tree
-    pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-build-isolation", "--target", str(site)]
-    sources = [str(path) for path in sorted(built.iterdir())]
-    subprocess.run([*pip, *sources], check=True, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
-    path = [str(site), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+def install(tmp_path_factory: pytest.TempPathFactory) -> Install:
+    """Installs packages; the result is the environment variables of a process that has them beside this Python's."""
+
+    def run(*packages: Path) -> dict[str, str]:
+        built, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+        for package in packages:
+            shutil.copytree(package, built / package.name)  # so that nothing is built into the working tree
+        pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-build-isolation", "--target"]
+        sources = [str(path) for path in sorted(built.iterdir())]
+        quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        subprocess.run([*pip, str(site), *sources], check=True, env=quiet)
+        path = [str(site), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def environment(install: Install) -> dict[str, str]:
+    """An environment with the packages of two labs."""
+    return install(HERE / "rlsdk-mylab", HERE / "rlsdk-otherlab")
 
 
 @pytest.fixture

@@ -115,6 +115,16 @@ def test_a_wrong_name_among_them_is_a_fault_with_what_there_is(rlsdk, config):
     assert "  - reward: unknown reward 'mylab/exat'; mylab offers: exact\n" in ran.stderr
 
 
+@pytest.mark.parametrize(("plugin", "components"), [("mylab", 3), ("otherlab", 1)])
+def test_they_are_checked(rlsdk, plugin, components):
+    found = json.loads(rlsdk("check", plugin, "--json", timeout=120).stdout)
+    assert (found["conforms"], found["counts"]["skipped"]) == (True, 0)
+    assert len({(f["kind"], f["component"]) for f in found["findings"]}) == components
+    if plugin == "mylab":
+        held = {f["property"] for f in found["findings"] if f["component"] == "mylab/soft_clip"}
+        assert {"micro-batches", "gradient-only-through-logprobs", "finite-when-all-invalid"} <= held
+
+
 @pytest.mark.stack
 def test_they_are_trained_with_by_name(rlsdk, config, tmp_path):
     from rlsdk import nano

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
-FILLER = '''
+FILLER = """
 import os
 import rlsdk
 
@@ -21,7 +21,7 @@ def rlsdk_step_end(step, metrics):
         free = os.statvfs(os.environ["FILL"])
         with open(os.path.join(os.environ["FILL"], "filler"), "wb") as file:
             os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - 200_000)
-'''
+"""
 NAMESPACE = ["unshare", "--map-root-user", "--mount"]
 
 

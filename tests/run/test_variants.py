@@ -34,3 +34,18 @@ def test_two_engines_and_seeds_of_requests_sample_the_same(runner: Any) -> None:
     assert [m["reward/mean"] for m in runner.metrics("one")[1:]] == [
         m["reward/mean"] for m in runner.metrics("two")[1:]
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [("remax", "actor/policy_loss"), ("dpo", "actor/pair_accuracy"), ("mix", "actor/old_kl"), ("raft", "actor/loss")],
+)
+def test_algorithms_that_want_more_than_groups_train(runner: Any, name: str, metric: str) -> None:
+    """Greedy answers, pairs, demonstrations beside samples, a part of each group."""
+    # Half of the demonstrations are right; only `mix` reads them.
+    runner.train(f"algorithm={name}", "engine=transformers", "tasks.train.demonstrations=0.5", "learner.lr=1e-5")
+    lines = runner.metrics()[1:]
+    assert len(lines) == 3
+    assert all(line["actor/grad_norm"] > 0 for line in lines)
+    assert all(metric in line and line["canary/gap"] < 1e-4 for line in lines)
+    assert all(line["staleness/max"] == 0 for line in lines)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import rlsdk
 from rlsdk.contracts import TrainBatch
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
-from rlsdk.trainer.pack import minibatches, pack, spans
+from rlsdk.trainer.pack import labels, minibatches, pack, spans
 from rlsdk.types import Group, Rollout, Score, Task
 
 TASK = Task(id="t", prompt="p")
@@ -75,15 +75,78 @@ def test_selecting_rollouts_equals_packing_them_alone(rows: list[list[bool]], da
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=10), st.integers(1, 5), st.integers(1, 3))
-def test_minibatches_cover_every_rollout_once_a_pass_and_keep_groups_together(
-    sizes: list[int], count: int, passes: int
-) -> None:
+def test_minibatches_cover_every_rollout_once_a_pass(sizes: list[int], count: int, passes: int) -> None:
     packed = pack([Group(TASK, [rollout(1, [True])] * n, [Score(0.0)] * n) for n in sizes])
     assert packed is not None
     parts = minibatches(packed, count, passes, [0, 1])
     assert sorted(np.concatenate(parts).tolist()) == sorted(list(range(sum(sizes))) * passes)
     again = minibatches(packed, count, passes, [0, 1])
     assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=10), st.integers(1, 5))
+def test_whole_groups_stay_in_one_minibatch(sizes: list[int], count: int) -> None:
+    packed = pack([Group(TASK, [rollout(1, [True])] * n, [Score(0.0)] * n) for n in sizes])
+    assert packed is not None
+    parts = minibatches(packed, count, 1, [0, 1], whole_groups=True)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(sum(sizes)))
+    assert sum(len(np.unique(packed.groups[part])) for part in parts) == len(sizes)
+    assert len(parts) == min(count, len(sizes))
+
+
+def graded(*rewards: float) -> Group:
+    """A group of one task with these rewards."""
+    task = Task(id=str(rewards), prompt="p")
+    return Group(task, [rollout(1, [True, True])] * len(rewards), [Score(r) for r in rewards])
+
+
+def test_what_experts_wrote_stands_behind_and_gets_no_credit() -> None:
+    packed = pack([graded(0.0, 1.0), graded(0.5)], [Group(TASK, [rollout(1, [True])], [Score(0.0)])])
+    assert packed is not None
+    assert (packed.sampled, packed.sampled_tokens, packed.groups.tolist()) == (3, 6, [0, 0, 1, 2])
+    assert labels(packed, frozenset({"expert"}))["expert"].tolist() == [False, False, False, True]
+
+    @rlsdk.advantage("batch_mean", needs=("values",))
+    def batch_mean(x: rlsdk.CreditInputs) -> torch.Tensor:
+        assert len(x.values) == 6
+        return x.rewards - x.rewards.mean()
+
+    computed = {"values": np.zeros(7, np.float32)}
+    batch = CreditAssigner([], rlsdk.load("advantage", batch_mean)).assign(packed, computed)
+    assert batch.tokens["advantages"].tolist() == [-0.5, -0.5, 0.5, 0.5, 0.0, 0.0, 0.0]
+    assert pack([], [Group(TASK, [rollout(1, [True])], [Score(0.0)])]) is None
+
+
+def test_greedy_rewards_reach_the_advantage_and_a_group_without_one_stays_out() -> None:
+    first, second = graded(0.0, 1.0), graded(0.5, 0.75)
+    packed = pack([first, second], baselines={id(second.task): 0.25})
+    assert packed is not None
+    batch = CreditAssigner([], rlsdk.load("advantage", "remax")).assign(packed, {})
+    assert [s.value for s in packed.scores] == [0.5, 0.75]
+    assert batch.tokens["advantages"].tolist() == [0.25, 0.25, 0.5, 0.5]
+
+
+def test_preferred_is_above_the_mean_of_the_group_or_alone_of_the_batch() -> None:
+    packed = pack([graded(0.0, 1.0, 0.2), graded(0.6), graded(0.1)])  # the batch's mean is 0.38
+    assert packed is not None
+    found = labels(packed, frozenset({"preferred"}))
+    assert {name: values.tolist() for name, values in found.items()} == {"preferred": [False, True, False, True, False]}
+
+
+def test_pairs_are_groups_of_a_better_and_a_worse_rollout() -> None:
+    needs = frozenset({"pairs", "preferred"})
+    packed = pack([graded(1.0, 0.0), graded(0.2, 0.4)])
+    assert packed is not None
+    found = labels(packed, needs)
+    assert found["pairs"].tolist() == [0, 0, 1, 1]
+    assert found["preferred"].tolist() == [True, False, False, True]
+    for wrong in (graded(0.0, 0.5, 1.0), graded(1.0), graded(0.5, 0.5)):
+        packed = pack([graded(1.0, 0.0), wrong])
+        assert packed is not None
+        with pytest.raises(
+            rlsdk.RlsdkError, match=r"learns from pairs .* has \d rollouts.*add the filter 'best_worst'"
+        ):
+            labels(packed, needs)
 
 
 def test_an_advantage_sees_only_what_it_declared() -> None:

@@ -1,0 +1,42 @@
+"""Policy losses that learn from an expert's answers beside the policy's own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+import rlsdk
+from rlsdk.algorithms.losses_data import mix
+from rlsdk.algorithms.ratios import Metrics, trained
+
+
+@rlsdk.policy_loss("mix_chord", needs=("expert",), whole_batch=True)
+def mix_chord(
+    x: rlsdk.LossInputs,
+    *,
+    mu: float = 0.1,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    per: Literal["token", "rollout"] = "token",
+) -> tuple[Tensor, Metrics]:
+    """The loss `mix`, with a weight on each of the expert's tokens: what is certain or absurd to the policy is faint.
+
+    This is the paper's final objective, CHORD-φ, which keeps μ fixed. Its CHORD-μ has no φ and lets μ decay from 0.9 to
+    0.05 over the first 200 steps; a loss is not told the step of the training, so that one is not here.
+    Paper: CHORD, arXiv:2508.11408, eq. 2, 3, 5 and 6.
+    Formula: `(1 - μ)·mean(ppo over the policy's) + μ·mean(-sg[φ] · log π over the expert's)` with `φ = π · (1 - π)`;
+    each part is scaled so that the core's division gives it its own denominator.
+    When to use: an expert's answers beside the policy's own, without the dip that imitation brings.
+
+    Args:
+        x: The batch.
+        mu: Weight of the expert's part.
+        clip_low: How far PPO's ratio may fall below 1.
+        clip_high: How far it may rise above 1.
+        per: What the aggregation divides by: `token` for token-mean, `rollout` for the seq-mean modes.
+    """
+    loss, metrics = mix(x, mu=mu, clip_low=clip_low, clip_high=clip_high, dual_clip=None, per=per)
+    probability = trained(x, x.logprobs).detach().clamp(max=0).exp()
+    return loss * torch.where(x.expert[x.segments], probability * (1 - probability), 1), metrics

@@ -1,0 +1,130 @@
+"""`rlsdk check`."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, get_args
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from rlsdk.cli.listing import console
+from rlsdk.components import KINDS, Kind
+from rlsdk.errors import OptionError, UnknownComponentError, ValueFault
+from rlsdk.options import nearest
+from rlsdk.plugins import Plugins
+from rlsdk.testing.findings import Finding, Report
+
+FAULTY = 1
+
+
+@click.command()
+@click.argument("plugin")
+@click.option("--kind", type=click.Choice(KINDS), help="Check components of this kind alone.")
+@click.option("--component", metavar="NAME", help="Check components of this name alone.")
+@click.option(
+    "--option",
+    "options",
+    metavar="COMPONENT.OPTION=VALUE",
+    multiple=True,
+    help="Check a component with this option, such as jsonl.path=tasks.jsonl; what is left out keeps its default.",
+)
+@click.option(
+    "--task",
+    "tasks",
+    metavar="YAML",
+    multiple=True,
+    help="A task that the plugin's rewards can score, such as '{prompt: 1 + 1?, answer: 2}'.",
+)
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def check(
+    context: click.Context,
+    plugin: str,
+    kind: Kind | None,
+    component: str | None,
+    options: tuple[str, ...],
+    tasks: tuple[str, ...],
+    files: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Check that the components of PLUGIN, a name or a Python file, keep the promises of their kinds.
+
+    For each property that does not hold it shows a small input that breaks it, and what to do. Exit status: 0 all hold,
+    1 some do not, 2 there is no such plugin, component or option.
+    """
+    begun = time.monotonic()
+    report = _report(plugin, files, kind, component, options, tasks)
+    if as_json:
+        click.echo(json.dumps(report.describe(), indent=2))
+    else:
+        _print(report, time.monotonic() - begun)
+    if not report.conforms:
+        context.exit(FAULTY)
+
+
+def _report(
+    plugin: str,
+    files: tuple[str, ...],
+    kind: Kind | None,
+    component: str | None,
+    options: tuple[str, ...],
+    tasks: tuple[str, ...],
+) -> Report:
+    from rlsdk.testing.conformance import check_plugin
+    from rlsdk.testing.settings import read_options, read_tasks
+
+    plugins = Plugins(files)
+    if plugin not in plugins.entries and not plugin.endswith(".py"):
+        near = nearest(plugin, plugins.entries)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise click.BadParameter(
+            f"no plugin {plugin!r}{hint} There are: {', '.join(plugins.entries)}.", param_hint="PLUGIN"
+        )
+    try:
+        chosen: dict[str, Any] = {"options": read_options(options), "tasks": read_tasks(tasks)}
+        return check_plugin(plugins, plugin, kind=kind, component=component, **chosen)
+    except (ValueFault, OptionError, UnknownComponentError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _print(report: Report, seconds: float) -> None:
+    out = console()
+    by_component = report.by_component()
+    for kind in (kind for kind in get_args(Kind) if any(kind == k for k, _ in by_component)):
+        table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+        for (held, name), findings in by_component.items():
+            if held == kind:
+                table.add_row(f"[cyan]{escape(name)}[/cyan]", *_counts(findings), _remarks(findings))
+        out.print(table)
+    for finding in report.failed:
+        out.print(f"\n[red]{escape(str(finding.fault))}[/red]", soft_wrap=True)
+    for kind, cause in report.broken.items():
+        out.print(f"\n[red]{kind}: {escape(cause)}[/red]", soft_wrap=True)
+    if not by_component and not report.broken:
+        out.print(f"{escape(report.plugin)} has no such components")
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in report.counts().items())
+    plugin = f"{escape(report.plugin)} ({escape(report.origin)})"
+    out.print(f"\n{plugin}: {len(by_component)} components, {counted} in {seconds:.1f} s")
+
+
+def _counts(findings: tuple[Finding, ...]) -> tuple[str, str]:
+    passed = sum(finding.outcome == "passed" for finding in findings)
+    failed = sum(finding.outcome == "failed" for finding in findings)
+    return f"[green]{passed} passed[/green]", f"[red]{failed} failed[/red]" if failed else ""
+
+
+def _remarks(findings: tuple[Finding, ...]) -> str:
+    """Names of the properties that failed, and why others were skipped."""
+    failed = [finding.rule for finding in findings if finding.outcome == "failed"]
+    reasons: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.outcome == "skipped":
+            reasons.setdefault(finding.reason, []).append(finding.rule)
+    skipped = [f"skipped {', '.join(rules)}: {reason}" for reason, rules in reasons.items()]
+    return "; ".join(
+        [*(f"[red]{escape(name)}[/red]" for name in failed), *(f"[dim]{escape(s)}[/dim]" for s in skipped)]
+    )

@@ -1,0 +1,269 @@
+"""The conformance suite: which properties a component has, and the smallest input that shows one missing.
+
+`rlsdk check PLUGIN` and `pytest --rlsdk-plugin PLUGIN` run it; `check_component` checks one marked object.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from rlsdk.batch import CreditInputs, LossInputs
+from rlsdk.components import KINDS, Component, Kind, component_of
+from rlsdk.errors import ConformanceFault, PluginError, UnknownComponentError
+from rlsdk.options import nearest
+from rlsdk.plugins import Plugins
+from rlsdk.testing import parts, samples
+from rlsdk.testing.findings import Finding, NotApplicable, Report, Violated
+from rlsdk.testing.inputs import Case
+from rlsdk.testing.properties.base import Property
+from rlsdk.testing.properties.packed import reads_undeclared
+from rlsdk.testing.show import show
+from rlsdk.testing.subject import Subject
+from rlsdk.types import Group, Task
+
+MODULES = ("general", "packed", "losses", "scoring", "worlds", "algorithms")
+"""Of `rlsdk.testing.properties`, in the order in which their properties are checked."""
+MADE = ("contract", "defaults-valid")
+"""What must hold before a component is made and called."""
+Options = Mapping[str, Mapping[str, Any]]
+"""Name of a component -> its options."""
+
+
+def properties(component: Component) -> tuple[Property, ...]:
+    """The properties that a component of this kind has, in the order in which they are checked."""
+    modules = [importlib.import_module(f"rlsdk.testing.properties.{name}") for name in MODULES]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Property)]
+    unique = dict.fromkeys(found)  # a module may import another's
+    return tuple(p for p in unique if component.kind in p.kinds and p.only(component))
+
+
+class Check:
+    """The findings for one component, each made when it is asked for.
+
+    Attributes:
+        subject: The component with its options.
+        properties: By name, in their order.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.properties = {p.name: p for p in properties(subject.component)}
+        self.subject = subject
+        self._known: dict[str, Finding] = {}
+        self._declares: bool | None = None
+
+    def finding(self, name: str) -> Finding:
+        """What came out for a property."""
+        if name not in self._known:
+            self._known[name] = self._found(self.properties[name])
+        return self._known[name]
+
+    def _found(self, prop: Property) -> Finding:
+        finding = Finding(self.subject.component.kind, self.subject.name, prop.name, "passed")
+        try:
+            self._require(prop)
+            fault = self._fault(prop)
+        except NotApplicable as error:
+            return attrs.evolve(finding, outcome="skipped", reason=str(error))
+        return finding if fault is None else attrs.evolve(finding, outcome="failed", fault=fault)
+
+    def findings(self) -> list[Finding]:
+        """What came out for every property."""
+        return [self.finding(name) for name in self.properties]
+
+    def _require(self, prop: Property) -> None:
+        """Raise `NotApplicable` where the property says nothing yet."""
+        missing = self.subject.missing
+        if prop.makes and missing:
+            names = ", ".join(f"{option.name} ({option.type_name})" for option in missing)
+            given = " ".join(f"--option {self.subject.component.name}.{option.name}=VALUE" for option in missing)
+            raise NotApplicable(f"needs {'option' if len(missing) == 1 else 'options'} {names}: {given}")
+        for before in (*(MADE if prop.makes else ()), *prop.after):
+            found = self.finding(before) if before in self.properties else None
+            if found is not None and found.outcome != "passed":
+                why = found.reason if found.outcome == "skipped" else f"{before} does not hold"
+                raise NotApplicable(why)
+
+    def _fault(self, prop: Property) -> ConformanceFault | None:
+        subject = attrs.evolve(self.subject, declares=self._declares_its_needs()) if prop.trims else self.subject
+        with _one_thread():
+            for case in prop.inputs(subject):
+                if case is not None and prop.trims:
+                    case = Case(case.title, subject.trimmed(case.value))
+                violated = _violation(prop, subject, case)
+                if violated is not None:
+                    return _described(prop, subject, *_smallest(prop, subject, case, violated))
+        return None
+
+    def _declares_its_needs(self) -> bool:
+        if "needs-declared" not in self.properties or self.subject.missing:
+            return True
+        if self._declares is None:
+            self._declares = not reads_undeclared(self.subject)
+        return self._declares
+
+
+def check_component(obj: Any, options: Mapping[str, Any] | None = None) -> list[Finding]:
+    """Check one component.
+
+    Args:
+        obj: A marked function or class, or its `Component`.
+        options: Those it is checked with; others keep their defaults.
+
+    Returns:
+        A finding for each property of its kind.
+
+    Raises:
+        UnknownComponentError: It bears no mark.
+        OptionError: The options do not fit.
+    """
+    component = component_of(obj)
+    if component is None:
+        raise UnknownComponentError(f"{obj!r} is not marked; write @rlsdk.KIND('name') above it")
+    return Check(_subject(Subject(component, dict(options or {})))).findings()
+
+
+def checks(
+    plugins: Plugins,
+    plugin: str,
+    *,
+    kind: Kind | None = None,
+    component: str | None = None,
+    options: Options | None = None,
+    tasks: Sequence[Task] = (),
+) -> tuple[list[Check], dict[str, str]]:
+    """A check for each component of a plugin, none of them begun; and the kinds that cannot be imported.
+
+    Raises:
+        PluginError: There is no such plugin, or it cannot be imported.
+        UnknownComponentError: It has no component of that name.
+        OptionError: Options do not fit.
+    """
+    name = plugins.activate(plugin)
+    components, broken = _collect(plugins, name, [kind] if kind else KINDS)
+    bare = None if component is None else component.removeprefix(f"{name}/")
+    chosen = [each for each in components if bare in (None, each.name)]
+    known = {each.name for each in components}
+    for wanted in [*([bare] if bare else []), *(options or {})]:
+        if wanted not in known:
+            near = nearest(wanted, known)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise UnknownComponentError(f"plugin {name!r} has no component {wanted!r}{hint}")
+    origin = plugins.entries[name][0].origin
+    found = []
+    for each in chosen:
+        given = _options_of(each, (options or {}).get(each.name, {}), [c for c in components if c.name == each.name])
+        found.append(Check(_subject(Subject(each, given, name, origin, plugins, tuple(tasks)))))
+    return found, broken
+
+
+def check_plugin(plugins: Plugins, plugin: str, **chosen: Any) -> Report:
+    """Check the components of a plugin.
+
+    Args:
+        plugins: Where it is looked for.
+        plugin: Its name, or a file's path.
+        **chosen: As for `checks`: `kind`, `component`, `options` by component, `tasks` for its rewards.
+
+    Raises:
+        PluginError: There is no such plugin, or it cannot be imported.
+        UnknownComponentError: It has no component of that name.
+        OptionError: Options do not fit.
+    """
+    found, broken = checks(plugins, plugin, **chosen)
+    name = plugins.activate(plugin)
+    findings = [finding for check in found for finding in check.findings()]
+    return Report(name, plugins.entries[name][0].origin, tuple(findings), broken)
+
+
+def _collect(plugins: Plugins, name: str, kinds: Iterable[Kind]) -> tuple[list[Component], dict[str, str]]:
+    components: list[Component] = []
+    broken: dict[str, str] = {}
+    for kind in kinds:
+        try:
+            held = plugins.components(name, kind)
+        except PluginError as error:
+            broken[kind] = str(error)
+            continue
+        components += [held[key] for key in sorted(held)]
+    return components, broken
+
+
+def _options_of(component: Component, given: Mapping[str, Any], namesakes: Sequence[Component]) -> dict[str, Any]:
+    """The options that are its own: components of several kinds may share a name."""
+    own = {option.name for option in component.options}
+    others = {option.name for each in namesakes for option in each.options}
+    return {key: value for key, value in given.items() if key in own or key not in others}
+
+
+def _subject(subject: Subject) -> Subject:
+    """Refuse options that do not fit: they are not the component's fault."""
+    if subject.given and not subject.missing:
+        subject.make()
+    return subject
+
+
+def _violation(prop: Property, subject: Subject, case: Case[Any] | None) -> Violated | None:
+    try:
+        prop.rule(subject, None if case is None else case.value)
+    except Violated as error:
+        return error
+    return None
+
+
+def _smallest(
+    prop: Property, subject: Subject, case: Case[Any] | None, violated: Violated
+) -> tuple[Case[Any] | None, Violated]:
+    """The input with as few rollouts and tokens as break the rule in the same way."""
+    shrunk = case is not None
+    title = f"cut down from: {case.title}" if case else ""
+    while case is not None and shrunk:
+        shrunk = False
+        for value in _smaller(case.value):
+            found = _quiet_violation(prop, subject, Case(case.title, value))
+            if found is not None and found.sort == violated.sort:
+                case, violated, shrunk = Case(title, value), found, True
+                break
+    return case, violated
+
+
+def _quiet_violation(prop: Property, subject: Subject, case: Case[Any]) -> Violated | None:
+    try:
+        return _violation(prop, subject, case)
+    except NotApplicable:
+        return None
+
+
+def _smaller(value: Any) -> Iterator[Any]:
+    if isinstance(value, CreditInputs):
+        return parts.smaller(value)
+    if isinstance(value, LossInputs):
+        return parts.smaller(value)
+    return samples.smaller(value) if isinstance(value, Group) else iter(())
+
+
+def _described(prop: Property, subject: Subject, case: Case[Any] | None, violated: Violated) -> ConformanceFault:
+    return ConformanceFault(
+        str(subject),
+        prop.name,
+        demand=prop.demand,
+        given=show(Case(case.title, attrs.evolve(subject, declares=True).trimmed(case.value)) if case else None),
+        expected=violated.expected,
+        got=violated.got,
+        remedy=prop.remedy,
+    )
+
+
+class _one_thread:  # noqa: N801 - a context manager
+    """Tensors of a few numbers: more threads would only wait for each other."""
+
+    def __enter__(self) -> None:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._threads)

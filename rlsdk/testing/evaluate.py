@@ -1,0 +1,172 @@
+"""Calls a component on a batch and takes apart what comes back: values, metrics, gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from rlsdk.batch import Credit, CreditInputs, LossInputs
+from rlsdk.testing.findings import Violated
+from rlsdk.testing.parts import copied, lengths_of
+from rlsdk.testing.show import differing, numbers, shape
+from rlsdk.testing.subject import Subject
+
+LOOSE, TIGHT = 0.06, 1e-4
+"""Shares of the greatest value by which results may differ: after arithmetic in bfloat16, and in float32."""
+
+
+@attrs.frozen(eq=False)
+class Results:
+    """What a component gave.
+
+    Attributes:
+        values: Name -> `[n]` or `[t]`, without a graph.
+        metrics: What a loss or a correction reported.
+        gradient: Of a weighted sum of the trained tokens' losses by the logprobs, `[t]`; None if there is no graph.
+        strangers: Whether the graph holds leaves that are not inputs.
+    """
+
+    values: Mapping[str, Tensor]
+    metrics: Mapping[str, Any] = attrs.field(factory=dict)
+    gradient: Tensor | None = None
+    strangers: bool = False
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Results:
+        """Values and gradient, changed alike."""
+        gradient = None if self.gradient is None else change(self.gradient)
+        return Results({name: change(value) for name, value in self.values.items()}, self.metrics, gradient)
+
+
+def invoke(subject: Subject, made: Callable[..., Any], x: CreditInputs | LossInputs) -> Any:
+    """Call it as its kind is called."""
+    if subject.component.kind == "kl" and isinstance(x, LossInputs):
+        return subject.call(made, x.logprobs, x.ref_logprobs)
+    return subject.call(made, x)
+
+
+def results(
+    subject: Subject,
+    x: CreditInputs | LossInputs,
+    *,
+    made: Callable[..., Any] | None = None,
+    weights: Tensor | None = None,
+) -> Results:
+    """What it gives for a batch, with shapes checked.
+
+    Args:
+        subject: The component.
+        x: The batch; it is copied.
+        made: An instance to call; left out, a new one.
+        weights: Of the tokens' losses in the sum whose gradient is taken, `[t]`; left out, they rise from 1/2 to 2.
+
+    Raises:
+        Violated: It raised, or what it gave has not the form that its kind has.
+    """
+    made = subject.make() if made is None else made
+    if isinstance(x, CreditInputs):
+        return Results(_credit(subject, invoke(subject, made, copied(x)), x))
+    leaves = [x.logprobs.clone().requires_grad_()]
+    changed = {"logprobs": leaves[0]}
+    if hasattr(x, "entropy"):
+        leaves.append(x.entropy.clone().requires_grad_())
+        changed["entropy"] = leaves[1]
+    answer = invoke(subject, made, copied(x).replace(**changed))
+    values, metrics = _pair(subject, answer, len(x.logprobs))
+    gradient, strangers = None, False
+    if values.requires_grad:
+        weights = torch.linspace(0.5, 2, len(values)) if weights is None else weights
+        total = torch.where(x.loss_mask, values * weights, 0).sum()
+        gradients = subject.call(lambda: torch.autograd.grad(total, leaves, allow_unused=True))
+        gradient = torch.zeros_like(leaves[0]) if gradients[0] is None else gradients[0]
+        strangers = any(all(leaf is not own for own in leaves) for leaf in _leaves(values))
+    return Results({"values": values.detach()}, metrics, gradient, strangers)
+
+
+def _credit(subject: Subject, answer: Any, x: CreditInputs) -> dict[str, Tensor]:
+    n, t = len(x.rewards), len(x.loss_mask)
+    name = "rewards" if subject.component.kind == "shaping" else "advantages"
+    if isinstance(answer, Credit) and name == "advantages":
+        parts = {"advantages": answer.advantages, "returns": answer.returns}
+        wanted = {t: f"[{t}] (one for each token)"}
+    else:
+        parts = {name: answer}
+        wanted = {n: f"[{n}] (one for each rollout)", t: f"[{t}] (one for each token)"}
+    for part, value in parts.items():
+        _check_tensor(part, value, wanted)
+    return {part: value.detach() for part, value in parts.items()}
+
+
+def _pair(subject: Subject, answer: Any, t: int) -> tuple[Tensor, Mapping[str, Any]]:
+    metrics: Any = {}
+    if isinstance(answer, tuple) and subject.component.kind != "kl":
+        if len(answer) != 2 or not isinstance(answer[1], Mapping):
+            raise Violated("form", f"a tensor [{t}], or the tensor and a dict of metrics", shape(answer))
+        answer, metrics = answer
+    _check_tensor("the result", answer, {t: f"[{t}] (one value for each token; rlsdk takes the mean)"})
+    return answer, metrics
+
+
+def _check_tensor(name: str, value: Any, wanted: Mapping[int, str]) -> None:
+    fits = isinstance(value, Tensor) and value.dim() == 1 and len(value) in wanted and value.is_floating_point()
+    if not fits:
+        raise Violated("form", f"{name}: a tensor of floats {' or '.join(wanted.values())}", shape(value))
+
+
+def _leaves(values: Tensor) -> list[Tensor]:
+    """The tensors at which a graph ends and gradients would be kept."""
+    found, seen, waiting = [], set(), [values.grad_fn]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+def check_finite(found: Results, x: CreditInputs | LossInputs) -> None:
+    """Refuse values that are not finite: of credit anywhere, of losses where a token is trained on.
+
+    Raises:
+        Violated: With the values.
+    """
+    for name, value in found.values.items():
+        counted = value if isinstance(x, CreditInputs) else value[x.loss_mask]
+        if not bool(counted.isfinite().all()):
+            raise Violated("value", f"finite {name}", numbers(value))
+    if found.gradient is not None and not bool(found.gradient.isfinite().all()):
+        raise Violated("value", "a finite gradient by the logprobs", numbers(found.gradient))
+
+
+def check_same(
+    found: Results, wanted: Results, x: CreditInputs | LossInputs, why: str, *, tolerance: float = TIGHT
+) -> None:
+    """Compare results where they count: of each rollout, and of each token with `loss_mask`.
+
+    Args:
+        found: On the changed input.
+        wanted: On the input, in the order of the changed one.
+        x: The changed input.
+        why: Why they must be the same.
+        tolerance: Share of the greatest value by which they may differ.
+
+    Raises:
+        Violated: They differ.
+    """
+    pairs = {name: (found.values[name], value) for name, value in wanted.values.items() if name in found.values}
+    if found.gradient is not None and wanted.gradient is not None:
+        pairs["the gradient by the logprobs"] = (found.gradient, wanted.gradient)
+    for name, (value, expected) in pairs.items():
+        if value.shape != expected.shape:
+            raise Violated("form", f"{name} {list(expected.shape)} {why}", shape(value))
+        per_rollout = name in ("rewards", "advantages") and len(value) == len(lengths_of(x))
+        counted = torch.ones_like(value, dtype=torch.bool) if per_rollout else x.loss_mask
+        if bool((differing(value, expected, tolerance) & counted).any()):
+            kept = [torch.where(counted, each, 0) for each in (expected, value)]
+            raise Violated("value", f"{name} {numbers(kept[0])}, {why}", numbers(kept[1]))

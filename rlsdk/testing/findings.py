@@ -1,0 +1,108 @@
+"""What a check finds: a finding for each property of each component, together a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Literal
+
+import attrs
+
+from rlsdk.components import Kind
+from rlsdk.errors import ConformanceFault
+
+Outcome = Literal["passed", "failed", "skipped"]
+
+
+class Violated(Exception):
+    """A rule does not hold on an input.
+
+    Attributes:
+        sort: raised, form, value or changed: a smaller input shows the same if it breaks the rule in the same way.
+        expected: What should have come out.
+        got: What came out.
+    """
+
+    def __init__(self, sort: str, expected: str, got: str) -> None:
+        super().__init__(f"expected {expected}; got {got}")
+        self.sort, self.expected, self.got = sort, expected, got
+
+
+class NotApplicable(Exception):
+    """A rule says nothing of this component, and why."""
+
+
+@attrs.frozen
+class Finding:
+    """What came out for one property of one component.
+
+    Attributes:
+        kind: Of the component.
+        component: Its name as a config writes it.
+        rule: Name of the property.
+        outcome: passed, failed or skipped.
+        reason: Why it was skipped.
+        fault: What failed, with the input that shows it.
+    """
+
+    kind: Kind
+    component: str
+    rule: str
+    outcome: Outcome
+    reason: str = ""
+    fault: ConformanceFault | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values."""
+        held = {"kind": self.kind, "component": self.component, "property": self.rule, "outcome": self.outcome}
+        if self.fault is None:
+            return {**held, **({"reason": self.reason} if self.reason else {})}
+        parts = ("demand", "given", "expected", "got", "remedy")
+        return {**held, **{name: getattr(self.fault, name) for name in parts}}
+
+
+@attrs.frozen
+class Report:
+    """What came out for a plugin.
+
+    Attributes:
+        plugin: Its name.
+        origin: Its distribution and version, or its file.
+        findings: For each component, one after another.
+        broken: Kinds whose modules cannot be imported -> the cause.
+    """
+
+    plugin: str
+    origin: str
+    findings: tuple[Finding, ...]
+    broken: dict[str, str] = attrs.field(factory=dict)
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        """The findings that failed."""
+        return tuple(finding for finding in self.findings if finding.outcome == "failed")
+
+    @property
+    def conforms(self) -> bool:
+        """Whether nothing failed (what was skipped did not fail)."""
+        return not self.failed and not self.broken
+
+    def counts(self) -> dict[Outcome, int]:
+        """How many findings there are of each outcome."""
+        counted = Counter(finding.outcome for finding in self.findings)
+        return {outcome: counted[outcome] for outcome in ("passed", "failed", "skipped")}
+
+    def by_component(self) -> dict[tuple[Kind, str], tuple[Finding, ...]]:
+        """Findings by (kind, name), in their order."""
+        keys = dict.fromkeys((f.kind, f.component) for f in self.findings)
+        return {key: tuple(f for f in self.findings if (f.kind, f.component) == key) for key in keys}
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "plugin": self.plugin,
+            "origin": self.origin,
+            "conforms": self.conforms,
+            "counts": self.counts(),
+            "broken": self.broken,
+            "findings": [finding.describe() for finding in self.findings],
+        }

@@ -1,0 +1,257 @@
+"""Small batches, the same in every process, on which components are checked.
+
+Every number is a multiple of 1/8, so that it is the same in bfloat16 and in float32, and can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from rlsdk.batch import CreditInputs, LossInputs
+from rlsdk.testing.parts import select
+
+T = TypeVar("T")
+RAGGED = (3, 1, 4, 2, 5, 2)
+"""Lengths of six rollouts: neither 6 nor 3 tokens, so that no shape is right by accident."""
+STEEP = 30.0
+"""A log-ratio in nats beyond what one token of a model gives; the sum over a rollout overflows in float32."""
+
+
+@attrs.frozen(eq=False)
+class Case(Generic[T]):
+    """An input, and what is special about it."""
+
+    title: str
+    value: T
+
+
+class _Draw:
+    """Numbers on the grid of eighths."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, count: int, low: float, high: float) -> Tensor:
+        eighths = torch.randint(int(8 * low), int(8 * high) + 1, (count,), generator=self._generator)
+        return eighths.float() / 8
+
+    def mask(self, lengths: Sequence[int], gaps: bool) -> Tensor:
+        """True where a token counts; with `gaps`, every rollout of three tokens or more has one inside."""
+        mask = torch.ones(sum(lengths), dtype=torch.bool)
+        starts = torch.tensor([0, *lengths]).cumsum(0)
+        for start, length in zip(starts.tolist(), lengths, strict=False):
+            if gaps and length > 2:
+                mask[start + 1 : start + 1 + (length - 1) // 2] = False
+        return mask
+
+
+def credit(
+    lengths: Sequence[int],
+    groups: Sequence[int],
+    rewards: Sequence[float],
+    *,
+    gaps: bool = False,
+    token_rewards: bool = False,
+    seed: int = 0,
+) -> CreditInputs:
+    """A batch for advantages and shaping, with every optional field.
+
+    Args:
+        lengths: Response tokens of each rollout.
+        groups: Dense index of each rollout's group.
+        rewards: Of each rollout.
+        gaps: Whether some tokens between sampled ones were not sampled.
+        token_rewards: Whether the rewards are spread over the tokens, half on the first and half on the last.
+        seed: Other seeds give other numbers.
+    """
+    draw, n, t = _Draw(seed), len(lengths), sum(lengths)
+    within = [list(groups[:i]).count(group) for i, group in enumerate(groups)]
+    trajectories = [1_000 * group + place // 2 for group, place in zip(groups, within, strict=True)]
+    logprobs = draw(t, -3, -1 / 8)
+    x = CreditInputs(
+        torch.tensor(rewards, dtype=torch.float32),
+        torch.tensor(groups, dtype=torch.int64),
+        torch.tensor(lengths, dtype=torch.int64),
+        draw.mask(lengths, gaps),
+        values=draw(t, -1, 1),
+        logprobs=logprobs,
+        ref_logprobs=logprobs + draw(t, -0.5, 0.5),
+        entropy=draw(t, 0.125, 2),
+        probs_squared_sum=draw(t, 0.25, 1),
+        baseline_rewards=draw(n, 0, 1),
+        sources=torch.arange(n) % 2 if n > 1 else torch.zeros(n, dtype=torch.int64),
+        trajectories=torch.unique(torch.tensor(trajectories, dtype=torch.int64), return_inverse=True)[1],
+        steps=torch.tensor([place % 2 for place in within], dtype=torch.int64),
+        states=torch.unique(draw(n, 0, 1 / 8), return_inverse=True)[1],
+        reward_parts={"first": draw(n, 0, 1), "second": draw(n, -1, 0)},
+    )
+    return x.replace(token_rewards=_halves(x)) if token_rewards else x
+
+
+def _halves(x: CreditInputs) -> Tensor:
+    """Each reward on its rollout's first and last token, half and half."""
+    ends = x.lengths.cumsum(0)
+    some = x.lengths > 0
+    half = x.rewards[some] / 2
+    spread = torch.zeros(len(x.loss_mask))
+    return spread.index_add(0, (ends - x.lengths)[some], half).index_add(0, ends[some] - 1, half)
+
+
+def losses(
+    lengths: Sequence[int], *, gaps: bool = False, steep: float = 0.0, on_policy: bool = False, seed: int = 0
+) -> LossInputs:
+    """A batch for losses, corrections and KL estimators, with every optional field; rollouts 0 and 1 are a pair, ….
+
+    Args:
+        lengths: Response tokens of each rollout; an even number of them.
+        gaps: Whether some tokens between trained ones are not trained on.
+        steep: Absolute log-ratio between all policies, in nats; 0 for moderate ones of several sizes.
+        on_policy: Whether all policies are one, as in the first update of a batch.
+        seed: Other seeds give other numbers.
+    """
+    draw, n, t = _Draw(seed), len(lengths), sum(lengths)
+    segments = torch.repeat_interleave(torch.arange(n), torch.tensor(lengths, dtype=torch.int64))
+    old = draw(t, -3, -1)
+    policies: list[Tensor] = [draw(t, -0.5, 0.5) for _ in range(3)]
+    if on_policy:
+        policies = [torch.zeros(t) for _ in range(3)]
+    if steep:
+        signs = torch.where(segments % 4 < 2, 1.0, -1.0)  # both ways for advantages of both signs
+        old = -1 - steep * (signs > 0)
+        policies = [steep * signs, -steep * signs, steep * signs.flip(0)]
+    logprobs, behaviour, ref = (old + shift for shift in policies)
+    return LossInputs(
+        logprobs,
+        old,
+        _sided(draw(t, 0.25, 2), lengths),
+        draw.mask(lengths, gaps),
+        segments,
+        behaviour_logprobs=behaviour,
+        ref_logprobs=ref,
+        entropy=draw(t, 0.125, 2),
+        values=draw(t, -1, 1),
+        pairs=torch.arange(n) // 2,
+        preferred=torch.arange(n) % 2 == 0,
+        expert=torch.arange(n) % 3 == 0,
+        rows=n,
+    )
+
+
+def _sided(sizes: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Advantages: above zero in every other rollout."""
+    signs = torch.tensor([1.0, -1.0])[torch.arange(len(lengths)) % 2]
+    return sizes * torch.repeat_interleave(signs, torch.tensor(lengths, dtype=torch.int64))
+
+
+GROUPS = (0, 0, 0, 1, 1, 1)
+REWARDS = (0.5, 0.0, 1.0, 0.25, 2.0, -1.0)
+
+
+def ordinary_credit() -> list[Case[CreditInputs]]:
+    """Nothing special: two groups of three, ragged; gaps; rewards on tokens."""
+    return [
+        Case("two groups of three", credit(RAGGED, GROUPS, REWARDS)),
+        Case("gaps in the loss mask", credit(RAGGED, GROUPS, REWARDS, gaps=True, seed=1)),
+        Case("rewards on single tokens", credit(RAGGED, GROUPS, REWARDS, token_rewards=True, seed=2)),
+    ]
+
+
+def singleton_credit() -> list[Case[CreditInputs]]:
+    """Groups that lost all members but one."""
+    return [
+        Case("three groups of one rollout", credit((3, 1, 4), (0, 1, 2), (0.5, 0.0, 1.0))),
+        Case("one rollout of one token", credit((1,), (0,), (1.0,))),
+    ]
+
+
+def equal_credit() -> list[Case[CreditInputs]]:
+    """Rewards that say nothing; 0.1 has no exact mean."""
+    return [
+        Case("equal rewards in each group", credit(RAGGED, GROUPS, (0.1, 0.1, 0.1, 1.0, 1.0, 1.0))),
+        Case("equal rewards everywhere", credit(RAGGED, GROUPS, (0.0,) * 6, gaps=True)),
+        Case("equal rewards on tokens", credit(RAGGED, GROUPS, (1.0,) * 6, token_rewards=True)),
+    ]
+
+
+def empty_credit() -> list[Case[CreditInputs]]:
+    """Nothing to learn from: rollouts that were cut off before they began, or none at all."""
+    unsampled = credit(RAGGED, GROUPS, REWARDS)
+    return [
+        Case("no token was sampled", unsampled.replace(loss_mask=torch.zeros_like(unsampled.loss_mask))),
+        Case("every response is empty", credit((0, 0, 0, 0), (0, 0, 1, 1), (0.5, 0.0, 1.0, 0.25))),
+        Case("some responses are empty", credit((3, 0, 2, 0), (0, 0, 1, 1), (0.5, 0.0, 1.0, 0.25))),
+        Case("no rollout is left: all were invalid", select(unsampled, [])),
+    ]
+
+
+def extreme_credit() -> list[Case[CreditInputs]]:
+    """Rewards and logprobs of a size that a learned reward, or a policy that collapsed, gives."""
+    large = credit(RAGGED, GROUPS, (1e6, -1e6, 1e6, 1e-6, 0.0, -1e-6))
+    unlikely = credit(RAGGED, GROUPS, REWARDS)
+    far = torch.where(torch.arange(len(unlikely.logprobs)) % 2 == 0, -1 - STEEP, -1.0)
+    return [
+        Case("rewards of a million beside rewards of a millionth", large),
+        Case("unlikely tokens", unlikely.replace(logprobs=far, ref_logprobs=far.flip(0))),
+    ]
+
+
+def ordinary_losses() -> list[Case[LossInputs]]:
+    """Nothing special: three pairs, ragged; gaps."""
+    return [
+        Case("three pairs of rollouts", losses(RAGGED)),
+        Case("gaps in the loss mask", losses(RAGGED, gaps=True, seed=1)),
+    ]
+
+
+def on_policy_losses() -> list[Case[LossInputs]]:
+    """The first update of a batch: all ratios are 1."""
+    return [Case("the first update, all policies equal", losses(RAGGED, on_policy=True))]
+
+
+def singleton_losses() -> list[Case[LossInputs]]:
+    """As few tokens as there can be."""
+    return [Case("one pair of rollouts of one token", losses((1, 1))), Case("a single pair", losses((3, 1)))]
+
+
+def equal_losses() -> list[Case[LossInputs]]:
+    """What groups of equal rewards leave: advantages of zero."""
+    return [Case("all advantages are zero", (x := losses(RAGGED)).replace(advantages=torch.zeros_like(x.advantages)))]
+
+
+def empty_losses() -> list[Case[LossInputs]]:
+    """Micro-batches with nothing to train: the other ranks have more."""
+    untrained = losses(RAGGED)
+    return [
+        Case("no token is trained on", untrained.replace(loss_mask=torch.zeros_like(untrained.loss_mask))),
+        Case("some rollouts are empty", losses((3, 0, 0, 2))),
+        Case("every rollout is empty", losses((0, 0))),
+        Case("no rollout at all", select(untrained, [])),
+    ]
+
+
+def extreme_losses() -> list[Case[LossInputs]]:
+    """Ratios that overflow where a rollout's are multiplied."""
+    return [Case(f"log-ratios of ±{STEEP:g}", losses((6, 6, 6, 6), steep=STEEP))]
+
+
+def soiled(x: Any) -> Any:
+    """The batch with other numbers at the tokens that do not count, such as the learner computes there, too."""
+    changed: dict[str, Tensor] = {}
+    for name, number in (
+        ("logprobs", -7.0),
+        ("old_logprobs", -0.25),
+        ("behaviour_logprobs", 0.0),
+        ("ref_logprobs", -5.0),
+        ("advantages", 40.0),
+        ("values", 30.0),
+        ("entropy", 9.0),
+        ("probs_squared_sum", 0.125),
+    ):
+        if hasattr(x, name):
+            changed[name] = torch.where(x.loss_mask, getattr(x, name), number)
+    return x.replace(**changed)

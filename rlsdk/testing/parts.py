@@ -1,0 +1,85 @@
+"""Rollouts taken out of a batch, in any order and cut short: for permutations, micro-batches and smaller inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from rlsdk.batch import CreditInputs, LossInputs
+
+X = TypeVar("X", bound=CreditInputs | LossInputs)
+_LABELS = ("groups", "sources", "trajectories", "states", "pairs")
+"""Dense indices of rollouts, made dense again where rollouts are missing."""
+PER_ROLLOUT = (*_LABELS, "rewards", "baseline_rewards", "steps", "preferred", "expert")
+
+
+def lengths_of(x: CreditInputs | LossInputs) -> Tensor:
+    """int64 `[n]`: tokens of each rollout."""
+    return x.lengths if isinstance(x, CreditInputs) else torch.bincount(x.segments, minlength=x.rollouts)
+
+
+def places(x: CreditInputs | LossInputs, rows: Sequence[int], lengths: Sequence[int] | None = None) -> Tensor:
+    """int64: where the tokens of the rollouts `rows` stand, in that order; the first `lengths` of each, or all."""
+    full = lengths_of(x)
+    starts = full.cumsum(0) - full
+    wanted = full[list(rows)].tolist() if lengths is None else lengths
+    spans = [torch.arange(int(starts[row]), int(starts[row]) + n) for row, n in zip(rows, wanted, strict=True)]
+    return torch.cat([*spans, torch.zeros(0, dtype=torch.int64)]).long()
+
+
+def select(x: X, rows: Sequence[int], lengths: Sequence[int] | None = None) -> X:
+    """The rollouts `rows` as a batch of their own, in that order; of each the first `lengths` tokens, or all."""
+    tokens, index = places(x, rows, lengths), torch.tensor(rows, dtype=torch.int64)
+    fields: dict[str, Any] = {}
+    for name, value in vars(x).items():
+        if isinstance(value, dict):
+            fields[name] = {key: part[index] for key, part in value.items()}
+        elif isinstance(value, Tensor) and name not in ("segments", "lengths"):
+            fields[name] = _dense(name, value[index]) if name in PER_ROLLOUT else value[tokens]
+    kept = lengths_of(x)[index] if lengths is None else torch.tensor(lengths, dtype=torch.int64)
+    if isinstance(x, CreditInputs):
+        return type(x)(**fields, lengths=kept)
+    segments = torch.repeat_interleave(torch.arange(len(rows)), kept)
+    return type(x)(**fields, segments=segments, step=x.step, of_steps=x.of_steps, rows=len(rows))
+
+
+def _dense(name: str, values: Tensor) -> Tensor:
+    return torch.unique(values, return_inverse=True)[1] if name in _LABELS else values
+
+
+def units(x: CreditInputs | LossInputs) -> list[list[int]]:
+    """What must not be split: pairs where there are any, else single rollouts."""
+    count = len(lengths_of(x))
+    if not hasattr(x, "pairs"):
+        return [[row] for row in range(count)]
+    return [torch.nonzero(x.pairs == pair)[:, 0].tolist() for pair in x.pairs.unique()]
+
+
+def smaller(x: X) -> Iterator[X]:
+    """The batch without one of its units, or with one rollout a token shorter."""
+    held = units(x)
+    for left_out in range(len(held) if len(held) > 1 else 0):
+        yield select(x, [row for i, unit in enumerate(held) if i != left_out for row in unit])
+    lengths = lengths_of(x).tolist()
+    for row, length in enumerate(lengths):
+        if length > 1:
+            yield select(x, range(len(lengths)), [length - 1 if i == row else n for i, n in enumerate(lengths)])
+
+
+def to_dtype(x: X, dtype: torch.dtype) -> X:
+    """Every float of the batch as `dtype`."""
+    changed: dict[str, Any] = {}
+    changed |= {k: v.to(dtype) for k, v in vars(x).items() if isinstance(v, Tensor) and v.is_floating_point()}
+    parts = vars(x).get("reward_parts")
+    if parts is not None:
+        changed["reward_parts"] = {name: part.to(dtype) for name, part in parts.items()}
+    return cast("X", x.replace(**changed))
+
+
+def copied(x: X) -> X:
+    """The batch with tensors of its own: what a component changes in place is changed nowhere else."""
+    changed = {k: v.clone() for k, v in vars(x).items() if isinstance(v, Tensor) and not v.requires_grad}
+    return cast("X", x.replace(**changed))

@@ -1,0 +1,1 @@
+"""The properties that the conformance suite checks, by what they are about."""

@@ -1,0 +1,82 @@
+"""Properties of algorithms: what they name is there, and a part of it can be overridden."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from rlsdk.components import Component, Use
+from rlsdk.config.resolve import merge_parts
+from rlsdk.config.schema import PART_LISTS, PARTS
+from rlsdk.errors import OptionError, PluginError
+from rlsdk.testing.findings import Violated
+from rlsdk.testing.properties.base import holds
+from rlsdk.testing.subject import Subject
+
+RESOLVED = ("parts-resolve",)
+
+
+@holds(
+    "parts-resolve",
+    "algorithm",
+    remedy="write each part as Use('NAME', {option: value}); `rlsdk plugins KIND` lists names and options",
+)
+def parts_resolve(subject: Subject, _: Any) -> None:
+    """Every component that it names is there, and takes the options that it gives."""
+    algorithm = subject.make()
+    parts: list[tuple[str, Any, Any]] = [(part, kind, getattr(algorithm, part)) for part, kind in PARTS.items()]
+    lists = [
+        (f"{part}[{i}]", kind, use)
+        for part, kind in PART_LISTS.items()
+        for i, use in enumerate(getattr(algorithm, part))
+    ]
+    for part, kind, use in [*parts, *lists]:
+        if use is None:
+            continue
+        try:
+            subject.plugins.resolve(subject.plugins.reference(kind, use.name, use.options))
+        except (OptionError, PluginError) as error:
+            raise Violated("form", f"{part}: a component that can be made", f"{_written(use)}: {error}") from error
+
+
+@holds(
+    "parts-merge",
+    "algorithm",
+    remedy="keep the fields plain attrs fields: a converter or __attrs_post_init__ sees what was merged",
+    after=RESOLVED,
+)
+def parts_merge(subject: Subject, _: Any) -> None:
+    """One option of a part can be set; the part's other options, and the other parts, stay as they are."""
+    defaults: Any = subject.make()
+    for part, kind in PARTS.items():
+        use = getattr(defaults, part)
+        if use is None or not isinstance(use.name, str):
+            continue
+        _, component = subject.plugins.find(kind, use.name)
+        option = _settable(component, use)
+        if option is None:
+            continue
+        merged = Use(use.name, {**use.options, **option})
+        given = {**subject.options, **merge_parts(subject.make(), {part: dict(option)})}
+        try:
+            found = subject.component.bind(given)
+        except OptionError as error:
+            raise Violated("form", f"{part}: {option} to be taken", str(error)) from error
+        for field in attrs.fields(type(defaults)):
+            here = merged if field.name == part else getattr(defaults, field.name)
+            there = getattr(found, field.name)
+            if here != there:
+                raise Violated("value", f"{field.name}: {_written(here)}, with {part}: {option} set", _written(there))
+
+
+def _settable(component: Component, use: Use) -> dict[str, Any] | None:
+    """An option that the algorithm leaves alone, with a plain default."""
+    for option in component.options:
+        if option.name not in use.options and isinstance(option.default, bool | int | float | str):
+            return {option.name: option.default}
+    return None
+
+
+def _written(value: Any) -> str:
+    return f"{value.name}{dict(value.options) or ''}" if isinstance(value, Use) else repr(value)

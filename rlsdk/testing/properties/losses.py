@@ -1,0 +1,133 @@
+"""Properties of what is computed for each token: policy losses, corrections, KL estimators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlsdk.batch import LossInputs
+from rlsdk.testing import inputs
+from rlsdk.testing.evaluate import Results, check_same, results
+from rlsdk.testing.findings import Violated
+from rlsdk.testing.inputs import Case
+from rlsdk.testing.parts import places, select, units
+from rlsdk.testing.properties.base import LOSSES, holds
+from rlsdk.testing.properties.packed import FIXED, FORM, ordinary
+from rlsdk.testing.show import numbers, shape
+from rlsdk.testing.subject import Subject
+
+
+@holds(
+    "micro-batches",
+    *LOSSES,
+    inputs=ordinary,
+    remedy="let a token's value hang on its own rollout alone; one that needs the whole batch declares "
+    "whole_batch=True and reads x.whole, in which x.offset is where its tokens begin",
+    after=FIXED,
+)
+def micro_batches(subject: Subject, x: LossInputs) -> None:
+    """Splitting the batch between rollouts (pairs kept together) changes no token's value, and no gradient."""
+    weights = torch.linspace(0.5, 2, len(x.loss_mask))
+    whole = results(subject, x, weights=weights)
+    held = units(x)
+    parts, offset = [], 0
+    for rows in (held[0], [row for unit in held[1:] for row in unit]) if held else ():
+        part = select(x, rows)
+        if subject.component.whole_batch:
+            part = part.replace(whole=x.detach(), offset=offset)
+        parts.append(results(subject, part, weights=weights[places(x, rows)]))
+        offset += len(part.loss_mask)
+    if parts:
+        split = f"as unsplit (micro-batches: rollout{'s' if len(held[0]) > 1 else ''} {held[0]}, then the rest)"
+        check_same(_joined(parts), whole, x, split)
+
+
+def _joined(parts: list[Results]) -> Results:
+    gradients = [part.gradient for part in parts if part.gradient is not None]
+    values = torch.cat([part.values["values"] for part in parts])
+    return Results({"values": values}, gradient=torch.cat(gradients) if len(gradients) == len(parts) else None)
+
+
+def _to_differentiate(subject: Subject) -> list[Case[Any]]:
+    first = inputs.ordinary_losses() if subject.component.kind == "kl" else inputs.on_policy_losses()
+    return [*first, *inputs.empty_losses()]
+
+
+@holds(
+    "gradient-only-through-logprobs",
+    "policy_loss",
+    "kl",
+    inputs=_to_differentiate,
+    remedy="compute the loss from x.logprobs itself, without detach(), no_grad, item() or numpy in between; x.entropy "
+    "carries a gradient too, where needs=('entropy',) declares it",
+    after=(*FORM, "finite-when-all-invalid"),
+)
+def gradient_through_logprobs(subject: Subject, x: LossInputs) -> None:
+    """The gradient flows through `logprobs` (and a declared `entropy`) alone, and there is always a graph."""
+    found = results(subject, x)
+    if found.gradient is None:
+        raise Violated(
+            "form", "a result that carries a gradient (even where nothing is trained)", "one without a graph"
+        )
+    if found.strangers:
+        raise Violated("form", "a gradient that ends at x.logprobs", "a graph that ends at tensors of its own as well")
+    # Later a clip may silence every token; and the entropy's part may be all that a loss consists of.
+    learns = subject.component.kind == "kl" or torch.equal(x.logprobs, x.old_logprobs)
+    if learns and bool(x.loss_mask.any()) and not bool(found.gradient.any()) and not hasattr(x, "entropy"):
+        raise Violated("value", "a gradient by the logprobs other than zero", numbers(found.gradient))
+
+
+@holds(
+    "detached",
+    "correction",
+    inputs=ordinary,
+    remedy="return weights.detach(): a correction weighs the gradient, it has none of its own",
+    after=FORM,
+)
+def detached(subject: Subject, x: LossInputs) -> None:
+    """Its weights carry no gradient, and are not below zero."""
+    found = results(subject, x)
+    if found.gradient is not None:
+        raise Violated("form", "weights without a graph", "weights that carry a gradient")
+    if bool((found.values["values"] < 0).any()):
+        raise Violated("value", "weights of 0 or more", numbers(found.values["values"]))
+
+
+@holds(
+    "metrics",
+    "policy_loss",
+    "correction",
+    inputs=ordinary,
+    remedy="return {name: number} with .detach() on what has a graph; a metric per token is averaged by rlsdk",
+    after=FORM,
+)
+def metrics(subject: Subject, x: LossInputs) -> None:
+    """Each metric is a finite number, or one for each token, without a gradient."""
+    for name, value in results(subject, x).metrics.items():
+        if not isinstance(name, str):
+            raise Violated("form", "names of metrics that are text", repr(name))
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise Violated("form", f"metric {name!r} without a gradient", f"{shape(value)} that carries one")
+        per_token = isinstance(value, Tensor) and value.dim() == 1 and len(value) == len(x.loss_mask)
+        numeric = per_token or isinstance(value, bool | int | float) or (isinstance(value, Tensor) and not value.dim())
+        if not numeric:
+            raise Violated("form", f"metric {name!r} as a number, or a tensor [{len(x.loss_mask)}]", shape(value))
+        counted = torch.as_tensor(value)[x.loss_mask] if per_token else torch.as_tensor(value)
+        if not bool(counted.double().isfinite().all()):
+            raise Violated("value", f"metric {name!r} finite", numbers(torch.as_tensor(value)))
+
+
+@holds(
+    "zero-where-equal",
+    "kl",
+    inputs=lambda _: inputs.on_policy_losses(),
+    remedy="an estimate of KL(policy ‖ reference) is a function of logprobs - ref_logprobs that is 0 at 0",
+    after=FORM,
+)
+def zero_where_equal(subject: Subject, x: LossInputs) -> None:
+    """The distance of a policy from itself is zero."""
+    values = results(subject, x).values["values"]
+    if bool(values.abs().max() > 1e-6):
+        raise Violated("value", "0 for each token", numbers(values))

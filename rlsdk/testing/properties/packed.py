@@ -1,0 +1,293 @@
+"""Properties of what reads packed batches: advantages, shaping, losses, corrections, KL estimators."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from rlsdk.batch import CreditInputs, LossInputs
+from rlsdk.batch.arithmetic import pad
+from rlsdk.testing import inputs
+from rlsdk.testing.evaluate import LOOSE, check_finite, check_same, invoke, results
+from rlsdk.testing.findings import NotApplicable, Violated
+from rlsdk.testing.inputs import Case
+from rlsdk.testing.parts import copied, lengths_of, places, select, to_dtype
+from rlsdk.testing.properties.base import CREDIT, LOSSES, Inputs, holds
+from rlsdk.testing.show import numbers
+from rlsdk.testing.subject import Subject, undeclared
+
+Batch = CreditInputs | LossInputs
+FORM = ("shapes",)
+FIXED = ("shapes", "deterministic")
+"""What must hold before two results are compared."""
+
+
+def _either(credit: Callable[[], Iterable[Case[Any]]], loss: Callable[[], Iterable[Case[Any]]]) -> Inputs:
+    return lambda subject: credit() if subject.component.kind in CREDIT else loss()
+
+
+ordinary = _either(inputs.ordinary_credit, inputs.ordinary_losses)
+
+
+@holds(
+    "needs-declared",
+    *CREDIT,
+    "policy_loss",
+    "correction",
+    inputs=ordinary,
+    remedy="name the field in the mark, needs=(…,): only what is declared is computed",
+    trims=False,
+)
+def needs_declared(subject: Subject, x: Batch) -> None:
+    """It reads the basic fields, and of the optional ones only those that its mark declares."""
+    try:
+        invoke(subject, subject.make(), x.only(subject.component.needs))
+    except Violated as error:
+        if message := undeclared(error):
+            raise Violated("form", f"reads of {list(subject.component.needs)} at most", message) from error
+
+
+def reads_undeclared(subject: Subject) -> bool:
+    """Whether it reads an optional field that its mark does not declare."""
+    try:
+        for case in ordinary(subject):
+            needs_declared.rule(subject, case.value if case else None)
+    except Violated:
+        return True
+    return False
+
+
+@holds(
+    "shapes",
+    *CREDIT,
+    *LOSSES,
+    inputs=ordinary,
+    remedy="return a tensor with one float for each rollout or token as the kind says; never a mean or a sum over them",
+)
+def shapes(subject: Subject, x: Batch) -> None:
+    """It gives one finite number for each token (or each rollout, where its kind allows that)."""
+    check_finite(results(subject, x), x)
+
+
+@holds(
+    "deterministic",
+    *CREDIT,
+    *LOSSES,
+    inputs=ordinary,
+    remedy="draw random numbers from x.generator, which is the same wherever a batch is split, or not at all",
+    after=FORM,
+)
+def deterministic(subject: Subject, x: Batch) -> None:
+    """The same batch gives the same numbers."""
+    check_same(results(subject, x), results(subject, x), x, "as at the first call", tolerance=0.0)
+
+
+@holds(
+    "finite-on-singletons",
+    *CREDIT,
+    *LOSSES,
+    inputs=_either(inputs.singleton_credit, inputs.singleton_losses),
+    remedy="a group may lose all members but one: its standard deviation is 0, and it has no others to compare with",
+    after=FORM,
+)
+def finite_on_singletons(subject: Subject, x: Batch) -> None:
+    """Groups of one rollout, and rollouts of one token, give finite numbers."""
+    check_finite(results(subject, x), x)
+
+
+@holds(
+    "finite-on-equal-rewards",
+    *CREDIT,
+    *LOSSES,
+    inputs=_either(inputs.equal_credit, inputs.equal_losses),
+    remedy="add a small number to a divisor that is a spread, or take torch.where(spread > 0, …)",
+    after=FORM,
+)
+def finite_on_equal_rewards(subject: Subject, x: Batch) -> None:
+    """Rewards that do not differ, and the advantages of zero that they lead to, give finite numbers."""
+    check_finite(results(subject, x), x)
+
+
+@holds(
+    "finite-when-all-invalid",
+    *CREDIT,
+    *LOSSES,
+    inputs=_either(inputs.empty_credit, inputs.empty_losses),
+    remedy="clamp counts that are divided by (.clamp(min=1)); max, mean and std of nothing raise or are NaN",
+    after=FORM,
+)
+def finite_when_all_invalid(subject: Subject, x: Batch) -> None:
+    """Where every rollout is invalid, empty or untrained, it still gives (none or) finite numbers."""
+    check_finite(results(subject, x), x)
+
+
+@holds(
+    "finite-on-extremes",
+    *CREDIT,
+    *LOSSES,
+    inputs=_either(inputs.extreme_credit, inputs.extreme_losses),
+    remedy="clamp a log-ratio before its exponential; subtract a mean before squares are summed",
+    after=FORM,
+)
+def finite_on_extremes(subject: Subject, x: Batch) -> None:
+    """Large rewards, unlikely tokens and policies far apart give finite numbers in float32."""
+    check_finite(results(subject, x), x)
+
+
+@holds(
+    "permutation",
+    *CREDIT,
+    *LOSSES,
+    inputs=ordinary,
+    remedy="use x.groups or x.segments to tell rollouts apart, never their place in the batch",
+    after=FIXED,
+)
+def permutation(subject: Subject, x: Batch) -> None:
+    """The order of the rollouts, and the numbers that groups bear, change nothing."""
+    _without_chance(subject, x)
+    count = len(lengths_of(x))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(3)).tolist()
+    tokens, moved = places(x, order), select(x, order)
+    if isinstance(moved, CreditInputs) and count:
+        moved = moved.replace(groups=moved.groups.max() - moved.groups)
+    weights = torch.linspace(0.5, 2, len(x.loss_mask))
+    wanted = results(subject, x, weights=weights).map(lambda v: _moved(v, order, tokens))
+    found = results(subject, moved, weights=weights[tokens])
+    check_same(found, wanted, moved, f"as in the given order (now {order})")
+
+
+def _moved(values: Tensor, order: list[int], tokens: Tensor) -> Tensor:
+    return values[order] if len(values) == len(order) != len(tokens) else values[tokens]
+
+
+def _without_chance(subject: Subject, x: Batch) -> None:
+    """Raise `NotApplicable` where the result hangs on random numbers, which fall on other rollouts in another order."""
+    if not isinstance(x, LossInputs):
+        return
+    drawn = [results(subject, x.replace(generator=torch.Generator().manual_seed(seed))) for seed in range(4)]
+    if any(not torch.equal(each.values["values"], drawn[0].values["values"]) for each in drawn):
+        raise NotApplicable("it draws random numbers, which fall on other tokens in another order")
+
+
+@holds(
+    "packing",
+    *CREDIT,
+    "policy_loss",
+    "correction",
+    inputs=ordinary,
+    remedy="sum along x.segments or x.lengths (x.sequence_sum, x.sequence_mean); a mean over to_padded counts padding",
+    after=FIXED,
+)
+def packing(subject: Subject, x: Batch) -> None:
+    """A batch made by `from_padded`, with padding to spare, gives what the packed one gives."""
+    check_same(results(subject, _padded(x)), results(subject, x), x, "as when packed without padding")
+
+
+def _padded(x: Batch) -> Batch:
+    """The batch by way of planes that are three tokens wider than the longest rollout."""
+    lengths = lengths_of(x)
+    width = int(lengths.max()) + 3
+    tensors = {name: value for name, value in vars(x).items() if isinstance(value, Tensor)}
+    required = {field.name for field in attrs.fields(type(x)) if not field.kw_only}
+    optional: dict[str, Any] = {n: _plane(x, v, lengths, width) for n, v in tensors.items() if n not in required}
+    mask = pad(x.loss_mask, lengths, width)
+    if isinstance(x, CreditInputs):
+        parts = {"reward_parts": x.reward_parts} if hasattr(x, "reward_parts") else {}
+        return CreditInputs.from_padded(x.rewards, mask, x.groups, lengths=lengths, **optional, **parts)
+    logprobs, old, advantages = (pad(v, lengths, width) for v in (x.logprobs, x.old_logprobs, x.advantages))
+    return LossInputs.from_padded(logprobs, old, advantages, mask, lengths=lengths, **optional)
+
+
+def _plane(x: Batch, values: Tensor, lengths: Tensor, width: int) -> Tensor:
+    return pad(values, lengths, width) if len(values) == len(x.loss_mask) else values
+
+
+def _with_gaps(subject: Subject) -> list[Case[Any] | None]:
+    return [case for case in ordinary(subject) if case and not bool(case.value.loss_mask.all())]
+
+
+@holds(
+    "gaps",
+    *CREDIT,
+    "policy_loss",
+    "correction",
+    inputs=_with_gaps,
+    remedy="mask before summing: x.sequence_sum and x.sequence_mean do, torch.where(x.loss_mask, …, 0) does",
+    after=FIXED,
+)
+def gaps(subject: Subject, x: Batch) -> None:
+    """What stands at tokens with a false loss_mask (tool results, observations) changes nothing."""
+    soiled = inputs.soiled(x)
+    check_same(results(subject, soiled), results(subject, x), x, "as with other numbers where loss_mask is 0")
+
+
+@holds(
+    "bf16-and-fp32",
+    *CREDIT,
+    *LOSSES,
+    inputs=ordinary,
+    remedy="convert to float32 before arithmetic, values.float(); make new tensors by values.new_zeros or zeros_like",
+    after=FIXED,
+)
+def precision(subject: Subject, x: Batch) -> None:
+    """In bfloat16 it gives what it gives in float32, up to rounding."""
+    full = results(subject, x)
+    for name, value in full.values.items():
+        if torch.finfo(value.dtype).bits < 32:
+            raise Violated("form", f"{name} in float32, as the input", numbers(value))
+    half = results(subject, to_dtype(x, torch.bfloat16))
+    values_only = type(full)(full.values)  # a token at the edge of a clip may fall on either side
+    check_same(half, values_only, x, "as in float32, for the same numbers in bfloat16", tolerance=LOOSE)
+    check_finite(half, x)
+
+
+@holds(
+    "inputs-unchanged",
+    *CREDIT,
+    *LOSSES,
+    inputs=ordinary,
+    remedy="others read the same tensors: use no method that ends in '_' on them, nor +=, nor x.field[…] = …",
+    after=FORM,
+)
+def inputs_unchanged(subject: Subject, x: Batch) -> None:
+    """It changes none of its inputs in place."""
+    held = copied(x)
+    invoke(subject, subject.make(), held)
+    for name, before in vars(x).items():
+        after = vars(held).get(name)
+        if isinstance(before, Tensor) and isinstance(after, Tensor) and not torch.equal(before, after):
+            raise Violated("value", f"{name} {numbers(before)} afterwards, too", numbers(after))
+
+
+@holds(
+    "memory",
+    *CREDIT,
+    "policy_loss",
+    "correction",
+    inputs=ordinary,
+    remedy="give the class state(), which returns all that it remembers as plain JSON, and restore(state)",
+    after=FIXED,
+    only=lambda component: inspect.isclass(component.obj),
+)
+def memory(subject: Subject, x: Batch) -> None:
+    """What it remembers from batch to batch is in `state()`, in plain JSON, and `restore` takes it up."""
+    made: Any = subject.make()
+    first = results(subject, x, made=made)
+    if not (hasattr(made, "state") and hasattr(made, "restore")):
+        check_same(results(subject, x, made=made), first, x, "as at the first call: it has no state() and restore()")
+        return
+    state = subject.call(made.state)
+    try:
+        travelled = json.loads(json.dumps(state, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise Violated("form", "plain JSON from state()", f"{state!r} ({error})") from error
+    resumed: Any = subject.make()
+    subject.call(resumed.restore, travelled)
+    wanted = results(subject, x, made=made)
+    check_same(results(subject, x, made=resumed), wanted, x, f"as without a stop, after restore({state!r})")

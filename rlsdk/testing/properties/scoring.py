@@ -1,0 +1,228 @@
+"""Properties of rewards and filters."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlsdk.errors import DataError
+from rlsdk.testing import samples
+from rlsdk.testing.findings import NotApplicable, Violated
+from rlsdk.testing.inputs import Case
+from rlsdk.testing.limits import time_limit
+from rlsdk.testing.properties.base import holds
+from rlsdk.testing.show import shape
+from rlsdk.testing.subject import Subject
+from rlsdk.types import Group, Rollout, Score, Task
+
+SECONDS = 10.0
+"""Time for one response, whatever it holds; a training scores thousands."""
+
+
+def score(subject: Subject, rollouts: Sequence[Rollout]) -> list[Score]:
+    """Scores of rollouts, from functions or async functions of one rollout or of many.
+
+    Raises:
+        Violated: It raised, or gave something else than scores.
+    """
+    made = subject.make()
+    if subject.component.batch:
+        answers = _answer(subject, made, list(rollouts))
+        if not isinstance(answers, Sequence) or len(answers) != len(rollouts):
+            got = f"{len(answers)} scores" if isinstance(answers, Sequence) else shape(answers)
+            raise Violated("form", f"a list of {len(rollouts)} scores, in the order of the rollouts", got)
+    else:
+        answers = [_answer(subject, made, each) for each in rollouts]
+    return [_score(answer) for answer in answers]
+
+
+def _answer(subject: Subject, made: Callable[..., Any], argument: Any) -> Any:
+    def call() -> Any:
+        found = made(argument)
+        return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
+
+    return subject.call(call)
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+def _score(answer: Any) -> Score:
+    if isinstance(answer, Score):
+        return answer
+    try:
+        return Score(answer)
+    except (TypeError, ValueError) as error:
+        raise Violated("form", "a finite number, or a Score", f"{shape(answer)} ({error})") from error
+
+
+def scorable(subject: Subject) -> Task:
+    """The first sample task that the reward can score.
+
+    Raises:
+        NotApplicable: It refuses the answers of all of them.
+        Violated: It raises on all of them, and not because of their answers.
+    """
+    failed: list[Violated] = []
+    for task in (*subject.tasks, *samples.TASKS):
+        try:
+            score(subject, [samples.rollout(task, response) for response in samples.RESPONSES])
+        except Violated as error:
+            failed.append(error)
+        else:
+            return task
+    others = [error for error in failed if not isinstance(error.__cause__, DataError)]
+    if len(others) == len(failed):
+        raise others[0]
+    raise NotApplicable(f'no sample task suits it ({failed[0].got}); give one: --task \'{{"prompt": …, "answer": …}}\'')
+
+
+def _responses(subject: Subject) -> list[Case[Any]]:
+    task = scorable(subject)
+    return [Case("a response", samples.rollout(task, response)) for response in samples.RESPONSES]
+
+
+def _sample_task(_: Subject) -> list[Case[Any]]:
+    return [Case("the suite's first task", samples.rollout(samples.TASKS[0], samples.RESPONSES[0]))]
+
+
+@holds(
+    "scores",
+    "reward",
+    inputs=_sample_task,
+    remedy="return a finite number or rlsdk.Score(value); raise rlsdk.errors.DataError for a task that cannot be "
+    "scored, and give one that can with --task",
+)
+def scores(subject: Subject, _: Rollout) -> None:
+    """It gives a finite number or a Score for a response to a task that it can score."""
+    scorable(subject)
+
+
+@holds(
+    "deterministic",
+    "reward",
+    inputs=_responses,
+    remedy="seed what is random by the rollout's task, or say in the docstring that it is a sample",
+    after=("scores",),
+)
+def same_score(subject: Subject, rollout: Rollout) -> None:
+    """The same response has the same score."""
+    (first,), (second,) = score(subject, [rollout]), score(subject, [rollout])
+    if (first.value, first.valid) != (second.value, second.valid):
+        raise Violated("value", f"{first.value:g} again", f"{second.value:g}")
+
+
+def _hostile(subject: Subject) -> list[Case[Any]]:
+    task = scorable(subject)
+    return [Case(title, samples.rollout(task, response)) for title, response in samples.HOSTILE]
+
+
+@holds(
+    "any-text",
+    "reward",
+    inputs=_hostile,
+    remedy="what a model wrote is data: bound its length before parsing it, never evaluate it; where nothing can be "
+    "said, return Score.invalid(reason)",
+    after=("scores",),
+)
+def any_text(subject: Subject, rollout: Rollout) -> None:
+    """Whatever the policy wrote, there is a score, finite or invalid, in limited time."""
+    with time_limit(SECONDS):
+        score(subject, [rollout])
+
+
+def _many(subject: Subject) -> list[Case[Any]]:
+    task = scorable(subject)
+    return [Case("responses", [samples.rollout(task, response) for response in samples.RESPONSES])]
+
+
+@holds(
+    "batch-order",
+    "reward",
+    inputs=_many,
+    remedy="return one score for each rollout, in the order in which the rollouts came; an empty list for none",
+    after=("scores", "deterministic"),
+    only=lambda component: component.batch,
+)
+def batch_order(subject: Subject, rollouts: list[Rollout]) -> None:
+    """Rollouts that come in another order get their own scores, in that order."""
+    found = [each.value for each in score(subject, rollouts)]
+    turned = [each.value for each in score(subject, rollouts[::-1])][::-1]
+    if found != turned:
+        raise Violated("value", f"{found}, as in the given order", f"{turned} from the reverse, turned back")
+    score(subject, [])
+
+
+def keep(subject: Subject, held: Group) -> list[int]:
+    """Which rollouts of a group a filter keeps.
+
+    Raises:
+        Violated: It raised, or gave something else than a bool or a part of the group.
+    """
+    answer = subject.call(subject.make(), held)
+    if isinstance(answer, bool):
+        return list(range(len(held))) if answer else []
+    if not isinstance(answer, Group):
+        raise Violated("form", "True, False or a Group", shape(answer))
+    places = {id(rollout): i for i, rollout in enumerate(held.rollouts)}
+    kept = [places.get(id(rollout), -1) for rollout in answer.rollouts]
+    paired = all(i >= 0 and held.scores[i] is s for i, s in zip(kept, answer.scores, strict=True))
+    if not paired or len(set(kept)) < len(kept):
+        raise Violated("form", "rollouts of the group, each once, with their own scores", f"a group of {len(kept)}")
+    return sorted(kept)
+
+
+@holds(
+    "keeps-a-part",
+    "filter",
+    inputs=lambda _: samples.ordinary_groups(),
+    remedy="return True, False, or Group(group.task, rollouts, scores) with some of the group's rollouts",
+)
+def keeps_a_part(subject: Subject, held: Group) -> None:
+    """It answers with a bool, or with some of the group's rollouts and their scores."""
+    keep(subject, held)
+
+
+@holds(
+    "degenerate-groups",
+    "filter",
+    inputs=lambda _: samples.degenerate_groups(),
+    remedy="a group may have one rollout, equal rewards, or no valid score at all: False drops it",
+    after=("keeps-a-part",),
+)
+def degenerate_groups(subject: Subject, held: Group) -> None:
+    """Groups of one, of equal rewards, and of nothing valid get an answer, too."""
+    keep(subject, held)
+
+
+@holds(
+    "deterministic",
+    "filter",
+    inputs=lambda _: samples.ordinary_groups(),
+    remedy="let the group alone decide; what is random makes a run that cannot be done again",
+    after=("keeps-a-part",),
+)
+def same_answer(subject: Subject, held: Group) -> None:
+    """The same group gets the same answer."""
+    first, second = keep(subject, held), keep(subject, held)
+    if first != second:
+        raise Violated("value", f"rollouts {first} again", f"{second}")
+
+
+@holds(
+    "permutation",
+    "filter",
+    inputs=lambda _: samples.ordinary_groups(),
+    remedy="choose by scores, status or text; a rollout's place in its group means nothing",
+    after=("keeps-a-part", "deterministic"),
+)
+def any_order(subject: Subject, held: Group) -> None:
+    """The order of a group's rollouts does not decide which are kept."""
+    order = list(range(len(held)))[::-1]
+    found = sorted(order[i] for i in keep(subject, samples.part(held, order)))
+    wanted = keep(subject, held)
+    if found != wanted:
+        raise Violated("value", f"rollouts {wanted} kept, whatever the order", f"{found} in the order {order}")

@@ -1,0 +1,166 @@
+"""Properties of what surrounds a policy: environments, task sources, buffers, stop rules."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+from rlsdk.testing import samples
+from rlsdk.testing.findings import Violated
+from rlsdk.testing.inputs import Case
+from rlsdk.testing.limits import time_limit
+from rlsdk.testing.properties.base import holds
+from rlsdk.testing.show import shape
+from rlsdk.testing.subject import Subject
+from rlsdk.types import Observation, Step, Task
+
+SECONDS = 10.0
+SEEDS = (0, 7)
+ACTIONS = ("", "look", "<action>1</action>", "2")
+LOOKED_AT = 16
+"""Tasks of a source that are looked at, beside the last."""
+
+
+def _play(subject: Subject, world: Any, seed: int, actions: tuple[str, ...]) -> list[Observation | Step]:
+    """What it shows and answers, until it ends."""
+    shown: list[Observation | Step] = [subject.call(world.reset, seed)]
+    if not isinstance(shown[0], Observation):
+        raise Violated("form", "an rlsdk.Observation from reset", shape(shown[0]))
+    for action in actions:
+        step = subject.call(world.step, action)
+        if not isinstance(step, Step) or not isinstance(step.observation, Observation):
+            raise Violated("form", "an rlsdk.Step with an rlsdk.Observation from step", shape(step))
+        if not math.isfinite(step.reward):
+            raise Violated("value", "a finite reward", f"{step.reward}")
+        shown.append(step)
+        if step.terminated or step.truncated:
+            break
+    return shown
+
+
+def _seeds(_: Subject) -> list[Case[Any]]:
+    return [Case(f"seed {seed}, actions {list(ACTIONS)}", seed) for seed in SEEDS]
+
+
+@holds(
+    "steps",
+    "environment",
+    inputs=_seeds,
+    remedy="return rlsdk.Observation(text) from reset(seed), and rlsdk.Step(observation, reward, …) from step(text)",
+)
+def steps(subject: Subject, seed: int) -> None:
+    """`reset` gives an Observation, `step` a Step with a finite reward."""
+    _play(subject, subject.make(), seed, ACTIONS)
+
+
+@holds(
+    "deterministic",
+    "environment",
+    inputs=_seeds,
+    remedy="draw everything from random.Random(seed) made in reset; no clock, no id(), no hash() of text",
+    after=("steps",),
+)
+def same_world(subject: Subject, seed: int) -> None:
+    """The same seed and actions give the same observations and rewards, in a new instance and after a reset."""
+    world = subject.make()
+    first = _play(subject, world, seed, ACTIONS)
+    for what, again in (("after a second reset", world), ("in another instance", subject.make())):
+        second = _play(subject, again, seed, ACTIONS)
+        if first != second:
+            here, there = next(pair for pair in itertools.zip_longest(first, second) if pair[0] != pair[1])
+            raise Violated("value", f"{here} {what}", f"{there}")
+
+
+@holds(
+    "any-text",
+    "environment",
+    inputs=lambda _: [Case(title, action) for title, action in samples.HOSTILE],
+    remedy="an action that means nothing is answered with an observation that says so; bound its length before parsing",
+    after=("steps",),
+)
+def any_action(subject: Subject, action: str) -> None:
+    """Whatever the policy wrote, `step` answers with a Step in limited time."""
+    with time_limit(SECONDS):
+        _play(subject, subject.make(), 0, (action,))
+
+
+@holds(
+    "sized-and-indexable",
+    "tasks",
+    remedy="return a sequence: len(tasks), tasks[i] for i from 0, IndexError behind the end, ids that differ",
+)
+def sized(subject: Subject, _: Any) -> None:
+    """It is a sequence of tasks, with ids of their own."""
+    found = subject.call(subject.make)
+    found = subject.call(found) if callable(found) else found
+    count = _length(subject, found)
+    tasks = [subject.call(found.__getitem__, i) for i in _looked_at(count)]
+    for i, task in zip(_looked_at(count), tasks, strict=True):
+        if not isinstance(task, Task):
+            raise Violated("form", f"an rlsdk.Task at {i}", shape(task))
+    if len({task.id for task in tasks}) < len(tasks):
+        raise Violated("value", "ids that differ", f"{[task.id for task in tasks]}")
+    try:
+        found[count]
+    except IndexError:
+        return
+    raise Violated("form", f"an IndexError at {count}, behind the last of {count} tasks", "a task")
+
+
+def _length(subject: Subject, found: Any) -> int:
+    if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+        raise Violated("form", "a sequence of tasks", shape(found))
+    count: int = subject.call(len, found)
+    if count < 1:
+        raise Violated("form", "at least one task", "none")
+    return count
+
+
+def _looked_at(count: int) -> list[int]:
+    return sorted({*range(min(count, LOOKED_AT)), count - 1})
+
+
+@holds(
+    "deterministic",
+    "tasks",
+    remedy="make the task at an index from seed and index alone",
+    after=("sized-and-indexable",),
+)
+def same_tasks(subject: Subject, _: Any) -> None:
+    """Made twice, and read in any order, it gives the same tasks."""
+    first, second = (_source(subject) for _ in range(2))
+    index = _looked_at(len(first))
+    if len(second) != len(first):
+        raise Violated("value", f"{len(first)} tasks again", f"{len(second)}")
+    ahead, back = [first[i] for i in index], [second[i] for i in index[::-1]][::-1]
+    for i, here, there in zip(index, ahead, back, strict=True):
+        if here != there:
+            raise Violated("value", f"task {i}: {here}", f"{there}")
+
+
+def _source(subject: Subject) -> Any:
+    found = subject.call(subject.make)
+    return subject.call(found) if callable(found) else found
+
+
+@holds(
+    "gives-a-priority",
+    "buffer",
+    inputs=lambda _: [*samples.ordinary_groups(), *samples.degenerate_groups()],
+    remedy="return a finite number, greater for what is to be trained on first, or None to drop the group",
+)
+def gives_a_priority(subject: Subject, held: Any) -> None:
+    """It gives each group a finite priority, or None."""
+    answer = subject.call(subject.make(), held)
+    number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
+    if answer is not None and not number:
+        raise Violated("form", "a finite number or None", shape(answer))
+
+
+@holds("answers-yes-or-no", "stop", remedy="return True or False")
+def answers_yes_or_no(subject: Subject, _: Any) -> None:
+    """It says whether production may end."""
+    answer = subject.call(subject.make())
+    if not isinstance(answer, bool):
+        raise Violated("form", "True or False", shape(answer))

@@ -1,0 +1,101 @@
+"""Groups, rollouts and texts on which filters, rewards and environments are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rlsdk.testing.inputs import Case
+from rlsdk.types import Group, Message, Rollout, Score, Status, Task
+
+QUESTION = "What is 6 × 7? Answer in <answer> </answer>."
+TASKS = (
+    Task("text", QUESTION, "42"),
+    Task("number", QUESTION, 42),
+    Task("countdown", "Make 42 from 6 and 7.", {"target": 42, "numbers": [6, 7]}),
+    Task("list", QUESTION, ["42"]),
+    Task("mapping", QUESTION, {"answer": "42"}),
+    Task("none", QUESTION),
+)
+"""Answers in the forms that rewards look for."""
+
+RESPONSES = (
+    "6 × 7 is 42. <answer>42</answer>",
+    "<think>Six sevens.</think> \\boxed{42}",
+    "<answer>6 * 7</answer>",
+    "I do not know.",
+)
+MEGABYTE = 1_000_000
+
+HOSTILE: tuple[tuple[str, str], ...] = (
+    ("nothing", ""),
+    ("space alone", " \n\t "),
+    ("a megabyte of one letter", "a" * MEGABYTE),
+    ("a megabyte of digits in the answer", f"<answer>{'9' * MEGABYTE}</answer>"),
+    ("brackets nested 100,000 deep", f"<answer>{'(' * 100_000}</answer>"),
+    ("50,000 opening tags", "<answer>" * 50_000),
+    ("50,000 opened boxes", "\\boxed{" * 50_000),
+    ("an answer that computes for ever", "<answer>9**9**9**9</answer> \\boxed{9^{9^{9^{9}}}}"),
+    ("a factorial that computes for ever", "<answer>10000000!</answer> \\boxed{10000000!}"),
+    ("division by zero", "<answer>1/0</answer> \\boxed{\\frac{1}{0}}"),
+    ("numbers that are none", "<answer>nan</answer> <answer>inf</answer> \\boxed{1e999}"),
+    ("code", "<answer>__import__('os').getcwd()</answer> \\boxed{__import__('os').getcwd()}"),
+    ("bytes that are no text, as decoded", "\x00\x01\ufffd\ufffd<answer>\ufffd</answer>"),
+    ("Unicode", "<answer>４２ ٤٢ 𝟒𝟐 ½ ∞ 🙂 \u202e24\u202c e\u0301</answer> \\boxed{４２}"),
+    ("a pattern that backtracks", f"<answer>{'a ' * 2_000}!</answer>"),
+)
+"""(what it is, text) that a policy may write."""
+
+
+def rollout(task: Task, response: str, status: Status = "finished") -> Rollout:
+    """A rollout of a prompt of two tokens and a response of one token for each character, up to 32."""
+    count = min(max(len(response), 1), 32)
+    prompt = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
+    return Rollout(
+        task,
+        (*prompt, Message("assistant", response)),
+        token_ids=range(count + 2),
+        loss_mask=[False] * 2 + [True] * count,
+        logprobs=[0.0] * 2 + [-0.5] * count,
+        policy_versions=[-1] * 2 + [0] * count,
+        status=status,
+    )
+
+
+def group(values: Sequence[float | None], statuses: Sequence[Status] = ()) -> Group:
+    """A group with these scores; None is an invalid one."""
+    task = TASKS[0]
+    statuses = statuses or ["finished"] * len(values)
+    rollouts = [rollout(task, f"answer {i}", status) for i, status in enumerate(statuses)]
+    scores = [Score.invalid("timed out") if value is None else Score(value) for value in values]
+    return Group(task, rollouts, scores)
+
+
+def ordinary_groups() -> list[Case[Group]]:
+    """Different rewards, none twice."""
+    statuses: list[Status] = ["finished", "truncated", "finished", "finished"]
+    return [
+        Case("rewards that differ", group((0.0, 1.0, 0.25, 0.5))),
+        Case("one truncated rollout", group((1.0, 0.5, 0.0, 2.0), statuses)),
+    ]
+
+
+def degenerate_groups() -> list[Case[Group]]:
+    """Groups that say little."""
+    return [
+        Case("one rollout", group((1.0,))),
+        Case("equal rewards", group((0.1, 0.1, 0.1))),
+        Case("all truncated", group((0.0, 1.0), ["truncated", "truncated"])),
+        Case("all invalid", group((None, None))),
+        Case("no rollout", group(())),
+    ]
+
+
+def smaller(held: Group) -> Iterator[Group]:
+    """The group without one of its rollouts."""
+    for left_out in range(len(held) if len(held) > 1 else 0):
+        yield part(held, [i for i in range(len(held)) if i != left_out])
+
+
+def part(held: Group, index: Sequence[int]) -> Group:
+    """The rollouts `index` of a group, in that order."""
+    return Group(held.task, [held.rollouts[i] for i in index], [held.scores[i] for i in index])

@@ -1,0 +1,118 @@
+"""Inputs and results as a person reads them in a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlsdk.batch import CreditInputs, LossInputs
+from rlsdk.testing.inputs import Case
+from rlsdk.testing.parts import PER_ROLLOUT, lengths_of
+from rlsdk.types import Group, Rollout
+
+MANY = 16
+"""Numbers, or characters times four, of which all are shown."""
+_SINGULAR = {"rewards": "reward", "groups": "group", "pairs": "pair", "trajectories": "trajectory"}
+
+
+def show(case: Case[Any] | None) -> str:
+    """What an input holds; nothing for no input."""
+    if case is None:
+        return ""
+    return "\n".join(filter(None, [case.title, content(case.value)]))
+
+
+def content(value: Any) -> str:
+    """A value without its title."""
+    if isinstance(value, CreditInputs | LossInputs):
+        return _batch(value)
+    if isinstance(value, Group):
+        return _group(value)
+    if isinstance(value, Rollout):
+        return f"task with answer {value.task.answer!r}, response {text(value.text)}"
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, Sequence):
+        return "\n".join(content(each) for each in value)
+    return ""  # the title says it all
+
+
+def counted(count: int, what: str) -> str:
+    """Such as `1 rollout`, `2 rollouts`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def text(value: str) -> str:
+    """Text as Python writes it; what repeats itself by how often it does."""
+    if len(value) <= 4 * MANY:
+        return repr(value)
+    for size in range(1, 4 * MANY):
+        times = len(value) // size
+        if value == value[:size] * times:
+            return f"{value[:size]!r} × {times:,}"
+    return f"{value[: 2 * MANY]!r}… ({len(value):,} characters)"
+
+
+def numbers(values: Tensor) -> str:
+    """A tensor with its dtype, a long one abbreviated."""
+    dtype = str(values.dtype).removeprefix("torch.")
+    return f"{_row(values.detach())} ({dtype})" if values.dim() else f"{_number(values.item())} ({dtype})"
+
+
+def _batch(x: CreditInputs | LossInputs) -> str:
+    lengths = lengths_of(x)
+    starts = (lengths.cumsum(0) - lengths).tolist()
+    floats = x.rewards if isinstance(x, CreditInputs) else x.logprobs
+    dtype = str(floats.dtype).removeprefix("torch.")
+    fields = {name: value for name, value in vars(x).items() if not name.startswith("_")}
+    lines = [f"{type(x).__name__}: {counted(len(lengths), 'rollout')}, {counted(len(x.loss_mask), 'token')}, {dtype}"]
+    for row, (start, length) in enumerate(zip(starts, lengths.tolist(), strict=True)):
+        shown = [_field(name, value, x, row, slice(start, start + length)) for name, value in fields.items()]
+        lines.append(f"rollout {row}: {', '.join(filter(None, shown))}")
+    return "\n".join(lines)
+
+
+def _field(name: str, value: Any, x: CreditInputs | LossInputs, row: int, span: slice) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}[{key!r}] {_number(part[row].item())}" for key, part in value.items())
+    if not isinstance(value, Tensor) or name in ("segments", "lengths"):
+        return ""
+    if name in PER_ROLLOUT:
+        return f"{_SINGULAR.get(name, name)} {_number(value[row].item())}"
+    return f"{name} {_row(value[span])}"
+
+
+def _group(group: Group) -> str:
+    scores = [f"{s.value:g}" if s.valid else "invalid" for s in group.scores]
+    statuses = [rollout.status for rollout in group.rollouts]
+    lines = [f"rollout {i}: score {s}, {status}" for i, (s, status) in enumerate(zip(scores, statuses, strict=True))]
+    return "\n".join([f"Group: {counted(len(group), 'rollout')}", *lines])
+
+
+def _row(values: Tensor) -> str:
+    listed = [_number(value) for value in values[:MANY].flatten().tolist()]
+    more = f" … {len(values):,} in all" if len(values) > MANY else ""
+    return f"[{' '.join(listed)}{more}]"
+
+
+def _number(value: float | bool) -> str:
+    return str(int(value)) if isinstance(value, bool) else f"{value:.4g}"
+
+
+def shape(value: Any) -> str:
+    """What a result is: a tensor's shape and dtype, or a type."""
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, tuple):
+        return f"({', '.join(shape(each) for each in value)})"
+    return f"{value!r}" if isinstance(value, str | bool | int | float | None) else f"a {type(value).__name__}"
+
+
+def differing(found: Tensor, wanted: Tensor, tolerance: float) -> Tensor:
+    """bool: where two tensors of one shape differ by more than a share of the greatest expected value."""
+    found, wanted = found.detach().double(), wanted.detach().double()
+    scale = max(0.1, float(wanted.abs().nan_to_num(0.0).max())) if wanted.numel() else 0.1
+    return ~torch.isclose(found, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True)

@@ -1,0 +1,388 @@
+"""A plugin in which every component breaks one promise of its kind: the one that it is named for, and no other."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+
+import attrs
+import torch
+
+import rlsdk
+from rlsdk.batch import Groups, row_sums
+from rlsdk.components import Use
+
+# --- every kind
+
+
+def _made():
+    @rlsdk.reward("picklable-by-reference")
+    def inner(rollout) -> float:
+        """Marked within a function, where no name leads to it."""
+        return 0.0
+
+    return inner
+
+
+closure = _made()
+
+
+@rlsdk.reward("options-documented")
+def options_documented(rollout, *, scale: float = 1.0) -> float:
+    """One option of it is explained nowhere."""
+    return scale
+
+
+@rlsdk.reward("defaults-valid")
+def defaults_valid(rollout, *, scale: float = "1") -> float:
+    """A default that is text.
+
+    Args:
+        scale: A number, by its annotation.
+    """
+    return float(scale)
+
+
+@rlsdk.tracker("contract")
+class Contract:
+    """It cannot be closed."""
+
+    def open(self, run):
+        """Nothing to open."""
+
+    def log(self, step, metrics):
+        """Nothing to log."""
+
+
+# --- batches
+
+
+@rlsdk.advantage("needs-declared")
+def needs_declared(x):
+    """Reads the entropy."""
+    return x.rewards + x.sequence_sum(x.entropy)
+
+
+@rlsdk.advantage("shapes")
+def shapes(x):
+    """A mean."""
+    return x.rewards.mean()
+
+
+@rlsdk.policy_loss("shapes")
+def mean_loss(x):
+    """A mean."""
+    return (-x.advantages * x.logprobs).mean()
+
+
+@rlsdk.shaping("shapes")
+def credit_in_place_of_rewards(x):
+    """What only an advantage may return."""
+    return rlsdk.Credit(x.loss_mask.float(), x.loss_mask.float())
+
+
+@rlsdk.advantage("deterministic")
+def deterministic(x):
+    """Some noise."""
+    return x.rewards + torch.rand_like(x.rewards)
+
+
+@rlsdk.advantage("finite-on-singletons")
+def finite_on_singletons(x):
+    """Divides by the number of the others."""
+    return x.rewards / (x.group_size() - 1)
+
+
+@rlsdk.advantage("finite-on-equal-rewards")
+def finite_on_equal_rewards(x):
+    """Divides by the spread."""
+    groups = Groups(x.groups)
+    spread = torch.where(x.group_size() > 1, groups.max(x.rewards) - groups.min(x.rewards), 1)
+    return x.rewards / spread
+
+
+@rlsdk.advantage("finite-when-all-invalid")
+def finite_when_all_invalid(x):
+    """Divides by the number of tokens."""
+    return x.rewards / x.sampled_tokens()
+
+
+@rlsdk.policy_loss("finite-when-all-invalid")
+def least_trained(x):
+    """The least of nothing raises."""
+    return -x.advantages * x.logprobs + 0 * x.old_logprobs[x.loss_mask].abs().min()
+
+
+@rlsdk.advantage("finite-on-extremes")
+def finite_on_extremes(x):
+    """Overflows."""
+    return x.rewards.exp()
+
+
+@rlsdk.policy_loss("finite-on-extremes")
+def overflowing_ratio(x):
+    """The ratio of whole rollouts, without a bound."""
+    return -x.advantages * x.sequence_sum(x.logprobs - x.old_logprobs).exp()
+
+
+@rlsdk.advantage("permutation")
+def permutation(x):
+    """Later rollouts get more."""
+    return x.rewards + torch.arange(len(x.rewards))
+
+
+@rlsdk.policy_loss("permutation", whole_batch=True)
+def later_tokens(x):
+    """Later tokens of the optimiser batch count more."""
+    return -x.advantages * x.logprobs * (1 + x.offset + torch.arange(len(x.logprobs)))
+
+
+@rlsdk.advantage("packing")
+def packing(x):
+    """A mean over a plane, padding included."""
+    plane = x.to_padded(x.loss_mask.float())
+    return x.rewards + plane.sum(1) / max(plane.shape[1], 1)
+
+
+@rlsdk.advantage("gaps", needs=("values",))
+def gaps(x):
+    """Sums over tool results, too."""
+    return x.rewards + row_sums(x.values, x.lengths)
+
+
+@rlsdk.policy_loss("gaps")
+def unmasked_mean(x):
+    """The rollout's mean over tokens that are not trained on as well."""
+    lengths = torch.bincount(x.segments, minlength=x.rollouts)
+    mean = row_sums(x.old_logprobs, lengths) / lengths.clamp(min=1)
+    return -x.advantages * x.logprobs * mean[x.segments]
+
+
+@rlsdk.advantage("bf16-and-fp32")
+def precision(x):
+    """Makes a float32 tensor and copies into it."""
+    return torch.zeros(len(x.rewards)).index_copy(0, torch.arange(len(x.rewards)), x.rewards)
+
+
+@rlsdk.shaping("inputs-unchanged")
+def inputs_unchanged(x):
+    """Changes what others read."""
+    return x.rewards.mul_(2)
+
+
+@rlsdk.shaping("memory")
+class Memory:
+    """Counts, and tells nobody."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, x):
+        """More each time."""
+        self.count += 1
+        return x.rewards + self.count
+
+
+@rlsdk.advantage("memory")
+class Forgetful:
+    """Has a state that it does not take up."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, x):
+        """More each time."""
+        self.count += 1
+        return x.rewards + self.count
+
+    def state(self):
+        """The count."""
+        return {"count": self.count}
+
+    def restore(self, state):
+        """Nothing."""
+
+
+# --- losses
+
+
+@rlsdk.policy_loss("micro-batches")
+def micro_batches(x):
+    """Advantages over the mean of the micro-batch."""
+    mean = torch.where(x.loss_mask, x.advantages, 0).sum() / x.loss_mask.sum().clamp(min=1)
+    return -(x.advantages - mean) * x.logprobs
+
+
+@rlsdk.policy_loss("gradient-only-through-logprobs")
+def gradient_only_through_logprobs(x):
+    """Nothing to learn from."""
+    return -x.advantages * x.logprobs.detach()
+
+
+@rlsdk.kl("gradient-only-through-logprobs")
+def another_leaf(logprobs, ref_logprobs):
+    """With a parameter of its own."""
+    return (logprobs - ref_logprobs) * torch.ones(1, requires_grad=True)
+
+
+@rlsdk.correction("detached")
+def detached(x):
+    """With a gradient."""
+    return x.logprobs.exp()
+
+
+@rlsdk.policy_loss("metrics")
+def metrics(x):
+    """A metric with a gradient."""
+    return -x.advantages * x.logprobs, {"mean": x.logprobs.mean()}
+
+
+@rlsdk.kl("zero-where-equal")
+def zero_where_equal(logprobs, ref_logprobs):
+    """One too much."""
+    return (logprobs - ref_logprobs).abs() + 1
+
+
+# --- rewards and filters
+
+
+@rlsdk.reward("scores")
+def scores(rollout):
+    """Words."""
+    return "good"
+
+
+@rlsdk.reward("deterministic")
+def noisy_reward(rollout):
+    """A coin."""
+    return random.random()
+
+
+@rlsdk.reward("any-text")
+def any_text(rollout):
+    """Divides by the length."""
+    return 1 / len(rollout.text)
+
+
+@rlsdk.reward("batch-order", batch=True)
+def batch_order(rollouts):
+    """Sorted."""
+    return sorted(float(len(rollout.text)) for rollout in rollouts)
+
+
+@rlsdk.filter("keeps-a-part")
+def keeps_a_part(group):
+    """A number."""
+    return len(group)
+
+
+@rlsdk.filter("degenerate-groups")
+def degenerate_groups(group):
+    """Takes the spread of one."""
+    return statistics.stdev(score.value for score in group.scores) > 0
+
+
+_calls = itertools.count()
+
+
+@rlsdk.filter("deterministic")
+def every_other(group):
+    """Keeps every other group."""
+    return next(_calls) % 2 == 0
+
+
+@rlsdk.filter("permutation")
+def first_one(group):
+    """Keeps the first rollout."""
+    return rlsdk.Group(group.task, group.rollouts[:1], group.scores[:1])
+
+
+# --- worlds
+
+
+class _World:
+    def reset(self, seed):
+        """An empty room."""
+        return rlsdk.Observation("a room")
+
+    def step(self, text):
+        """The same room."""
+        return rlsdk.Step(rlsdk.Observation("a room"))
+
+
+@rlsdk.environment("steps")
+class Steps(_World):
+    """Shows plain text."""
+
+    def reset(self, seed):
+        """Text."""
+        return "a room"
+
+
+@rlsdk.environment("deterministic")
+class Shaken(_World):
+    """Never the same."""
+
+    def step(self, text):
+        """Some reward."""
+        return rlsdk.Step(rlsdk.Observation("a room"), reward=random.random())
+
+
+@rlsdk.environment("any-text")
+class Short(_World):
+    """Cannot read much."""
+
+    def step(self, text):
+        """Raises."""
+        if len(text) > 1000:
+            raise ValueError("too long")
+        return super().step(text)
+
+
+@rlsdk.tasks("sized-and-indexable")
+def sized_and_indexable():
+    """Two tasks of one id."""
+    return [rlsdk.Task("same", "1?"), rlsdk.Task("same", "2?")]
+
+
+@rlsdk.tasks("deterministic")
+def other_tasks(*, split: str):
+    """Other tasks each time.
+
+    Args:
+        split: Of no meaning.
+    """
+    return [rlsdk.Task(f"{i}", f"{random.random()}?") for i in range(3)]
+
+
+@rlsdk.buffer("gives-a-priority")
+def gives_a_priority(group, *, step, uses):
+    """Words."""
+    return "high"
+
+
+@rlsdk.stop("answers-yes-or-no")
+def answers_yes_or_no(*, available, target):
+    """A number."""
+    return available - target
+
+
+# --- algorithms
+
+
+@rlsdk.algorithm("parts-resolve")
+@attrs.frozen(kw_only=True)
+class PartsResolve(rlsdk.Algorithm):
+    """Names an advantage that is not there."""
+
+    advantage: Use = Use("grop")
+
+
+@rlsdk.algorithm("parts-merge")
+@attrs.frozen(kw_only=True)
+class PartsMerge(rlsdk.Algorithm):
+    """Puts its own choice in place of what a config says."""
+
+    def __attrs_post_init__(self):
+        object.__setattr__(self, "advantage", Use("grpo"))

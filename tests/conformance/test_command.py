@@ -1,0 +1,199 @@
+"""`rlsdk check`, and the plugin of pytest, on a plugin with a good and a bad loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlsdk.cli import root
+
+ROOT = Path(__file__).resolve().parents[2]
+LAB = '''
+import rlsdk
+
+
+@rlsdk.policy_loss("plain")
+def plain(x):
+    """The plain policy gradient."""
+    return -x.advantages * x.logprobs
+
+
+@rlsdk.policy_loss("leaky")
+def leaky(x, *, scale: float = 1.0):
+    """Divides by the tokens of the micro-batch.
+
+    Args:
+        scale: Factor.
+    """
+    return -scale * x.advantages * x.logprobs / x.loss_mask.sum().clamp(min=1)
+
+
+@rlsdk.reward("needy")
+def needy(rollout, *, path: str) -> float:
+    """Needs a file.
+
+    Args:
+        path: A file.
+    """
+    return float(len(path))
+'''
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """The file, in the current folder."""
+    (tmp_path / "lab.py").write_text(LAB)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "lab.py"
+
+
+def check(*arguments, status):
+    ran = CliRunner().invoke(root, ["check", *map(str, arguments)])
+    assert ran.exit_code == status, ran.output
+    return ran.output if status < 2 else ran.stderr
+
+
+# --- the command
+
+
+def test_faults_are_shown_with_their_input(lab):
+    text = check(lab, status=1)
+    assert re.search(r"^lab/plain +19 passed *$", text, re.MULTILINE)
+    assert re.search(r"^lab/leaky +18 passed +1 failed +micro-batches *$", text, re.MULTILINE)
+    assert f"policy_loss lab/leaky ({lab}) breaks micro-batches: " in text
+    assert "LossInputs: 2 rollouts, 2 tokens, float32" in text
+    assert "what to do: " in text
+    assert "needs option path (str): --option needy.path=VALUE" in " ".join(text.split())
+    assert "3 components" in text.splitlines()[-1]
+    assert "1 failed" in text.splitlines()[-1]
+
+
+def test_one_component_or_kind_may_be_chosen(lab):
+    assert "leaky" not in check(lab, "--component", "plain", status=0)
+    assert "leaky" not in check(lab, "--component", "lab/plain", status=0)
+    assert "plain" not in check(lab, "--kind", "reward", status=0)
+    assert "needy" not in check("lab", "--plugin", lab, "--kind", "policy_loss", status=1)
+
+
+def test_options_are_given_to_components(lab):
+    text = check(lab, "--component", "needy", "--option", "needy.path=x", status=0)
+    assert "0 skipped" in text
+    assert "expected float" in check(lab, "--option", "leaky.scale=much", status=2)
+    assert "COMPONENT.OPTION=VALUE" in check(lab, "--option", "scale=1", status=2)
+    assert "no component 'leeky'; did you mean 'leaky'?" in check(lab, "--option", "leeky.scale=1", status=2)
+
+
+def test_json(lab):
+    found = json.loads(check(lab, "--json", status=1))
+    assert (found["plugin"], found["conforms"], found["counts"]["failed"]) == ("lab", False, 1)
+    (fault,) = (f for f in found["findings"] if f["outcome"] == "failed")
+    assert (fault["component"], fault["property"]) == ("lab/leaky", "micro-batches")
+    assert fault["given"].startswith("cut down from: three pairs of rollouts\nLossInputs: 2 rollouts")
+
+
+def test_what_is_not_there(lab):
+    text = check("lob", "--plugin", lab, status=2)
+    assert "no plugin 'lob'; did you mean 'lab'?" in text
+    assert "no component 'lucky'" in check(lab, "--component", "lucky", status=2)
+    (lab.parent / "sad.py").write_text("import not_there")
+    assert "fails to import" in CliRunner().invoke(root, ["check", "sad.py"]).stderr
+    assert CliRunner().invoke(root, ["check", "sad.py"]).exit_code == 1
+
+
+def test_core_conforms_as_the_command_sees_it(lab):
+    text = check("core", "--kind", "advantage", status=0)
+    assert "grpo" in text
+    assert text.splitlines()[-1].startswith("core (rlsdk ")
+
+
+# --- pytest
+
+
+def run_pytest(folder, *arguments, status):
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "rlsdk.testing.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        *arguments,
+    ]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert ran.returncode == status, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+@pytest.fixture
+def tests(lab):
+    """A test beside the plugin."""
+    (lab.parent / "test_own.py").write_text("def test_own():\n    pass\n")
+    return lab.parent
+
+
+def test_each_property_is_a_test(tests):
+    text = run_pytest(tests, "-v", "-rs", "--rlsdk-plugin", "lab.py", status=1)
+    assert "lab/leaky[policy_loss]::micro-batches FAILED" in text
+    assert "lab/plain[policy_loss]::micro-batches PASSED" in text
+    assert "lab/needy[reward]::scores SKIPPED" in text
+    assert "breaks micro-batches: Splitting the batch between rollouts" in text
+    assert "LossInputs: 2 rollouts, 2 tokens, float32" in text
+    assert "conformance.py" not in text  # no traceback through the suite
+    assert "test_own" not in text
+    assert "1 failed" in text.splitlines()[-1]
+
+
+def test_tests_that_are_named_run_beside_it(tests):
+    text = run_pytest(tests, "-v", "test_own.py", "--rlsdk-plugin", "lab.py", "-k", "own or gaps", status=0)
+    assert "test_own.py::test_own PASSED" in text
+    assert "lab/leaky[policy_loss]::gaps PASSED" in text
+    assert "micro-batches" not in text
+
+
+def test_options_reach_the_components(tests):
+    arguments = ("--rlsdk-plugin", "lab.py", "--rlsdk-option", "needy.path=x", "-k", "needy")
+    assert "skipped" not in run_pytest(tests, *arguments, status=0)
+
+
+def test_several_plugins_and_the_built_in_one(tests):
+    arguments = ("--rlsdk-plugin", "lab.py", "--rlsdk-plugin", "core", "-k", "shapes and policy_loss", "-v")
+    text = run_pytest(tests, *arguments, status=0)
+    assert "ppo[policy_loss]::shapes PASSED" in text
+    assert "lab/plain[policy_loss]::shapes PASSED" in text
+
+
+def test_an_unknown_plugin_is_a_wrong_command_line(tests):
+    text = run_pytest(tests, "--rlsdk-plugin", "lob", status=4)
+    assert "ERROR: --rlsdk-plugin: unknown plugin 'lob'" in text
+
+
+def test_without_the_option_nothing_happens(tests):
+    (tests / "test_own.py").write_text(
+        "import sys\n\ndef test_own():\n"
+        "    assert not {'torch', 'numpy', 'rlsdk.batch', 'rlsdk.testing.pytest_items'} & set(sys.modules)\n"
+    )
+    assert "1 passed" in run_pytest(tests, status=0)
+
+
+def test_the_plugin_may_be_registered_twice(tests):
+    """By its entry point and by `-p`, in either order, without tests that run twice."""
+    (tests / "conftest.py").write_text(
+        "import importlib\n"
+        "def pytest_configure(config):\n"
+        "    hooks = importlib.import_module('rlsdk.testing.pytest_plugin').hooks\n"
+        "    if not config.pluginmanager.is_registered(hooks):\n"
+        "        config.pluginmanager.register(hooks, 'rlsdk')\n"
+    )
+    text = run_pytest(tests, "--rlsdk-plugin", "lab.py", "-k", "plain and shapes", "-v", status=0)
+    assert text.count("lab/plain[policy_loss]::shapes PASSED") == 1

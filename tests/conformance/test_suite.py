@@ -1,0 +1,350 @@
+"""The suite finds what is broken, and says so; each property is broken by a component that breaks nothing else."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import rlsdk
+from rlsdk.components import KINDS, Component
+from rlsdk.errors import ConformanceFault, OptionError, UnknownComponentError
+from rlsdk.testing import check_component, check_plugin
+from rlsdk.testing.conformance import checks, properties
+from rlsdk.testing.findings import Violated
+from rlsdk.testing.limits import time_limit
+
+LAB = Path(__file__).parent / "broken_lab.py"
+BROKEN, _ = checks(rlsdk.Plugins([LAB]), "broken_lab")
+WITHOUT_INPUT = {
+    "picklable-by-reference",
+    "options-documented",
+    "defaults-valid",
+    "contract",
+    "sized-and-indexable",
+    "answers-yes-or-no",
+    "parts-resolve",
+    "parts-merge",
+}
+"""Properties of a component alone, or of what it makes."""
+
+
+def failed(obj, options=None) -> dict[str, ConformanceFault]:
+    return {f.rule: f.fault for f in check_component(obj, options) if f.fault is not None}
+
+
+@pytest.mark.parametrize("check", BROKEN, ids=lambda c: f"{c.subject.component.kind}-{c.subject.component.name}")
+def test_a_component_that_lacks_one_property_fails_that_one_alone(check):
+    name = check.subject.component.name
+    found = check.findings()
+    assert [f.rule for f in found if f.outcome == "failed"] == [name]
+    (fault,) = (f.fault for f in found if f.fault is not None)
+    text = str(fault)
+    assert text.startswith(f"{check.subject.component.kind} broken_lab/{name} ({LAB}) breaks {name}: ")
+    assert all(f"\n  {part}: " in text for part in ("expected", "got", "what to do"))
+    has_input = name not in WITHOUT_INPUT and (check.subject.component.kind, name) != ("tasks", "deterministic")
+    assert (bool(fault.given), "\n  input: " in text) == (has_input, has_input)
+
+
+def test_every_property_is_broken_by_some_component():
+    broken = {id(check.properties[check.subject.component.name]) for check in BROKEN}
+    kinds = [Component(kind, "x", lambda: None, batch=True) for kind in KINDS]
+    classes = [Component(kind, "x", type("X", (), {})) for kind in KINDS]
+    every = {id(p): p for component in (*kinds, *classes) for p in properties(component)}
+    assert [p.name for key, p in every.items() if key not in broken] == []
+    assert all(p.demand.endswith(".") and p.remedy for p in every.values())
+
+
+# --- what a message shows
+
+
+@rlsdk.policy_loss("leaky")
+def leaky(x, *, scale: float = 1.0):
+    """Divides by the tokens of the micro-batch.
+
+    Args:
+        scale: Factor.
+    """
+    return -scale * x.advantages * x.logprobs / x.loss_mask.sum().clamp(min=1)
+
+
+def test_the_input_is_small_and_can_be_read():
+    fault = failed(leaky)["micro-batches"]
+    lines = fault.given.splitlines()
+    assert lines[0] == "cut down from: three pairs of rollouts"
+    assert lines[1] == "LossInputs: 2 rollouts, 2 tokens, float32"
+    assert re.fullmatch(
+        r"rollout 0: logprobs \[-?[\d.]+\], old_logprobs \[-?[\d.]+\], advantages \[[\d.]+\], loss_mask \[1\], "
+        r"behaviour_logprobs \[-?[\d.]+\]",
+        lines[2],
+    )
+    assert len(lines) == 4
+    assert "micro-batches: rollout [0], then the rest" in fault.expected
+    assert "whole_batch=True" in fault.remedy
+
+
+def test_the_input_shows_what_happens():
+    """The numbers of the message, put into the component by hand, give the numbers of the message."""
+    fault = failed(leaky)["micro-batches"]
+    names = ("logprobs", "old_logprobs", "advantages")
+    shown = {name: [float(v) for v in re.findall(rf"[:,] {name} \[(.*?)\]", fault.given)] for name in names}
+    x = rlsdk.LossInputs(
+        *(torch.tensor(shown[name]) for name in names),
+        torch.ones(2).bool(),
+        torch.tensor([0, 1]),
+    )
+    numbers = [float(v) for v in re.search(r"\[(.*?)\]", fault.expected)[1].split()]
+    assert leaky(x).tolist() == pytest.approx(numbers, rel=1e-3)
+    halved = [float(v) for v in re.search(r"\[(.*?)\]", fault.got)[1].split()]
+    assert halved == pytest.approx([2 * v for v in numbers], rel=1e-3)
+
+
+def test_a_pair_is_never_split():
+    @rlsdk.policy_loss("pairwise", needs=("pairs", "preferred"))
+    def pairwise(x):
+        """Sums over pairs, and the number of rollouts."""
+        gains = torch.zeros(len(x.pairs)).index_add(0, x.segments, torch.where(x.loss_mask, x.logprobs, 0))
+        margin = gains.new_zeros(len(x.pairs)).index_add(0, x.pairs, torch.where(x.preferred, gains, -gains))
+        return -margin[x.pairs][x.segments] * len(x.pairs)
+
+    fault = failed(pairwise)["micro-batches"]
+    assert "LossInputs: 4 rollouts" in fault.given
+    assert "rollouts [0, 1], then the rest" in fault.expected
+
+
+def test_what_a_component_raises_is_reported_with_its_place():
+    @rlsdk.advantage("raises")
+    def raises(x):
+        """Raises."""
+        return x.rewards / x.nothing
+
+    fault = failed(raises)["shapes"]
+    assert fault.got.startswith("AttributeError: 'CreditInputs' object has no attribute 'nothing' (")
+    assert fault.expected == "a result"
+
+
+def test_the_page_shows_what_the_suite_says(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "conformance.md").read_text()
+    blocks = {
+        name: re.findall(rf"^```{name}\n(.*?)^```", page, re.DOTALL | re.MULTILINE) for name in ("python", "text")
+    }
+    exec(compile("\n".join(blocks["python"]), "conformance.md", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out == blocks["text"][0]
+
+
+def test_every_property_is_explained_on_the_page():
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "conformance.md").read_text()
+    assert [name for check in BROKEN for name in check.properties if f"`{name}`" not in page] == []
+
+
+def test_faults_travel():
+    fault = failed(leaky)["micro-batches"]
+    again = pickle.loads(pickle.dumps(fault))
+    assert (str(again), again.broken, again.given) == (str(fault), fault.broken, fault.given)
+
+
+# --- what is skipped, and why
+
+
+@rlsdk.reward("needy")
+def needy(rollout, *, path: str, size: int) -> float:
+    """Needs options.
+
+    Args:
+        path: A file.
+        size: A number.
+    """
+    return float(size)
+
+
+def test_what_cannot_be_made_is_skipped_with_what_it_needs():
+    found = {f.rule: f for f in check_component(needy)}
+    assert found["contract"].outcome == found["options-documented"].outcome == "passed"
+    assert found["scores"].outcome == found["any-text"].outcome == "skipped"
+    assert found["scores"].reason == (
+        "needs options path (str), size (int): --option needy.path=VALUE --option needy.size=VALUE"
+    )
+    assert {f.outcome for f in check_component(needy, {"path": "x", "size": 3})} == {"passed"}
+
+
+def test_options_that_do_not_fit_are_not_the_components_fault():
+    with pytest.raises(OptionError, match="expected float"):
+        check_component(leaky, {"scale": "much"})
+
+
+def test_what_is_not_marked_is_refused():
+    with pytest.raises(UnknownComponentError, match="is not marked"):
+        check_component(len)
+
+
+def test_what_hangs_on_another_property_is_skipped():
+    @rlsdk.advantage("scalar")
+    def scalar(x):
+        """A mean."""
+        return x.rewards.mean()
+
+    found = {f.rule: f for f in check_component(scalar)}
+    assert (found["permutation"].outcome, found["permutation"].reason) == ("skipped", "shapes does not hold")
+
+
+def test_random_choices_are_no_fault_of_order():
+    @rlsdk.policy_loss("dropout")
+    def dropout(x):
+        """Leaves out half of the optimiser batch."""
+        kept = torch.rand(len(x.whole.logprobs), generator=x.generator) < 0.5
+        return -x.advantages * x.logprobs * kept[x.offset : x.offset + len(x.logprobs)]
+
+    component = rlsdk.components.component_of(dropout)
+    found = {f.rule: f for f in check_component(Component("policy_loss", "dropout", component.obj, whole_batch=True))}
+    assert found["permutation"].outcome == "skipped"
+    assert "random numbers" in found["permutation"].reason
+    assert found["micro-batches"].outcome == found["deterministic"].outcome == "passed"
+
+
+def test_a_loss_that_reads_the_whole_must_say_so():
+    @rlsdk.policy_loss("centred")
+    def centred(x):
+        """Advantages over the mean of the optimiser batch."""
+        held = x.whole
+        mean = torch.where(held.loss_mask, held.advantages, 0).sum() / held.loss_mask.sum().clamp(min=1)
+        return -(x.advantages - mean) * x.logprobs
+
+    assert "micro-batches" in failed(centred)
+    assert "micro-batches" not in failed(Component("policy_loss", "centred", centred, whole_batch=True))
+
+
+# --- rewards
+
+
+def test_a_reward_that_hangs_is_ended():
+    @rlsdk.reward("slow")
+    def slow(rollout):
+        """Sleeps over some answers."""
+        try:
+            while "computes for ever" in rollout.text or "9**9" in rollout.text:
+                pass
+        except Exception:
+            return 0.0
+        return 1.0
+
+    from rlsdk.testing.properties import scoring
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "SECONDS", 0.2)
+        begun = time.monotonic()
+        fault = failed(slow)["any-text"]
+    assert time.monotonic() - begun < 5
+    assert (fault.expected, fault.got) == ("an answer within 0.2 s", "none")
+    assert "an answer that computes for ever" in fault.given
+
+
+def test_a_limit_leaves_another_alarm_as_it_was():
+    import signal
+
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(Violated, match=r"within 0\.05 s"), time_limit(0.05):
+            while True:
+                pass
+        assert not rung
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] < 0.3
+        time.sleep(0.4)
+        assert rung == [1]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_megabyte_is_not_printed():
+    @rlsdk.reward("long")
+    def long(rollout):
+        """Refuses long ones."""
+        if len(rollout.text) > 1000:
+            raise ValueError
+        return 1.0
+
+    fault = failed(long)["any-text"]
+    assert fault.given == "a megabyte of one letter\ntask with answer '42', response 'a' × 1,000,000"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_reward_that_refuses_tasks_is_given_one(is_async):
+    def grade(rollout):
+        if "tests" not in rollout.task.metadata:
+            raise rlsdk.errors.DataError("the task has no tests")
+        return 1.0
+
+    if is_async:
+
+        @rlsdk.reward("tested")
+        async def tested(rollout):
+            """Runs the task's tests."""
+            return grade(rollout)
+    else:
+
+        @rlsdk.reward("tested")
+        def tested(rollout):
+            """Runs the task's tests."""
+            return grade(rollout)
+
+    from rlsdk.testing.conformance import Check
+    from rlsdk.testing.subject import Subject
+
+    component = rlsdk.components.component_of(tested)
+    refused = Check(Subject(component)).finding("scores")
+    assert refused.outcome == "skipped"
+    assert "no sample task suits it (DataError: the task has no tests" in refused.reason and "--task" in refused.reason
+    task = rlsdk.Task("t", "?", metadata={"tests": "assert True"})
+    assert Check(Subject(component, tasks=(task,))).finding("any-text").outcome == "passed"
+
+
+# --- contracts
+
+
+def test_signatures_are_read():
+    @rlsdk.advantage("two")
+    def two(x, y):
+        """Takes two."""
+
+    @rlsdk.advantage("open")
+    def positional(x, scale=1.0):
+        """An option that no config can set."""
+        return scale * x.rewards
+
+    @rlsdk.workflow("sync")
+    class Sync:
+        """Not async."""
+
+        def run(self, task, chat):
+            """Run."""
+
+    @rlsdk.engine("half")
+    class Half:
+        """Has little of an engine."""
+
+        def environment(self, place):
+            """None."""
+
+    assert "missing a required argument: 'y'" in failed(two)["contract"].got
+    assert failed(positional)["contract"].got == "positional ones: scale"
+    assert failed(Sync)["contract"].got == "one that is not async"
+    assert failed(Half)["contract"].expected.startswith("a method start(self, model")
+
+
+def test_a_report_counts():
+    report = check_plugin(rlsdk.Plugins([LAB]), "broken_lab", kind="kl")
+    assert not report.conforms
+    assert {name for _, name in report.by_component()} == {
+        "broken_lab/gradient-only-through-logprobs",
+        "broken_lab/zero-where-equal",
+    }
+    assert report.counts()["failed"] == 2
+    described = report.describe()
+    assert described["findings"][0]["component"].startswith("broken_lab/")
+    assert any(finding.get("got") for finding in described["findings"])

@@ -1,0 +1,89 @@
+"""The zoo, a package of policy losses that the core knows nothing of: installed, listed, loaded by name, explained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ZOO = Path(__file__).resolve().parents[2] / "plugins" / "rlsdk-zoo"
+NAMES = ["zoo/dppo", "zoo/kimi", "zoo/mix_chord", "zoo/rec", "zoo/sppo", "zoo/vespo"]
+CONFIG = {
+    "name": "zoo",
+    "tasks": {"train": {"use": "countdown", "split": "train", "size": 64}},
+    "reward": "countdown",
+    "steps": 2,
+    "engine": "transformers",
+    "placement": {"device": "cpu"},
+}
+
+
+@pytest.fixture(scope="module")
+def environment(install):
+    """An environment with the zoo alone, in place of the one with two labs."""
+    return install(ZOO)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A configuration whose algorithm is left to the test."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    file = tmp_path / "zoo.yaml"
+    file.write_text(yaml.safe_dump({**CONFIG, "model": {"path": str(tmp_path / "model")}}))
+    return file
+
+
+def test_it_is_listed_from_metadata(rlsdk):
+    (entry,) = (e for e in json.loads(rlsdk("plugins", "--json").stdout) if e["plugin"] == "zoo")
+    assert (entry["distribution"], entry["module"], entry["broken"]) == ("rlsdk-zoo", "rlsdk_zoo", None)
+    assert entry["version"] == "0.1.0"
+
+
+def test_it_shows_losses_and_algorithms(rlsdk):
+    found = json.loads(rlsdk("plugins", "zoo", "--json").stdout)
+    assert found["broken"] == []
+    for kind in ("policy_loss", "algorithm"):
+        assert [c["name"] for c in found["components"] if c["kind"] == kind] == NAMES
+    (kimi,) = (c for c in found["components"] if c["name"] == "zoo/kimi" and c["kind"] == "algorithm")
+    assert kimi["parts"]["policy_loss"] == "zoo/kimi(tau=0.1, level=sequence)"
+
+
+def test_it_is_loaded_by_name(environment, tmp_path):
+    code = (
+        "import torch, rlsdk\n"
+        "p, q = torch.tensor([-0.5, -1.0]), torch.tensor([-0.6, -0.9])\n"
+        "x = rlsdk.LossInputs(p, q, torch.ones(2), torch.ones(2).bool(), torch.zeros(2).long())\n"
+        "loss, metrics = rlsdk.load('policy_loss', 'zoo/sppo', clip=0.3)(x)\n"
+        "print([round(v, 6) for v in loss.tolist()])\n"
+        "print([n for n in rlsdk.names('policy_loss') if '/' in n])\n"
+        "print(rlsdk.load('algorithm', 'zoo/vespo').policy_loss.name)\n"
+    )
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
+    assert ran.stdout.splitlines() == ["[-0.1, 0.1]", str(NAMES), "zoo/vespo"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_explain_resolves_its_algorithms(rlsdk, config, name):
+    found = json.loads(rlsdk("explain", config, f"algorithm={name}", "--json").stdout)
+    assert found["algorithm"]["name"] == name
+    assert found["algorithm"]["policy_loss"].startswith(f"{name}(")
+    assert found["plugins"]["zoo"].startswith("rlsdk-zoo 0.1.0 ")
+
+
+def test_it_conforms(rlsdk):
+    found = json.loads(rlsdk("check", "zoo", "--json", timeout=120).stdout)
+    assert (found["conforms"], found["counts"]["skipped"]) == (True, 0)
+    assert {f["component"] for f in found["findings"] if f["property"] == "micro-batches"} == set(NAMES)
+
+
+def test_a_partial_override_merges(rlsdk, config):
+    settings = ["algorithm=zoo/kimi", "algorithm.policy_loss.tau=0.5"]
+    found = json.loads(rlsdk("explain", config, *settings, "--json").stdout)
+    assert found["algorithm"]["policy_loss"] == "zoo/kimi(tau=0.5, level=sequence)"
+    assert found["algorithm"]["aggregate"] == "seq-mean-token-sum"

@@ -1,0 +1,209 @@
+"""A hook of mkdocs: a page for each named algorithm, and one for each kind of part that algorithms name.
+
+What `rlsdk plugins` shows, with formulas and links. All of it comes from docstrings and signatures: a fact that is
+missing on a page is missing in a docstring.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from rlsdk.batch import aggregate
+from rlsdk.cli import listing
+from rlsdk.components import Component, Kind, Use
+from rlsdk.options import LABELS, Option, labelled
+from rlsdk.plugins import CORE, Plugins
+
+PARTS: dict[Kind, str] = {
+    "shaping": "Shapings",
+    "advantage": "Advantages",
+    "policy_loss": "Policy losses",
+    "correction": "Corrections",
+    "kl": "KL estimators",
+    "filter": "Filters",
+}
+"""Kinds of parts, in the order in which a step meets them, and the titles of their pages."""
+
+FIELDS: dict[str, Kind] = {**{kind: kind for kind in PARTS if kind != "filter"}, "filters": "filter"}
+"""Field of an algorithm -> the kind of what it names."""
+
+
+def components(kind: Kind) -> list[Component]:
+    """The built-in components of a kind."""
+    return [component for _, component in listing.collect(Plugins(), [CORE], kind).components]
+
+
+def linked(text: str) -> str:
+    """Text with a link at each arXiv number, DOI and address."""
+    text = re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+    text = re.sub(r"\bdoi:(10\.[^\s,)]+)", r"[doi:\1](https://doi.org/\1)", text)
+    return re.sub(r"(?<!\]\()(https?://[^\s,)]+[^\s,).])", r"<\1>", text)
+
+
+def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; nothing if it has no rows. In code a bar is a bar, elsewhere it must be escaped."""
+    cells = [[re.sub(r"(`[^`]*`)|\|", lambda m: m[1] or r"\|", cell) for cell in row] for row in rows]
+    titles = list(titles)
+    lines = [f"| {' | '.join(row)} |" for row in [titles, ["---"] * len(titles), *cells]]
+    return "\n".join(lines) if cells else ""
+
+
+def anchor(name: str) -> str:
+    """The part of an address that leads to a component: `k1+` -> `k1-plus`."""
+    return name.replace("+", "-plus")
+
+
+def described(component: Component) -> list[str]:
+    """Summary and notes, then what the labels say."""
+    found = labelled(component.help)
+    facts = [f"* **{label}:** {linked(found[label])}" for label in LABELS if label in found]
+    return [linked(component.summary), linked(found.get("", "")), "\n".join(facts)]
+
+
+def link(kind: Kind, name: str, base: str = "parts/") -> str:
+    """A link to a component on the page of its kind."""
+    return f"[`{name}`]({base}{kind}.md#{anchor(name)})"
+
+
+def uses(value: Any) -> list[Use]:
+    """The components that a field of an algorithm names."""
+    return [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Use)]
+
+
+def chosen(algorithm: Component) -> list[tuple[Kind, Use]]:
+    """The parts of an algorithm, in the order in which a step meets them."""
+    defaults = {option.name: option.default for option in algorithm.options}
+    return [(FIELDS[name], use) for name in FIELDS for use in uses(defaults[name])]
+
+
+def part(component: Component) -> str:
+    """A component's section on the page of its kind."""
+    options = ((f"`{o.name}`", f"`{o.type_name}`", _default(o), linked(o.help)) for o in component.options)
+    users = [a.name for a in components("algorithm") if (component.kind, component.name) in _names(chosen(a))]
+    facts = [
+        f"Reads {', '.join(f'`{need}`' for need in component.needs)}." if component.needs else "",
+        f"Part of {', '.join(f'[`{name}`](../{name}.md)' for name in users)}." if users else "",
+        f"Reference: [`{_path(component)}`][{_path(component)}].",
+    ]
+    return _page(
+        f"### `{component.name}` {{ #{anchor(component.name)} }}",
+        *described(component),
+        table(("option", "type", "default", "meaning"), options),
+        " ".join(filter(None, facts)),
+    )
+
+
+def kind_page(kind: Kind) -> str:
+    """The page of a kind: all components at a glance, then each, under what its module says of their symbols."""
+    found = {component.name: component for component in components(kind)}
+    rows = ((f"[`{name}`](#{anchor(name)})", linked(c.summary)) for name, c in found.items())
+    sections = []
+    for module in dict.fromkeys(c.obj.__module__ for c in found.values()):
+        title, _, notes = (inspect.getdoc(sys.modules[module]) or "").partition("\n")
+        order = list(vars(sys.modules[module]))
+        inside = [c for c in found.values() if c.obj.__module__ == module]
+        inside.sort(key=lambda c: order.index(c.obj.__name__))
+        sections += [f"## {title.removesuffix('.')}", linked(notes.strip()), *(part(c) for c in inside)]
+    return _page(f"# {PARTS[kind]}", table(("name", "in short"), rows), *sections)
+
+
+def algorithm_page(algorithm: Component) -> str:
+    """The page of an algorithm: what it is for, its parts with the options it gives them, its fields."""
+    plugins, values = Plugins(), listing.parts(algorithm)
+    sections = []
+    for kind, use in chosen(algorithm):
+        _, component = plugins.find(kind, use.name)
+        given: Mapping[str, Any] = {o.name: use.options.get(o.name, o.default) for o in component.options}
+        rows = ((f"`{o.name}`", f"`{listing.brief(given[o.name])}`", linked(o.help)) for o in component.options)
+        formula = labelled(component.help).get("Formula", "")
+        sections += [
+            f"### {kind.replace('_', ' ').capitalize().replace('Kl', 'KL')}: `{component.name}`",
+            f"{linked(component.summary)} More, and what the symbols mean: {link(kind, component.name)}.",
+            f"* **Formula:** {linked(formula)}" if formula else "",
+            table(("option", "value", "meaning"), rows),
+        ]
+    fields = ((f"`{o.name}`", f"`{values[o.name]}`", linked(o.help)) for o in algorithm.options)
+    return _page(
+        f"# {algorithm.name}",
+        *described(algorithm),
+        f"```yaml\nalgorithm: {algorithm.name}\n```",
+        "## Parts",
+        *sections,
+        f"### Aggregation: `{values['aggregate']}`",
+        linked(aggregations()[values["aggregate"]]),
+        "## Defaults",
+        "Each may be replaced alone; an override merges into what is here.",
+        table(("field", "default", "meaning"), fields),
+    )
+
+
+def aggregations() -> dict[str, str]:
+    """Mode -> a sentence on its value, from the table in the docstring of `aggregate`."""
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", inspect.getdoc(aggregate) or "", re.MULTILINE)
+    return {mode: f"{value[0].upper()}{value[1:]}." for mode, value in rows}
+
+
+def index_page() -> str:
+    """All algorithms at a glance, and the kinds of parts."""
+    rows = []
+    for algorithm in components("algorithm"):
+        named = {kind: link(kind, str(use.name)) for kind, use in chosen(algorithm)}
+        name = f"[`{algorithm.name}`]({algorithm.name}.md)"
+        rows.append((name, linked(algorithm.summary), named["advantage"], named["policy_loss"]))
+    kinds = ((f"[{title}](parts/{kind}.md)", ", ".join(link(kind, c.name) for c in components(kind)))
+             for kind, title in PARTS.items())  # fmt: skip
+    return _page(
+        "# Algorithms",
+        "An algorithm is a set of named parts with the defaults of its paper. Choose one by name and "
+        "[replace any part](../howto/algorithm.md). These pages are made from the docstrings, as `rlsdk plugins` is; "
+        "packages of plugins add more, which `rlsdk plugins algorithm` lists.",
+        table(("algorithm", "in short", "advantage", "policy loss"), rows),
+        "## Parts",
+        table(("kind", "built in"), kinds),
+    )
+
+
+def pages() -> dict[str, str]:
+    """File name and Markdown of each page."""
+    return {
+        "index.md": index_page(),
+        **{f"parts/{kind}.md": kind_page(kind) for kind in PARTS},
+        **{f"{algorithm.name}.md": algorithm_page(algorithm) for algorithm in components("algorithm")},
+    }
+
+
+def on_config(config: Any) -> Any:
+    """Append the pages to the navigation."""
+    parts = [{title: f"algorithms/parts/{kind}.md"} for kind, title in PARTS.items()]
+    named = [{algorithm.name: f"algorithms/{algorithm.name}.md"} for algorithm in components("algorithm")]
+    config.nav.append({"Algorithms": ["algorithms/index.md", {"Parts": parts}, {"Named": named}]})
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages, which exist nowhere on disk."""
+    for name, text in pages().items():
+        files.append(File.generated(config, f"algorithms/{name}", content=text))
+    return files
+
+
+def _page(*blocks: str) -> str:
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _names(chosen: Iterable[tuple[Kind, Use]]) -> set[tuple[Kind, Any]]:
+    return {(kind, use.name) for kind, use in chosen}
+
+
+def _path(component: Component) -> str:
+    return f"{component.obj.__module__}.{component.obj.__qualname__}"
+
+
+def _default(option: Option) -> str:
+    return "required" if option.required else f"`{listing.brief(option.default)}`"
