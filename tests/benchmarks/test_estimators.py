@@ -116,7 +116,7 @@ def test_every_estimator_has_a_loop() -> None:
     assert set(LOOPS) == {(kind, name) for kind in ("advantage", "shaping") for name in rlsdk.names(kind)}
 
 
-@pytest.mark.parametrize(("kind", "name"), LOOPS, ids=":".join)
+@pytest.mark.parametrize(("kind", "name"), LOOPS, ids=[f"{kind}-{name}" for kind, name in LOOPS])
 def test_a_few_passes_and_no_loop(
     kind: str, name: str, work: tuple[CreditInputs, CreditInputs, float], show: Callable[..., None]
 ) -> None:
