@@ -43,13 +43,13 @@ class Sampled:
 
     def take(self, values_t: Tensor) -> Tensor:
         """`[t]` -> `[s]`, in at least float32."""
-        return wide(values_t if self.index is None else values_t[self.index])
+        return wide(values_t if self.index is None else values_t.index_select(0, self.index))
 
     def put(self, values_s: Tensor) -> Tensor:
         """`[s]` -> `[t]`, zero where nothing was sampled."""
         if self.index is None:
             return values_s
-        return values_s.new_zeros(self.total).index_copy(0, self.index, values_s)
+        return values_s.new_zeros(self.total).index_copy_(0, self.index, values_s)
 
     def per_token(self, values_n: Tensor) -> Tensor:
         """`[n]` -> `[s]`: each rollout's value on its sampled tokens."""
@@ -67,7 +67,7 @@ class Sampled:
             return self.take(x.token_rewards)
         some = self.counts > 0
         rewards = wide(x.rewards)
-        return rewards.new_zeros(int(self.counts.sum())).index_copy(0, self.ends[some] - 1, rewards[some])
+        return rewards.new_zeros(int(self.counts.sum())).index_copy_(0, self.ends[some] - 1, rewards[some])
 
 
 def sums_to_go(values: Tensor, lengths: Tensor, factor: float) -> Tensor:
@@ -91,11 +91,11 @@ def sums_to_go(values: Tensor, lengths: Tensor, factor: float) -> Tensor:
     blocks = (lengths + width - 1) // width
     slots = _slots(lengths, blocks, width)
     rows = int(blocks.sum())
-    plane = values if slots is None else values.new_zeros(rows * width).index_copy(0, slots, values)
+    plane = values if slots is None else values.new_zeros(rows * width).index_copy_(0, slots, values)
     plane = plane.view(rows, width) @ _powers(width, factor, values)
     later = sums_to_go(plane[:, 0].contiguous(), blocks, factor**width)
     plane.addmm_(_following(later, blocks)[:, None], factor ** torch.arange(width, 0, -1).to(values)[None])
-    return plane.view(-1) if slots is None else plane.view(-1)[slots]
+    return plane.view(-1) if slots is None else plane.view(-1).index_select(0, slots)
 
 
 def _slots(lengths: Tensor, blocks: Tensor, width: int) -> Tensor | None:

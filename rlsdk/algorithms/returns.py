@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.packed import Sampled, sums_to_go
-from rlsdk.algorithms.packed import whiten as whitened
+from rlsdk.algorithms.parts import in_parts, whiten_sampled
 from rlsdk.batch import Credit, CreditInputs, Groups, row_sums, wide
 from rlsdk.components import advantage
 
@@ -30,14 +30,18 @@ def gae(x: CreditInputs, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool =
         lam: 1 trusts the rewards alone, 0 the critic's next value.
         whiten: Mean 0 and variance 1 over the sampled tokens of the batch.
     """
-    sampled = Sampled.of(x)
-    values = sampled.take(x.values)
-    targets = sampled.rewards(x).to(values.dtype)
-    if gamma * (1 - lam):
-        targets = sampled.next(values).mul_(gamma * (1 - lam)).add_(targets)
-    returns = sums_to_go(targets, sampled.counts, gamma * lam)
-    advantages = returns - values
-    return Credit(sampled.put(whitened(advantages) if whiten else advantages), sampled.put(returns))
+
+    def estimate(part: CreditInputs) -> tuple[Tensor, Tensor]:
+        sampled = Sampled.of(part)
+        values = sampled.take(part.values)
+        targets = sampled.rewards(part).to(values.dtype)
+        if gamma * (1 - lam):
+            targets = sampled.next(values).mul_(gamma * (1 - lam)).add_(targets)
+        returns = sums_to_go(targets, sampled.counts, gamma * lam)
+        return sampled.put(returns - values), sampled.put(returns)
+
+    advantages, returns = in_parts(estimate, x)
+    return Credit(whiten_sampled(advantages, x.loss_mask) if whiten else advantages, returns)
 
 
 @advantage("reinforce_plus_plus")
@@ -52,9 +56,13 @@ def reinforce_plus_plus(x: CreditInputs, *, gamma: float = 1.0) -> Credit:
         x: The batch.
         gamma: Discount per sampled token.
     """
-    sampled = Sampled.of(x)
-    returns = sums_to_go(sampled.rewards(x), sampled.counts, gamma)
-    return Credit(sampled.put(whitened(returns)), sampled.put(returns))
+
+    def estimate(part: CreditInputs) -> tuple[Tensor]:
+        sampled = Sampled.of(part)
+        return (sampled.put(sums_to_go(sampled.rewards(part), sampled.counts, gamma)),)
+
+    (returns,) = in_parts(estimate, x)
+    return Credit(whiten_sampled(returns.clone(), x.loss_mask), returns)
 
 
 @advantage("remax", needs=("baseline_rewards",))
@@ -65,10 +73,14 @@ def remax(x: CreditInputs) -> Credit:
     Formula: `A_t = Σ_{k ≥ t} r_k - r(greedy answer)`.
     When to use: one or two rollouts per task; the greedy answer costs one more.
     """
-    sampled = Sampled.of(x)
-    returns = sums_to_go(sampled.rewards(x), sampled.counts, 1.0)
-    baseline = sampled.per_token(wide(x.baseline_rewards))
-    return Credit(sampled.put(returns - baseline), sampled.put(returns))
+
+    def estimate(part: CreditInputs) -> tuple[Tensor, Tensor]:
+        sampled = Sampled.of(part)
+        returns = sums_to_go(sampled.rewards(part), sampled.counts, 1.0)
+        baseline = sampled.per_token(wide(part.baseline_rewards))
+        return sampled.put(returns - baseline), sampled.put(returns)
+
+    return Credit(*in_parts(estimate, x))
 
 
 @advantage("segment_returns")
@@ -85,14 +97,18 @@ def segment_returns(x: CreditInputs, *, gamma: float = 1.0, whiten: bool = False
         gamma: Discount per turn.
         whiten: Mean 0 and variance 1 over the sampled tokens of the batch.
     """
-    sampled = Sampled.of(x)
-    starts = _turn_starts(sampled)
-    turn = starts.cumsum(0) - 1
-    per_rollout = row_sums(starts.float(), sampled.counts).long()
-    rewards = sampled.rewards(x)
-    earned = rewards.new_zeros(int(per_rollout.sum())).index_add(0, turn, rewards)
-    returns = sums_to_go(earned, per_rollout, gamma)[turn]
-    return Credit(sampled.put(whitened(returns) if whiten else returns), sampled.put(returns))
+
+    def estimate(part: CreditInputs) -> tuple[Tensor]:
+        sampled = Sampled.of(part)
+        starts = _turn_starts(sampled)
+        turn = starts.cumsum(0) - 1
+        per_rollout = row_sums(starts.float(), sampled.counts).long()
+        rewards = sampled.rewards(part)
+        earned = rewards.new_zeros(int(per_rollout.sum())).index_add_(0, turn, rewards)
+        return (sampled.put(sums_to_go(earned, per_rollout, gamma).index_select(0, turn)),)
+
+    (returns,) = in_parts(estimate, x)
+    return Credit(whiten_sampled(returns.clone(), x.loss_mask) if whiten else returns, returns)
 
 
 @advantage("on_policy_distill", needs=("logprobs", "ref_logprobs"))
@@ -121,19 +137,25 @@ def optimal_token_baseline(x: CreditInputs) -> Credit:
     `G_t` the return and `W_t = Σ_{j ≤ t} (1 - 2π_j + Σ_v π_j(v)²)`.
     When to use: long answers whose gradients are noisy; it costs one more number per token.
     """
+    return Credit(*in_parts(_against_token_baseline, x, together=x.groups))
+
+
+def _against_token_baseline(x: CreditInputs) -> tuple[Tensor, Tensor]:
+    """Advantages and returns of whole groups."""
     sampled = Sampled.of(x)
     returns = sums_to_go(sampled.rewards(x), sampled.counts, 1.0)
-    energy = (1 - 2 * sampled.take(x.logprobs).exp() + sampled.take(x.probs_squared_sum)).clamp(min=0)
+    energy = sampled.take(x.logprobs).exp().mul_(-2).add_(1).add_(sampled.take(x.probs_squared_sum)).clamp_(min=0)
     # Summed from the front: the same sums of the tokens in reverse order.
     weights = sums_to_go(energy.flip(0), sampled.counts.flip(0), 1.0).flip(0).to(returns.dtype)
-    cell, groups, outcomes = _cells(x.groups, sampled), Groups(x.groups), wide(x.outcomes)
+    index = x.groups - x.groups.min() if len(x.groups) else x.groups
+    cell, groups, outcomes = _cells(index, sampled), Groups(index), wide(x.outcomes)
     # Counted from the group's least reward, which keeps digits, and leaves exactly nothing where rewards are equal.
     above = returns - sampled.per_token(groups.min(outcomes).to(returns.dtype))
     size = int(cell.max()) + 1 if len(cell) else 0
     weight = returns.new_zeros(size).index_add_(0, cell, weights)
     mean = returns.new_zeros(size).index_add_(0, cell, weights * above).div_(torch.where(weight > 0, weight, 1))
     several = sampled.per_token(groups.members() > 1)
-    return Credit(sampled.put(torch.where(several, above - mean[cell], 0)), sampled.put(returns))
+    return sampled.put(torch.where(several, above.sub_(mean.index_select(0, cell)), 0)), sampled.put(returns)
 
 
 def _turn_starts(sampled: Sampled) -> Tensor:

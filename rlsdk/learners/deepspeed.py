@@ -56,6 +56,8 @@ class DeepSpeedLearner:
         rows: padded gives each rollout a row (rollouts of like length together); packed puts them one after another,
             which pays with flash_attention_2; shared reads a prompt once for all its rollouts in a micro-batch, which
             pays where groups are large and prompts are not short beside responses (full attention, sdpa or eager).
+        sequence_parallel: Ranks that share the tokens of each rollout (Ulysses), for rollouts too long for one; each
+            reads `micro_batch_tokens` of a micro-batch. Divides the number of ranks and the model's heads.
         gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
         attention: Implementation in transformers.
         value_init: Of the critic's value head: zero predicts nothing at first; small is a little noise.
@@ -76,6 +78,7 @@ class DeepSpeedLearner:
     final_ratio: float = 0.1
     micro_batch_tokens: int = attrs.field(default=16384, validator=attrs.validators.gt(0))
     rows: RowStyle = "padded"
+    sequence_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     gradient_checkpointing: bool = False
     attention: Attention = "sdpa"
     value_init: ValueInit = "zero"
@@ -101,6 +104,11 @@ class DeepSpeedLearner:
             raise ValueError("rows: shared keeps the keys of prompts, gradient_checkpointing drops them; choose one")
         if self.rows == "shared" and self.attention == "flash_attention_2":
             raise ValueError("rows: shared needs attention: sdpa or eager; flash_attention_2 goes with rows: packed")
+        if self.sequence_parallel > 1 and (self.rows != "padded" or self.attention != "sdpa"):
+            needed = "sequence_parallel needs rows: padded and attention: sdpa (torch's flash kernel on a GPU)"
+            raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
+        if self.sequence_parallel > 1 and self.lora:
+            raise ValueError("sequence_parallel and lora do not go together yet; choose one")
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -108,7 +116,14 @@ class DeepSpeedLearner:
         return ("peft",) if self.lora else ()
 
     def environment(self, place: Place) -> Mapping[str, str]:
-        """Environment variables that must stand before the actor's process imports anything."""
+        """Environment variables that must stand before the actor's process imports anything.
+
+        Raises:
+            LearnerError: `sequence_parallel` does not divide the ranks.
+        """
+        if place.world % self.sequence_parallel:
+            needed = f"sequence_parallel: {self.sequence_parallel} needs as many learner ranks, or a multiple of them"
+            raise LearnerError(f"{needed}; got {place.world}, change placement.learners")
         found = {
             "OMP_NUM_THREADS": str(place.threads),
             "DS_ACCELERATOR": place.device,
@@ -146,7 +161,9 @@ class DeepSpeedLearner:
         os.environ.update({**self.environment(place), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or "0"})
         self._place, self._roles = place, roles
         self._ranks = Ranks.join(place.rank, place.world, place.device, place.master)
-        self._passes = Passes(self._ranks, self._clock, self.rows, self.micro_batch_tokens)
+        self._passes = Passes.of(
+            self._ranks, self._clock, self.rows, self.micro_batch_tokens, sequence_parallel=self.sequence_parallel
+        )
         import deepspeed
 
         no_communication_op()
@@ -156,16 +173,20 @@ class DeepSpeedLearner:
         actor = load_policy(roles.actor, self.attention, self.gradient_checkpointing)
         if self.rows == "shared":
             check_layers(actor.model.config)
+        self._passes.adopt(actor, roles.actor)
         if self.lora is not None:
             wrap(actor.model, self.lora, place.seed)
         self._actor = Trained(actor, self._setting(roles.actor, self.lr), factor, place.world)
         self._outlet = Outlet(self._actor.engine.module.model, roles.actor, self._ranks, self.lora)
         if roles.critic is not None:
             critic = load_critic(roles.critic, self.attention, self.gradient_checkpointing, self.value_init)
+            self._passes.adopt(critic, roles.critic)
             lr = self.lr * 10 if self.critic_lr is None else self.critic_lr
             self._critic = Trained(critic, self._setting(roles.critic, lr), factor, place.world)
         if roles.reference is not None and not self._base_is_reference:
-            self._reference = self._frozen(load_policy(roles.reference, self.attention, False), roles.reference)
+            reference = load_policy(roles.reference, self.attention, False)
+            self._passes.adopt(reference, roles.reference)
+            self._reference = self._frozen(reference, roles.reference)
 
     @property
     def _base_is_reference(self) -> bool:
@@ -211,7 +232,7 @@ class DeepSpeedLearner:
         names = ("logprobs", "entropy", "probs_squared_sum")
 
         def run(rows: Any) -> dict[str, Tensor]:
-            results = model(rows, self._objective.spec.temperature, entropy, squares)
+            results = self._passes.run(model, rows, self._objective.spec.temperature, entropy, squares)
             return {name: result for name, result in zip(names, results, strict=True) if name in fields}
 
         with switched_off(self._actor.engine.module) if off else nullcontext():
@@ -226,7 +247,8 @@ class DeepSpeedLearner:
         critic = self._critic
         if critic is None:
             raise LearnerError("this learner holds no critic")
-        return self._passes.forward(lambda rows: {"values": critic(rows)}, batch, ("values",))["values"]
+        run = self._passes.run
+        return self._passes.forward(lambda rows: {"values": run(critic, rows)}, batch, ("values",))["values"]
 
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
         """One optimiser step for each (this rank's share, trained tokens, trained rollouts of all ranks).
@@ -260,7 +282,7 @@ class DeepSpeedLearner:
         return merged.means()
 
     def _step(self, trained: Trained, role: str, losses: Iterator[Tensor], count: int, tally: Tally) -> None:
-        lr, norm = trained.lr, trained.step(losses, count, self._clock)
+        lr, norm = trained.lr, trained.step(losses, count * self._passes.shared_by, self._clock)
         if self._ranks.rank == 0:
             for name in ("actor/loss", "actor/policy_loss") if role == "actor" else ("critic/loss",):
                 tally.add(name, 0.0, 1.0)
@@ -272,7 +294,7 @@ class DeepSpeedLearner:
     ) -> Iterator[Tensor]:
         objective = self._objective
         for part, rows in self._passes.micro_batches(batch, parts, count):
-            logprobs, entropy, _ = self._actor(rows, objective.spec.temperature, objective.entropy)
+            logprobs, entropy, _ = self._passes.run(self._actor, rows, objective.spec.temperature, objective.entropy)
             if part is None:
                 yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
                 continue
@@ -286,7 +308,7 @@ class DeepSpeedLearner:
 
         assert self._critic is not None
         for part, rows in self._passes.micro_batches(batch, parts, count):
-            values = self._critic(rows)
+            values = self._passes.run(self._critic, rows)
             clip = self._objective.spec.value_clip
             yield _nothing(values) if part is None else critic_loss(part, values, clip, moment.totals, tally)
 
@@ -297,7 +319,7 @@ class DeepSpeedLearner:
         columns: list[tuple[Tensor, Tensor]] = []
         with self._clock("forward_seconds"), torch.no_grad():
             for part, rows in self._passes.micro_batches(batch, parts, count):
-                logprobs, entropy, _ = self._actor(rows, self._objective.spec.temperature, "value")
+                logprobs, entropy, _ = self._passes.run(self._actor, rows, self._objective.spec.temperature, "value")
                 if part is not None:
                     columns.append((logprobs.cpu(), entropy.cpu()))
         empty = torch.zeros(0)
@@ -337,7 +359,8 @@ class DeepSpeedLearner:
             loss_mask=np.ones(len(token_ids) - 1, bool),
         )
         with torch.no_grad():
-            logprobs = self._actor(to_rows(batch, "padded").to(self._place.device), 1.0, "none")[0]
+            rows = to_rows(batch, "padded").to(self._place.device)
+            logprobs = self._passes.run(self._actor, rows, 1.0, "none")[0]
         return np.asarray(logprobs.float().cpu().numpy())
 
     def clock(self) -> dict[str, float]:

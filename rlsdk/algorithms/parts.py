@@ -1,0 +1,91 @@
+"""A batch taken in parts that fit into the processor's cache: fresh memory costs several times the arithmetic on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlsdk.algorithms.packed import WHITEN_EPSILON
+from rlsdk.batch import CreditInputs
+
+PART_TOKENS = 2**18
+"""Of one part, more or less a rollout or a group: 1 MiB for each float32 per token."""
+_PER_TOKEN = ("loss_mask", "token_rewards", "values", "logprobs", "ref_logprobs", "entropy", "probs_squared_sum")
+
+
+def in_parts(
+    estimate: Callable[[CreditInputs], tuple[Tensor, ...]], x: CreditInputs, *, together: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """What `estimate` gives for runs of whole rollouts, end to end.
+
+    Args:
+        estimate: Gives tensors `[t]`; a rollout's values depend on itself alone, or on those `together` with it.
+        x: The batch.
+        together: int64 `[n]`; rollouts with equal numbers share a part. Left out, each stands for itself.
+
+    Returns:
+        Tensors `[t]`.
+    """
+    cuts = _cuts(x, together)
+    if len(cuts) < 2:
+        return estimate(x)
+    ends, found = x.lengths.cumsum(0)[torch.tensor(cuts, device=x.lengths.device) - 1].tolist(), []
+    row = token = 0
+    for next_row, next_token in zip(cuts, ends, strict=True):
+        here = slice(token, next_token)
+        results = estimate(_part(x, slice(row, next_row), here))
+        found = found or [result.new_empty(len(x.loss_mask)) for result in results]
+        for whole, result in zip(found, results, strict=True):
+            whole[here] = result
+        row, token = next_row, next_token
+    return tuple(found)
+
+
+def whiten_sampled(values: Tensor, loss_mask: Tensor) -> Tensor:
+    """Mean 0 and (unbiased) variance 1 over the sampled tokens, in place; a single one becomes 0.
+
+    Args:
+        values: float `[t]`, zero where nothing was sampled.
+        loss_mask: bool `[t]`, True where the policy sampled the token.
+
+    Returns:
+        `values`, still zero where nothing was sampled.
+    """
+    count = loss_mask.sum()
+    mean, everything = values.sum() / count.clamp(min=1), int(count) == len(values)
+    squares = values.new_zeros(())
+    for part, mask in zip(values.split(PART_TOKENS), loss_mask.split(PART_TOKENS), strict=True):
+        part.sub_(mean)
+        if not everything:
+            part.mul_(mask)
+        # Not a norm or a dot product: over millions of float32 those are off by a thousandth, `sum` is not.
+        squares += part.square().sum()
+    return values.mul_(torch.rsqrt(squares / (count - 1).clamp(min=1) + WHITEN_EPSILON))
+
+
+def _cuts(x: CreditInputs, together: Tensor | None) -> list[int]:
+    """Behind which rollouts a part ends, the last one included."""
+    rollouts = len(x.lengths)
+    if len(x.loss_mask) <= PART_TOKENS:
+        return [rollouts]
+    may_end = torch.ones(rollouts, dtype=torch.bool, device=x.lengths.device)
+    if together is not None:
+        step = torch.diff(together)
+        if bool((step < 0).any()):
+            return [rollouts]
+        may_end[:-1] = step > 0
+    places = may_end.nonzero()[:, 0]
+    number = x.lengths.cumsum(0)[places] // PART_TOKENS
+    last = torch.diff(number, append=number[-1:] + 1) > 0
+    return (places[last] + 1).tolist()
+
+
+def _part(x: CreditInputs, rows: slice, tokens: slice) -> CreditInputs:
+    changes = {
+        name: value[tokens if name in _PER_TOKEN else rows]
+        for name, value in vars(x).items()
+        if isinstance(value, Tensor)
+    }
+    return x.replace(**changes)
