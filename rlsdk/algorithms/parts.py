@@ -31,7 +31,8 @@ def in_parts(
     cuts = _cuts(x, together)
     if len(cuts) < 2:
         return estimate(x)
-    ends, found = x.lengths.cumsum(0)[torch.tensor(cuts, device=x.lengths.device) - 1].tolist(), []
+    ends = x.lengths.cumsum(0)[torch.tensor(cuts, device=x.lengths.device) - 1].tolist()
+    found: list[Tensor] = []
     row = token = 0
     for next_row, next_token in zip(cuts, ends, strict=True):
         here = slice(token, next_token)
@@ -56,7 +57,7 @@ def whiten_sampled(values: Tensor, loss_mask: Tensor) -> Tensor:
     count = loss_mask.sum()
     mean, everything = values.sum() / count.clamp(min=1), int(count) == len(values)
     squares = values.new_zeros(())
-    for part, mask in zip(values.split(PART_TOKENS), loss_mask.split(PART_TOKENS), strict=True):
+    for part, mask in zip(torch.split(values, PART_TOKENS), torch.split(loss_mask, PART_TOKENS), strict=True):
         part.sub_(mean)
         if not everything:
             part.mul_(mask)
