@@ -49,7 +49,7 @@ test: lint types layers docs  ## everything but whole trainings, the real Ray, v
 test-slow: $(STAMP)  ## whole trainings, kills
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" --timeout 1500
 
-bench: $(STAMP)  ## rlsdk against TRL, and its own overhead; the machine must have nothing else to do
+bench: $(STAMP)  ## against TRL, overhead, estimators, the head; the machine must have nothing else to do
 	$(BIN)/pytest tests/benchmarks -m bench -s
 
 curves: $(STAMP)  ## train the quickstart's task with many algorithms, write docs/curves.md; an hour or less
