@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 MODULES: dict[str, tuple[str, ...]] = {
-    "reward": ("rlsdk.rewards.countdown", "rlsdk.rewards.format", "rlsdk.rewards.math"),
+    "reward": (
+        "rlsdk.rewards.countdown",
+        "rlsdk.rewards.foreign",
+        "rlsdk.rewards.format",
+        "rlsdk.rewards.math",
+    ),
     "shaping": ("rlsdk.algorithms.shaping",),
     "advantage": ("rlsdk.algorithms.advantages", "rlsdk.algorithms.returns", "rlsdk.algorithms.trajectories"),
     "policy_loss": (
