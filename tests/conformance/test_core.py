@@ -13,7 +13,7 @@ import rlsdk
 from rlsdk.testing.conformance import Check, checks
 
 CORE, BROKEN = checks(rlsdk.Plugins(), "core")
-NEED_OPTIONS = {"jsonl", "parquet", "hub", "foreign"}
+NEED_OPTIONS = {"jsonl", "parquet", "hub", "foreign", "regex", "length_penalty"}
 
 
 def label(check: Check) -> str:
