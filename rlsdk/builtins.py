@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 MODULES: dict[str, tuple[str, ...]] = {
-    "reward": ("rlsdk.rewards.countdown", "rlsdk.rewards.format", "rlsdk.rewards.math"),
+    "reward": (
+        "rlsdk.rewards.countdown",
+        "rlsdk.rewards.foreign",
+        "rlsdk.rewards.format",
+        "rlsdk.rewards.matching",
+        "rlsdk.rewards.math",
+        "rlsdk.rewards.penalties",
+    ),
     "shaping": ("rlsdk.algorithms.shaping",),
     "advantage": ("rlsdk.algorithms.advantages", "rlsdk.algorithms.returns", "rlsdk.algorithms.trajectories"),
     "policy_loss": (

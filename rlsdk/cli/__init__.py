@@ -16,6 +16,7 @@ COMMANDS = {
     "export": "Write a run's model to a folder that transformers opens.",
     "model": "Make models.",
     "plugins": "List plugins, and the components and options that they offer.",
+    "score": "Score the responses in a file with a reward.",
     "train": "Train a model.",
 }
 """Name -> help; each is the attribute of that name in the module `rlsdk.cli.NAME`."""

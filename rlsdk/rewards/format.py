@@ -9,6 +9,7 @@ import attrs
 
 import rlsdk
 from rlsdk.errors import ValueFault
+from rlsdk.rewards.matching import compiled
 from rlsdk.types import Rollout, Score
 
 _SPACE = re.compile(r"\s*")
@@ -41,7 +42,7 @@ class Format:
         if self.timeout <= 0:
             raise ValueFault(f"timeout is a number of seconds above 0, got {self.timeout}")
         if self.pattern is not None:
-            object.__setattr__(self, "_compiled", _compile(self.pattern))
+            object.__setattr__(self, "_compiled", compiled(self.pattern))
 
     def __call__(self, rollout: Rollout) -> Score:
         """Score one rollout.
@@ -61,15 +62,6 @@ class Format:
                 return Score.invalid(f"the pattern took longer than {self.timeout:g} s")
             fault = "" if matched else "the response does not match the pattern"
         return Score(float(not fault), metrics={"format": float(not fault)}, reason=fault)
-
-
-def _compile(pattern: str) -> Any:
-    import regex
-
-    try:
-        return regex.compile(pattern)
-    except regex.error as error:
-        raise ValueFault(f"pattern {pattern!r} is no regular expression: {error}") from error
 
 
 def _continued(rollout: Rollout, tag: str) -> str:

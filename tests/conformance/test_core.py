@@ -13,7 +13,7 @@ import rlsdk
 from rlsdk.testing.conformance import Check, checks
 
 CORE, BROKEN = checks(rlsdk.Plugins(), "core")
-NEED_OPTIONS = {"jsonl", "parquet", "hub"}
+NEED_OPTIONS = {"jsonl", "parquet", "hub", "foreign", "regex", "length_penalty"}
 
 
 def label(check: Check) -> str:
@@ -63,4 +63,12 @@ def test_files_of_tasks_conform(name, tmp_path: Path):
 
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     (check,), _ = checks(rlsdk.Plugins(), "core", kind="tasks", component=name, options={name: {"path": str(path)}})
+    assert {f.outcome for f in check.findings()} == {"passed"}
+
+
+def test_a_reward_of_another_trainer_conforms(tmp_path: Path):
+    path = tmp_path / "theirs.py"
+    path.write_text("def lengths(completions, **kwargs):\n    return [min(len(c), 9) / 9 for c in completions]\n")
+    options = {"foreign": {"path": f"{path}:lengths"}}
+    (check,), _ = checks(rlsdk.Plugins(), "core", kind="reward", component="foreign", options=options)
     assert {f.outcome for f in check.findings()} == {"passed"}

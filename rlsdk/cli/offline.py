@@ -1,0 +1,253 @@
+"""What `rlsdk score` does: rows of a file to rollouts, rollouts to scores, scores to a summary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import attrs
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rlsdk.errors import DataError
+from rlsdk.scoring.scorer import Scorer
+from rlsdk.sources.rows import BadRowError, Columns, RowReader, Wording
+from rlsdk.sources.tables import find, read_jsonl, read_parquet
+from rlsdk.types import Rollout, Score
+
+_AT_ONCE = 256
+"""Rollouts under way at a time: a batch for rewards that take batches."""
+
+_BINS = 10
+_BAR = 40
+_SHOWN = 80
+
+
+@attrs.frozen(kw_only=True)
+class Places:
+    """Which column holds what; left out, as tasks from files have it."""
+
+    response: str
+    prompt: str | None = None
+    answer: str | None = None
+    source: str | None = None
+    score: str | None = None
+
+
+@attrs.frozen
+class Row:
+    """A response to score.
+
+    Attributes:
+        label: File and row.
+        rollout: The response with its task.
+        given: The score that the file has for it.
+    """
+
+    label: str
+    rollout: Rollout
+    given: float | None = None
+
+
+def read(file: str, places: Places) -> tuple[list[Row], list[str]]:
+    """The rows of a file, and why others cannot be used.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    import fsspec
+
+    path = find([file], "train", "parquet")[0]
+    try:
+        with fsspec.open(path, "rb") as opened:
+            is_parquet = opened.read(4) == b"PAR1"
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+    table = read_parquet(path) if is_parquet else read_jsonl(path)
+    columns = Columns(prompt=places.prompt, answer=places.answer, source=places.source)
+    reader = RowReader(columns=columns, wording=Wording())
+    stem = PurePosixPath(path).name.partition(".")[0]
+    rows: list[Row] = []
+    bad: list[str] = []
+    for index in range(len(table)):
+        try:
+            values = dict(table.row(index))
+            rows.append(_row(values, places, reader, (f"{stem}:{index}", stem, table.label(index))))
+        except BadRowError as error:
+            bad.append(f"{table.label(index)}: {error}")
+    return rows, bad
+
+
+def _row(values: dict[str, Any], places: Places, reader: RowReader, names: tuple[str, str, str]) -> Row:
+    task_id, source, label = names
+    response = _taken(values, places.response)
+    if not isinstance(response, str):
+        raise BadRowError(f"expected text in {places.response}, got {type(response).__name__}")
+    given = None if places.score is None else _number(_taken(values, places.score), places.score)
+    return Row(label, Rollout.from_text(reader.task(values, task_id, source), response), given)
+
+
+def _taken(values: dict[str, Any], name: str) -> Any:
+    if name not in values:
+        raise BadRowError(f"there is no column {name!r}; there are: {', '.join(map(str, values)) or 'none'}")
+    return values.pop(name)
+
+
+def _number(value: Any, place: str) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadRowError(f"expected a number in {place}, got {value!r}")
+    return float(value)
+
+
+async def score(scorer: Scorer, rows: Sequence[Row]) -> list[tuple[Row, Score]]:
+    """Score rows; those that are under way together make the batches of rewards that take some.
+
+    Raises:
+        DataError: A task cannot be scored at all; names the row.
+    """
+    found: list[Score] = []
+    for start in range(0, len(rows), _AT_ONCE):
+        found += await asyncio.gather(*(_score(scorer, row) for row in rows[start : start + _AT_ONCE]))
+    return list(zip(rows, found, strict=True))
+
+
+async def _score(scorer: Scorer, row: Row) -> Score:
+    try:
+        return await scorer.score(row.rollout)
+    except DataError as error:
+        raise DataError(f"{row.label}: {error}") from error
+
+
+def _plain(row: Row, score: Score) -> dict[str, Any]:
+    """A row's result as it is written."""
+    found = {
+        "row": row.label,
+        "task": row.rollout.task.id,
+        "valid": score.valid,
+        "score": score.value if score.valid else None,
+        "reason": score.reason,
+        "metrics": dict(score.metrics),
+    }
+    return found if row.given is None else {**found, "given": row.given}
+
+
+def write(out: Path, scored: Sequence[tuple[Row, Score]]) -> None:
+    """Write a JSON line for each row; the file appears when it is complete.
+
+    Raises:
+        DataError: It cannot be written.
+    """
+    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with aside.open("w", encoding="utf-8") as opened:
+            opened.writelines(json.dumps(_plain(*pair)) + "\n" for pair in scored)
+        aside.replace(out)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):  # it has its name by now, or never came to be
+            aside.unlink()
+
+
+def summary(scored: Sequence[tuple[Row, Score]], bad: Sequence[str], worst: int) -> dict[str, Any]:
+    """What the scores of a file say together.
+
+    Args:
+        scored: Rows with their scores.
+        bad: Why other rows were left out.
+        worst: How many disagreements with the given scores are listed; 0 compares nothing.
+    """
+    valid = [(row, score) for row, score in scored if score.valid]
+    values = [score.value for _, score in valid]
+    mean = math.fsum(values) / len(values) if values else None
+    spread = None if mean is None else math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))
+    reasons = Counter(score.reason for _, score in scored if not score.valid)
+    found = {
+        "rows": len(scored) + len(bad),
+        "unreadable": list(bad),
+        "valid": len(valid),
+        "invalid": len(scored) - len(valid),
+        "reasons": dict(reasons.most_common()),
+        "mean": mean,
+        "std": spread,
+        "min": min(values, default=None),
+        "max": max(values, default=None),
+        "histogram": _histogram(values),
+    }
+    return {**found, "disagreement": _disagreement(valid, worst)} if worst else found
+
+
+def _histogram(values: Sequence[float]) -> list[dict[str, float]]:
+    """Bins of one width between the least and the greatest value; for up to ten different values a bin each."""
+    count = Counter(values)
+    if len(count) <= _BINS:
+        return [{"from": value, "to": value, "count": count[value]} for value in sorted(count)]
+    low, high = min(values), max(values)
+    width = (high - low) / _BINS
+    bins = Counter(min(int((value - low) / (high - low) * _BINS), _BINS - 1) for value in values)
+    return [{"from": low + i * width, "to": low + (i + 1) * width, "count": bins[i]} for i in range(_BINS)]
+
+
+def _disagreement(valid: Sequence[tuple[Row, Score]], worst: int) -> dict[str, Any]:
+    apart = [(abs(score.value - row.given), row, score) for row, score in valid if row.given is not None]
+    apart.sort(key=lambda each: -each[0])
+    listed = [
+        {**_plain(row, score), "difference": gap, "response": row.rollout.response}
+        for gap, row, score in apart[:worst]
+        if gap > 0
+    ]
+    mean = math.fsum(gap for gap, _, _ in apart) / len(apart) if apart else None
+    return {"mean": mean, "differ": sum(gap > 0 for gap, _, _ in apart), "worst": listed}
+
+
+def show(found: Mapping[str, Any], out: Console) -> None:
+    """Print a summary for a person."""
+    numbers = ((name, found[name]) for name in ("mean", "std", "min", "max"))
+    text = ", ".join(f"{name} {value:.4g}" for name, value in numbers if value is not None)
+    left_out = f", {len(found['unreadable'])} unreadable" if found["unreadable"] else ""
+    out.print(f"{found['rows']} rows: {found['valid']} valid, {found['invalid']} invalid{left_out}", markup=False)
+    if text:
+        out.print(text, markup=False)
+    for reason, count in found["reasons"].items():
+        out.print(f"  invalid {count} ×: {_brief(reason)}", markup=False, soft_wrap=True)
+    if found["histogram"]:
+        out.print(_bars(found["histogram"]))
+    if "disagreement" in found:
+        _show_disagreement(found["disagreement"], out)
+
+
+def _bars(histogram: Sequence[Mapping[str, float]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    most = max(each["count"] for each in histogram)
+    for each in histogram:
+        single = each["from"] == each["to"]
+        name = f"{each['from']:.4g}" if single else f"{each['from']:.4g} to {each['to']:.4g}"
+        bar = "█" * math.ceil(_BAR * each["count"] / most)
+        table.add_row(name, f"{each['count']:,.0f}", f"[cyan]{bar}[/cyan]")
+    return table
+
+
+def _show_disagreement(found: Mapping[str, Any], out: Console) -> None:
+    if found["mean"] is None:
+        return
+    out.print(f"{found['differ']} differ from the given scores, by {found['mean']:.4g} on average", markup=False)
+    table = Table("row", "given", "score", "reason", "end of the response", box=None, pad_edge=False)
+    for each in found["worst"]:
+        cells = (each["row"], f"{each['given']:.4g}", f"{each['score']:.4g}", _brief(each["reason"]))
+        table.add_row(*map(escape, cells), escape(_brief(each["response"][-_SHOWN:])))
+    if found["worst"]:
+        out.print(table)
+
+
+def _brief(text: str) -> str:
+    """Text on one line, without what moves a terminal's cursor or changes its colours."""
+    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: 3 * _SHOWN])
+    return plain if len(text) <= 3 * _SHOWN else f"{plain} …"

@@ -1,0 +1,96 @@
+"""`rlsdk score`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlsdk.cli import offline
+from rlsdk.cli.listing import console
+from rlsdk.errors import ConfigError, DataError, OptionError, PluginError
+
+
+@click.command()
+@click.argument("file")
+@click.option("--reward", "name", required=True, metavar="NAME", help="The reward: countdown, mylab/exact.")
+@click.option("--option", "options", metavar="KEY=VALUE", multiple=True, help="An option of the reward; repeatable.")
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--response", default="response", show_default=True, metavar="COLUMN", help="What was answered.")
+@click.option("--prompt", metavar="COLUMN", help="Text or messages.  [default: prompt]")
+@click.option("--answer", metavar="COLUMN", help="The task's.  [default: reward_model.ground_truth, or answer]")
+@click.option("--source", metavar="COLUMN", help="Of the data.  [default: data_source]")
+@click.option("--score", "compare", metavar="COLUMN", help="Scores to compare with; the worst disagreements are shown.")
+@click.option("--worst", type=click.IntRange(1), default=5, show_default=True, help="How many disagreements.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write a JSON line for each row here.")
+@click.option("--overwrite", is_flag=True, help="Replace a file that --out names.")
+@click.option("--skip-bad", is_flag=True, help="Go on where rows cannot be read.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def score(
+    file: str,
+    name: str,
+    options: tuple[str, ...],
+    files: tuple[str, ...],
+    compare: str | None,
+    worst: int,
+    out: Path | None,
+    overwrite: bool,
+    skip_bad: bool,
+    as_json: bool,
+    **columns: str | None,
+) -> None:
+    """Score the responses in FILE, parquet or JSON lines, with a reward; columns that are not named are metadata."""
+    if out is not None and out.exists() and not overwrite:
+        raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
+    with contextlib.redirect_stdout(sys.stderr):  # a reward may print; standard output is the summary's
+        scorer = _scorer(name, options, files)
+    rows, bad = offline.read(file, offline.Places(score=compare, **columns))  # type: ignore[arg-type]  # named above
+    if bad and not skip_bad:
+        more = f"\n  … and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise DataError(
+            f"{len(bad)} of {len(rows) + len(bad)} rows cannot be scored; --skip-bad leaves them out:"
+            + "".join(f"\n  {line}" for line in bad[:5])
+            + more
+        )
+    with contextlib.redirect_stdout(sys.stderr):
+        scored = asyncio.run(offline.score(scorer, rows))
+    if out is not None:
+        offline.write(out, scored)
+    found = offline.summary(scored, bad, worst if compare else 0)
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        offline.show(found, console())
+    if rows and not found["valid"]:
+        click.echo("rlsdk: no response could be scored", err=True)
+        sys.exit(1)
+
+
+def _scorer(name: str, options: tuple[str, ...], files: tuple[str, ...]) -> Any:
+    import yaml
+
+    from rlsdk.plugins import Plugins
+    from rlsdk.scoring.scorer import Part, Scorer
+
+    given: dict[str, Any] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise click.UsageError(f"--option {text!r} is not of the form KEY=VALUE")
+        try:
+            given[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise click.UsageError(f"--option {key}: {value!r} is not YAML: {error}") from error
+    try:
+        plugins = Plugins(files)
+        reward = plugins.resolve(plugins.reference("reward", name, given))
+    except OptionError as error:
+        raise ConfigError(f"--option {path}: {text}" for path, text in error.faults) from error
+    except PluginError as error:
+        raise ConfigError([f"--reward {name}: {error}"]) from error
+    return Scorer([Part(name, 1.0, reward)])

@@ -1,0 +1,310 @@
+"""How other trainers call a reward: their conventions, as a table of adapters.
+
+An adapter says by which signature a function of its convention is known, which arguments the trainer would pass for
+some rollouts, and how the result is read. `rlsdk.rewards.foreign` drives them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from rlsdk.rewards import results
+from rlsdk.rewards.countdown import last_answer
+from rlsdk.rewards.results import Log
+from rlsdk.types import Message, Rollout, Score
+
+Reader = Callable[[Any, int], list[Score]]
+"""From (result, number of rollouts) to a score for each."""
+
+
+@attrs.frozen
+class Parameters:
+    """What a callable can be given.
+
+    Attributes:
+        names: Of all parameters that have one.
+        required: Those without a default.
+        others: Whether it takes any other keyword.
+        marks: Names of the classes that it is an instance of.
+        text: As a person reads it.
+    """
+
+    names: tuple[str, ...]
+    required: frozenset[str]
+    others: bool
+    marks: frozenset[str]
+    text: str
+
+    @classmethod
+    def of(cls, call: Callable[..., Any]) -> Parameters:
+        """Read them; `ValueError` or `TypeError` where a callable does not tell."""
+        signature = inspect.signature(call)
+        given = signature.parameters.values()
+        named = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        return cls(
+            names=tuple(p.name for p in named),
+            required=frozenset(p.name for p in named if p.default is p.empty),
+            others=any(p.kind is p.VAR_KEYWORD for p in given),
+            marks=frozenset(base.__name__ for base in type(call).__mro__),
+            text=f"({', '.join(str(p).partition(':')[0].partition('=')[0].strip() for p in given)})",
+        )
+
+    def has(self, *names: str) -> bool:
+        """Whether it names all of these."""
+        return set(names) <= set(self.names)
+
+    def names_any(self, *names: str) -> bool:
+        """Whether it names one of these."""
+        return not set(names).isdisjoint(self.names)
+
+
+@attrs.frozen
+class Prepared:
+    """One call: arguments by name, those that go by position, and how its result is read."""
+
+    named: Mapping[str, Any]
+    read: Reader
+    positional: tuple[Any, ...] = ()
+
+
+@attrs.frozen
+class Convention:
+    """How one trainer calls a reward.
+
+    Attributes:
+        name: As `style:` gives it.
+        call: As its documentation writes it.
+        fits: Whether a signature is of this convention.
+        prepare: From rollouts to a call.
+        offers: Names that the trainer passes.
+        batch: Many rollouts in one call; otherwise one.
+        columns: Columns of the data are passed by name, too.
+        positional: How many of the first arguments go by position, whatever their names.
+    """
+
+    name: str
+    call: str
+    fits: Callable[[Parameters], bool]
+    prepare: Callable[[Sequence[Rollout]], Prepared]
+    offers: tuple[str, ...]
+    batch: bool = False
+    columns: bool = False
+    positional: int = 0
+
+
+def _messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    return [{"role": m.role, "content": m.content} for m in messages]
+
+
+def prompt_of(rollout: Rollout) -> str | list[dict[str, str]]:
+    """The prompt: text, or a list of messages where the task has those."""
+    prompt = rollout.task.prompt
+    return prompt if isinstance(prompt, str) else _messages(prompt)
+
+
+def completion_of(rollout: Rollout) -> str | list[dict[str, str]]:
+    """What followed the prompt, in the prompt's form; a prefill belongs to the message that it begins."""
+    prompt = rollout.task.prompt
+    if isinstance(prompt, str):
+        return rollout.response
+    same = 0
+    while same < len(prompt) and rollout.messages[same : same + 1] == prompt[same : same + 1]:
+        same += 1
+    return _messages(rollout.messages[same:])
+
+
+def _text_of(prompt: str | list[dict[str, str]]) -> str:
+    return prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+
+
+def _token_ids(rollout: Rollout) -> list[int]:
+    start, end = rollout.span
+    return [int(token) for token in rollout.token_ids[start:end]]
+
+
+def _column(rollout: Rollout, name: str) -> Any:
+    """A column of the data, or the task's field that was read from a column of that name."""
+    task = rollout.task
+    fields = {"answer": task.answer, "ground_truth": task.answer, "solution": task.answer, "data_source": task.source}
+    return task.metadata.get(name, fields.get(name))
+
+
+def _columns(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.task.metadata)
+    if any(rollout.task.answer is not None for rollout in rollouts):
+        names |= dict.fromkeys(("answer", "ground_truth", "solution"))
+    return {name: [_column(rollout, name) for rollout in rollouts] for name in [*names, "data_source"]}
+
+
+def _trl(rollouts: Sequence[Rollout]) -> Prepared:
+    log = Log(len(rollouts))
+    named: dict[str, Any] = {
+        **_columns(rollouts),
+        "prompts": [prompt_of(rollout) for rollout in rollouts],
+        "completions": [completion_of(rollout) for rollout in rollouts],
+        "log_extra": log.extra,
+        "log_metric": log.metric,
+    }
+    if all(rollout.loss_mask.any() for rollout in rollouts):  # scored offline they have no tokens
+        named["completion_ids"] = [_token_ids(rollout) for rollout in rollouts]
+    return Prepared(named, partial(results.per_rollout, log=log))
+
+
+def _extra_info(rollout: Rollout) -> dict[str, Any]:
+    extra = rollout.task.metadata.get("extra_info")
+    return dict(extra) if isinstance(extra, Mapping) else dict(rollout.task.metadata)
+
+
+def _verl(rollouts: Sequence[Rollout]) -> Prepared:
+    (rollout,) = rollouts
+    named = {
+        "data_source": rollout.task.source,
+        "solution_str": rollout.response,
+        "ground_truth": rollout.task.answer,
+        "extra_info": _extra_info(rollout),
+    }
+    return Prepared(named, results.one(results.scored))
+
+
+def _verl_batch(rollouts: Sequence[Rollout]) -> Prepared:
+    named = {
+        "data_sources": [rollout.task.source for rollout in rollouts],
+        "solution_strs": [rollout.response for rollout in rollouts],
+        "ground_truths": [rollout.task.answer for rollout in rollouts],
+        "extra_infos": [_extra_info(rollout) for rollout in rollouts],
+    }
+    return Prepared(named, results.per_rollout)
+
+
+def _openrlhf(rollouts: Sequence[Rollout]) -> Prepared:
+    (rollout,) = rollouts
+    prompt = _text_of(prompt_of(rollout))
+    gap = "" if isinstance(rollout.task.prompt, str) else "\n"
+    by_position = ([prompt + gap + rollout.response], [prompt], [rollout.task.answer])
+    return Prepared({}, results.openrlhf, by_position)
+
+
+def _verifiers(rollouts: Sequence[Rollout]) -> Prepared:
+    (rollout,) = rollouts
+    task = rollout.task
+    info = task.metadata.get("info")
+    common = {
+        "prompt": prompt_of(rollout),
+        "completion": completion_of(rollout),
+        "answer": "" if task.answer is None else task.answer,
+        "task": task.source or "default",
+        "info": dict(info) if isinstance(info, Mapping) else dict(task.metadata),
+    }
+    state = {**common, "turn": sum(m.role == "assistant" for m in rollout.messages), "timing": {}}
+    return Prepared({**common, "state": state, "parser": Parser()}, results.one(results.number))
+
+
+class Parser:
+    """What verifiers hands to a function that asks for its `parser`, where an environment sets none."""
+
+    def parse(self, text: str) -> str:
+        """The text as it is."""
+        return text
+
+    def parse_answer(self, completion: str | Sequence[Mapping[str, str]]) -> str | None:
+        """The last message of the assistant; None if there is none."""
+        if isinstance(completion, str):
+            return self.parse(completion)
+        said = [message["content"] for message in completion if message["role"] == "assistant"]
+        return self.parse(said[-1]) if said else None
+
+
+def _reasoning_gym(rollouts: Sequence[Rollout]) -> Prepared:
+    (rollout,) = rollouts
+    task = rollout.task
+    metadata = task.metadata.get("metadata")
+    entry = {
+        "question": _text_of(prompt_of(rollout)),
+        "answer": task.answer,
+        "metadata": dict(metadata) if isinstance(metadata, Mapping) else dict(task.metadata),
+    }
+    return Prepared({}, results.one(results.number), (last_answer(rollout.response), entry))
+
+
+def _trinity(rollouts: Sequence[Rollout]) -> Prepared:
+    (rollout,) = rollouts
+    named: dict[str, Any] = {
+        "response": rollout.response,
+        "prompt": _text_of(prompt_of(rollout)),
+        "truth": rollout.task.answer,
+    }
+    if rollout.loss_mask.any():
+        named["response_token"] = _token_ids(rollout)
+    return Prepared(named, results.one(results.summed))
+
+
+def _is_trl(p: Parameters) -> bool:
+    elsewhere = ("prompt", "completion", "queries", "states", "infos", "tasks")
+    return p.names_any("completions", "completion_ids") and not p.names_any(*elsewhere)
+
+
+CONVENTIONS: dict[str, Convention] = {
+    convention.name: convention
+    for convention in (
+        Convention(
+            "trl",
+            "f(prompts, completions, completion_ids, COLUMN, …, log_extra, log_metric, **kwargs) -> list",
+            _is_trl,
+            _trl,
+            ("prompts", "completions", "completion_ids", "log_extra", "log_metric"),
+            batch=True,
+            columns=True,
+        ),
+        Convention(
+            "verl",
+            "compute_score(data_source, solution_str, ground_truth, extra_info) -> number or {'score': …}",
+            lambda p: p.has("solution_str"),
+            _verl,
+            ("data_source", "solution_str", "ground_truth", "extra_info"),
+        ),
+        Convention(
+            "verl_batch",
+            "compute_score(data_sources, solution_strs, ground_truths, extra_infos) -> list",
+            lambda p: p.has("solution_strs"),
+            _verl_batch,
+            ("data_sources", "solution_strs", "ground_truths", "extra_infos"),
+            batch=True,
+        ),
+        Convention(
+            "openrlhf",
+            "reward_func(queries, prompts, labels) -> {'rewards', 'scores', 'extra_logs'}",
+            lambda p: p.has("queries", "labels"),
+            _openrlhf,
+            ("queries", "prompts", "labels"),
+            positional=3,
+        ),
+        Convention(
+            "verifiers",
+            "f(any of prompt, completion, answer, state, task, info, parser) -> number",
+            lambda p: p.names_any("completion", "state", "parser") and not p.has("entry"),
+            _verifiers,
+            ("prompt", "completion", "answer", "state", "task", "info", "parser"),
+        ),
+        Convention(
+            "reasoning_gym",
+            "score_answer(answer, entry) -> number",
+            lambda p: p.has("answer", "entry"),
+            _reasoning_gym,
+            ("answer", "entry"),
+            positional=2,
+        ),
+        Convention(
+            "trinity",
+            "RewardFn.__call__(response, prompt, truth) -> {name: number}, their sum",
+            lambda p: "RewardFn" in p.marks or p.has("response", "truth"),
+            _trinity,
+            ("response", "prompt", "truth", "response_token"),
+        ),
+    )
+}
+"""Name -> convention."""

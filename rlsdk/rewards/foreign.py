@@ -1,0 +1,192 @@
+"""Rewards written for other trainers, as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+
+import rlsdk
+from rlsdk.errors import DataError, OptionError, ValueFault
+from rlsdk.rewards.conventions import CONVENTIONS, Convention, Parameters, Prepared
+from rlsdk.rewards.importing import find
+from rlsdk.types import Rollout, Score
+
+Style = Literal["auto", "trl", "verl", "verl_batch", "openrlhf", "verifiers", "reasoning_gym", "trinity"]
+
+
+@rlsdk.reward("foreign", batch=True)
+@attrs.frozen(kw_only=True)
+class Foreign:
+    """A reward of TRL, veRL, OpenRLHF, verifiers, reasoning-gym or Trinity-RFT, unmodified.
+
+    The convention is recognised by the signature before a run starts. What the function raises, NaN, a list of another
+    length and None give invalid scores, never zeros. Functions may be async; classes are instantiated.
+
+    Attributes:
+        path: `my_file.py:function` or `package.module:function`; behind the colon also a class, or `object.method`.
+        style: Whose convention it follows; `auto` recognises it.
+        arguments: More arguments for each call (veRL's `reward_kwargs`); of a class, for its constructor (Trinity's
+            `reward_fn_args`).
+        none: What None means: an invalid score, or zero, which adds nothing to a sum of rewards (as TRL counts it).
+    """
+
+    path: str
+    style: Style = "auto"
+    arguments: Mapping[str, Any] = attrs.field(factory=dict)
+    none: Literal["invalid", "zero"] = "invalid"
+    _call: Callable[..., Any] = attrs.field(init=False, eq=False, repr=False)
+    _extra: Mapping[str, Any] = attrs.field(init=False, eq=False, repr=False)
+    _parameters: Parameters = attrs.field(init=False, eq=False, repr=False)
+    _convention: Convention = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        call, extra = _instance(self._found(), self.arguments)
+        try:
+            parameters = Parameters.of(call)
+        except (TypeError, ValueError) as error:
+            raise _fault("path", f"{self.path} does not tell its parameters: {error}") from error
+        convention = _recognise(parameters, self.path) if self.style == "auto" else CONVENTIONS[self.style]
+        _check(parameters, convention, extra, self.path)
+        for name, value in (("call", call), ("extra", extra), ("parameters", parameters), ("convention", convention)):
+            object.__setattr__(self, f"_{name}", value)
+
+    def _found(self) -> Any:
+        try:
+            return find(self.path)
+        except ValueFault as error:
+            raise _fault("path", str(error)) from error
+
+    @property
+    def convention(self) -> str:
+        """Name of the convention that was given or recognised."""
+        return self._convention.name
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score] | Awaitable[list[Score]]:
+        """Score rollouts.
+
+        Args:
+            rollouts: What to score.
+
+        Returns:
+            A score each; to be awaited where the function is async.
+
+        Raises:
+            DataError: The function asks for a column that a task does not have.
+        """
+        size = len(rollouts) if self._convention.batch else 1
+        chunks = [rollouts[start : start + size] for start in range(0, len(rollouts), max(size, 1))]
+        begun = [self._begin(chunk) for chunk in chunks]
+        if any(inspect.isawaitable(result) for _, result in begun):
+            return self._awaited(begun)
+        return [score for prepared, result in begun for score in self._scores(prepared, result)]
+
+    def _begin(self, chunk: Sequence[Rollout]) -> tuple[tuple[Prepared, int], Any]:
+        """Make the call; what it raises is its result."""
+        prepared = self._convention.prepare(chunk)
+        named = self._chosen(prepared, chunk)
+        try:
+            result = self._call(*prepared.positional, **named)
+        except Exception as error:  # noqa: BLE001 - the user's code: what it raises is the score's reason
+            result = error
+        return (prepared, len(chunk)), result
+
+    def _chosen(self, prepared: Prepared, chunk: Sequence[Rollout]) -> dict[str, Any]:
+        """Of the arguments those that the function takes."""
+        offered = {**prepared.named, **self._extra}
+        filled = set(self._parameters.names[: len(prepared.positional)])
+        missing = sorted(self._parameters.required - filled - set(offered))
+        if missing:
+            task = chunk[0].task
+            there = ", ".join(map(str, task.metadata)) or "none"
+            raise DataError(
+                f"task {task.id!r}: {self.path} asks for {', '.join(missing)}, which the task does not have; its "
+                f"columns: {there}"
+            )
+        if self._parameters.others:
+            return {name: value for name, value in offered.items() if name not in filled}
+        return {name: offered[name] for name in self._parameters.names if name in offered and name not in filled}
+
+    async def _awaited(self, begun: Sequence[tuple[tuple[Prepared, int], Any]]) -> list[Score]:
+        results = await asyncio.gather(*(_settled(result) for _, result in begun))
+        pairs = zip(begun, results, strict=True)
+        return [score for (prepared, _), result in pairs for score in self._scores(prepared, result)]
+
+    def _scores(self, call: tuple[Prepared, int], result: Any) -> list[Score]:
+        prepared, count = call
+        if isinstance(result, DataError):
+            raise result
+        if isinstance(result, Exception):
+            return [Score.invalid(f"{type(result).__name__}: {result}")] * count
+        if self.none == "zero":
+            result = _without_none(result)
+        return prepared.read(result, count)
+
+
+async def _settled(result: Any) -> Any:
+    """The value of what may be awaited; what it raises is returned."""
+    try:
+        return await result if inspect.isawaitable(result) else result
+    except Exception as error:  # noqa: BLE001 - as above
+        return error
+
+
+def _without_none(result: Any) -> Any:
+    if isinstance(result, list | tuple):
+        return [0.0 if value is None else value for value in result]
+    return 0.0 if result is None else result
+
+
+def _fault(option: str, text: str) -> OptionError:
+    return OptionError("reward 'foreign'", [(option, text)])
+
+
+def _instance(found: Any, arguments: Mapping[str, Any]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """What is called, and the arguments that are left for each call."""
+    if inspect.isclass(found):
+        try:
+            found = found(**arguments)
+        except Exception as error:  # the user's code
+            raise _fault("arguments", f"{type(error).__name__}: {error}") from error
+        arguments = {}
+    if not callable(found) and callable(getattr(found, "score_answer", None)):  # a dataset of reasoning-gym
+        found = found.score_answer
+    if not callable(found):
+        raise _fault("path", f"names a {type(found).__name__}; expected a function, a class or an object to be called")
+    return found, arguments
+
+
+def _recognise(parameters: Parameters, path: str) -> Convention:
+    fitting = [convention for convention in CONVENTIONS.values() if convention.fits(parameters)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        names = " and ".join(c.name for c in fitting)
+        raise _fault("style", f"{path} takes {parameters.text}, which is the signature of {names}; write one of them")
+    known = "".join(f"\n      {c.name}: {c.call}" for c in CONVENTIONS.values())
+    raise _fault(
+        "style", f"{path} takes {parameters.text}, which is the signature of none of these; write one of them:{known}"
+    )
+
+
+def _check(parameters: Parameters, convention: Convention, extra: Mapping[str, Any], path: str) -> None:
+    """Refuse what could never be called."""
+    refused = sorted(set(extra) - set(parameters.names)) if not parameters.others else []
+    if refused:
+        raise _fault("arguments", f"{path} takes {parameters.text}; it has no {', '.join(refused)}")
+    ours = set(parameters.names[: convention.positional]) | set(convention.offers) | set(extra)
+    unknown = sorted(parameters.required - ours)
+    trainers = [name for name in unknown if name in {"trainer_state", "environments"}]
+    if trainers:
+        raise _fault("path", f"{path} asks for {', '.join(trainers)}, which only TRL's trainer has")
+    if unknown and not convention.columns:
+        raise _fault(
+            "arguments",
+            f"{path} asks for {', '.join(unknown)}, which {convention.name} does not pass ({convention.call}); give "
+            "it here, or another style",
+        )
+    if len(parameters.names) < convention.positional:
+        raise _fault("path", f"{path} takes {parameters.text}; {convention.name} calls {convention.call}")

@@ -1,0 +1,82 @@
+"""Finds the function that a config names by file or module."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlsdk.errors import ValueFault
+from rlsdk.options import nearest
+
+
+def find(path: str) -> Any:
+    """What a path such as `my_file.py:fn`, `package.module:fn` or `my_file.py:object.method` names.
+
+    Args:
+        path: A file relative to the working folder, or an importable module; behind the colon a name in it.
+
+    Raises:
+        ValueFault: It cannot be found or imported; the message has the cause.
+    """
+    place, colon, name = path.rpartition(":")
+    if not colon or not place or not name:
+        raise ValueFault(f"expected FILE.py:FUNCTION or package.module:FUNCTION, got {path!r}")
+    found: Any = _from_file(place) if place.endswith(".py") else _from_package(place)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueFault(f"{place} has no {name!r}{_offered(found, part)}")
+        found = getattr(found, part)
+    return found
+
+
+def _offered(holder: Any, name: str) -> str:
+    public = sorted(key for key, value in vars(holder).items() if callable(value) and not key.startswith("_"))
+    near = nearest(name, public)
+    guess = f", did you mean {near!r}?" if near else ""
+    return f"{guess}; it has: {', '.join(public[:12]) or 'nothing that can be called'}"
+
+
+def _from_package(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise ValueFault(f"module {name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _from_file(place: str) -> ModuleType:
+    file = Path(place).expanduser().absolute()
+    try:
+        source = file.read_bytes()
+    except OSError as error:
+        where = "" if Path(place).is_absolute() else f" (working folder: {Path.cwd().name}/)"
+        raise ValueFault(f"{place} cannot be read: {error.strerror}{where}") from error
+    try:
+        return _module(file, hashlib.sha256(source).hexdigest())
+    except (Exception, SystemExit) as error:
+        raise ValueFault(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def _module(file: Path, digest: str) -> ModuleType:
+    """A file as a module of its own, run once for each content; modules that stand beside it can be imported."""
+    name = f"_rlsdk_foreign_{file.stem}_{hashlib.sha256(f'{file}{digest}'.encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file.name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look there
+    sys.path.append(str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path.remove(str(file.parent))
+    return module

@@ -1,0 +1,183 @@
+"""Answers compared as text: equal to the reference, or found by a regular expression."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+import time
+import unicodedata
+from typing import Any, Literal
+
+import attrs
+
+import rlsdk
+from rlsdk.errors import DataError, ValueFault
+from rlsdk.rewards.countdown import last_answer
+from rlsdk.types import Rollout, Score, Task
+
+Where = Literal["message", "response", "answer"]
+
+_SPARE = 1_000
+"""Characters by which an answer may be longer than four times its reference before it is taken for another."""
+
+_MAX_NORMALISED = 10_000
+"""Characters of which Unicode's normal form is taken: it takes quadratic time where a text is made for that."""
+
+
+@rlsdk.reward("exact_match")
+def exact_match(
+    rollout: Rollout, *, where: Where = "message", ignore_case: bool = False, ignore_punctuation: bool = False
+) -> Score:
+    """1 if the text is the task's answer, else 0; runs of white space count as one space, and at the ends for nothing.
+
+    Texts are compared in Unicode's normal form NFC, so that it does not matter how an accent is written.
+
+    Args:
+        rollout: What to score; its task's answer is text, a number, or a list of them of which one must be met.
+        where: The last message, the whole response (all turns), or what the last `<answer>…</answer>` holds.
+        ignore_case: Whether `Paris` and `PARIS` are the same.
+        ignore_punctuation: Whether `Paris.` and `Paris` are the same: only letters, digits and spaces count.
+
+    Returns:
+        A score with the metric `correct` (0 or 1); its reason says why it is 0.
+
+    Raises:
+        DataError: The task has no answer.
+    """
+    wanted = references(rollout.task)
+    given = _taken(rollout, where)
+    if given is None:
+        return _judged("there is no <answer> … </answer>")
+    plain = _folded(given, max(map(len, wanted)), ignore_case, ignore_punctuation)
+    if plain is None:
+        return _judged(f"the answer has {len(given)} characters, far more than the reference")
+    right = any(plain == _folded(each, len(each), ignore_case, ignore_punctuation) for each in wanted)
+    return _judged("" if right else "the answer is not the reference")
+
+
+@rlsdk.reward("regex")
+@attrs.frozen(kw_only=True)
+class Regex:
+    """1 if a regular expression is found in the text, or if what it finds is the task's answer; else 0.
+
+    Attributes:
+        pattern: A regular expression of the package `regex`; `(?i)` at its beginning ignores case, with `(?s)` the dot
+            matches line breaks, too.
+        where: The last message, the whole response (all turns), or what the last `<answer>…</answer>` holds.
+        whole: It must match the whole text.
+        group: Number or name of the group that must hold the task's answer, in the last match; left out, a match is
+            enough.
+        timeout: Seconds for a search; beyond them the score is invalid.
+    """
+
+    pattern: str
+    where: Where = "response"
+    whole: bool = False
+    group: int | str | None = None
+    timeout: float = 1.0
+    _compiled: Any = attrs.field(default=None, init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.timeout <= 0:
+            raise ValueFault(f"timeout is a number of seconds above 0, got {self.timeout}")
+        object.__setattr__(self, "_compiled", compiled(self.pattern))
+        groups = [*range(self._compiled.groups + 1), *self._compiled.groupindex]
+        if self.group is not None and self.group not in groups:
+            raise ValueFault(f"group {self.group!r} is not in the pattern; it has: {', '.join(map(str, groups))}")
+
+    def __call__(self, rollout: Rollout) -> Score:
+        """Score one rollout.
+
+        Args:
+            rollout: What to score.
+
+        Returns:
+            1 or 0, and the same as the metric `match`, or `correct` where a group is compared; invalid if the search
+            ran out of time.
+
+        Raises:
+            DataError: A group is to be compared, and the task has no answer.
+        """
+        metric = "match" if self.group is None else "correct"
+        wanted = None if self.group is None else references(rollout.task)
+        text = _taken(rollout, self.where)
+        if text is None:
+            return _judged("there is no <answer> … </answer>", metric)
+        try:
+            found = self._last(text)
+        except TimeoutError:
+            return Score.invalid(f"the pattern took longer than {self.timeout:g} s")
+        if found is None:
+            return _judged("the pattern is not found", metric)
+        if wanted is None:
+            return _judged("", metric)
+        held = (found[self.group] or "").strip()
+        right = held in {each.strip() for each in wanted}
+        return _judged("" if right else "what the group holds is not the reference", metric)
+
+    def _last(self, text: str) -> Any:
+        """The match that counts, or None."""
+        if self.whole:
+            return self._compiled.fullmatch(text, timeout=self.timeout)
+        if self.group is None:
+            return self._compiled.search(text, timeout=self.timeout)
+        until = time.monotonic() + self.timeout  # many quick matches take time, too
+        found = None
+        for found in self._compiled.finditer(text, timeout=self.timeout):  # noqa: B007 - the last one counts
+            if time.monotonic() > until:
+                raise TimeoutError
+        return found
+
+
+def compiled(pattern: str) -> Any:
+    """A compiled pattern of the package `regex`.
+
+    Raises:
+        ValueFault: It is none; says where.
+    """
+    import regex
+
+    try:
+        return regex.compile(pattern)
+    except regex.error as error:
+        raise ValueFault(f"pattern {pattern!r} is no regular expression: {error}") from error
+
+
+def references(task: Task) -> list[str]:
+    """The task's answers as texts, of which one must be met.
+
+    Raises:
+        DataError: There is none, or one that is neither text nor a number.
+    """
+    answers = task.answer if isinstance(task.answer, list | tuple) else [task.answer]
+    if not answers or not all(isinstance(a, str | int | float) and not isinstance(a, bool) for a in answers):
+        of = f" of {task.source!r}" if task.source else ""
+        raise DataError(
+            f"task {task.id!r}{of}: expected its answer as text, a number or a list of them, got "
+            f"{reprlib.repr(task.answer)}"
+        )
+    return [str(answer) for answer in answers]
+
+
+def _taken(rollout: Rollout, where: Where) -> str | None:
+    if where == "answer":
+        return last_answer(rollout.response)
+    return rollout.text if where == "message" else rollout.response
+
+
+def _folded(text: str, expected: int, ignore_case: bool, ignore_punctuation: bool) -> str | None:
+    """The text in the form in which texts are compared; None if it is far longer than what is expected."""
+    text = re.sub(r"\s+", " ", text)
+    if len(text) > 4 * expected + _SPARE:
+        return None
+    if len(text) <= _MAX_NORMALISED:
+        text = unicodedata.normalize("NFC", text)
+    if ignore_case:
+        text = text.casefold()
+    if ignore_punctuation:
+        text = re.sub(r"[^\w\s]|_", "", text)
+    return " ".join(text.split())
+
+
+def _judged(fault: str, metric: str = "correct") -> Score:
+    return Score(float(not fault), metrics={metric: float(not fault)}, reason=fault)

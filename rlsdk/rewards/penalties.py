@@ -1,0 +1,130 @@
+"""Penalties on how a response is written, whatever it says: they are added to a reward that judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import attrs
+
+import rlsdk
+from rlsdk.errors import ValueFault
+from rlsdk.types import Rollout, Score
+
+Unit = Literal["tokens", "words", "characters"]
+
+_MAX_UNITS = 200_000
+"""Of a response, from its beginning, that are looked at for repetitions."""
+
+_MAX_NGRAM = 50
+
+
+@rlsdk.reward("length_penalty")
+@attrs.frozen(kw_only=True)
+class LengthPenalty:
+    """0 for a response of at most `free` units, falling in a line to `-penalty` at `limit` and beyond.
+
+    Paper: DAPO (soft overlong punishment), arXiv:2503.14476, eq. 13, with `limit - free` for its buffer.
+    Formula: `-penalty * min(1, max(0, (L - free) / (limit - free)))`.
+
+    Attributes:
+        limit: Length from which the whole penalty is due.
+        free: Length up to which there is none.
+        penalty: What is taken off at most.
+        unit: What is counted: sampled tokens, words (between white space) or characters.
+    """
+
+    limit: int
+    free: int = 0
+    penalty: float = 1.0
+    unit: Unit = "tokens"
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 <= self.free < self.limit:
+            raise ValueFault(f"free is from 0 to below limit; got free={self.free}, limit={self.limit}")
+        _check_penalty(self.penalty)
+
+    def __call__(self, rollout: Rollout) -> Score:
+        """Score one rollout.
+
+        Args:
+            rollout: What to score.
+
+        Returns:
+            From `-penalty` to 0, with the metric `length`; invalid if tokens are counted and the rollout has none.
+        """
+        units = _units(rollout, self.unit)
+        if units is None:
+            return _no_tokens()
+        share = min(1.0, max(0.0, (len(units) - self.free) / (self.limit - self.free)))
+        reason = f"{len(units)} {self.unit}" if share else ""
+        return Score(0.0 - self.penalty * share, metrics={"length": float(len(units))}, reason=reason)
+
+
+@rlsdk.reward("repetition_penalty")
+@attrs.frozen(kw_only=True)
+class RepetitionPenalty:
+    """`-penalty` times the share of n-grams that repeat an earlier one; 0 where none does.
+
+    A response shorter than one n-gram repeats nothing. Words are compared without regard to case.
+    Source: the repetition penalty of open-r1 and TRL, after arXiv:2502.03373.
+    Formula: `-penalty * (1 - different n-grams / all n-grams)`.
+
+    Attributes:
+        ngram: Units in a row that are one n-gram.
+        penalty: What is taken off at most.
+        unit: Of what n-grams consist: sampled tokens, words (between white space) or characters, which suit languages
+            that write without spaces.
+    """
+
+    ngram: int = 3
+    penalty: float = 1.0
+    unit: Unit = "words"
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= self.ngram <= _MAX_NGRAM:
+            raise ValueFault(f"ngram is from 1 to {_MAX_NGRAM}, got {self.ngram}")
+        _check_penalty(self.penalty)
+
+    def __call__(self, rollout: Rollout) -> Score:
+        """Score one rollout; of one with more than 200,000 units only those count.
+
+        Args:
+            rollout: What to score.
+
+        Returns:
+            From `-penalty` to 0, with the metric `repetition` (the share); invalid if n-grams are of tokens and the
+            rollout has none.
+        """
+        units = _units(rollout, self.unit)
+        if units is None:
+            return _no_tokens()
+        share = _repeated(units[:_MAX_UNITS], self.ngram)
+        reason = f"{share:.0%} of its {self.ngram}-grams are repetitions" if share else ""
+        return Score(0.0 - self.penalty * share, metrics={"repetition": share}, reason=reason)
+
+
+def _repeated(units: Sequence[object], size: int) -> float:
+    """Share of the n-grams that repeat an earlier one."""
+    count = len(units) - size + 1
+    if count < 1:
+        return 0.0
+    different = len(set(zip(*(units[start : start + count] for start in range(size)), strict=True)))
+    return 1.0 - different / count
+
+
+def _units(rollout: Rollout, unit: Unit) -> Sequence[object] | None:
+    """What is counted; None if it is tokens and there are none."""
+    if unit == "tokens":
+        sampled: list[int] = rollout.token_ids[rollout.loss_mask].tolist()
+        return sampled if sampled or not rollout.response else None
+    return rollout.response.lower().split() if unit == "words" else rollout.response
+
+
+def _no_tokens() -> Score:
+    return Score.invalid("the rollout has text but no tokens; count words or characters with unit:")
+
+
+def _check_penalty(penalty: float) -> None:
+    if penalty <= 0:
+        raise ValueFault(f"penalty is above 0 and is taken off, got {penalty}")

@@ -1,0 +1,149 @@
+"""From what another trainer's reward returns to scores; what is no number makes a score invalid, with the reason."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import attrs
+
+from rlsdk.types import Score
+
+_NOTHING = "it returned None: not applicable here"
+
+
+def _plain(value: Any) -> Any:
+    """A number out of a tensor or array of one element; anything else as it is."""
+    if isinstance(value, Real | str | bytes) or not hasattr(value, "item"):
+        return value
+    try:
+        return value.item()
+    except (ValueError, RuntimeError):  # of several elements
+        return value
+
+
+def number(value: Any) -> Score:
+    """A number, or a tensor of one element, as a score."""
+    plain = _plain(value)
+    if plain is None:
+        return Score.invalid(_NOTHING)
+    if not isinstance(plain, Real):
+        return Score.invalid(f"it returned {reprlib.repr(value)}; expected a number")
+    value = _float(plain)
+    return Score(value) if math.isfinite(value) else Score.invalid(f"it returned {value}")
+
+
+def _float(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
+    """Those of the values that can be logged."""
+    plain = {str(name): _plain(value) for name, value in values.items()}
+    found = {name: _float(value) for name, value in plain.items() if isinstance(value, Real)}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def scored(value: Any) -> Score:
+    """A number, or a mapping with `score`, whose other numbers are metrics, as veRL reads it."""
+    if not isinstance(value, Mapping):
+        return number(value)
+    if "score" not in value:
+        return Score.invalid(f"it returned a mapping without 'score'; its keys: {', '.join(map(str, value)) or 'none'}")
+    return _with(number(value["score"]), numbers({k: v for k, v in value.items() if k != "score"}))
+
+
+def summed(value: Any) -> Score:
+    """The sum of a mapping of numbers, which are metrics, too, as Trinity-RFT reads it."""
+    if not isinstance(value, Mapping):
+        return number(value)
+    if not value:
+        return Score.invalid("it returned an empty mapping; expected at least one component")
+    parts = {str(name): number(part) for name, part in value.items()}
+    wrong = [f"{name}: {score.reason}" for name, score in parts.items() if not score.valid]
+    if wrong:
+        return Score.invalid("; ".join(wrong))
+    values = {name: score.value for name, score in parts.items()}
+    return _with(number(math.fsum(values.values())), values)
+
+
+def one(read: Callable[[Any], Score]) -> Callable[[Any, int], list[Score]]:
+    """A reader of calls with one rollout."""
+    return lambda value, _: [read(value)]
+
+
+def openrlhf(value: Any, count: int) -> list[Score]:
+    """The `rewards` of a mapping, whose `scores` and `extra_logs` become metrics, as OpenRLHF reads it."""
+    if not isinstance(value, Mapping):
+        return per_rollout(_column(value), count)
+    if "rewards" not in value:
+        text = f"it returned a mapping without 'rewards'; its keys: {', '.join(map(str, value)) or 'none'}"
+        return [Score.invalid(text)] * count
+    logs = value.get("extra_logs")
+    logged = {"scores": value.get("scores"), **(logs if isinstance(logs, Mapping) else {})}
+    columns = {name: _listed(_column(values)) for name, values in logged.items()}
+    found = per_rollout(_column(value["rewards"]), count)
+    return [
+        _with(score, numbers({name: column[i] for name, column in columns.items() if column and i < len(column)}))
+        for i, score in enumerate(found)
+    ]
+
+
+def _column(value: Any) -> Any:
+    """A number, or a tensor without an axis, as a list of one."""
+    plain = _plain(value) if getattr(value, "ndim", 0) == 0 else value
+    return [plain] if isinstance(plain, Real) else value
+
+
+def _listed(value: Any) -> Sequence[Any] | None:
+    """A list out of a list, tuple, array or tensor."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return value if isinstance(value, list | tuple) else None
+
+
+@attrs.define
+class Log:
+    """What a TRL function logs while it is called.
+
+    Attributes:
+        count: Rollouts of the call.
+        columns: One number for each rollout.
+        means: One number for all.
+    """
+
+    count: int
+    columns: dict[str, list[Any]] = attrs.field(factory=dict)
+    means: dict[str, Any] = attrs.field(factory=dict)
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        """`log_extra(column, values)`."""
+        self.columns.setdefault(column, []).extend(values)
+
+    def metric(self, name: str, value: Any) -> None:
+        """`log_metric(name, value)`."""
+        self.means[name] = value
+
+    def of(self, index: int) -> dict[str, float]:
+        """The numbers of one rollout."""
+        columns = {name: values[index] for name, values in self.columns.items() if len(values) == self.count}
+        return numbers({**self.means, **columns})
+
+
+def per_rollout(value: Any, count: int, log: Log | None = None) -> list[Score]:
+    """A list with a result for each rollout; one of another length makes all of them invalid."""
+    listed = _listed(value)
+    if listed is None:
+        return [Score.invalid(f"it returned {reprlib.repr(value)}; expected a list of {count} numbers")] * count
+    if len(listed) != count:
+        return [Score.invalid(f"it returned {len(listed)} rewards for {count} rollouts")] * count
+    return [_with(scored(each), log.of(i) if log else {}) for i, each in enumerate(listed)]
+
+
+def _with(score: Score, metrics: Mapping[str, float]) -> Score:
+    return attrs.evolve(score, metrics={**score.metrics, **metrics}) if metrics and score.valid else score

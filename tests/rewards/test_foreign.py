@@ -1,0 +1,516 @@
+"""Rewards of other trainers, unmodified: each convention with functions written as its documentation writes them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import math
+import re
+import sys
+import textwrap
+from typing import get_args
+
+import pytest
+from click.testing import CliRunner
+
+import rlsdk
+from rlsdk.cli import root
+from rlsdk.errors import ConfigError, DataError, OptionError
+from rlsdk.rewards.conventions import CONVENTIONS, Parameters
+from rlsdk.rewards.foreign import Style
+from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.types import Message, Rollout, Task
+
+TASK = Task(id="t1", prompt="2+2?", answer="4", metadata={"level": 3, "extra_info": {"index": 7}}, source="sums")
+CHAT = Task(id="t2", prompt=(Message("system", "Be brief."), Message("user", "2+2?")), answer="4", source="sums")
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def make(code, name="reward", **options):
+        (tmp_path / "mine.py").write_text(textwrap.dedent(code))
+        return rlsdk.load("reward", "foreign", path=f"mine.py:{name}", **options)
+
+    return make
+
+
+def answers(*texts, task=TASK):
+    return [Rollout.from_text(task, text) for text in texts]
+
+
+def sampled(task, text, ids):
+    """A rollout with tokens: one of the prompt, and those that were sampled."""
+    made = Rollout.from_text(task, text)
+    count = len(ids)
+    return Rollout(task, made.messages, [99, *ids], [0] + [1] * count, [0.0] * (count + 1), [0] * (count + 1))
+
+
+def values(scores):
+    return [score.value if score.valid else None for score in scores]
+
+
+# --- recognition
+
+
+@pytest.mark.parametrize(
+    ("signature", "style"),
+    [
+        ("completions, **kwargs", "trl"),
+        ("completions: list[list[dict[str, str]]], solution: list[str], **kwargs", "trl"),
+        ("prompts, completions, completion_ids, trainer_state=None, log_extra=None, log_metric=None, **kwargs", "trl"),
+        ("completion_ids: list[list[int]], **kwargs", "trl"),
+        ("completions, ground_truth, **kwargs", "trl"),
+        ("data_source, solution_str, ground_truth, extra_info=None", "verl"),
+        ("data_source, solution_str, ground_truth, extra_info=None, sandbox_fusion_url=None, **kwargs", "verl"),
+        ("solution_str, ground_truth, method='strict', format_score=0.0, score=1.0", "verl"),
+        ("data_sources, solution_strs, ground_truths, extra_infos", "verl_batch"),
+        ("data_sources, solution_strs, ground_truths, extra_infos, **kwargs", "verl_batch"),
+        ("queries, prompts, labels", "openrlhf"),
+        ("queries, prompts, labels, **kwargs", "openrlhf"),
+        ("completion, answer, **kwargs", "verifiers"),
+        ("prompt, completion, answer, state", "verifiers"),
+        ("parser, completion, answer", "verifiers"),
+        ("completion, info", "verifiers"),
+        ("answer, entry", "reasoning_gym"),
+        ("self, answer: Optional[str], entry: dict[str, Any]", "reasoning_gym"),
+        ("response, truth", "trinity"),
+        ("response: str, prompt: Optional[str] = None, truth: Optional[str] = None", "trinity"),
+    ],
+)
+def test_published_signatures_are_recognised(load, signature, style):
+    code = f"from typing import Any, Optional\ndef reward({signature}): ...\n"
+    if signature.startswith("self, "):
+        code = f"from typing import Any, Optional\nclass D:\n    def score_answer({signature}): ...\ndata = D()\n"
+        assert load(code, "data").convention == style
+        assert load(code, "data.score_answer").convention == style
+    else:
+        assert load(code).convention == style
+
+
+def test_every_convention_has_its_style():
+    assert {"auto", *CONVENTIONS} == set(get_args(Style))
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "text",
+        "**kwargs",
+        "prompt, completions, prompt_ids, completion_ids, **data",  # of AReaL: one string
+        "prompts, completions, answers, states",  # of verifiers, for a whole group
+        "task, trace",
+        "answer",
+    ],
+)
+def test_an_unknown_signature_is_answered_with_what_there_is(load, signature):
+    with pytest.raises(OptionError) as caught:
+        load(f"def reward({signature}): ...")
+    text = str(caught.value)
+    assert text.startswith(f"reward 'foreign': style: mine.py:reward takes ({signature})")
+    assert all(f"\n      {name}: " in text for name in CONVENTIONS)
+
+
+def test_an_ambiguous_signature_is_answered_with_the_candidates(load):
+    code = "def reward(completions, solution_str, ground_truth, **kwargs): ..."
+    with pytest.raises(OptionError, match="is the signature of trl and verl; write one of them"):
+        load(code)
+    assert load(code, style="verl", arguments={"completions": 1}).convention == "verl"
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "cause"),
+    [
+        ("def reward(solution_str, ground_truth, url): ...", {}, "arguments: mine.py:reward asks for url, which verl"),
+        ("def reward(completions, trainer_state): ...", {}, "path: mine.py:reward asks for trainer_state, which only"),
+        ("def reward(solution_str, ground_truth): ...", {"arguments": {"x": 1}}, "arguments: .* it has no x"),
+        ("def reward(text): ...", {"style": "openrlhf"}, "path: .* openrlhf calls reward_func"),
+        ("def reward(text): ...", {"style": "verll"}, "style: .*did you mean 'verl'"),
+        ("reward = 5", {}, "path: names a int; expected a function"),
+        ("def other(): ...", {}, "path: mine.py has no 'reward'.*it has: other"),
+        ("def rewart(): ...", {}, "path: mine.py has no 'reward', did you mean 'rewart'"),
+        ("import nowhere", {}, "path: mine.py cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+        ("raise SystemExit(3)", {}, "path: mine.py cannot be imported: SystemExit: 3"),
+        ("def (", {}, "path: mine.py cannot be imported: SyntaxError"),
+        ("class reward:\n    def __init__(self, a): ...", {}, "arguments: TypeError: .*'a'"),
+    ],
+)
+def test_what_could_never_run_is_found_before_a_run(load, code, options, cause):
+    with pytest.raises(OptionError, match=f"reward 'foreign': {cause}"):
+        load(code, **options)
+
+
+@pytest.mark.parametrize("path", ["mine.py", ":f", "mine.py:", "nowhere.py:f", "no.such.module:f", "json:nothing"])
+def test_a_path_that_leads_nowhere(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    with pytest.raises(OptionError, match="path: "):
+        rlsdk.load("reward", "foreign", path=path)
+
+
+def test_functions_of_packages_and_of_files_with_neighbours(load, tmp_path, site):
+    site.install("lab", {"labrewards/__init__.py": "", "labrewards/sums.py": "def f(solution_str): return 2"})
+    reward = rlsdk.load("reward", "foreign", path="labrewards.sums:f")
+    assert values(reward(answers("x"))) == [2.0]
+    (tmp_path / "beside_foreign.py").write_text("VALUE = 3.0\n")
+    before = list(sys.path)
+    assert values(load("from beside_foreign import VALUE\ndef reward(solution_str): return VALUE")(answers("x"))) == [3]
+    assert sys.path == before
+    del sys.modules["beside_foreign"]
+
+
+def test_a_file_is_run_once_for_each_content(load):
+    code = "import itertools\nseen = itertools.count()\ndef reward(solution_str): return next(seen)\n"
+    assert values(load(code)(answers("x"))) == [0.0]
+    assert values(load(code)(answers("x"))) == [1.0]
+    assert values(load(code + "# changed")(answers("x"))) == [0.0]
+
+
+# --- TRL
+
+TRL = """
+    def reward(completions, ground_truth, **kwargs):
+        contents = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+        return [1.0 if content == truth else None if not content else 0.0
+                for content, truth in zip(contents, ground_truth)]
+"""
+
+
+def test_trl_gets_lists_for_each_column(load):
+    reward = load("""
+        def reward(prompts, completions, level, log_extra=None, log_metric=None, **kwargs):
+            assert prompts == ["2+2?", "2+2?"] and completions == ["4", "5"]
+            assert level == [3, 3] and kwargs["answer"] == ["4", "4"] and kwargs["extra_info"] == [{"index": 7}] * 2
+            assert "completion_ids" not in kwargs and "trainer_state" not in kwargs
+            log_extra("length", [len(c) for c in completions])
+            log_extra("text", list(completions))
+            log_metric("mean", 0.25)
+            return [c == a for c, a in zip(completions, kwargs["answer"])]
+    """)
+    right, wrong = reward(answers("4", "5"))
+    assert (right.value, right.metrics) == (1.0, {"mean": 0.25, "length": 1.0})
+    assert (wrong.value, wrong.valid) == (0.0, True)
+
+
+def test_trl_none_is_not_applicable(load):
+    right, wrong, empty = load(TRL)(answers("4", "5", ""))
+    assert (right.value, wrong.value) == (1.0, 0.0)
+    assert (empty.valid, empty.reason) == (False, "it returned None: not applicable here")
+    assert values(load(TRL, none="zero")(answers("4", ""))) == [1.0, 0.0]
+
+
+def test_trl_conversations_are_messages(load):
+    reward = load("""
+        def reward(prompts, completions, **kwargs):
+            assert prompts[0] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+            assert completions[0] == [{"role": "assistant", "content": "4"}]
+            return [1.0]
+    """)
+    assert values(reward(answers("4", task=CHAT))) == [1.0]
+
+
+def test_a_prefill_belongs_to_the_completion(load):
+    prompt = (Message("user", "2+2?"), Message("assistant", "<think>"))
+    task = Task(id="p", prompt=prompt)
+    messages = (prompt[0], Message("assistant", "<think>hm</think>4"))
+    rollout = Rollout(task, messages, [1, 2], [0, 1], [0.0, 0.0], [-1, 0])
+    reward = load(
+        "def reward(completions, **kwargs): return [c[0]['content'] == '<think>hm</think>4' for c in completions]"
+    )
+    assert values(reward([rollout])) == [1.0]
+
+
+def test_trl_token_ids_are_those_of_the_response(load):
+    reward = load("def reward(completion_ids, **kwargs): return [len(ids) + ids[0] / 10 for ids in completion_ids]")
+    assert values(reward([sampled(TASK, "a", [5, 6]), sampled(TASK, "b", [7])])) == [2.5, 1.7]
+    with pytest.raises(DataError, match=r"task 't1': mine\.py:reward asks for completion_ids"):
+        reward(answers("a"))
+
+
+def test_a_missing_column_is_the_fault_of_the_data(load):
+    reward = load("def reward(completions, solutions, **kwargs): return [0.0] * len(completions)")
+    with pytest.raises(DataError, match=r"task 't1': mine.py:reward asks for solutions, .* columns: level, extra_info"):
+        reward(answers("a"))
+
+
+@pytest.mark.parametrize(
+    ("returned", "cause"),
+    [
+        ("[1.0]", "it returned 1 rewards for 2 rollouts"),
+        ("0.5", "it returned 0.5; expected a list of 2 numbers"),
+        ("None", "it returned None; expected a list of 2 numbers"),
+        ("'ab'", "it returned 'ab'; expected a list of 2 numbers"),
+        ("[float('nan'), float('inf')]", "it returned (nan|inf)"),
+        ("['1', [1]]", "expected a number"),
+        ("[10**400, 1j]", "it returned inf|expected a number"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_wrong_results_are_invalid_with_the_reason(load, returned, cause):
+    scores = load(f"def reward(completions, **kwargs): return {returned}")(answers("a", "b"))
+    assert len(scores) == 2
+    for score in scores:
+        assert not score.valid
+        assert re.search(cause, score.reason), score.reason
+
+
+def test_arrays_and_tensors_are_lists_of_numbers(load):
+    pytest.importorskip("torch")
+    code = "import numpy\ndef reward(completions): return numpy.array([1, 0])"
+    assert values(load(code)(answers("a", "b"))) == [1.0, 0.0]
+    code = "import torch\ndef reward(completions): return [torch.tensor(0.5), torch.tensor([0.25])]"
+    assert values(load(code)(answers("a", "b"))) == [0.5, 0.25]
+
+
+def test_callable_objects_and_classes(load):
+    code = """
+        class Scaled:
+            def __init__(self, scale=1.0):
+                self.scale = scale
+            def __call__(self, completions, **kwargs):
+                return [self.scale * len(c) for c in completions]
+        reward = Scaled(3)
+    """
+    assert values(load(code)(answers("ab"))) == [6.0]
+    assert values(load(code, "Scaled", arguments={"scale": 2.0})(answers("ab"))) == [4.0]
+
+
+# --- veRL
+
+
+def test_verl_per_sample(load):
+    reward = load("""
+        def reward(data_source, solution_str, ground_truth, extra_info=None):
+            assert data_source == "sums" and extra_info == {"index": 7}
+            return float(solution_str == ground_truth)
+    """)
+    assert values(reward(answers("4", "5"))) == [1.0, 0.0]
+
+
+def test_verl_mappings_are_a_score_and_metrics(load):
+    reward = load("""
+        def reward(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
+            if not solution_str:
+                return {"acc": 0}
+            right = solution_str == ground_truth
+            return {"score": (1.0 if right else -1.0) + bonus, "acc": right, "pred": solution_str}
+    """, arguments={"bonus": 0.5})  # fmt: skip
+    right, wrong, broken = reward(answers("4", "5", ""))
+    assert (right.value, right.metrics) == (1.5, {"acc": 1.0})
+    assert (wrong.value, wrong.metrics) == (-0.5, {"acc": 0.0})
+    assert (broken.valid, broken.reason) == (False, "it returned a mapping without 'score'; its keys: acc")
+
+
+def test_one_sample_that_raises_does_not_spoil_the_others(load):
+    reward = load("def reward(solution_str, ground_truth): return 1 / int(solution_str)")
+    first, second, third = reward(answers("2", "0", "x"))
+    assert first.value == 0.5
+    assert (second.valid, second.reason) == (False, "ZeroDivisionError: division by zero")
+    assert (third.valid, "ValueError: invalid literal" in third.reason) == (False, True)
+
+
+def test_verl_batch(load):
+    reward = load("""
+        def reward(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
+            assert data_sources == ["sums"] * 2 and extra_infos == [{"index": 7}] * 2 and not kwargs
+            return [{"score": 1.0, "n": 2}, float(solution_strs[1] == ground_truths[1])]
+    """)
+    first, second = reward(answers("3", "4"))
+    assert (first.value, dict(first.metrics), second.value) == (1.0, {"n": 2.0}, 1.0)
+
+
+def test_a_task_without_extra_info_gives_its_metadata(load):
+    reward = load("def reward(solution_str, ground_truth, extra_info): return extra_info['level']")
+    assert values(reward(answers("a", task=Task(id="x", prompt="?", metadata={"level": 5})))) == [5.0]
+
+
+# --- OpenRLHF
+
+
+def test_openrlhf_gets_lists_of_one(load):
+    pytest.importorskip("torch")
+    reward = load("""
+        import torch
+        def reward(queries, prompts, labels, **kwargs):
+            assert (queries, prompts, labels) == (["2+2?4"], ["2+2?"], ["4"]) and not kwargs
+            right = torch.tensor([float(q.endswith(l)) for q, l in zip(queries, labels)])
+            return {"rewards": right - 0.5, "scores": right, "extra_logs": {"length": torch.tensor([5.0])}}
+    """)
+    (score,) = reward(answers("4"))
+    assert (score.value, score.metrics) == (0.5, {"scores": 1.0, "length": 5.0})
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"), [("[0.5]", 0.5), ("{'rewards': [2]}", 2.0), ("{'scores': [2]}", None), ("[1, 2]", None)]
+)
+def test_openrlhf_results(load, returned, expected):
+    assert values(load(f"def reward(queries, prompts, labels): return {returned}")(answers("4"))) == [expected]
+
+
+# --- verifiers
+
+
+def test_verifiers_passes_what_is_named(load):
+    reward = load("""
+        def reward(parser, completion, answer, state, info, task, **kwargs):
+            assert state["prompt"] == kwargs["prompt"] and task == "sums"
+            return float(parser.parse_answer(completion) == answer)
+    """)
+    assert values(reward(answers("4", "5"))) == [1.0, 0.0]
+    assert values(reward(answers("4", task=CHAT))) == [1.0]
+    assert values(load("def reward(completion, info): return info['level']")(answers("4"))) == [3.0]
+
+
+def test_verifiers_async(load):
+    reward = load("""
+        import asyncio
+        async def reward(completion, answer):
+            await asyncio.sleep(0)
+            return 1.0 if completion == answer else 1 / 0
+    """)
+    right, wrong = asyncio.run(_await(reward(answers("4", "5"))))
+    assert right.value == 1.0
+    assert (wrong.valid, wrong.reason) == (False, "ZeroDivisionError: division by zero")
+
+
+async def _await(something):
+    assert inspect.isawaitable(something)
+    return await something
+
+
+# --- reasoning-gym
+
+
+def test_reasoning_gym_gets_the_answer_in_its_tags(load):
+    reward = load("""
+        def reward(answer, entry):
+            assert entry["question"] == "2+2?" and entry["metadata"]["level"] == 3
+            return 0.01 if answer is None else float(answer == entry["answer"])
+    """)
+    assert values(reward(answers("<answer> 4 </answer>", "<answer>5</answer>", "4"))) == [1.0, 0.0, 0.01]
+
+
+# --- Trinity-RFT
+
+TRINITY = """
+    from abc import ABC
+    class RewardFn(ABC):
+        def __init__(self, **kwargs): ...
+    class Reward(RewardFn):
+        def __init__(self, weight=1.0):
+            self.weight = weight
+        def __call__(self, response, prompt=None, truth=None):
+            assert prompt == "2+2?"
+            return {"accuracy": self.weight * (response == truth), "format": 0.1}
+    class Free(RewardFn):
+        def __call__(self, **kwargs):
+            return {} if sorted(kwargs) == ["prompt", "response", "truth"] else {"a": 1.0}
+"""
+
+
+def test_trinity_classes_are_instantiated_and_their_parts_added(load):
+    right, wrong = load(TRINITY, "Reward", arguments={"weight": 2.0})(answers("4", "5"))
+    assert right.value == pytest.approx(2.1)
+    assert right.metrics == {"accuracy": 2.0, "format": 0.1}
+    assert wrong.value == pytest.approx(0.1)
+
+
+def test_trinity_without_named_parameters(load):
+    reward = load(TRINITY, "Free")
+    assert reward.convention == "trinity"
+    (score,) = reward(answers("4"))
+    assert (score.valid, "empty mapping" in score.reason) == (False, True)
+
+
+# --- in a run
+
+
+def test_in_the_scorer_beside_another_part(load):
+    part = Part("foreign", 0.5, load(TRL))
+    scorer = Scorer([part, Part("exact", 1.0, rlsdk.load("reward", "foreign", path="mine.py:reward", none="zero"))])
+
+    async def score(rollouts):
+        return await asyncio.gather(*(scorer.score(rollout) for rollout in rollouts))
+
+    right, wrong, empty = asyncio.run(score(answers("4", "5", "")))
+    assert (right.value, wrong.value, right.metrics["reward/foreign"]) == (1.5, 0.0, 1.0)
+    assert (empty.valid, empty.reason) == (False, "foreign: it returned None: not applicable here")
+
+
+YAML = """\
+name: trial
+model: {path: FOLDER}
+tasks: {train: countdown}
+reward: {use: foreign, path: "FOLDER/mine.py:reward", style: auto}
+algorithm: grpo
+steps: 2
+batch_size: 4
+group_size: 4
+engine: transformers
+placement: {device: cpu}
+"""
+
+
+def test_explain_checks_and_shows_it(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "mine.py").write_text(textwrap.dedent(TRL))
+    config = tmp_path / "trial.yaml"
+    config.write_text(YAML.replace("FOLDER", str(tmp_path)))
+    ran = CliRunner().invoke(root, ["explain", str(config), "--json"])
+    assert ran.exit_code == 0, ran.stderr
+    assert json.loads(ran.output)["rollouts"]["rewards"] == [f"1 × foreign(path={tmp_path}/mine.py:reward, style=auto)"]
+    (tmp_path / "mine.py").write_text("import nowhere\n")
+    ran = CliRunner().invoke(root, ["explain", str(config)])
+    assert ran.exit_code == 2
+    assert "  - reward.path: " in ran.stderr
+    assert "cannot be imported: ModuleNotFoundError: No module named 'nowhere'" in ran.stderr
+    (tmp_path / "mine.py").write_text("def reward(text): ...\n")
+    with pytest.raises(ConfigError, match=r"reward.style: .* takes \(text\), which is the signature of none"):
+        rlsdk.config.check(config)
+
+
+# --- the packages themselves, where they are installed
+
+
+def test_functions_of_trl(load):
+    pytest.importorskip("trl.rewards", exc_type=ImportError)
+    for name in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"):
+        assert rlsdk.load("reward", "foreign", path=f"trl.rewards:{name}").convention == "trl"
+    task = Task(id="t", prompt=(Message("user", "1/3?"),), answer=r"\frac{1}{3}")
+    accuracy = rlsdk.load("reward", "foreign", path="trl.rewards:accuracy_reward")
+    scores = accuracy([Rollout.from_text(task, rf"So \boxed{{\frac{{1}}{{{n}}}}}") for n in (3, 2)])
+    assert values(scores) == [1.0, 0.0]
+    unparsable = Task(id="u", prompt=(Message("user", "?"),), answer="")
+    assert not accuracy([Rollout.from_text(unparsable, "x")])[0].valid
+    form = rlsdk.load("reward", "foreign", path="trl.rewards:think_format_reward")
+    assert values(form([Rollout.from_text(task, "<think>\na\n</think>\nb"), Rollout.from_text(task, "b")])) == [
+        1.0,
+        0.0,
+    ]
+    penalty = load("from trl.rewards import get_repetition_penalty_reward as g\nreward = g(1, -1.0)\n")
+    assert values(penalty([sampled(TASK, "a", [5, 5, 5, 5]), sampled(TASK, "a", [5, 6])])) == [-0.75, 0.0]
+
+
+def test_datasets_of_reasoning_gym(load):
+    gym = pytest.importorskip("reasoning_gym", exc_type=ImportError)
+    data = gym.create_dataset("chain_sum", size=3, seed=1)
+    reward = load("import reasoning_gym\ndata = reasoning_gym.create_dataset('chain_sum', size=3, seed=1)\n", "data")
+    assert reward.convention == "reasoning_gym"
+    for entry in data:
+        task = Task(id="g", prompt=entry["question"], answer=entry["answer"], metadata={"metadata": entry["metadata"]})
+        right, partial, nothing = reward(
+            answers(f"<answer>{entry['answer']}</answer>", f"<answer>{entry['answer']} or so</answer>", "?", task=task)
+        )
+        assert (right.value, nothing.value) == (1.0, 0.0)
+        assert 0 < partial.value < 1
+        assert math.isclose(partial.value, data.score_answer(f"{entry['answer']} or so", entry))
+
+
+def test_reading_parameters():
+    found = Parameters.of(importlib.import_module("json").dumps)
+    assert found.others
+    assert found.required == {"obj"}
+    assert found.text.startswith("(obj, ")
