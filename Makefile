@@ -44,10 +44,10 @@ docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name 
 
 # One OpenMP thread for each process: tests start several at once, and waiting threads spin.
 test: lint types layers docs  ## everything but whole trainings, the real Ray, vLLM and DeepSpeed included
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu" --durations 20
 
 test-slow: $(STAMP)  ## whole trainings, kills
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" --timeout 1500
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" --timeout 1500 --durations 20
 
 bench: $(STAMP)  ## against TRL, overhead, estimators, the head; the machine must have nothing else to do
 	$(BIN)/pytest tests/benchmarks -m bench -s
