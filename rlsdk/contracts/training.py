@@ -1,0 +1,209 @@
+"""What learners compute on, and what they must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+import attrs
+
+from rlsdk.contracts.generation import Adapter, Model, Place, Weights
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rlsdk.plugins import Reference
+
+
+@attrs.frozen(kw_only=True)
+class LossSpec:
+    """What one update minimises, as references that each rank resolves itself.
+
+    Attributes:
+        policy_loss: Per-token loss.
+        correction: Per-token weights for the sampler/trainer mismatch.
+        kl: Estimator of the KL term of the loss.
+        kl_coef: Its weight.
+        entropy_coef: Weight of the entropy bonus.
+        aggregate: Mode of the aggregation.
+        norm: Length that `seq-mean-token-sum-norm` divides by.
+        value_clip: How far the critic may move from the old values (PPO's clipped value loss); None for no clipping.
+        temperature: That logits are divided by.
+    """
+
+    policy_loss: Reference
+    correction: Reference | None = None
+    kl: Reference | None = None
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    aggregate: str = "token-mean"
+    norm: float | None = None
+    value_clip: float | None = None
+    temperature: float = 1.0
+
+
+@attrs.frozen(kw_only=True)
+class Roles:
+    """Which models a learner holds."""
+
+    actor: Model
+    critic: Model | None = None
+    reference: Model | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TrainBatch:
+    """Rollouts as packed arrays: what a learner computes on.
+
+    `n` rollouts; `T` all their tokens, prompts included, one rollout after another; `t` response tokens (from the first
+    sampled token to the last of each rollout), one after another.
+
+    Attributes:
+        token_ids: int64 `[T]`.
+        lengths: int64 `[n]`, all tokens of each rollout; they add up to `T`.
+        starts: int64 `[n]`, where each rollout's response begins, counted from its first token (at least 1).
+        responses: int64 `[n]`, response tokens of each rollout; they add up to `t`.
+        loss_mask: bool `[t]`.
+        tokens: name -> `[t]` array: behaviour_logprobs, old_logprobs, ref_logprobs, advantages, returns, values.
+        rollouts: name -> `[n]` array: pairs, preferred, expert.
+    """
+
+    token_ids: np.ndarray
+    lengths: np.ndarray
+    starts: np.ndarray
+    responses: np.ndarray
+    loss_mask: np.ndarray
+    tokens: Mapping[str, np.ndarray] = attrs.field(factory=dict)
+    rollouts: Mapping[str, np.ndarray] = attrs.field(factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def with_tokens(self, **fields: np.ndarray) -> TrainBatch:
+        """A copy with more per-token fields."""
+        return attrs.evolve(self, tokens={**self.tokens, **fields})
+
+    def with_rollouts(self, **fields: np.ndarray) -> TrainBatch:
+        """A copy with more per-rollout fields."""
+        return attrs.evolve(self, rollouts={**self.rollouts, **fields})
+
+    @classmethod
+    def concatenate(cls, batches: Sequence[TrainBatch]) -> TrainBatch:
+        """Rollouts of several batches, one batch after another; fields that all of them have."""
+        import numpy as np
+
+        def join(name: str) -> np.ndarray:
+            return np.concatenate([getattr(b, name) for b in batches])
+
+        def fields(name: str) -> dict[str, np.ndarray]:
+            held = [getattr(b, name) for b in batches]
+            return {k: np.concatenate([h[k] for h in held]) for k in held[0] if all(k in h for h in held)}
+
+        arrays = {name: join(name) for name in ("token_ids", "lengths", "starts", "responses", "loss_mask")}
+        return cls(**arrays, tokens=fields("tokens"), rollouts=fields("rollouts"))
+
+    def response_positions(self, index: np.ndarray) -> np.ndarray:
+        """int64: where, in the `t` axis, the response tokens of the rollouts `index` lie, in that order."""
+        return _positions(self.responses, index)
+
+    def select(self, index: np.ndarray) -> TrainBatch:
+        """The rollouts `index` (int64), in that order."""
+        import numpy as np
+
+        index = np.asarray(index, dtype=np.int64)
+        everything, response = _positions(self.lengths, index), _positions(self.responses, index)
+        return TrainBatch(
+            token_ids=self.token_ids[everything],
+            lengths=self.lengths[index],
+            starts=self.starts[index],
+            responses=self.responses[index],
+            loss_mask=self.loss_mask[response],
+            tokens={k: v[response] for k, v in self.tokens.items()},
+            rollouts={k: v[index] for k, v in self.rollouts.items()},
+        )
+
+
+def _positions(lengths: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Positions, in the packed axis, of the tokens of the rollouts `index`."""
+    import numpy as np
+
+    ends = np.cumsum(lengths)
+    chosen = lengths[index]
+    shift = (ends - lengths)[index] - (np.cumsum(chosen) - chosen)
+    positions: np.ndarray = np.arange(int(chosen.sum())) + np.repeat(shift, chosen)
+    return positions
+
+
+class Learner(Protocol):
+    """One rank of the learner. Every method is called on all ranks, with each rank's own share of the rollouts."""
+
+    def environment(self, place: Place) -> Mapping[str, str]:
+        """Environment variables that must stand before the actor's process imports anything."""
+        ...
+
+    def start(self, roles: Roles, loss: LossSpec, place: Place, total_updates: int) -> None:
+        """Load the models; `total_updates` is the length of the learning-rate schedule, in optimiser steps."""
+        ...
+
+    def logprobs(
+        self, batch: TrainBatch, role: Literal["actor", "reference"] = "actor", fields: Sequence[str] = ("logprobs",)
+    ) -> dict[str, np.ndarray]:
+        """float32 `[t]` each, without a graph: of `logprobs`, `entropy`, `probs_squared_sum` those asked for."""
+        ...
+
+    def values(self, batch: TrainBatch) -> np.ndarray:
+        """float32 `[t]`: the critic's, of the state in which each response token was chosen."""
+        ...
+
+    def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
+        """One optimiser step for each (this rank's share, trained tokens, rollouts of all ranks); returns metrics."""
+        ...
+
+    def weights(self, version: int) -> Weights | None:
+        """All tensors of the actor (rank 0; None elsewhere), tied ones under both names."""
+        ...
+
+    def canary(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs to go on, every rank its part."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Go on from a folder that `save` wrote."""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """Write what `transformers.from_pretrained` opens (rank 0 writes)."""
+        ...
+
+    def stop(self) -> None:
+        """Free everything."""
+        ...
+
+
+@runtime_checkable
+class GivesAdapter(Protocol):
+    """What a learner offers beside the rest if it can send engines an adapter in place of a whole model."""
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The shape of what it would send; None if whole models are to be sent."""
+        ...
+
+    def adapter_weights(self, version: int) -> Weights | None:
+        """The adapter's tensors (rank 0; None elsewhere); `weights` still gives the whole model, merged."""
+        ...
+
+
+@runtime_checkable
+class Requires(Protocol):
+    """What an engine or a learner offers beside the rest if some of its options need more than it always needs."""
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Distributions that must be installed for the options given; looked for before anything starts."""
+        ...
