@@ -37,6 +37,8 @@ Kind = Literal[
     "tracker",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+Where = Literal["pool", "driver", "actor"]
+WHERE: tuple[Where, ...] = get_args(Where)
 T = TypeVar("T", bound=Callable[..., Any])
 _MARK = "__rlsdk_component__"
 
@@ -51,6 +53,9 @@ class Component:
         obj: The function or class.
         needs: Optional fields of its inputs that it reads.
         batch: A reward that takes and returns lists.
+        runs: Where a reward runs: in a pool of processes that can be killed, in the driver, or in an actor of its own.
+        cache: Whether a reward gives equal rollouts equal scores, so that one of them is enough.
+        imports: Modules that a reward imports when it first scores, and a pool beforehand, once for all its processes.
         whole_batch: A policy loss that reads `x.whole`.
     """
 
@@ -59,6 +64,9 @@ class Component:
     obj: Any
     needs: tuple[str, ...] = ()
     batch: bool = False
+    runs: Where = "pool"
+    cache: bool = False
+    imports: tuple[str, ...] = ()
     whole_batch: bool = False
 
     @property
@@ -180,9 +188,23 @@ def _mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
     return mark
 
 
-def reward(name: str, *, batch: bool = False) -> Callable[[T], T]:
-    """Mark a reward: `(rollout, *, …) -> float | Score`, sync or async; with `batch`, lists of both."""
-    return _mark("reward", name, batch=batch)
+def reward(
+    name: str, *, batch: bool = False, runs: Where = "pool", cache: bool = False, imports: tuple[str, ...] = ()
+) -> Callable[[T], T]:
+    """Mark a reward: `(rollout, *, …) -> float | Score`, sync or async; with `batch`, lists of both.
+
+    Args:
+        name: Its name within its plugin.
+        batch: It takes and returns lists.
+        runs: `pool`: in one of several processes, which is killed when a call takes too long. `driver`: in the driver's
+            event loop, for what is over in an instant whatever the model wrote; what is async, or has a `state()`,
+            always runs there. `actor`: in an actor of its own, for what holds a model.
+        cache: Equal rollouts get equal scores: one that was scored is not scored again.
+        imports: Heavy modules that it imports when it first scores; a pool imports them once for all its processes.
+    """
+    if runs not in WHERE:
+        raise PluginError(f"@rlsdk.reward({name!r}): runs is one of {', '.join(WHERE)}; got {runs!r}")
+    return _mark("reward", name, batch=batch, runs=runs, cache=cache, imports=tuple(imports))
 
 
 def shaping(name: str, *, needs: tuple[str, ...] = ()) -> Callable[[T], T]:
