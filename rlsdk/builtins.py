@@ -4,6 +4,7 @@ from __future__ import annotations
 
 MODULES: dict[str, tuple[str, ...]] = {
     "reward": (
+        "rlsdk.engines.reward_model",
         "rlsdk.rewards.countdown",
         "rlsdk.rewards.foreign",
         "rlsdk.rewards.format",

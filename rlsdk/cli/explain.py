@@ -12,6 +12,7 @@ from rlsdk.cli.listing import brief, console
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.components import Use
 from rlsdk.config import Plan, check
+from rlsdk.contracts import Rule
 from rlsdk.plugins import Reference
 
 NEVER_RUN = (
@@ -63,7 +64,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             "tasks": _reference(plan.tasks_train),
             "held-out tasks": _reference(plan.tasks_eval),
             "workflow": _reference(plan.workflow),
-            "rewards": [f"{part.weight:g} × {_reference(part.reference)}" for part in plan.rewards],
+            "rewards": [_part(part.rule, part.reference) for part in plan.rewards],
             "engine": _reference(plan.engine) if plan.needs_engine else "none: nothing is generated",
         },
         "learner": {
@@ -134,3 +135,14 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _part(rule: Rule, reference: Reference) -> str:
+    """A part of the reward, and how it joins the others."""
+    told = [
+        f"values from {rule.range[0]:g} to {rule.range[1]:g}" if rule.range else "",
+        f"gate at {rule.gate:g}" if rule.gate is not None else "",
+        f"for {', '.join(rule.sources)}" if rule.sources else "",
+    ]
+    head = "factor" if rule.multiply else f"{rule.weight:g} ×"
+    return ", ".join([f"{head} {_reference(reference)}", *filter(None, told)])

@@ -13,6 +13,7 @@ import click
 
 from rlsdk.cli import offline
 from rlsdk.cli.listing import console
+from rlsdk.contracts import Rule, ScoringLimits
 from rlsdk.errors import ConfigError, DataError, OptionError, PluginError
 
 
@@ -30,6 +31,10 @@ from rlsdk.errors import ConfigError, DataError, OptionError, PluginError
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write a JSON line for each row here.")
 @click.option("--overwrite", is_flag=True, help="Replace a file that --out names.")
 @click.option("--skip-bad", is_flag=True, help="Go on where rows cannot be read.")
+@click.option(
+    "--workers", type=click.IntRange(0), default=0, help="Processes that score.  [default: one for each core]"
+)
+@click.option("--timeout", default=10.0, show_default=True, metavar="SECONDS", help="For one call of the reward.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def score(
     file: str,
@@ -42,13 +47,15 @@ def score(
     overwrite: bool,
     skip_bad: bool,
     as_json: bool,
+    workers: int,
+    timeout: float,
     **columns: str | None,
 ) -> None:
     """Score the responses in FILE, parquet or JSON lines, with a reward; columns that are not named are metadata."""
     if out is not None and out.exists() and not overwrite:
         raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
     with contextlib.redirect_stdout(sys.stderr):  # a reward may print; standard output is the summary's
-        scorer = _scorer(name, options, files)
+        scorer = _scorer(name, options, files, ScoringLimits(workers=workers, timeout=timeout))
     rows, bad = offline.read(file, offline.Places(score=compare, **columns))  # type: ignore[arg-type]  # named above
     if bad and not skip_bad:
         more = f"\n  … and {len(bad) - 5} more" if len(bad) > 5 else ""
@@ -58,7 +65,10 @@ def score(
             + more
         )
     with contextlib.redirect_stdout(sys.stderr):
-        scored = asyncio.run(offline.score(scorer, rows))
+        try:
+            scored = asyncio.run(offline.score(scorer, rows))
+        finally:
+            scorer.close()
     if out is not None:
         offline.write(out, scored)
     found = offline.summary(scored, bad, worst if compare else 0)
@@ -71,7 +81,7 @@ def score(
         sys.exit(1)
 
 
-def _scorer(name: str, options: tuple[str, ...], files: tuple[str, ...]) -> Any:
+def _scorer(name: str, options: tuple[str, ...], files: tuple[str, ...], limits: ScoringLimits) -> Any:
     import yaml
 
     from rlsdk.plugins import Plugins
@@ -88,9 +98,10 @@ def _scorer(name: str, options: tuple[str, ...], files: tuple[str, ...]) -> Any:
             raise click.UsageError(f"--option {key}: {value!r} is not YAML: {error}") from error
     try:
         plugins = Plugins(files)
-        reward = plugins.resolve(plugins.reference("reward", name, given))
+        reference = plugins.reference("reward", name, given)
+        part = Part(Rule(name), plugins.resolve(reference), reference)
     except OptionError as error:
         raise ConfigError(f"--option {path}: {text}" for path, text in error.faults) from error
     except PluginError as error:
         raise ConfigError([f"--reward {name}: {error}"]) from error
-    return Scorer([Part(name, 1.0, reward)])
+    return Scorer([part], limits)

@@ -12,7 +12,7 @@ from rlsdk.components import Kind, Use, component_of
 from rlsdk.config.rules import cross_checks, limits
 from rlsdk.config.schema import COMPONENT_KEYS, PART_LISTS, PARTS, RewardUse, RunConfig, normalise
 from rlsdk.config.tree import Tree, read
-from rlsdk.contracts import AlgorithmDefaults, LossSpec, Model
+from rlsdk.contracts import AlgorithmDefaults, LossSpec, Model, Rule
 from rlsdk.errors import ConfigError, OptionError, PluginError
 from rlsdk.options import structure
 from rlsdk.plugins import Plugins, Reference
@@ -22,10 +22,9 @@ T = TypeVar("T")
 
 @attrs.frozen
 class RewardPart:
-    """One part of the reward: the name it is logged under, its weight and its component."""
+    """One part of the reward: its component, and how it joins the others under its name."""
 
-    name: str
-    weight: float
+    rule: Rule
     reference: Reference
 
 
@@ -243,15 +242,16 @@ class _Resolver:
         )
 
     def rewards(self, config: RunConfig) -> tuple[RewardPart, ...]:
-        found = []
+        found: list[RewardPart] = []
         for i, part in enumerate(config.reward):
             path = f"reward[{i}]" if len(config.reward) > 1 else "reward"
             reference = self.reference(path, "reward", part.use)
             if reference is not None:
-                found.append(RewardPart(reference.name.removeprefix("core/"), part.weight, reference))
-        names = [part.name for part in found]
-        before = [names[:i].count(name) for i, name in enumerate(names)]
-        return tuple(attrs.evolve(p, name=f"{p.name}_{n + 1}") if n else p for p, n in zip(found, before, strict=True))
+                name = reference.name.removeprefix("core/")
+                taken = sum(part.reference.name == reference.name for part in found)
+                rule = attrs.evolve(part.rule, name=f"{name}_{taken + 1}" if taken else name)
+                found.append(RewardPart(rule, reference))
+        return tuple(found)
 
     def algorithm(self, use: Use) -> Any:
         """The algorithm with overrides merged into its defaults."""

@@ -32,6 +32,8 @@ LEAST: dict[str, int] = {
     "placement.learner_threads": 0,
     "placement.gpus_per_engine": 1,
     "canary.tokens": 2,
+    "scoring.workers": 0,
+    "scoring.memory": 64,
 }
 """Path -> least value."""
 
@@ -79,6 +81,7 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
             config.minibatches > rollouts,
             f"minibatches: {config.minibatches} of {rollouts} rollouts leaves some empty; at most one for each",
         ),
+        (config.scoring.timeout <= 0, f"scoring.timeout: seconds above 0, got {config.scoring.timeout}"),
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),
         (
             not _model_exists(path),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from rlsdk.components import Kind, Use
-from rlsdk.contracts import DType
+from rlsdk.contracts import DType, Rule, ScoringLimits
 from rlsdk.options import CONVERTER, Mismatches, structure
 
 
@@ -52,11 +52,11 @@ class RewardUse:
 
     Attributes:
         use: The reward component.
-        weight: Its weight in the sum.
+        rule: How it joins the other parts: `weight`, `gate`, `multiply`, `range` and `sources`, beside `use`.
     """
 
     use: Use
-    weight: float = 1.0
+    rule: Rule = Rule()
 
 
 @attrs.frozen(kw_only=True)
@@ -171,6 +171,7 @@ class RunConfig:
         long_prompts: What becomes of longer ones: dropped and counted, or an error.
         workflow: How a task becomes rollouts.
         reward: One component, or a list with weights.
+        scoring: What rewards may take.
         max_invalid: Share of rollouts of a step that may fail to be scored before the run stops.
         algorithm: By name, with any part replaced.
         sampling: Of rollouts.
@@ -203,6 +204,7 @@ class RunConfig:
     long_prompts: Literal["drop", "error"] = "drop"
     workflow: Use | None = None
     reward: tuple[RewardUse, ...] = ()
+    scoring: ScoringLimits = ScoringLimits()
     max_invalid: float = 0.2
     algorithm: Use = Use("grpo")
     sampling: SamplingSection = SamplingSection()
@@ -245,17 +247,22 @@ PART_LISTS: Mapping[str, Kind] = {"shaping": "shaping", "filters": "filter"}
 """Parts of an algorithm that are lists -> their kind."""
 
 
+_RULE_KEYS = frozenset(field.name for field in attrs.fields(Rule)) - {"name"}
+
+
 def _structure_reward(value: Any, _: Any) -> RewardUse:
     if isinstance(value, RewardUse):
         return value
-    weight: Any = 1.0
+    given: dict[str, Any] = {}
     if isinstance(value, Mapping):
-        weight = value.get("weight", 1.0)
-        value = {k: v for k, v in value.items() if k != "weight"}
-    number, faults = structure(weight, float)
-    if faults:
-        raise Mismatches([(".weight", text) for _, text in faults])
-    return RewardUse(CONVERTER.structure(value, Use), number)
+        given = {k: v for k, v in value.items() if k in _RULE_KEYS}
+        if isinstance(given.get("sources"), str):
+            given["sources"] = [given["sources"]]
+        value = {k: v for k, v in value.items() if k not in _RULE_KEYS}
+    rule, faults = structure(given, Rule)
+    if rule is None:
+        raise Mismatches(faults)
+    return RewardUse(CONVERTER.structure(value, Use), rule)
 
 
 CONVERTER.register_structure_hook(RewardUse, _structure_reward)

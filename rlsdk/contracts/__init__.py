@@ -18,6 +18,7 @@ from rlsdk.contracts.generation import (
     Weights,
 )
 from rlsdk.contracts.running import AlgorithmDefaults, Chat, Environment, Run, Tracker, Workflow
+from rlsdk.contracts.scoring import Rule, ScoringLimits
 from rlsdk.contracts.training import GivesAdapter, Learner, LossSpec, Requires, Roles, TrainBatch
 
 __all__ = [
@@ -37,8 +38,10 @@ __all__ = [
     "Request",
     "Requires",
     "Roles",
+    "Rule",
     "Run",
     "Sampling",
+    "ScoringLimits",
     "TakesAdapter",
     "Tracker",
     "TrainBatch",

@@ -72,6 +72,7 @@ def print_report(
         f"{summary['steps']} steps, {summary['tokens_per_second']:,.0f} sampled tokens/s while generating",
         highlight=False,
     )
+    _print_invalid(console, summary.get("invalid") or {})
     for when, rows in samples.items():
         for row in rows:
             mark = "right" if row["correct"] else "wrong"
@@ -82,3 +83,15 @@ def print_report(
     for key in ("curves", "export"):
         if summary.get(key):
             console.print(f"{key}: {summary[key]}", highlight=False)
+
+
+def _print_invalid(console: Console, invalid: Mapping[str, Any]) -> None:
+    """What could not be scored, if there is any."""
+    if not invalid.get("rollouts"):
+        return
+    console.print(
+        f"[yellow]{invalid['rollouts']} rollouts ({invalid['share']:.1%}) could not be scored and were left out:[/]",
+        highlight=False,
+    )
+    for reason, count in invalid["reasons"].items():
+        console.print(f"  {count} × {escape(reason)}", highlight=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,8 @@ from rlsdk.trainer.stream import TaskStream
 from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
+REASON = 120
+"""Characters of why a rollout could not be scored, as the summary counts them."""
 
 
 @attrs.define(kw_only=True)
@@ -66,7 +69,10 @@ class Clock:
 
 
 class Loop:
-    """One run's steps. `done` steps are behind it; the weights that engines hold have that version."""
+    """One run's steps. `done` steps are behind it; the weights that engines hold have that version.
+
+    `scored` rollouts were scored since it was made, of which those `unscored` could not be, by reason.
+    """
 
     def __init__(self, parts: Parts, steps: int) -> None:
         self.p = parts
@@ -74,6 +80,8 @@ class Loop:
         self.done = 0
         self.interrupted = False
         self.tokens = 0
+        self.scored = 0
+        self.unscored: Counter[str] = Counter()
         self.phases: dict[str, float] = {}
         placement = parts.plan.config.placement
         # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
@@ -126,6 +134,8 @@ class Loop:
             groups, experts, baselines = await self._produce(tasks)
         rollouts = [r for g in groups for r in g.rollouts]
         scores = [s for g in groups for s in g.scores]
+        self.scored += len(scores)
+        self.unscored.update(s.reason[:REASON] for s in scores if not s.valid)
         invalid = check_budget(rollouts, scores, config.max_invalid, self.done + 1)
         with clock("credit"):
             kept = apply_filters(groups, self.p.filters)

@@ -7,8 +7,9 @@ import errno
 import logging
 import shutil
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from rlsdk.trainer.cluster import Actors, exchanged_adapter, ray_cluster, start_
 from rlsdk.trainer.credit import CreditAssigner
 from rlsdk.trainer.loop import Loop, Parts
 from rlsdk.trainer.reaper import reaped
+from rlsdk.trainer.rewarding import reward_actors
 from rlsdk.trainer.session import Session
 from rlsdk.trainer.stream import TaskStream
 
@@ -90,11 +92,12 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
             updates = steps * plan.config.minibatches * plan.config.passes
             actors = start_actors(plan, gpus, updates)
             try:
-                parts = _assemble(plan, actors, checkpoints, tasks)
-                loop = Loop(parts, steps)
-                seconds["start"] = time.perf_counter() - start
-                session = Session(plan, loop, console, resumed, seconds)
-                summary = _run_async(session.go())
+                with _scorer(plan) as scorer:
+                    parts = _assemble(plan, actors, checkpoints, tasks, scorer)
+                    loop = Loop(parts, steps)
+                    seconds["start"] = time.perf_counter() - start
+                    session = Session(plan, loop, console, resumed, seconds)
+                    summary = _run_async(session.go())
             finally:
                 actors.stop()
     except BaseException as error:
@@ -217,7 +220,23 @@ def _log_to(plan: Plan, console: Console) -> None:
     root.addHandler(kept)
 
 
-def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) -> Parts:
+@contextmanager
+def _scorer(plan: Plan) -> Iterator[Scorer | None]:
+    """What scores rollouts; its processes and actors end with the run."""
+    if not plan.rewards:
+        yield None
+        return
+    parts = [Part(each.rule, plan.plugins.resolve(each.reference), each.reference) for each in plan.rewards]
+    log_to = plan.folder / "logs" / "scoring.log"
+    with reward_actors(plan) as actor:
+        scorer = Scorer(parts, plan.config.scoring, log_to=log_to, actor=actor)
+        try:
+            yield scorer
+        finally:
+            scorer.close()
+
+
+def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any, scorer: Scorer | None) -> Parts:
     config, resolve = plan.config, plan.plugins.resolve
     codec = Codec.open(plan.model)
     client = EngineClient(actors.engines, codec.decode) if actors.engines else None
@@ -230,7 +249,6 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any) 
         log.warning(
             "top_p=%s, top_k=%s: the learner cannot reproduce the distribution that was sampled from", s.top_p, s.top_k
         )
-    scorer = Scorer([Part(r.name, r.weight, resolve(r.reference)) for r in plan.rewards]) if plan.rewards else None
     seed = config.seed if s.seeds == "request" else None
     hook = plan.plugins.hook.rlsdk_rollout_done
     observer = (

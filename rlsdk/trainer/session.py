@@ -115,6 +115,11 @@ class Session:
             "eval_tasks": len(loop.p.eval_tasks),
             "accuracy_before": accuracy_at(plan.folder, 0),
             "accuracy_after": accuracy_at(plan.folder, loop.done),
+            "invalid": {
+                "rollouts": loop.unscored.total(),
+                "share": loop.unscored.total() / max(loop.scored, 1),
+                "reasons": dict(loop.unscored.most_common(5)),
+            },
             "seconds": {**self._seconds, **loop.phases},
             "tokens_per_second": loop.tokens / max(generating, 1e-9),
             "export": str(export) if export.is_dir() else None,

@@ -6,6 +6,7 @@ import pytest
 
 import rlsdk
 from rlsdk.config import check
+from rlsdk.contracts import Rule
 from rlsdk.errors import ConfigError
 
 WRONG = """
@@ -37,7 +38,7 @@ def test_a_right_configuration_passes(plan):
     found = plan()
     assert found.config.name == "trial"
     assert found.config.algorithm.name == "grpo"
-    assert [part.name for part in found.rewards] == ["countdown"]
+    assert [part.rule.name for part in found.rewards] == ["countdown"]
     assert found.engine.name == "core/transformers"
     assert found.workflow.name == "core/single_turn"
     assert found.folder.as_posix() == "runs/trial"
@@ -146,7 +147,8 @@ def test_a_shell_line_that_broke_in_two_is_explained(faults):
 
 def test_rewards_have_weights_and_names_of_their_own(plan):
     found = plan("reward=[{use: countdown, weight: 2}, {use: format, weight: 0.5}, {use: countdown, score: 3}]")
-    assert [(p.name, p.weight) for p in found.rewards] == [("countdown", 2.0), ("format", 0.5), ("countdown_2", 1.0)]
+    rules = [(part.rule.name, part.rule.weight) for part in found.rewards]
+    assert rules == [("countdown", 2.0), ("format", 0.5), ("countdown_2", 1.0)]
     assert dict(found.rewards[2].reference.options) == {"score": 3}
 
 
@@ -154,11 +156,34 @@ def test_a_weight_is_a_number(faults):
     assert faults("reward={use: countdown, weight: heavy}") == ("reward[0].weight: expected float, got 'heavy'",)
 
 
+def test_parts_of_a_reward_are_gates_factors_and_routes(plan):
+    found = plan(
+        "reward=[{use: format, gate: 1, weight: 0.1}, {use: countdown, sources: countdown},"
+        "{use: length_penalty, free: 5, limit: 9, multiply: true, range: [-1, 0]}]"
+    )
+    gate, route, factor = (part.rule for part in found.rewards)
+    assert gate == Rule("format", 0.1, gate=1.0)
+    assert route == Rule("countdown", sources=("countdown",))
+    assert factor == Rule("length_penalty", multiply=True, range=(-1.0, 0.0))
+
+
+def test_faults_of_parts_of_a_reward(faults):
+    assert faults("reward=[{use: countdown, gate: high}, {use: format, range: [1, 1]}, format]") == (
+        "reward[0].gate: expected float or null, got 'high'",
+        "reward[1]: range: two different values, (low, high); got (1.0, 1.0)",
+    )
+    assert faults("scoring={timeout: 0, workers: -1, memory: 1}") == (
+        "scoring.workers: at least 0, got -1",
+        "scoring.memory: at least 64, got 1",
+        "scoring.timeout: seconds above 0, got 0.0",
+    )
+
+
 def test_a_plugin_of_a_file_is_used_by_name(file, plan, tmp_path):
     lab = tmp_path / "lab.py"
     lab.write_text("import rlsdk\n@rlsdk.reward('mine')\ndef mine(rollout, *, scale: float = 1.0): return scale\n")
     found = plan("reward={use: lab/mine, scale: 2}", plugins=[lab])
-    assert found.rewards[0].name == "lab/mine"
+    assert found.rewards[0].rule.name == "lab/mine"
     assert set(found.plugins.used()) == {"core", "lab"}
     assert plan(f"plugins=[{lab}]", "reward=lab/mine").rewards[0].reference.file[0] == str(lab)
 
@@ -192,7 +217,7 @@ def test_a_marked_object_stands_where_a_name_stands(file):
     }
     found = check(config, ["steps=3"])
     assert found.config.steps == 3
-    assert [p.name for p in found.rewards] == ["mine", "countdown"]
+    assert [p.rule.name for p in found.rewards] == ["mine", "countdown"]
     assert found.plugins.resolve(found.rewards[0].reference)(None) == 2.0
     assert "reward mine (object)" in found.plugins.used()
     assert check({**config, "reward": mine}).rewards[0].reference.obj is mine

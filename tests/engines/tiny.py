@@ -126,3 +126,29 @@ def reference_logprobs(
         logits = torch.full_like(logits, -torch.inf).scatter(-1, order, ordered.masked_fill(~kept, -torch.inf))
     target = torch.as_tensor(token_ids)[1:, None]
     return logits.log_softmax(-1).gather(-1, target)[:, 0].numpy()
+
+
+def make_classifier(folder: Path, *, labels: int = 1, template: str = "", broken: bool = False) -> Path:
+    """Write a sequence classifier with random weights, and its tokenizer, and return the folder."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary()),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_labels=labels,
+        pad_token_id=0,
+        initializer_range=0.3,
+    )
+    model = LlamaForSequenceClassification(config)
+    if broken:
+        torch.nn.init.constant_(model.score.weight, float("nan"))
+    model.save_pretrained(folder)
+    tokenizer = make_tokenizer()
+    if template:
+        tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from rlsdk.contracts import Rule
 from rlsdk.errors import ValueFault
 from rlsdk.rewards.combine import combine
-from rlsdk.types import Score
+from rlsdk.types import Score, Task
 
 
 def test_a_weighted_sum_with_its_parts():
-    total = combine([("right", 1.0, Score(0.5, metrics={"correct": 0.0}, reason="close")), ("form", 0.1, Score(1.0))])
+    total = combine(
+        [(Rule("right"), Score(0.5, metrics={"correct": 0.0}, reason="close")), (Rule("form", 0.1), Score(1.0))]
+    )
     assert total.value == pytest.approx(0.6)
     assert total.metrics == {"reward/right": 0.5, "reward/form": 1.0, "correct": 0.0}
     assert total.reason == "right: close"
@@ -18,17 +21,19 @@ def test_a_weighted_sum_with_its_parts():
 
 
 def test_one_part_keeps_its_reason():
-    assert combine([("right", 2.0, Score(0.5, reason="close"))]).reason == "close"
+    assert combine([(Rule("right", 2.0), Score(0.5, reason="close"))]).reason == "close"
 
 
 def test_a_metric_that_two_parts_report_is_named_by_part():
-    total = combine([("a", 1.0, Score(1, metrics={"format": 1, "x": 2})), ("b", 1.0, Score(1, metrics={"format": 0}))])
+    total = combine(
+        [(Rule("a"), Score(1, metrics={"format": 1, "x": 2})), (Rule("b"), Score(1, metrics={"format": 0}))]
+    )
     assert total.metrics == {"reward/a": 1, "reward/b": 1, "a/format": 1, "b/format": 0, "x": 2}
 
 
 def test_an_invalid_part_makes_all_invalid_and_is_named():
     total = combine(
-        [("a", 1.0, Score(1)), ("b", 0.0, Score.invalid("timed out")), ("c", 1.0, Score.invalid("c: gone"))]
+        [(Rule("a"), Score(1)), (Rule("b", 0.0), Score.invalid("timed out")), (Rule("c"), Score.invalid("c: gone"))]
     )
     assert not total.valid
     assert total.reason == "b: timed out; c: gone"
@@ -37,13 +42,13 @@ def test_an_invalid_part_makes_all_invalid_and_is_named():
 def test_token_rewards_are_added_by_position():
     first = Score(3.0, token_rewards=((2, 1.0), (5, 2.0)))
     second = Score(1.0, token_rewards=((5, 1.0),))
-    total = combine([("a", 1.0, first), ("b", 0.5, second)])
+    total = combine([(Rule("a"), first), (Rule("b", 0.5), second)])
     assert total.token_rewards == ((2, 1.0), (5, 2.5))
     assert total.value == sum(value for _, value in total.token_rewards)
 
 
 def test_what_rewards_the_whole_rollout_lands_on_the_last_token():
-    parts = [("a", 1.0, Score(3.0, token_rewards=((2, 3.0),))), ("b", 0.5, Score(1.0))]
+    parts = [(Rule("a"), Score(3.0, token_rewards=((2, 3.0),))), (Rule("b", 0.5), Score(1.0))]
     assert combine(parts, last_token=7).token_rewards == ((2, 3.0), (7, 0.5))
     with pytest.raises(ValueFault, match=r"'b'.*last_token"):
         combine(parts)
@@ -52,3 +57,56 @@ def test_what_rewards_the_whole_rollout_lands_on_the_last_token():
 def test_nothing_cannot_be_combined():
     with pytest.raises(ValueFault, match="at least one"):
         combine([])
+
+
+def test_factors_multiply_the_sum():
+    parts = [
+        (Rule("right", 2.0), Score(0.5)),
+        (Rule("form", multiply=True), Score(0.5)),
+        (Rule("short"), Score(1.0)),
+    ]
+    total = combine(parts)
+    assert total.value == (2.0 * 0.5 + 1.0) * 0.5
+    assert total.metrics == {"reward/right": 0.5, "reward/form": 0.5, "reward/short": 1.0}
+
+
+def test_factors_alone_make_a_product():
+    parts = [(Rule("a", multiply=True), Score(0.5)), (Rule("b", multiply=True), Score(0.25))]
+    assert combine(parts).value == 0.125
+
+
+def test_what_a_gate_shut_out_counts_as_zero():
+    gate = Rule("form", 0.1, gate=1.0)
+    assert gate.shuts(Score(0.9))
+    assert not gate.shuts(Score(1.0))
+    assert not gate.shuts(Score.invalid("gone"))
+    assert not Rule("form").shuts(Score(0.0))
+    total = combine([(gate, Score(0.5, reason="no tags")), (Rule("right"), None)])
+    assert total.value == pytest.approx(0.05)
+    assert total.metrics == {"reward/form": 0.5, "reward/right": 0.0}
+    assert total.reason == "form: no tags"
+    assert combine([(gate, Score(0.5)), (Rule("right", multiply=True), None)]).value == 0.0
+
+
+def test_a_range_becomes_zero_to_one():
+    rule = Rule("judge", 0.5, range=(0.0, 10.0))
+    assert combine([(rule, Score(8.0))]).value == pytest.approx(0.4)
+    assert combine([(rule, Score(12.0))]).value == 0.5
+    assert combine([(rule, Score(-3.0))]).value == 0.0
+    assert combine([(rule, Score(8.0))]).metrics == {"reward/judge": 8.0}
+    falling = Rule("length", range=(100.0, 0.0))  # the less the better
+    assert combine([(falling, Score(25.0))]).value == 0.75
+
+
+def test_factors_act_on_token_rewards():
+    first = Score(3.0, token_rewards=((2, 1.0), (5, 2.0)))
+    total = combine([(Rule("steps"), first), (Rule("form", multiply=True), Score(0.5))])
+    assert total.token_rewards == ((2, 0.5), (5, 1.0))
+    assert total.value == sum(value for _, value in total.token_rewards)
+
+
+def test_a_part_is_for_its_sources():
+    rule = Rule("math", sources=("gsm8k",))
+    assert rule.applies(Task(id="1", prompt="?", source="gsm8k"))
+    assert not rule.applies(Task(id="1", prompt="?", source="code"))
+    assert Rule("math").applies(Task(id="1", prompt="?", source="code"))

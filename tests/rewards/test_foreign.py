@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import rlsdk
 from rlsdk.cli import root
+from rlsdk.contracts import Rule
 from rlsdk.errors import ConfigError, DataError, OptionError
 from rlsdk.rewards.conventions import CONVENTIONS, Parameters
 from rlsdk.rewards.foreign import Style
@@ -429,8 +430,8 @@ def test_trinity_without_named_parameters(load):
 
 
 def test_in_the_scorer_beside_another_part(load):
-    part = Part("foreign", 0.5, load(TRL))
-    scorer = Scorer([part, Part("exact", 1.0, rlsdk.load("reward", "foreign", path="mine.py:reward", none="zero"))])
+    part = Part(Rule("foreign", 0.5), load(TRL))
+    scorer = Scorer([part, Part(Rule("exact"), rlsdk.load("reward", "foreign", path="mine.py:reward", none="zero"))])
 
     async def score(rollouts):
         return await asyncio.gather(*(scorer.score(rollout) for rollout in rollouts))

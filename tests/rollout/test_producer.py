@@ -6,7 +6,7 @@ import pytest
 
 import rlsdk
 from rlsdk import nano
-from rlsdk.contracts import Chat
+from rlsdk.contracts import Chat, Rule
 from rlsdk.errors import DataError, EngineError, ScoringError
 from rlsdk.rollout.codec import Codec
 from rlsdk.scoring.scorer import Part, Scorer, check_budget
@@ -22,7 +22,7 @@ def codec() -> Codec:
 
 
 def scorer(*parts: tuple[float, object]) -> Scorer:
-    return Scorer([Part(f"p{i}", weight, rlsdk.load("reward", fn)) for i, (weight, fn) in enumerate(parts)])
+    return Scorer([Part(Rule(f"p{i}", weight), rlsdk.load("reward", fn)) for i, (weight, fn) in enumerate(parts)])
 
 
 @rlsdk.reward("one")

@@ -134,3 +134,17 @@ def alive(processes: Sequence[psutil.Process]) -> list[str]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A sequence classifier with random weights, of the shape and with the tokenizer of the model."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("classifier")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    config = AutoConfig.from_pretrained(model, num_labels=1, pad_token_id=pad)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

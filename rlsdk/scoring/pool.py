@@ -1,0 +1,367 @@
+"""A pool of processes that score, each of which can be killed: no call takes longer than its limit, whatever it does.
+
+One *template* process imports the rewards; the others are its forks, so that a killed one is replaced in milliseconds.
+A call that takes much longer than others do no longer counts as one of the pool's workers: it goes on at the least
+priority until its limit, and another process takes its place. So calls that hang cost little beside their own time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.errors import DataError, ScoringError
+from rlsdk.plugins import Reference
+from rlsdk.scoring.worker import BROKEN, FORK, receive, send
+from rlsdk.types import Rollout, Score
+
+log = logging.getLogger(__name__)
+MAX_SLOW = 64
+"""Calls that may take longer than others at one time; further ones keep their worker's place."""
+_PATIENCE = 4.0
+"""Times as long as usual that a call may take before another process takes its place."""
+_LEAST_PATIENCE = 0.02
+_LEARNING = 0.05
+_FIRST_PATIENCE = 1.0
+_REMEMBERED = 1000
+_LAST_WORDS = 0.5
+"""Seconds to wait for the template to tell how a process ended."""
+_BOOT = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from rlsdk.scoring.worker import main
+main(int(sys.argv[2]))
+"""
+
+
+class FailedError(Exception):
+    """A call raised, was killed, or its process ended; says how."""
+
+
+@attrs.define(eq=False)
+class _Worker:
+    """The driver's side of a process; belongs to no event loop."""
+
+    pid: int
+    connection: socket.socket
+
+    async def ask(self, message: bytes) -> bytes:
+        """Send a call, wait for its reply; raises EOFError where the process ends first."""
+        try:
+            await asyncio.get_running_loop().sock_sendall(self.connection, len(message).to_bytes(8, "big") + message)
+            return await _receive(self.connection)
+        except ConnectionError as error:
+            raise EOFError from error
+
+    def lives(self) -> bool:
+        """Whether an idle process is there: it says nothing, so that what can be read is its end."""
+        try:
+            self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            pass
+        return False
+
+    def kill(self) -> None:
+        """End it, and whatever it started."""
+        self.connection.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+async def _receive(connection: socket.socket) -> bytes:
+    return await _exactly(connection, int.from_bytes(await _exactly(connection, 8), "big"))
+
+
+async def _exactly(connection: socket.socket, count: int) -> bytes:
+    loop, parts = asyncio.get_running_loop(), []
+    while count:
+        part = await loop.sock_recv(connection, min(count, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+class Pool:
+    """Scores calls of several rewards in processes; starts when it is first used."""
+
+    def __init__(
+        self, rewards: Sequence[Reference], *, workers: int = 0, memory: int = 2048, log_to: Path | None = None
+    ) -> None:
+        """Make one.
+
+        Args:
+            rewards: What calls name by their index.
+            workers: Processes that score at one time; 0: one for each core.
+            memory: MiB of address space that a process may take beyond what it begins with (Linux).
+            log_to: File that takes what rewards print; left out, standard error does.
+        """
+        self._rewards = list(rewards)
+        self._workers = workers or os.cpu_count() or 1
+        self._memory = memory << 20
+        self._log_to = log_to
+        self._template: _Template | None = None
+        self._idle: list[_Worker] = []
+        self._busy: set[_Worker] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._usual = [_FIRST_PATIENCE / _PATIENCE] * len(self._rewards)  # seconds of a call
+        self.counts: Counter[str] = Counter()
+        """calls, killed (over their time), died."""
+
+    async def call(self, index: int, rollouts: Sequence[Rollout], limit: float = 10.0) -> list[Score]:
+        """Score rollouts in one call of a reward.
+
+        Args:
+            index: Which reward.
+            rollouts: One, or several where the reward takes several.
+            limit: Seconds of wall clock; beyond them the process is killed.
+
+        Raises:
+            FailedError: The call raised, took too long, or its process ended.
+            DataError: A task cannot be scored at all.
+            ScoringError: The processes cannot be started.
+        """
+        self._enter_loop()
+        message = pickle.dumps((index, list(rollouts)), protocol=5)
+        async with _Slot(self._slots) as slot:
+            worker = self._taken() or await self._fork()
+            self._busy.add(worker)
+            reply = asyncio.ensure_future(worker.ask(message))
+            again = False
+            try:
+                again = await self._wait(reply, index, worker, slot, limit)
+                found = json.loads(reply.result())
+                again = again and not found.get("spent")
+            except TimeoutError:
+                self.counts["killed"] += 1
+                raise FailedError(f"it took longer than {limit:g} s and was killed") from None
+            except EOFError:
+                self.counts["died"] += 1
+                raise FailedError(f"its process ended: {await self._ending(worker)}") from None
+            finally:
+                self.counts["calls"] += 1
+                self._busy.discard(worker)
+                await _settled(reply)
+                if again and reply.exception() is None:
+                    self._idle.append(worker)
+                else:
+                    worker.kill()
+        return _scores(found)
+
+    def _taken(self) -> _Worker | None:
+        """An idle process, if there is one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.lives():
+                return worker
+            worker.kill()
+        return None
+
+    async def _wait(self, reply: asyncio.Future[bytes], index: int, worker: _Worker, slot: _Slot, limit: float) -> bool:
+        """Wait for a reply; whether the process may serve again: one whose priority was lowered may not.
+
+        Raises:
+            TimeoutError: There is none within the limit.
+        """
+        started, usual = time.perf_counter(), self._usual[index]
+        await asyncio.wait({reply}, timeout=min(max(_PATIENCE * usual, _LEAST_PATIENCE), limit))
+        if reply.done():
+            self._usual[index] += _LEARNING * (time.perf_counter() - started - usual)
+            return True
+        aside = self._slow < MAX_SLOW
+        if aside:
+            self._slow += 1
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.setpriority(os.PRIO_PROCESS, worker.pid, 19)
+            slot.release()
+        try:
+            await asyncio.wait({reply}, timeout=limit - (time.perf_counter() - started))
+        finally:
+            self._slow -= aside
+        if not reply.done():
+            raise TimeoutError
+        self._usual[index] = min(2 * usual, limit)  # perhaps all calls take as long
+        return not aside
+
+    def _enter_loop(self) -> None:
+        """What waits belongs to one event loop; processes that are idle serve the next one, too."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        self._loop = loop
+        self._slots = asyncio.Semaphore(self._workers)
+        self._starting = asyncio.Lock()
+        self._slow = 0
+        for worker in self._busy:
+            worker.kill()
+        self._busy.clear()
+        if self._template is not None:
+            self._template.watch()
+
+    async def _fork(self) -> _Worker:
+        here, there = socket.socketpair()
+        with there:
+            async with self._starting:  # those who come meanwhile wait for the same template
+                if self._template is None or not self._template.fork(there):
+                    await self._start()
+                    if self._template is None or not self._template.fork(there):
+                        raise ScoringError("the scoring processes end as soon as they are started; is memory left?")
+        here.setblocking(False)
+        try:
+            return _Worker(int(await _receive(here)), here)
+        except (EOFError, ConnectionError) as error:
+            here.close()
+            raise ScoringError("a scoring process could not be forked; are memory and processes left?") from error
+
+    async def _start(self) -> None:
+        if self._template is not None:
+            log.warning("the process that scoring processes are forked from ended; it is started again")
+            self._template.close()
+        self._template = await asyncio.to_thread(_Template, self._rewards, self._memory, self._log_to)
+        self._template.watch()
+
+    async def _ending(self, worker: _Worker) -> str:
+        return await self._template.ending(worker.pid) if self._template is not None else "nobody saw how"
+
+    def close(self) -> None:
+        """End all processes; they start again when they are needed again."""
+        for worker in [*self._idle, *self._busy]:
+            worker.kill()
+        self._idle.clear()
+        self._busy.clear()
+        if self._template is not None:
+            self._template.close()
+        self._template = None
+
+
+async def _settled(reply: asyncio.Future[bytes]) -> None:
+    """Wait until nobody reads the connection any longer."""
+    reply.cancel()
+    await asyncio.wait({reply})
+
+
+class _Slot:
+    """A place among the workers, given back once."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots = slots
+        self._held = False
+
+    async def __aenter__(self) -> _Slot:
+        await self._slots.acquire()
+        self._held = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._slots.release()
+
+
+class _Template:
+    """The driver's side of the process that the others are forked from."""
+
+    def __init__(self, rewards: Sequence[Reference], memory: int, log_to: Path | None) -> None:
+        import cloudpickle
+
+        self._control, theirs = socket.socketpair()
+        with theirs, open(log_to or os.devnull, "ab") as output:
+            # The threads of BLAS would be lost by the fork, and take the cores of others.
+            single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+            stream = output if log_to else 2
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **single},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                process_group=0,
+            )
+        self._endings: dict[int, int] = {}
+        try:
+            # By value where an object stands in place of a name; all else by reference.
+            send(self._control, cloudpickle.dumps((list(rewards), memory)))
+            answer = receive(self._control)
+        except (EOFError, ConnectionError) as error:
+            self.close()
+            raise ScoringError(f"the scoring processes did not start; see {log_to or 'standard error'}") from error
+        if answer.startswith(BROKEN):
+            self.close()
+            raise ScoringError(f"the scoring processes did not start: {answer[1:].decode()}")
+
+    def watch(self) -> None:
+        """Take notice, in this event loop, of forks that end."""
+        self._told = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._control, self._notice)
+
+    def _notice(self) -> None:
+        try:
+            pid, code = json.loads(receive(self._control))
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(self._control)
+            return
+        self._endings[pid] = code
+        while len(self._endings) > _REMEMBERED:  # of those that were killed nobody asks
+            self._endings.pop(next(iter(self._endings)))
+        self._told.set()
+
+    async def ending(self, pid: int) -> str:
+        """How a fork ended, in words."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS):
+                while pid not in self._endings:
+                    self._told.clear()
+                    await self._told.wait()
+        code = self._endings.pop(pid, None)
+        if code is None:
+            return "nobody saw how"
+        if code >= 0:
+            return f"exit status {code}"
+        return f"killed by {signal.Signals(-code).name}"
+
+    def fork(self, connection: socket.socket) -> bool:
+        """Have a process forked that serves the other end of `connection`; False if the template is gone."""
+        try:
+            socket.send_fds(self._control, [FORK], [connection.fileno()])
+        except OSError:
+            return False
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it; its forks end with it."""
+        with contextlib.suppress(RuntimeError, OSError, ValueError):
+            asyncio.get_running_loop().remove_reader(self._control)
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _scores(found: dict[str, Any]) -> list[Score]:
+    """Scores out of a reply."""
+    if "data_error" in found:
+        raise DataError(found["data_error"])
+    if "error" in found:
+        raise FailedError(found["error"])
+    return [Score(**each) for each in found["scores"]]

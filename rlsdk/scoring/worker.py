@@ -1,0 +1,200 @@
+"""The processes of a pool: one that has imported everything, and its forks, each scoring one call after the other.
+
+Calls arrive pickled from the driver, which is trusted. Results go back as JSON: what ran on a model's output is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import importlib
+import inspect
+import json
+import os
+import pickle
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from rlsdk.components import component_of
+from rlsdk.errors import DataError, RlsdkError
+from rlsdk.plugins import Plugins, Reference
+from rlsdk.types import Rollout, Score
+
+_PR_SET_PDEATHSIG = 1
+_MAX_REASON = 2_000
+"""Characters of a reason: what a scorer raises may quote the whole answer."""
+BROKEN = b"e"
+READY = b"r"
+FORK = b"f"
+
+
+def send(connection: socket.socket, message: bytes) -> None:
+    """Send a message behind its length."""
+    connection.sendall(len(message).to_bytes(8, "big") + message)
+
+
+def receive(connection: socket.socket) -> bytes:
+    """The next message; raises EOFError where the other end is closed."""
+    return _exactly(connection, int.from_bytes(_exactly(connection, 8), "big"))
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = []
+    while count:
+        part = connection.recv(min(count, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def main(descriptor: int) -> None:
+    """Be the template: make the rewards ready, then fork a process for each socket that arrives."""
+    control = socket.socket(fileno=descriptor)
+    references, memory = pickle.loads(receive(control))  # noqa: S301 - from the driver that started this process
+    try:
+        rewards = _ready(references)
+    except (RlsdkError, ImportError) as error:
+        send(control, BROKEN + str(error).encode())
+        return
+    gc.collect()
+    gc.freeze()  # what is imported stays shared with the forks
+    send(control, READY)
+    _serve(control, rewards, memory)
+
+
+def _ready(references: Sequence[Reference]) -> list[Callable[..., Any]]:
+    plugins = Plugins()
+    rewards = [plugins.resolve(reference) for reference in references]
+    for reward in rewards:
+        component = component_of(reward)
+        for module in component.imports if component else ():
+            importlib.import_module(module)
+    return rewards
+
+
+def _serve(control: socket.socket, rewards: Sequence[Callable[..., Any]], memory: int) -> None:
+    """Fork on request, and tell how forks ended, until the driver goes away."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    with selectors.DefaultSelector() as ready:
+        ready.register(control, selectors.EVENT_READ)
+        ready.register(woken, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select():
+                if key.fileobj is control:
+                    try:
+                        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+                    except ConnectionError:
+                        return
+                    if message != FORK:
+                        return
+                    if os.fork() == 0:
+                        signal.set_wakeup_fd(-1)
+                        control.close()
+                        _work(socket.socket(fileno=descriptors[0]), rewards, memory)
+                    os.close(descriptors[0])
+                else:
+                    os.read(woken, 4096)
+                    _reap(control)
+
+
+def _reap(control: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        send(control, json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode())
+
+
+def _work(connection: socket.socket, rewards: Sequence[Callable[..., Any]], memory: int) -> NoReturn:
+    """Score calls until the driver goes away; a fork never returns into the template's code."""
+    code = 1
+    try:
+        _confine(memory)
+        send(connection, str(os.getpid()).encode())
+        while True:
+            index, rollouts = pickle.loads(receive(connection))  # noqa: S301 - as above
+            reply, spent = _call(rewards[index], rollouts)
+            send(connection, reply)
+            if spent:
+                break
+        code = 0
+    except (EOFError, ConnectionError):
+        code = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _confine(memory: int) -> None:
+    """A process group to be killed as one, an end with the template's, and limits."""
+    import resource  # not on Windows, where there is no pool
+
+    os.setpgid(0, 0)  # no session of its own: that would be a scheduling group, in which niceness means nothing
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with open("/proc/self/statm", encoding="ascii") as file:
+            size = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + memory, size + memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
+
+
+def _call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> tuple[bytes, bool]:
+    """What is sent back, and whether the process has to go: one that ran out of memory is not to be trusted."""
+    spent = False
+    try:
+        found: dict[str, Any] = {"scores": [_plain(each) for each in _scores_of(reward, rollouts)]}
+        return json.dumps(found, default=float).encode(), False
+    except DataError as error:
+        found = {"data_error": str(error)}
+    except MemoryError:
+        found, spent = {"error": "MemoryError: it needs more than scoring.memory allows", "spent": True}, True
+    except BaseException as error:  # noqa: BLE001 - the user's code: what it raises is the score's reason
+        spent = isinstance(error, SystemExit | KeyboardInterrupt)
+        found = {"error": f"{type(error).__name__}: {error}"[:_MAX_REASON], "spent": spent}
+    return json.dumps(found).encode(), spent
+
+
+def _scores_of(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> list[Any]:
+    """What a reward returns for each rollout, whether it takes one or several, is async or not."""
+    component = component_of(reward)
+    whole = component is not None and component.batch
+    result = reward(rollouts) if whole else reward(rollouts[0])
+    result = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+    if whole and len(result) != len(rollouts):
+        raise ValueError(f"returned {len(result)} scores for {len(rollouts)} rollouts")
+    return list(result) if whole else [result]
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _plain(result: Any) -> dict[str, Any]:
+    try:
+        score = result if isinstance(result, Score) else Score(result)
+    except (TypeError, ValueError) as error:  # of one rollout: it says nothing of those beside it
+        score = Score.invalid(f"{type(error).__name__}: {error}")
+    return {
+        "value": score.value,
+        "valid": score.valid,
+        "metrics": dict(score.metrics),
+        "reason": score.reason[:_MAX_REASON],
+        "token_rewards": score.token_rewards,
+    }

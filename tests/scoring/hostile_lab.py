@@ -1,0 +1,81 @@
+"""Rewards that fail in every way there is; the text of the response says how."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import rlsdk
+from rlsdk.errors import DataError
+
+
+def _do(text: str) -> float:
+    kind, _, argument = text.partition(" ")
+    if kind == "sleep":
+        time.sleep(float(argument))
+    elif kind == "spin":
+        end = time.monotonic() + float(argument)
+        while time.monotonic() < end:
+            pass
+    elif kind == "crash":
+        ctypes.string_at(0)
+    elif kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "exit":
+        os._exit(3)
+    elif kind == "leave":
+        sys.exit(3)
+    elif kind == "memory":
+        return float(len(bytearray(1 << 36)))
+    elif kind == "raise":
+        raise ValueError(argument)
+    elif kind == "task":
+        raise DataError("the task has no answer")
+    elif kind == "child":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", argument])
+        time.sleep(600)
+    elif kind == "nan":
+        return float("nan")
+    elif kind == "words":
+        return "ten"  # type: ignore[return-value]
+    return float(len(text))
+
+
+@rlsdk.reward("one")
+def one(rollout) -> float:
+    """The length of the response, if it is not hostile."""
+    return _do(rollout.response)
+
+
+@rlsdk.reward("cached", cache=True)
+def cached(rollout) -> float:
+    """Another number at each call."""
+    return _do(rollout.response) + time.time()
+
+
+@rlsdk.reward("many", batch=True)
+def many(rollouts) -> list[float]:
+    """The lengths of the responses."""
+    return [_do(rollout.response) for rollout in rollouts]
+
+
+@rlsdk.reward("pid")
+def pid(rollout) -> float:
+    """The process that scores."""
+    return float(os.getpid())
+
+
+@rlsdk.reward("waits", runs="driver")
+async def waits(rollout) -> float:
+    """Waits as long as the response says, in the driver."""
+    await asyncio.sleep(float(rollout.response))
+    return float(os.getpid())
+
+
+@rlsdk.reward("too_few", batch=True)
+def too_few(rollouts) -> list[float]:
+    """One score too few."""
+    return [1.0 for _ in rollouts][1:]

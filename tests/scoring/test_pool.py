@@ -1,0 +1,268 @@
+"""The pool kills what takes too long, survives what crashes, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlsdk.contracts import Rule, ScoringLimits
+from rlsdk.errors import DataError, ScoringError
+from rlsdk.plugins import Plugins
+from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.types import Rollout, Score, Task
+
+LAB = Path(__file__).with_name("hostile_lab.py")
+TIMEOUT = 0.5
+
+
+def rollout(text: str, name: str = "t") -> Rollout:
+    return Rollout.from_text(Task(id=name, prompt="?", answer="!"), text)
+
+
+def part(name: str, **options: Any) -> Part:
+    plugins = Plugins([LAB])
+    reference = plugins.reference("reward", name, options)
+    return Part(Rule(name.rpartition("/")[2]), plugins.resolve(reference), reference)
+
+
+@pytest.fixture
+def scorer() -> Iterator[Callable[..., Scorer]]:
+    made: list[Scorer] = []
+
+    def make(*names: str, **limits: Any) -> Scorer:
+        chosen = ScoringLimits(**{"timeout": TIMEOUT, "workers": 2, **limits})
+        made.append(Scorer([part(name) for name in names], chosen))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def score(scorer: Scorer, *texts: str) -> list[Score]:
+    async def all_of_them() -> list[Score]:
+        return await asyncio.gather(*(scorer.score(rollout(text)) for text in texts))
+
+    return asyncio.run(all_of_them())
+
+
+def test_it_scores_in_other_processes(scorer: Callable[..., Scorer]) -> None:
+    pids = {found.value for found in score(scorer("hostile_lab/pid"), *map(str, range(20)))}
+    assert os.getpid() not in pids
+    assert 1 <= len(pids) <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("sleep 600", "it took longer than 0.5 s and was killed"),
+        ("spin 600", "it took longer than 0.5 s and was killed"),
+        ("crash", "its process ended: killed by SIGSEGV"),
+        ("kill", "its process ended: killed by SIGKILL"),
+        ("exit", "its process ended: exit status 3"),
+        ("leave", "SystemExit: 3"),
+        ("memory", "MemoryError: it needs more than scoring.memory allows"),
+        ("raise " + "x" * 5000, "ValueError: " + "x" * 1000),
+        ("nan", "a valid score must be finite"),
+        ("words", "ten"),
+    ],
+)
+@pytest.mark.parametrize("reward", ["one", "many"])
+def test_what_fails_is_invalid_and_the_next_calls_work(
+    scorer: Callable[..., Scorer], reward: str, text: str, reason: str
+) -> None:
+    running = scorer(f"hostile_lab/{reward}")
+    start = time.monotonic()
+    before, failed, after, more = score(running, "good", text, "fine!", "x" * 100_000)
+    again = score(running, "again")[0]
+    assert time.monotonic() - start < 20
+    assert not failed.valid
+    assert failed.reason.startswith(f"{reward}: ")
+    assert reason in failed.reason
+    assert len(failed.reason) < 2_100
+    assert [s.value for s in (before, after, more, again)] == [4, 5, 100_000, 5]
+
+
+def test_a_task_that_cannot_be_scored_stops(scorer: Callable[..., Scorer]) -> None:
+    running = scorer("hostile_lab/one")
+    with pytest.raises(DataError, match="the task has no answer"):
+        score(running, "task")
+    assert score(running, "good")[0].value == 4
+
+
+def test_what_a_killed_call_started_dies_with_it(scorer: Callable[..., Scorer]) -> None:
+    mark = f"mark-{time.monotonic_ns()}"
+    assert not score(scorer("hostile_lab/one"), f"child {mark}")[0].valid
+    gone_by = time.monotonic() + 10
+    while _running(mark) and time.monotonic() < gone_by:
+        time.sleep(0.05)
+    assert not _running(mark)
+
+
+def _running(mark: str) -> bool:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            found += [p for p in [process] if mark in p.cmdline() and p.status() != psutil.STATUS_ZOMBIE]
+    return bool(found)
+
+
+def test_hanging_calls_do_not_hold_up_the_others(scorer: Callable[..., Scorer]) -> None:
+    running = scorer("hostile_lab/one", timeout=5.0)
+    score(running, *["warm"] * 200)
+
+    async def work() -> float:
+        hanging = [asyncio.create_task(running.score(rollout("sleep 600"))) for _ in range(8)]
+        await asyncio.sleep(0.5)
+        start = time.monotonic()
+        found = await asyncio.gather(*(running.score(rollout("x" * i)) for i in range(1, 200)))
+        took = time.monotonic() - start
+        assert [s.value for s in found] == list(range(1, 200))
+        assert all(not s.valid for s in await asyncio.gather(*hanging))
+        return took
+
+    assert asyncio.run(work()) < 4  # far less than one limit, though all workers hung
+    assert running.counts["killed"] == 8
+
+
+def test_a_cancelled_call_frees_its_process(scorer: Callable[..., Scorer]) -> None:
+    running = scorer("hostile_lab/one", timeout=60.0)
+
+    async def work() -> Score:
+        hanging = [asyncio.create_task(running.score(rollout("sleep 600"))) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        for each in hanging:
+            each.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+        return await running.score(rollout("good"))
+
+    assert asyncio.run(work()).value == 4
+
+
+def test_a_killed_template_is_started_again(scorer: Callable[..., Scorer]) -> None:
+    running = scorer("hostile_lab/one")
+
+    async def work() -> list[Score]:
+        first = await running.score(rollout("good"))
+        for child in psutil.Process().children():
+            if "rlsdk.scoring.worker" in " ".join(child.cmdline()):
+                child.kill()
+                child.wait(5)
+        await asyncio.sleep(0.2)  # its forks end with it
+        return [first, await running.score(rollout("found"))]
+
+    assert [s.value for s in asyncio.run(work())] == [4, 5]
+
+
+def test_no_process_is_left(scorer: Callable[..., Scorer]) -> None:
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    running = scorer("hostile_lab/one")
+    score(running, "a", "b")
+    started = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    assert len(started) >= 2
+    running.close()
+    psutil.wait_procs(started, timeout=10)
+    assert not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_equal_rollouts_are_scored_once_where_the_reward_allows_it(scorer: Callable[..., Scorer]) -> None:
+    running = scorer("hostile_lab/cached")
+    first = score(running, "same")[0]
+    second, other = score(running, "same", "other")
+    assert first.value == second.value != other.value
+    assert running.counts["calls"] == 2
+
+
+def test_a_failure_is_not_kept(scorer: Callable[..., Scorer]) -> None:
+    running = scorer("hostile_lab/cached")
+    assert [s.valid for s in (score(running, "exit") + score(running, "exit"))] == [False, False]
+    assert running.counts["calls"] == 2
+
+
+def test_async_rewards_wait_together_in_the_driver_and_have_a_limit(scorer: Callable[..., Scorer]) -> None:
+    running = scorer("hostile_lab/waits", timeout=1.0)
+    start = time.monotonic()
+    found = score(running, *["0.3"] * 50, "60")
+    assert time.monotonic() - start < 10
+    assert {s.value for s in found[:-1]} == {os.getpid()}
+    assert found[-1].reason == "waits: it took longer than 1 s"
+
+
+def test_a_batch_of_another_length_is_invalid(scorer: Callable[..., Scorer]) -> None:
+    assert (
+        score(scorer("hostile_lab/too_few"), "a")[0].reason == "too_few: ValueError: returned 0 scores for 1 rollouts"
+    )
+
+
+def test_a_reward_that_cannot_be_imported_there_stops_with_the_cause(tmp_path: Path) -> None:
+    file = tmp_path / "elsewhere.py"
+    file.write_text(
+        "import os, rlsdk\n"
+        f"if os.getpid() != {os.getpid()}: raise ImportError('not on this side')\n"
+        "@rlsdk.reward('r')\n"
+        "def r(rollout):\n    '''One.'''\n    return 1.0\n"
+    )
+    plugins = Plugins([file])
+    reference = plugins.reference("reward", "elsewhere/r")
+    running = Scorer([Part(Rule("r"), plugins.resolve(reference), reference)])
+    with pytest.raises(ScoringError, match="not on this side"):
+        score(running, "x")
+
+
+def test_a_marked_object_of_a_script_is_scored_there() -> None:
+    import rlsdk
+
+    offset = 2.0
+
+    @rlsdk.reward("local")
+    def local(rollout: Rollout) -> float:
+        """The length and two."""
+        return len(rollout.response) + offset + os.getpid() * 0
+
+    plugins = Plugins()
+    reference = plugins.reference("reward", local)
+    running = Scorer([Part(Rule("local"), plugins.resolve(reference), reference)])
+    assert score(running, "xxx")[0].value == 5
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Scorer]:
+    made = Scorer([part("math"), part("hostile_lab/one")], ScoringLimits(timeout=10.0, workers=2))
+    yield made
+    made.close()
+
+
+hostile = st.one_of(
+    st.text(),
+    st.builds(
+        lambda c, n: c * n,
+        st.sampled_from(["(", "{", "[", "|", "9", "\\frac{", "^{9", "\\sqrt{", "٣", "−"]),
+        st.integers(1, 10_000),
+    ),
+    st.builds(lambda n: "^".join("9" * n), st.integers(1, 50)),
+    st.builds(lambda n: f"{n}!" * 3, st.integers(0, 10**9)),
+    st.builds(lambda a, b: f"\\sum_{{k=1}}^{{{a}}} k^{{{b}}}", st.integers(), st.integers()),
+    st.sampled_from(["\\boxed{", "}", "\x00", "\ud800", "__import__('os').system('true')", "x" * 1_000_000]),
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(texts=st.lists(hostile, min_size=1, max_size=8))
+def test_hostile_answers_return_and_the_pool_goes_on(shared: Scorer, texts: list[str]) -> None:
+    start = time.monotonic()
+    found = score(shared, *[f"\\boxed{{{text}}}" for text in texts], "good")
+    assert time.monotonic() - start < 30
+    assert all(isinstance(s, Score) for s in found)
+    assert all(s.valid for s in found), [s.reason for s in found]
+    assert shared.counts["killed"] == 0
