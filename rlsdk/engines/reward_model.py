@@ -20,8 +20,8 @@ class RewardModel:
     """The logit of a sequence classifier for the conversation, in batches, in an actor of its own.
 
     Its tokenizer and its chat template write the text; where it has no template, prompt and response are joined as
-    they are. Tokens beyond `max_length` are cut from the beginning, since the answer counts. A score is invalid where the
-    logit is not finite.
+    they are. Tokens beyond `max_length` are cut from the beginning, since the answer counts. A score whose logit is not
+    finite is invalid.
 
     Attributes:
         path: Folder that `AutoModelForSequenceClassification` opens, or a hub id.
