@@ -60,8 +60,7 @@ class CodeTests:
             raise ValueFault(f"timeout is a number of seconds above 0, got {self.timeout}")
         if self.tolerance is not None and not self.tolerance >= 0:
             raise ValueFault(f"tolerance is a number from 0 upwards, or null; got {self.tolerance}")
-        if self.isolation == "namespaces":
-            sandbox.require()
+        sandbox.require(self.prelude, self.limits, self.isolation, self.packages)
 
     def __call__(self, rollout: Rollout) -> Score:
         """Score one rollout.

@@ -144,31 +144,41 @@ def run(
     raise EnvironmentFault(f"the sandbox did not start: {said}")
 
 
-@functools.cache
 def missing() -> str:
-    """What keeps this machine from isolating code, found by trying it once; empty if nothing does."""
+    """What keeps this machine from isolating code, found by trying it; empty if nothing does."""
     if sys.platform != "linux":
         return f"namespaces are Linux's, and this is {sys.platform}"
     try:
-        (ran,) = run(["print(1)"], [Run()], timeout=10, limits=Limits())
+        _tried("", Limits(), "namespaces", False)
     except EnvironmentFault as error:
         return str(error)
-    return "" if ran.output == b"1\n" else f"a first program failed in the sandbox: {ran}"
+    return ""
 
 
-def require() -> None:
-    """Refuse to go on where code cannot be isolated.
+def require(prelude: str, limits: Limits, isolation: Isolation, packages: bool) -> None:
+    """Refuse to go on where code could not be isolated, or not even a program that does nothing would run.
 
     Raises:
-        ValueFault: The kernel grants too little; says what, and what to do.
+        ValueFault: Says what is missing, and what to do.
     """
-    if fault := missing():
+    if isolation == "namespaces" and (fault := missing()):
         raise ValueFault(
             f"code that a model wrote cannot be isolated on this machine: {fault}. Allow namespaces to this user "
             "(sysctl user.max_user_namespaces above 0; kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; a "
             "container that may call unshare and mount), or write `isolation: none`, under which that code can do "
             "whatever you can"
         )
+    ran = _tried(prelude, limits, isolation, packages)
+    if ran.status != 0:
+        said = ran.errors.decode("utf-8", "replace").strip().rpartition("\n")[2] or f"status {ran.status}"
+        raise ValueFault(f"no code can pass: with this prelude and these limits an empty program fails with: {said}")
+
+
+@functools.lru_cache(maxsize=16)
+def _tried(prelude: str, limits: Limits, isolation: Isolation, packages: bool) -> Ran:
+    """How a program ends that does nothing."""
+    (ran,) = run([prelude], [Run()], timeout=10, limits=limits, isolation=isolation, packages=packages)
+    return ran
 
 
 class _Nowhere:
