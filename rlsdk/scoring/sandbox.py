@@ -42,11 +42,9 @@ stub = types.ModuleType("rlsdk")
 stub.__path__ = [sys.argv.pop()]
 sys.modules["rlsdk"] = stub
 from rlsdk.scoring.jail.main import main
-play = main()
-if play: play()
+main()
 """
-"""Imports the launcher without what `import rlsdk` runs. The tested code is the last thing that a process does, so that
-it ends like any program, with its threads joined, its exit functions called and its output flushed."""
+"""Imports the launcher without what `import rlsdk` runs."""
 
 
 @attrs.frozen(kw_only=True)

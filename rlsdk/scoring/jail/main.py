@@ -32,26 +32,23 @@ _RESULTS = 3
 _OURS = 2
 """Processes of the sandbox itself, which count as the tested code's."""
 
-Play = Callable[[], None]
 
+def main() -> None:
+    """Serve one request, and end this process and those it forked.
 
-def main() -> Play | None:
-    """Serve one request.
-
-    Returns:
-        In a process of the tested code: what it is to run. In all others None: they are done.
+    None of them takes down its interpreter: that touches every object, and so copies the memory that forks share.
     """
     request = _read()
     report = os.dup(1)
     try:
-        return _isolated(request, report) if request["isolated"] else _plain(request, report)
+        (_isolated if request["isolated"] else _plain)(request, report)
     except OSError as error:
         _send(report, "fault", (error.strerror or str(error)).encode())
     except Exception:  # noqa: BLE001 - whatever it is, the caller has to know
         import traceback
 
         _send(report, "fault", traceback.format_exc().encode())
-    return None
+    os._exit(0)
 
 
 def _read() -> dict[str, Any]:
@@ -62,22 +59,22 @@ def _read() -> dict[str, Any]:
     return found
 
 
-def _plain(request: dict[str, Any], report: int) -> Play | None:
+def _plain(request: dict[str, Any], report: int) -> None:
     if sys.platform == "linux":
         kernel.die_with_parent()
     if os.getppid() != request["parent"]:
-        return None
+        return
     os.chdir(request["folder"])
-    return _serve(request, report)
+    _serve(request, report)
 
 
-def _isolated(request: dict[str, Any], report: int) -> Play | None:
+def _isolated(request: dict[str, Any], report: int) -> None:
     """Fork the first process of the new namespaces, which does the rest; wait for it outside."""
     limits = request["limits"]
     was_root = walls.leave()
     kernel.die_with_parent()
     if os.getppid() != request["parent"]:  # it ended before that call
-        return None
+        return
     outside, held = os.pipe()
     child = os.fork()
     if child:
@@ -85,13 +82,13 @@ def _isolated(request: dict[str, Any], report: int) -> Play | None:
         os.close(report)
         os.close(1)
         os.waitpid(child, 0)  # `held` stays open until this process ends
-        return None
+        return
     os.close(held)
     walls.close(request["visible"], limits["disk"], was_root, outside)
-    return _serve(request, report)
+    _serve(request, report)
 
 
-def _serve(request: dict[str, Any], report: int) -> Play | None:
+def _serve(request: dict[str, Any], report: int) -> None:
     os.environ.clear()
     os.environ.update(HOME=os.getcwd(), TMPDIR=os.getcwd(), PATH="/usr/bin:/bin", LANG="C.UTF-8")
     sys.path += request["packages"]
@@ -104,7 +101,7 @@ def _serve(request: dict[str, Any], report: int) -> Play | None:
         given = _file("input", run["input"])
         child = os.fork()
         if not child:
-            return _prepared(request, run, given, output, error)
+            play.to_its_end(_prepared(request, run, given, output, error))
         status = _wait(child, until)
         if status is None:
             os.kill(child, signal.SIGKILL)
@@ -119,10 +116,9 @@ def _serve(request: dict[str, Any], report: int) -> Play | None:
             os.close(each)
         if status is None:
             break
-    return None
 
 
-def _prepared(request: dict[str, Any], run: dict[str, Any], given: int, output: int, error: int) -> Play:
+def _prepared(request: dict[str, Any], run: dict[str, Any], given: int, output: int, error: int) -> Callable[[], None]:
     """Make this process, a new child, the tested code's; returns what it is to run."""
     os.setpgid(0, 0)
     if sys.platform == "linux":

@@ -5,12 +5,13 @@ Nothing here decides whether an answer is right: results leave the sandbox as da
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 MAX_DIGITS = 4_000
 """Whole numbers with more are written in hexadecimal: Python refuses to read them, or write them, in decimal."""
@@ -18,6 +19,37 @@ MAX_DIGITS = 4_000
 Step = tuple[str, str, Any]
 """What to do with the module of the answer: ("run", source, None), ("value", expression, None), ("test", source, None)
 or ("call", name of a function, arguments)."""
+
+
+def to_its_end(run: Callable[[], None]) -> NoReturn:
+    """Run what a process is for, and end it as Python ends a program: threads, exit functions, output, status."""
+    status = 0
+    try:
+        run()
+    except SystemExit as asked:
+        status = _status(asked.code)
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        sys.__excepthook__(*sys.exc_info())
+        status = 1
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    except BaseException:  # noqa: BLE001 - as above
+        sys.__excepthook__(*sys.exc_info())
+        status = status or 120
+    try:
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _status(code: Any) -> int:
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return 1
 
 
 def program(code: list[str]) -> None:
