@@ -11,6 +11,8 @@ MODULES: dict[str, tuple[str, ...]] = {
         "rlsdk.rewards.matching",
         "rlsdk.rewards.math",
         "rlsdk.rewards.penalties",
+        "rlsdk.scoring.code_tests",
+        "rlsdk.scoring.judge",
     ),
     "shaping": ("rlsdk.algorithms.shaping",),
     "advantage": ("rlsdk.algorithms.advantages", "rlsdk.algorithms.returns", "rlsdk.algorithms.trajectories"),
