@@ -1,8 +1,8 @@
 """A pool of processes that score, each of which can be killed: no call takes longer than its limit, whatever it does.
 
 One *template* process imports the rewards; the others are its forks, so that a killed one is replaced in milliseconds.
-A call that takes much longer than others do no longer counts as one of the pool's workers: it goes on at the least
-priority until its limit, and another process takes its place. So calls that hang cost little beside their own time.
+A call that takes much longer than others do no longer counts as one of the pool's workers: another process takes its
+place until its limit. While others wait, one that computes goes on at the least priority: what hangs costs little.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class _Worker:
 
     pid: int
     connection: socket.socket
+    cpu: float  # seconds it had used when its last call ended
 
     async def ask(self, message: bytes) -> bytes:
         """Send a call, wait for its reply; raises EOFError where the process ends first."""
@@ -77,6 +78,14 @@ class _Worker:
         except ConnectionError:
             pass
         return False
+
+    def computing(self, seconds: float) -> bool:
+        """Whether this call used so many seconds of CPU; False where the system does not tell."""
+        try:
+            used = int(Path(f"/proc/{self.pid}/schedstat").read_text(encoding="ascii").split()[0])
+        except (OSError, ValueError, IndexError):
+            return False
+        return used / 1e9 - self.cpu > seconds
 
     def kill(self) -> None:
         """End it, and whatever it started."""
@@ -149,6 +158,7 @@ class Pool:
             try:
                 again = await self._wait(reply, index, worker, slot, limit)
                 found = json.loads(reply.result())
+                worker.cpu = found["cpu"]
                 again = again and not found.get("spent")
             except TimeoutError:
                 self.counts["killed"] += 1
@@ -182,15 +192,19 @@ class Pool:
             TimeoutError: There is none within the limit.
         """
         started, usual = time.perf_counter(), self._usual[index]
-        await asyncio.wait({reply}, timeout=min(max(_PATIENCE * usual, _LEAST_PATIENCE), limit))
+        patience = min(max(_PATIENCE * usual, _LEAST_PATIENCE), limit)
+        await asyncio.wait({reply}, timeout=patience)
         if reply.done():
             self._usual[index] += _LEARNING * (time.perf_counter() - started - usual)
             return True
         aside = self._slow < MAX_SLOW
-        if aside:
-            self._slow += 1
+        # What waits itself, or starves beside an engine, is not to be held up further.
+        lowered = aside and self._slots.locked() and worker.computing(patience / 2)
+        if lowered:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.setpriority(os.PRIO_PROCESS, worker.pid, 19)
+        if aside:
+            self._slow += 1
             slot.release()
         try:
             await asyncio.wait({reply}, timeout=limit - (time.perf_counter() - started))
@@ -199,7 +213,7 @@ class Pool:
         if not reply.done():
             raise TimeoutError
         self._usual[index] = min(2 * usual, limit)  # perhaps all calls take as long
-        return not aside
+        return not lowered
 
     def _enter_loop(self) -> None:
         """What waits belongs to one event loop; processes that are idle serve the next one, too."""
@@ -226,10 +240,11 @@ class Pool:
                         raise ScoringError("the scoring processes end as soon as they are started; is memory left?")
         here.setblocking(False)
         try:
-            return _Worker(int(await _receive(here)), here)
+            pid, cpu = json.loads(await _receive(here))
         except (EOFError, ConnectionError) as error:
             here.close()
             raise ScoringError("a scoring process could not be forked; are memory and processes left?") from error
+        return _Worker(pid, here, cpu)
 
     async def _start(self) -> None:
         if self._template is not None:

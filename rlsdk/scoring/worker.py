@@ -17,6 +17,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -124,12 +125,12 @@ def _work(connection: socket.socket, rewards: Sequence[Callable[..., Any]], memo
     code = 1
     try:
         _confine(memory)
-        send(connection, str(os.getpid()).encode())
+        send(connection, json.dumps([os.getpid(), time.process_time()]).encode())
         while True:
             index, rollouts = pickle.loads(receive(connection))  # noqa: S301 - as above
-            reply, spent = _call(rewards[index], rollouts)
-            send(connection, reply)
-            if spent:
+            reply = _call(rewards[index], rollouts)
+            send(connection, json.dumps({**reply, "cpu": time.process_time()}, default=float).encode())
+            if reply.get("spent"):
                 break
         code = 0
     except (EOFError, ConnectionError):
@@ -155,20 +156,17 @@ def _confine(memory: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
 
 
-def _call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> tuple[bytes, bool]:
-    """What is sent back, and whether the process has to go: one that ran out of memory is not to be trusted."""
-    spent = False
+def _call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """What is sent back; `spent`: the process has to go, since one that ran out of memory is not to be trusted."""
     try:
-        found: dict[str, Any] = {"scores": [_plain(each) for each in _scores_of(reward, rollouts)]}
-        return json.dumps(found, default=float).encode(), False
+        return {"scores": [_plain(each) for each in _scores_of(reward, rollouts)]}
     except DataError as error:
-        found = {"data_error": str(error)}
+        return {"data_error": str(error)}
     except MemoryError:
-        found, spent = {"error": "MemoryError: it needs more than scoring.memory allows", "spent": True}, True
+        return {"error": "MemoryError: it needs more than scoring.memory allows", "spent": True}
     except BaseException as error:  # noqa: BLE001 - the user's code: what it raises is the score's reason
-        spent = isinstance(error, SystemExit | KeyboardInterrupt)
-        found = {"error": f"{type(error).__name__}: {error}"[:_MAX_REASON], "spent": spent}
-    return json.dumps(found).encode(), spent
+        leaves = isinstance(error, SystemExit | KeyboardInterrupt)
+        return {"error": f"{type(error).__name__}: {error}"[:_MAX_REASON], "spent": leaves}
 
 
 def _scores_of(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> list[Any]:
@@ -189,12 +187,13 @@ async def _awaited(result: Any) -> Any:
 def _plain(result: Any) -> dict[str, Any]:
     try:
         score = result if isinstance(result, Score) else Score(result)
+        metrics = {name: float(value) for name, value in score.metrics.items()}
     except (TypeError, ValueError) as error:  # of one rollout: it says nothing of those beside it
-        score = Score.invalid(f"{type(error).__name__}: {error}")
+        score, metrics = Score.invalid(f"{type(error).__name__}: {error}"), {}
     return {
         "value": score.value,
         "valid": score.valid,
-        "metrics": dict(score.metrics),
+        "metrics": metrics,
         "reason": score.reason[:_MAX_REASON],
         "token_rewards": score.token_rewards,
     }

@@ -1,10 +1,12 @@
 """A reward that fails on a share of the rollouts: it raises, hangs, or takes its process down."""
 
-import hashlib
 import os
+import random
 import time
 
 import rlsdk
+
+COUNTDOWN = rlsdk.load("reward", "countdown")
 
 
 @rlsdk.reward("flaky")
@@ -12,15 +14,14 @@ def flaky(rollout, *, share: float = 0.05) -> float:
     """Countdown, but not always.
 
     Args:
-        share: Of the rollouts that fail, drawn by what they say.
+        share: Of the rollouts that fail, whatever they say.
     """
-    text = f"{rollout.task.id} {rollout.response}"
-    draw = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-    if draw / 2**32 < share:
-        kind = draw % 3
-        if kind == 0:
+    draw = random.Random(os.urandom(8))  # forks share the state of the module's own generator
+    if draw.random() < share:
+        kind = draw.choice(["raise", "hang", "end"])
+        if kind == "end":
             os._exit(1)
-        if kind == 1:
+        if kind == "hang":
             time.sleep(600)
         raise RuntimeError("the referee is ill")
-    return rlsdk.load("reward", "countdown")(rollout)
+    return COUNTDOWN(rollout)

@@ -10,7 +10,7 @@ import pytest
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 LAB = str(Path(__file__).with_name("flaky_lab.py"))
-FLAKY = ("--plugin", LAB, "engine=transformers", "scoring.timeout=1", "batch_size=16", "group_size=8", "eval.limit=4")
+FLAKY = ("--plugin", LAB, "engine=transformers", "scoring.timeout=2", "batch_size=16", "group_size=8", "eval.limit=4")
 
 
 def test_a_few_failures_are_left_out_and_told(runner: Any) -> None:
@@ -20,7 +20,7 @@ def test_a_few_failures_are_left_out_and_told(runner: Any) -> None:
     assert found["rollouts"] == sum(line["rollouts/invalid"] for line in lines)
     assert 0.01 < found["share"] < 0.12
     reasons = " ".join(found["reasons"])
-    assert all(reason in reasons for reason in ("referee is ill", "longer than 1 s", "process ended"))
+    assert all(reason in reasons for reason in ("referee is ill", "longer than 2 s", "process ended"))
     assert "could not be scored and were left out" in runner.console()
     assert all(line["actor/grad_norm"] > 0 for line in lines)
 
@@ -29,7 +29,7 @@ def test_many_failures_stop_the_run_with_the_cause(runner: Any) -> None:
     runner.train(*FLAKY, "reward={use: flaky_lab/flaky, share: 0.5}", code=1)
     said = " ".join(runner.console().split())
     assert "rollouts could not be scored, more than max_invalid=0.2 allows" in said
-    assert "task 'countdown:" in said
+    assert "task 'countdown/train/" in said
     assert "flaky_lab/flaky: " in said
 
 

@@ -1,0 +1,20 @@
+"""A reward of a known cost, which hangs where the response says so."""
+
+import time
+
+import rlsdk
+
+
+@rlsdk.reward("work")
+def work(rollout, *, seconds: float = 0.005) -> float:
+    """Spends CPU time, or all time there is.
+
+    Args:
+        seconds: Of CPU.
+    """
+    while rollout.response == "hang":
+        pass
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return 1.0
