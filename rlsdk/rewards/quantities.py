@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rlsdk.rewards import intervals, values
 from rlsdk.rewards.expressions import apply, constant, read_expression
@@ -66,7 +67,10 @@ def _unit(tokens: list[Token]) -> tuple[list[Token], Unit | None]:
     start = next((i for i, token in enumerate(tokens) if i and _begins_unit(tokens, i)), None)
     if start is None:
         return tokens, None
-    return tokens[:start], read_unit("".join(_unit_part(token) for token in tokens[start:]))
+    unit = tokens[start:]
+    if any(token.kind == "number" and before.text not in {"^", "{", "-"} for before, token in pairwise(unit)):
+        raise UnreadableError("a number stands between units")  # 3 feet 2 inches
+    return tokens[:start], read_unit("".join(map(_unit_part, unit)))
 
 
 def _begins_unit(tokens: list[Token], index: int) -> bool:
