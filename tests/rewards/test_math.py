@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from decimal import Decimal
 from fractions import Fraction
 
 import pytest
@@ -348,7 +349,7 @@ def spellings(number):
     if n > d > 1 and n % d:
         ways += [rf"{n // d}\frac{{{n % d}}}{{{d}}}", f"{n // d} {n % d}/{d}"]
     if set(str(d)) <= {"1", "0"} and n < 10**15:
-        ways += [f"{n / d:.12f}", f"{n / d:.12f} apples"]
+        ways += [f"{Decimal(n) / d:f}", f"{Decimal(n) / d:f} apples"]
     if d == 1:
         ways += [str(n), f"{n:,}", f"{n:,}".replace(",", "{,}"), f"{n}.0", rf"{n}\text{{ apples}}", f"{n}^1"]
     return [way if way.startswith("x") else sign + way for way in ways]
