@@ -20,7 +20,7 @@ _MAX_RESULT = 50
 """Characters behind `=`, far more than any target has."""
 
 
-@rlsdk.reward("countdown")
+@rlsdk.reward("countdown", runs="driver", cache=True)
 def countdown(
     rollout: Rollout, *, format_score: float = 0.1, score: float = 1.0, zero_truncated: bool = False
 ) -> Score:

@@ -1,196 +1,188 @@
-"""Whether two parsed expressions have the same value, by arithmetic instead of simplification.
+"""Whether two answers are equal, by arithmetic: exactly where values are rational, with 60 digits elsewhere.
 
-Simplifying what a model wrote may take for ever; computing it takes as long as it is. Rational values are exact; with
-variables, expressions are compared at a few points, exactly where they are rational there.
+Expressions with variables are compared at points that depend on both texts. Nothing is simplified: simplifying what a
+model wrote may take for ever, computing it takes as long as it is.
 """
 
 from __future__ import annotations
 
-import cmath
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from random import Random
-from typing import Any
 
-Number = Fraction | complex
+from rlsdk.rewards import intervals, values
+from rlsdk.rewards.expressions import LOGARITHM_BASE, Expression, Point
+from rlsdk.rewards.forms import Based, Form, Listing, Matrix, Ordered, RealSet, Relation, Value, Words, as_set
+from rlsdk.rewards.values import Number
 
-_POINTS = 4
-_LARGEST_EXPONENT = 2_000
-_CONSTANTS = {"Pi": math.pi, "Exp1": math.e, "ImaginaryUnit": 1j, "GoldenRatio": (1 + math.sqrt(5)) / 2}
-_FUNCTIONS: dict[str, Callable[[complex], complex]] = {
-    **{
-        name: getattr(cmath, name)
-        for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "exp")
-    },
-    "cot": lambda z: 1 / cmath.tan(z),
-    "sec": lambda z: 1 / cmath.cos(z),
-    "csc": lambda z: 1 / cmath.sin(z),
-    "Abs": abs,
-}
+_POINTS = 16
+_ENOUGH = 5
+"""Points at which both have a value."""
 
 
-class IncomparableError(Exception):
-    """No value can be computed: another kind of object, or one that has no value."""
-
-
-def equal(reference: Any, answer: Any, tolerance: float) -> bool | None:
-    """Whether two objects of sympy are equal.
+def equal(first: Form, second: Form, *, seed: str = "", tolerance: float = 0.0) -> bool:
+    """Whether two answers are equal; the order of the two does not matter.
 
     Args:
-        reference: A number, an expression, or a set, tuple, interval or matrix of such.
-        answer: The same.
-        tolerance: Relative difference that is taken for rounding; 0 compares rational values exactly.
-
-    Returns:
-        None where this cannot tell.
+        first: One of them.
+        second: The other.
+        seed: Makes the points at which expressions with variables are compared.
+        tolerance: Relative difference of two values that is taken for rounding.
     """
-    for parts in (_matrix, _interval, _tuple):
-        first, second = parts(reference), parts(answer)
-        if first is not None and second is not None:
-            return _all_equal(first, second, tolerance)
-    first, second = _finite_set(reference), _finite_set(answer)
-    if first is not None and second is not None:
-        return _same_members(first, second, tolerance)
-    if not (_is_scalar(reference) and _is_scalar(answer)):
-        return None
-    return _same_value(reference, answer, tolerance)
-
-
-def _is_scalar(value: Any) -> bool:
-    return bool(getattr(value, "is_Number", False)) or (
-        hasattr(value, "is_commutative") and _kind(value) == "NumberKind"
-    )
-
-
-def _kind(value: Any) -> str:
-    return str(getattr(value, "kind", ""))
-
-
-def _matrix(value: Any) -> list[Any] | None:
-    return [*value.shape, *value.flat()] if getattr(value, "is_Matrix", False) and hasattr(value, "flat") else None
-
-
-def _interval(value: Any) -> list[Any] | None:
-    import sympy
-
-    if not isinstance(value, sympy.Interval):
-        return None
-    return [sympy.Integer(bool(value.left_open)), sympy.Integer(bool(value.right_open)), value.start, value.end]
-
-
-def _tuple(value: Any) -> list[Any] | None:
-    import sympy
-
-    return list(value.args) if isinstance(value, sympy.Tuple) else None
-
-
-def _finite_set(value: Any) -> list[Any] | None:
-    import sympy
-
-    return list(value.args) if isinstance(value, sympy.FiniteSet) else None
-
-
-def _all_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float) -> bool | None:
-    if len(first) != len(second):
+    try:
+        return _Comparison(seed, tolerance).equal(first, second)
+    except (values.NoValueError, OverflowError, RecursionError):
         return False
-    found = [True if a == b else equal(a, b, tolerance) for a, b in zip(first, second, strict=True)]
-    return False if False in found else None if None in found else True
 
 
-def _same_members(first: Sequence[Any], second: Sequence[Any], tolerance: float) -> bool | None:
-    left = list(second)
-    for a in first:
-        match = next((index for index, b in enumerate(left) if a == b or equal(a, b, tolerance)), None)
-        if match is None:
-            return None if any(equal(a, b, tolerance) is None for b in left) else False
-        left.pop(match)
-    return not left
+class _Comparison:
+    def __init__(self, seed: str, tolerance: float) -> None:
+        self.seed, self.tolerance = seed, tolerance
 
+    def equal(self, a: Form, b: Form) -> bool:
+        if isinstance(a, Relation) or isinstance(b, Relation):
+            return self._relations(a, b)
+        if isinstance(a, RealSet) or isinstance(b, RealSet):
+            return self._sets(a, b)
+        if type(a) is not type(b):
+            return isinstance(a, Words | Value) and isinstance(b, Words | Value) and _letter(a) == _letter(b) != ""
+        if isinstance(a, Value) and isinstance(b, Value):
+            return self._values(a, b)
+        if isinstance(a, Listing) and isinstance(b, Listing):
+            return self._any_order(a, b)
+        if isinstance(a, Matrix) and isinstance(b, Matrix):
+            return len(a.rows) == len(b.rows) and all(map(self._in_order, a.rows, b.rows))
+        if isinstance(a, Ordered) and isinstance(b, Ordered):
+            return (a.opening, a.closing) == (b.opening, b.closing) and self._in_order(a.items, b.items)
+        return isinstance(a, Words | Based) and a == b
 
-def _same_value(first: Any, second: Any, tolerance: float) -> bool | None:
-    names = sorted({symbol.name for symbol in first.free_symbols | second.free_symbols})
-    compared = 0
-    for point in range(_POINTS if names else 1):
-        at = _point(names, point)
-        try:
-            if not _close(compute(first, at), compute(second, at), tolerance):
+    def _in_order(self, first: Sequence[Form], second: Sequence[Form]) -> bool:
+        return len(first) == len(second) and all(self.equal(x, y) for x, y in zip(first, second, strict=True))
+
+    def _any_order(self, first: Listing, second: Listing) -> bool:
+        given = [self._different(each.items) if each.is_set else list(each.items) for each in (first, second)]
+        if len(given[0]) != len(given[1]):
+            return False
+        left = given[1]
+        for item in given[0]:
+            match = next((index for index, other in enumerate(left) if self.equal(item, other)), None)
+            if match is None:
+                return False
+            left.pop(match)
+        return True
+
+    def _different(self, items: Sequence[Form]) -> list[Form]:
+        found: list[Form] = []
+        for item in items:
+            if not any(self.equal(item, other) for other in found):
+                found.append(item)
+        return found
+
+    def _sets(self, a: Form, b: Form) -> bool:
+        first, second = as_set(a), as_set(b)
+        if first is None or second is None:
+            return False
+        if None not in (first.variable, second.variable) and first.variable != second.variable:
+            return False
+        return intervals.same(first.intervals, second.intervals)
+
+    def _relations(self, a: Form, b: Form) -> bool:
+        if not isinstance(a, Relation):
+            a, b = b, a
+        if not isinstance(a, Relation):
+            return False
+        if not isinstance(b, Relation):
+            return a.assigned is not None and not isinstance(b, RealSet) and self.equal(a.assigned, b)
+        if (
+            a.assigned is not None
+            and b.assigned is not None
+            and a.name == b.name
+            and self.equal(a.assigned, b.assigned)
+        ):
+            return True
+        if a.difference is None or b.difference is None or a.sign != b.sign:
+            return False
+        return self._proportional(a.difference, b.difference, signed=a.sign not in {"=", "!="})
+
+    def _proportional(self, first: Expression, second: Expression, *, signed: bool) -> bool:
+        """Whether one is the other times a number, a positive one if `signed`: then both say the same."""
+        if first.symbols != second.symbols:
+            return False
+        ratio: Number = None
+        compared = 0
+        for point in self._points(first.symbols):
+            found = [_at(expression, point) for expression in (first, second)]
+            if None in found or any(values.is_zero(value) for value in found):
+                if found.count(None) == 1 or (None not in found and not all(map(values.is_zero, found))):
+                    return False
+                continue
+            quotient = values.divide(found[0], found[1])
+            if ratio is not None and not values.close(ratio, quotient):
+                return False
+            ratio = quotient
+            compared += 1
+        positive = ratio is not None and (values.real_part(ratio) or 0) > 0
+        return compared >= _ENOUGH and (positive or not signed)
+
+    def _values(self, a: Value, b: Value) -> bool:
+        if (a.unit is None) != (b.unit is None):  # `5 m` is five metres beside a unit, and a product elsewhere
+            a, b = ((each.with_unit or each) if each.unit is None else each for each in (a, b))
+        factors = (Fraction(1), Fraction(1))
+        if a.unit is not None and b.unit is not None:
+            if a.unit.powers != b.unit.powers:
+                return False
+            factors = (a.unit.factor, b.unit.factor)
+        return self._expressions(a.expression, b.expression, factors)
+
+    def _expressions(self, first: Expression, second: Expression, factors: tuple[Fraction, Fraction]) -> bool:
+        names = first.symbols | second.symbols
+        if not names:
+            x, y = first.compute({}), second.compute({})
+            return self._close(x, y, factors)
+        complex_ = first.imaginary or second.imaginary
+        compared = 0
+        for point in self._points(names):
+            x, y = _at(first, point, complex_), _at(second, point, complex_)
+            if x is None and y is None:
+                continue
+            if x is None or y is None or not self._close(x, y, factors):
                 return False
             compared += 1
-        except (IncomparableError, ArithmeticError, ValueError, TypeError, AttributeError):
-            continue  # the function has no value here; the other points tell
-    return True if compared >= min(2, len(names) + 1) else None
+        return compared >= _ENOUGH
+
+    def _close(self, x: Number, y: Number, factors: tuple[Fraction, Fraction]) -> bool:
+        if factors[0] != factors[1]:
+            x, y = values.multiply([x, factors[0]]), values.multiply([y, factors[1]])
+        return values.close(x, y, self.tolerance)
+
+    def _points(self, names: frozenset[str]) -> Iterator[Point]:
+        """Values of the variables of several sizes and both signs, which nobody can foresee without both texts."""
+        random = Random(self.seed)
+        for index in range(_POINTS):
+            largest, signs = (1, 4, 30, 4)[index % 4], ((1,), (1, -1), (1,), (-1,))[index % 4]
+            yield {name: self._number(random, name, largest, signs) for name in sorted(names)}
+
+    def _number(self, random: Random, name: str, largest: int, signs: Sequence[int]) -> Fraction:
+        value = Fraction(random.randrange(1, 997 * largest), 997)
+        return value + 2 if name == LOGARITHM_BASE else random.choice(signs) * value
 
 
-def _point(names: Sequence[str], index: int) -> Mapping[str, Fraction]:
-    """Values of the variables; the last point is negative, where roots and absolute values differ."""
-    random = Random(index)
-    sign = -1 if index == _POINTS - 1 else 1
-    return {name: sign * Fraction(1 + int(random.random() * 96), 31) for name in names}
+def _letter(form: Words | Value) -> str:
+    """The letter that a form is; empty if it is anything else."""
+    if isinstance(form, Words):
+        return form.text if len(form.text) == 1 else ""
+    if form.unit is not None or len(form.expression.symbols) != 1:
+        return ""
+    (name,) = form.expression.symbols
+    points = [Fraction(2), Fraction(7, 3), Fraction(-5)]
+    is_letter = len(name) == 1 and all(_at(form.expression, {name: point}) == point for point in points)
+    return name.lower() if is_letter else ""
 
 
-def _close(a: Number, b: Number, tolerance: float) -> bool:
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return a == b or abs(a - b) <= Fraction(tolerance) * abs(a)
-    x, y = complex(a), complex(b)
-    return abs(x - y) <= max(tolerance, 1e-9) * max(abs(x), abs(y)) + 1e-12
-
-
-def compute(expression: Any, at: Mapping[str, Fraction]) -> Number:
-    """The value of an expression of sympy.
-
-    Args:
-        expression: Its tree.
-        at: Values of its variables.
-
-    Raises:
-        IncomparableError: It holds something that has no value.
-    """
-    if expression.is_Rational:
-        return Fraction(int(expression.p), int(expression.q))
-    if expression.is_Float:
-        return Fraction(float(expression))
-    if expression.is_Symbol:
-        return at[expression.name]
-    name = type(expression).__name__
-    if name in _CONSTANTS:
-        return complex(_CONSTANTS[name])
-    values = [compute(argument, at) for argument in expression.args]
-    if expression.is_Add:
-        return _fold(lambda a, b: a + b, values)
-    if expression.is_Mul:
-        return _fold(lambda a, b: a * b, values)
-    if expression.is_Pow:
-        return _power(*values)
-    return _function(name, values)
-
-
-def _fold(join: Callable[[Any, Any], Any], values: Sequence[Number]) -> Number:
-    total: Number = values[0]
-    for value in values[1:]:
-        exact = isinstance(total, Fraction) and isinstance(value, Fraction)
-        total = join(total, value) if exact else join(complex(total), complex(value))
-    return total
-
-
-def _power(base: Number, exponent: Number) -> Number:
-    if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
-        if abs(exponent) > _LARGEST_EXPONENT:
-            raise IncomparableError(f"the exponent {exponent} is too large")
-        return base ** int(exponent)
-    return complex(base) ** complex(exponent)
-
-
-def _function(name: str, values: Sequence[Number]) -> Number:
-    first = values[0] if values else None
-    if name == "log" and values:
-        return _fold(lambda a, b: a / b, [cmath.log(complex(value)) for value in values])
-    if name == "factorial" and isinstance(first, Fraction) and first.denominator == 1 and 0 <= first <= 1_000:
-        return Fraction(math.factorial(int(first)))
-    if name in {"floor", "ceiling"} and isinstance(first, Fraction):
-        return Fraction(math.floor(first) if name == "floor" else math.ceil(first))
-    if name == "Abs" and isinstance(first, Fraction):
-        return abs(first)
-    if name in _FUNCTIONS and first is not None and len(values) == 1:
-        return complex(_FUNCTIONS[name](complex(first)))
-    raise IncomparableError(f"{name} has no value here")
+def _at(expression: Expression, point: Point, complex_: bool = False) -> Number | None:
+    """The value at a point; None if there is none, or none that is real where only real numbers count."""
+    try:
+        value = expression.compute(point)
+    except (values.NoValueError, OverflowError, ZeroDivisionError):
+        return None
+    return value if complex_ or values.real_part(value) is not None else None

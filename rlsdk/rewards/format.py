@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 import rlsdk
 from rlsdk.errors import ValueFault
+from rlsdk.rewards.json_form import json_fault, read_schema
 from rlsdk.rewards.matching import compiled
 from rlsdk.types import Rollout, Score
 
@@ -16,10 +18,11 @@ _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"\w[\w.-]*")
 
 
-@rlsdk.reward("format")
+# In the driver: what a pattern or a schema takes is bounded by `timeout`, the rest is linear in the text.
+@rlsdk.reward("format", runs="driver", cache=True)
 @attrs.frozen(kw_only=True)
 class Format:
-    """1 if the response consists of the tags in their order, each once, with nothing but space around them; else 0.
+    """1 if the response is tags in their order, each once, with nothing but space around them, or JSON; else 0.
 
     Where the prompt is text that ends with the first opening tag (`…<think>`), the response continues behind that tag.
 
@@ -27,13 +30,19 @@ class Format:
         pattern: A regular expression (of the package `regex`) that must match the whole response; it takes the place of
             the tags. Write `(?s)` at its beginning if `.` shall match line breaks.
         tags: Names of the tags; `think` stands for `<think>…</think>`.
-        timeout: Seconds for a match of the pattern; beyond them the score is invalid.
+        json_schema: A JSON schema, or the path of a .json file that holds one. The whole response must be JSON that
+            satisfies it; this takes the place of the tags unless `within` is given.
+        within: Name of the tag that holds the JSON, beside which the tags count as well.
+        timeout: Seconds for a match of the pattern, or a check of the schema; beyond them the score is invalid.
     """
 
     pattern: str | None = None
     tags: tuple[str, ...] = ("think", "answer")
+    json_schema: Mapping[str, Any] | str | None = None
+    within: str | None = None
     timeout: float = 1.0
     _compiled: Any = attrs.field(default=None, init=False, eq=False, repr=False)
+    _schema: str | None = attrs.field(default=None, init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         wrong = [tag for tag in self.tags if not _NAME.fullmatch(tag)]
@@ -43,6 +52,15 @@ class Format:
             raise ValueFault(f"timeout is a number of seconds above 0, got {self.timeout}")
         if self.pattern is not None:
             object.__setattr__(self, "_compiled", compiled(self.pattern))
+        if self.json_schema is not None:
+            object.__setattr__(self, "_schema", read_schema(self.json_schema))
+        if self.pattern is not None and self.json_schema is not None:
+            raise ValueFault("pattern and json_schema both say what the whole response is; give one of them")
+        if self.within is not None and (self.json_schema is None or self.within not in self.tags):
+            raise ValueFault(
+                f"within names the one of the tags {', '.join(self.tags)} that holds the JSON of json_schema; got "
+                f"{self.within!r}" + (" without json_schema" if self.json_schema is None else "")
+            )
 
     def __call__(self, rollout: Rollout) -> Score:
         """Score one rollout.
@@ -51,17 +69,29 @@ class Format:
             rollout: What to score.
 
         Returns:
-            1 or 0, and the same as the metric `format`; invalid if the pattern ran out of time.
+            1 or 0, and the same as the metric `format`; invalid if the pattern or the schema ran out of time.
         """
-        if self._compiled is None:
-            fault = _tags_fault(_continued(rollout, self.tags[0]), self.tags)
-        else:
-            try:
-                matched = self._compiled.fullmatch(rollout.response, timeout=self.timeout)
-            except TimeoutError:
-                return Score.invalid(f"the pattern took longer than {self.timeout:g} s")
-            fault = "" if matched else "the response does not match the pattern"
+        try:
+            fault = self._fault(rollout)
+        except TimeoutError:
+            what = "pattern" if self._schema is None else "schema"
+            return Score.invalid(f"the {what} took longer than {self.timeout:g} s")
         return Score(float(not fault), metrics={"format": float(not fault)}, reason=fault)
+
+    def _fault(self, rollout: Rollout) -> str:
+        """What is wrong with the response; empty if nothing is."""
+        if self._compiled is not None:
+            matched = self._compiled.fullmatch(rollout.response, timeout=self.timeout)
+            return "" if matched else "the response does not match the pattern"
+        if self._schema is not None and self.within is None:
+            return json_fault(rollout.response, self._schema, self.timeout)
+        text = _continued(rollout, self.tags[0])
+        fault = _tags_fault(text, self.tags)
+        if fault or self._schema is None:
+            return fault
+        held = text.partition(f"<{self.within}>")[2].partition(f"</{self.within}>")[0]
+        fault = json_fault(held, self._schema, self.timeout)
+        return f"<{self.within}>: {fault}" if fault else ""
 
 
 def _continued(rollout: Rollout, tag: str) -> str:

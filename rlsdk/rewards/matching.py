@@ -24,7 +24,7 @@ _MAX_NORMALISED = 10_000
 """Characters of which Unicode's normal form is taken: it takes quadratic time where a text is made for that."""
 
 
-@rlsdk.reward("exact_match")
+@rlsdk.reward("exact_match", runs="driver", cache=True)
 def exact_match(
     rollout: Rollout, *, where: Where = "message", ignore_case: bool = False, ignore_punctuation: bool = False
 ) -> Score:
@@ -55,7 +55,7 @@ def exact_match(
     return _judged("" if right else "the answer is not the reference")
 
 
-@rlsdk.reward("regex")
+@rlsdk.reward("regex", cache=True)
 @attrs.frozen(kw_only=True)
 class Regex:
     """1 if a regular expression is found in the text, or if what it finds is the task's answer; else 0.

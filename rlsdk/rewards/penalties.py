@@ -19,7 +19,7 @@ _MAX_UNITS = 200_000
 _MAX_NGRAM = 50
 
 
-@rlsdk.reward("length_penalty")
+@rlsdk.reward("length_penalty", runs="driver")
 @attrs.frozen(kw_only=True)
 class LengthPenalty:
     """0 for a response of at most `free` units, falling in a line to `-penalty` at `limit` and beyond.
@@ -61,7 +61,7 @@ class LengthPenalty:
         return Score(0.0 - self.penalty * share, metrics={"length": float(len(units))}, reason=reason)
 
 
-@rlsdk.reward("repetition_penalty")
+@rlsdk.reward("repetition_penalty", runs="driver")
 @attrs.frozen(kw_only=True)
 class RepetitionPenalty:
     """`-penalty` times the share of n-grams that repeat an earlier one; 0 where none does.

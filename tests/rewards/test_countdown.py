@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from fractions import Fraction
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -298,6 +300,22 @@ def test_an_expression_is_right_exactly_when_its_value_is_the_target(built, rand
     assert value(text + " = " + str(nearest), {"target": nearest, "numbers": numbers}) == (
         1.0 if nearest == exact else 0.1
     )
+
+
+def test_all_expressions_of_three_numbers():
+    """Every order, pair of operators and bracketing, at every target near, against Python's own arithmetic."""
+    right = 0
+    for numbers, first, second in product(permutations([2, 3, 4], 3), "+-*/", "+-*/"):
+        for shape in ("{} {} {} {} {}", "({} {} {}) {} {}", "{} {} ({} {} {})"):
+            text = shape.format(numbers[0], first, numbers[1], second, numbers[2])
+            exact = eval(re.sub("[0-9]", r"Fraction(\g<0>)", text))  # written here, by no model
+            for target in range(-10, 25):
+                correct = exact == target
+                assert value(text, {"target": target, "numbers": [4, 3, 2]}) == (1.0 if correct else 0.1), text
+                right += correct
+            assert value(text, {"target": float(exact), "numbers": [4, 3]}) == 0.1
+            assert value(text, {"target": float(exact), "numbers": [4, 3, 3]}) == 0.1
+    assert right > 150
 
 
 def test_last_answer():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import socket
 import time
 
 import pytest
@@ -111,3 +114,155 @@ def test_megabytes_take_no_time():
     assert judge(" " * 3_000_000).value == 0.0
     assert judge("<think>" + "</thin" * 500_000 + "</think><answer>1</answer>").value == 1.0
     assert time.process_time() - began < 0.5
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}, "pattern": {"type": "null"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("text", ['{"name": "Ada"}', ' {"name":\n"Ada", "age": 36}\n', '{"name": "", "pattern": null}'])
+def test_json_of_a_schema(text):
+    assert judge(text, json_schema=PERSON).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no JSON"),
+        ("Ada", "no JSON"),
+        ("{'name': 'Ada'}", "no JSON"),
+        ('{"name": "Ada"} so', "no JSON"),
+        ('```json\n{"name": "Ada"}\n```', "no JSON"),
+        ('{"name": "Ada",}', "no JSON"),
+        ("{}", "required"),
+        ("[]", "object"),
+        ('{"name": 1}', "name"),
+        ('{"name": "Ada", "age": -1}', "age"),
+        ('{"name": "Ada", "age": true}', "age"),
+        ('{"name": "Ada", "height": 1}', "height"),
+        ('{"name": "Ada", "name": "Bob"}', "twice"),
+        ('{"name": "Ada", "age": NaN}', "NaN"),
+        ('{"name": "Ada", "age": -Infinity}', "Infinity"),
+        ('{"name": "Ada", "age": 1e999}', "too large"),
+        ('{"name": "Ada", "age": ' + "9" * 50_000 + "}", "no JSON"),
+        ('{"name": "' + "x" * 1_000_000 + '"}', "characters"),
+        ("[" * 90_000, "nested"),
+        ('{"name":' * 9_000 + "1" + "}" * 9_000, "nested"),
+    ],
+)
+def test_other_json_earns_nothing(text, reason):
+    began = time.process_time()
+    score = judge(text, json_schema=PERSON)
+    assert (score.value, score.valid, score.metrics["format"]) == (0.0, True, 0.0)
+    assert reason in score.reason
+    assert len(score.reason) < 600
+    assert time.process_time() - began < 2
+
+
+def test_json_within_a_tag():
+    options = {"json_schema": PERSON, "within": "answer"}
+    assert judge('<think>a</think><answer>{"name": "Ada"}</answer>', **options).value == 1.0
+    assert "name" in judge('<think>a</think><answer>{"name": 1}</answer>', **options).reason
+    assert judge('{"name": "Ada"}', **options).value == 0.0
+    assert judge('<think>a</think> {"name": "Ada"} <answer>1</answer>', **options).value == 0.0
+
+
+def test_a_schema_in_a_file(tmp_path):
+    path = tmp_path / "person.json"
+    path.write_text(json.dumps(PERSON), encoding="utf-8")
+    reward = rlsdk.load("reward", "format", json_schema=str(path))
+    rollout = rlsdk.Rollout.from_text(rlsdk.Task(id="t", prompt="?"), '{"name": "Ada"}')
+    assert reward(rollout).value == pickle.loads(pickle.dumps(reward))(rollout).value == 1.0
+
+
+TREE = {
+    "$ref": "#/$defs/tree",
+    "$defs": {"tree": {"type": "object", "properties": {"in": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}},
+}
+
+
+def test_references_within_a_schema():
+    assert judge('{"in": [{"in": []}, {}]}', json_schema=TREE).value == 1.0
+    assert judge('{"in": [{"in": [1]}, {}]}', json_schema=TREE).value == 0.0
+    deep = judge('{"in":[' * 900 + "]}" * 900, json_schema=TREE)
+    assert (deep.value, deep.valid) == (0.0, True)
+
+
+def test_a_schema_that_takes_exponential_time_gives_an_invalid_score():
+    either = {"anyOf": [{"type": "array", "items": {"$ref": "#"}}] * 2 + [{"type": "null"}]}
+    began = time.monotonic()
+    score = judge("[" * 30 + "1" + "]" * 30, json_schema=either, timeout=0.2)
+    assert not score.valid
+    assert "0.2 s" in score.reason
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "text"}, "text"),
+        ({"minimum": "1"}, "minimum"),
+        ("no_such_file.json", "no_such_file"),
+        ({"properties": {"a": {"pattern": "(a+)+$"}}}, "pattern"),
+        ({"items": {"patternProperties": {"(a+)+$": {}}}}, "pattern"),
+        ({"anyOf": [{"format": "email"}]}, "format"),
+        ({"uniqueItems": True}, "quadratic"),
+        ({"$ref": "#/nowhere"}, "nowhere"),
+        ({"$ref": "http://127.0.0.1:9/schema.json"}, "elsewhere"),
+        ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "elsewhere"),
+    ],
+)
+def test_wrong_schemas_are_found_at_once(schema, reason):
+    with pytest.raises(OptionError, match=reason):
+        rlsdk.load("reward", "format", json_schema=schema)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"json_schema": PERSON, "pattern": "a"},
+        {"json_schema": PERSON, "within": "reply"},
+        {"within": "answer"},
+        {"json_schema": 3},
+    ],
+)
+def test_options_that_do_not_go_together_are_found_at_once(options):
+    with pytest.raises(OptionError, match="format"):
+        rlsdk.load("reward", "format", **options)
+
+
+def test_nothing_is_fetched(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    schema = {"$id": "http://127.0.0.1:9/person.json", "$defs": {"a": {"type": "null"}}, "items": {"$ref": "#/$defs/a"}}
+    assert judge("[null]", json_schema=schema).value == 1.0
+    assert judge("[1]", json_schema=schema).value == 0.0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON)
+def test_any_json_satisfies_the_empty_schema_and_the_one_that_is_it(value):
+    text = json.dumps(value)
+    assert judge(text, json_schema={}).value == 1.0
+    assert judge(text, json_schema={"const": value}).value == 1.0
+    assert judge(text, json_schema={"not": {}}).value == 0.0
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(st.lists(st.sampled_from([*'{}[]",:19eE.-+', "null", "true", "NaN", '"a"', "\\u0000", "\x00"]), max_size=30))
+def test_any_text_gets_a_valid_score(parts):
+    text = "".join(parts)
+    assert judge(text, json_schema=PERSON).valid

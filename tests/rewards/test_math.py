@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 import rlsdk
 from rlsdk.errors import DataError
 from rlsdk.rewards.bounds import over_limits
-from rlsdk.rewards.math import last_boxed
+from rlsdk.rewards.extraction import last_boxed
 
 
 def judge(reference, text, **options):
@@ -87,10 +89,74 @@ def test_without_a_box():
     assert (score.value, score.valid, score.metrics["format"]) == (0.0, True, 0.0)
     lenient = judge("72", "First 10, so it is 72.", strict=False)
     assert (lenient.value, lenient.metrics) == (1.0, {"correct": 1.0, "format": 0.0})
-    assert judge("1000", "It costs $1,000 in all", strict=False).value == 1.0
-    assert judge("-3.5", "that is -3.5", strict=False).value == 1.0
     assert judge("72", r"It is \boxed{71}, or 72", strict=False).value == 0.0
     assert judge("72", "no idea", strict=False).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "text"),
+    [
+        ("1000", "It costs $1,000 in all"),
+        ("-3.5", "that is -3.5"),
+        ("0.5", "so half of it, 50%"),
+        ("1/2", "<answer>0.5</answer>"),
+        ("1/2", "<answer> The answer is $\\frac12$. </answer> 7"),
+        ("1/2", "<answer>3</answer> no: <answer>\\dfrac12</answer>, not 5"),
+        ("72", "First 10.\n#### 72"),
+        ("1,234", "9\n#### 1234\n"),
+        ("72", "The final answer is 72. There were 3 steps."),
+        ("72", "**The answer is: 72 dollars.**\nI took 3 steps."),
+        (r"\frac{\pi}{2}", "the answer is $\\pi/2$, since 4 is 4."),
+        ("Paris", "Therefore, the answer is Paris."),
+        ("(1,2)", "Answer: (1, 2)"),
+        ("x^2", r"The final answer is \(x \cdot x\). It has 1 term."),
+    ],
+)
+def test_lenient_answers(reference, text):
+    assert judge(reference, text, strict=False).value == 1.0
+    assert judge(reference, text).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "text"),
+    [
+        ("72", "<answer>71</answer> 72"),
+        ("72", "#### 71\n72"),
+        ("72", "the answer is 71. But 72"),
+        ("72", "the answer is 72, the answer is 71"),
+        ("72", "x72"),
+        ("2", "1/2"),
+        ("72", "<answer></answer> 72"),
+        ("72", "it is 172"),
+    ],
+)
+def test_lenient_mode_reads_one_answer_alone(reference, text):
+    assert judge(reference, text, strict=False).value == 0.0
+
+
+def test_any_of_several_references_counts():
+    assert judge(["Paris", "Lutetia"], r"\boxed{lutetia}").value == 1.0
+    assert judge((5, "10"), r"\boxed{10.0}").value == 1.0
+    assert judge(["1", "2"], r"\boxed{3}").value == 0.0
+    assert judge(["1", "2"], r"\boxed{1, 2}").value == 0.0
+    assert judge(["#", r"\boxed{2}"], r"\boxed{2}").value == 1.0
+
+
+def test_rounding_is_wrong_unless_it_is_tolerated():
+    assert judge("1/3", r"\boxed{0.333}").value == 0.0
+    assert judge("1/3", r"\boxed{0.333}", tolerance=0.01).value == 1.0
+    assert judge("1/3", r"\boxed{0.34}", tolerance=0.01).value == 0.0
+    assert judge(r"\pi", r"\boxed{3.1416}", tolerance=1e-4).value == 1.0
+    with pytest.raises(ValueError, match="tolerance"):
+        judge("1/3", r"\boxed{0.333}", tolerance=-1.0)
+
+
+def test_unknown_commands_are_read_by_math_verify():
+    assert value("2", r"\max(1,2)") == 1.0
+    assert value("x+1", r"\min(1,2)+x") == 1.0
+    assert value("1", r"\max(1,2)") == 0.0
+    assert value("2", r"2 \max") == 0.0
+    assert value("2", r"\max(1,2)) + (3") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -113,7 +179,16 @@ def test_last_boxed(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("answer", "shown"), [(None, "None"), ("", "''"), ("  ", "'  '"), ([], r"\[\]"), (True, "True")]
+    ("answer", "shown"),
+    [
+        (None, "None"),
+        ("", "''"),
+        ("  ", "'  '"),
+        ([], r"\[\]"),
+        (True, "True"),
+        (["1", None], "None"),
+        (float("nan"), "nan"),
+    ],
 )
 def test_a_task_without_an_answer_is_an_error_that_names_it(answer, shown):
     with pytest.raises(DataError, match=rf"task 't7'.*{shown}"):
@@ -180,6 +255,127 @@ def test_megabytes_take_no_time(text):
 )
 def test_ordinary_answers_are_within_the_limits(text):
     assert over_limits(text) == ""
+
+
+def seconds(reference, answer):
+    """CPU time to score an answer, which must be wrong."""
+    began = time.process_time()
+    score = judge(reference, rf"\boxed{{{answer}}}")
+    assert (score.value, score.valid) == (0.0, True), answer[:200]
+    return time.process_time() - began
+
+
+REFERENCE = r"123457\sqrt{7}-\frac{1}{991}"
+"""That no text made below equals."""
+
+ATOMS = ["9", "99", "x", "y", "n", "i", "e", r"\pi", "0", "999999", "0.1", "1e999", r"\infty", "٣", "½"]
+WRAPPERS = [
+    "({})^{{({})}}", "{}^{{{}}}", r"\frac{{{}}}{{{}}}", r"\binom{{{}}}{{{}}}", r"\sqrt[{}]{{{}}}", "({})({})", "{}-{}",
+    "({})!+{}", r"\sin({})\exp({})", r"\log_{{{}}}({})", "|{}|{}", r"\lfloor {} \rfloor {}", r"\ln({}) {}", "({},{})",
+    r"\{{{},{}\}}", r"[{},{}]\cup(0,1)", "{}={}", "{}<{}", r"{} \pm {}", r"\begin{{pmatrix}}{}&{}\end{{pmatrix}}",
+    r"{}^\circ {}\text{{ cm}}", "{}**{}", "{} or {}", r"\max({},{})",
+]  # fmt: skip
+
+
+@st.composite
+def bombs(draw):
+    """Formulas nested at random, up to towers of powers and factorials of factorials."""
+    text = draw(st.sampled_from(ATOMS))
+    for _ in range(draw(st.integers(0, 9))):
+        other = draw(st.sampled_from([*ATOMS, text]))
+        if len(text) + len(other) < 3_000:
+            first, second = draw(st.permutations([text, other]))
+            text = draw(st.sampled_from(WRAPPERS)).format(first, second)
+    return text
+
+
+@settings(max_examples=3_000, deadline=None)
+@given(bombs())
+def test_bombs_are_wrong_and_take_little_time(answer):
+    assert seconds(REFERENCE, answer) < 5
+
+
+@settings(max_examples=1_500, deadline=None)
+@given(bombs(), bombs())
+def test_bombs_as_references_take_little_time(reference, answer):
+    began = time.process_time()
+    first = judge(reference, rf"\boxed{{{answer}}}")
+    assert first.valid
+    assert judge(answer, rf"\boxed{{{reference}}}").value == first.value
+    assert time.process_time() - began < 10
+
+
+TEXTS = r"""
+^ ^{ { } ( ) [ ] 9 99999 x ! | + - * / , = < % & _ \frac \sqrt \sin \log \left( \right) \{ \} \text{cm} \pm \cup \in \\
+\begin{pmatrix} \end{pmatrix} \infty \boxed{ \foo \sum \int \circ ^\circ ٣ − 𝟗 __import__('os') lambda . 1e9 \overline{
+i e or and \mathbb{R} $
+"""
+PIECES = [*TEXTS.split(), " ", "\x00", "\u202e"]
+
+
+@settings(max_examples=4_000, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=40), st.integers(1, 30))
+def test_heaps_of_pieces_are_wrong_and_take_little_time(pieces, times):
+    assert seconds(REFERENCE, "".join(pieces) * times) < 5
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(PIECES), st.sampled_from(PIECES), st.integers(10_000, 60_000))
+def test_megabytes_are_wrong_and_take_little_time(first, second, times):
+    for text in (first * times + second * times, (first + second) * times):
+        assert seconds(REFERENCE, text) < 5
+        began = time.process_time()
+        assert judge(REFERENCE, text, strict=False).value == 0.0
+        assert time.process_time() - began < 5
+
+
+@settings(max_examples=1_500, deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_is_wrong_and_takes_little_time(text):
+    assert seconds(REFERENCE, text) < 5
+
+
+def spellings(number):
+    """Ways to write a rational number."""
+    n, d = abs(number.numerator), number.denominator
+    sign = "-" if number < 0 else ""
+    ways = [rf"\frac{{{n}}}{{{d}}}", rf"\dfrac{{{3 * n}}}{{{3 * d}}}", f"{n}/{d}", rf"\left(\frac{{{n}}}{{{d}}}\right)"]
+    ways += [
+        rf"{n} \div {d}",
+        rf"{n}\cdot\frac{{1}}{{{d}}}",
+        rf"\frac{{{100 * n}}}{{{d}}}\%",
+        rf"x = {sign}\frac{{{n}}}{{{d}}}",
+    ]
+    if n > d > 1 and n % d:
+        ways += [rf"{n // d}\frac{{{n % d}}}{{{d}}}", f"{n // d} {n % d}/{d}"]
+    if set(str(d)) <= {"1", "0"} and n < 10**15:
+        ways += [f"{Decimal(n) / d:f}", f"{Decimal(n) / d:f} apples"]
+    if d == 1:
+        ways += [str(n), f"{n:,}", f"{n:,}".replace(",", "{,}"), f"{n}.0", rf"{n}\text{{ apples}}", f"{n}^1"]
+    return [way if way.startswith("x") else sign + way for way in ways]
+
+
+RATIONALS = st.builds(
+    Fraction,
+    st.integers(-3_000_000, 3_000_000),
+    st.one_of(st.just(1), st.sampled_from([10, 100]), st.integers(1, 5_000)),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(RATIONALS, st.data())
+def test_a_rational_number_is_accepted_in_any_spelling(number, data):
+    first, second = (data.draw(st.sampled_from(spellings(number))) for _ in range(2))
+    assert value(first, second) == 1.0
+
+
+@settings(max_examples=600, deadline=None)
+@given(RATIONALS, RATIONALS, st.data())
+def test_another_rational_number_is_not(number, other, data):
+    for different in (other, -number, number + 1, number * 10, 1 / number if number else Fraction(1)):
+        if different != number:
+            answer = data.draw(st.sampled_from(spellings(different)))
+            assert value(data.draw(st.sampled_from(spellings(number))), answer) == 0.0
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,0 +1,175 @@
+"""Whether a text is JSON that satisfies a schema, within limits of size, depth and time, and without a network."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rlsdk.errors import ValueFault
+
+MAX_CHARACTERS = 100_000
+MAX_REASON = 200
+
+_REFUSED = {
+    "pattern": "a regular expression can take for ever: the option `pattern` has a time limit",
+    "patternProperties": "a regular expression can take for ever: the option `pattern` has a time limit",
+    "format": "formats are not checked: write what is meant with `enum`, `minLength` and the like",
+    "uniqueItems": "it takes quadratic time",
+}
+_OF_NAMES = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords that hold schemas under names of their own."""
+_OF_DATA = frozenset({"const", "enum", "default", "examples"})
+
+_until: ContextVar[float] = ContextVar("until")
+
+
+def read_schema(given: Mapping[str, Any] | str) -> str:
+    """A schema as text, checked.
+
+    Args:
+        given: The schema, or the path of a file that holds it.
+
+    Raises:
+        ValueFault: It cannot be read, is no JSON schema, refers to something outside, or has a keyword without bounds.
+    """
+    schema = _from_file(given) if isinstance(given, str) else given
+    try:
+        text = json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueFault(f"json_schema is no JSON: {error}") from error
+    schema = json.loads(text)
+    if not isinstance(schema, dict):
+        raise ValueFault(f"json_schema is a mapping or the path of a .json file; got {text[:MAX_REASON]}")
+    import jsonschema
+
+    try:
+        jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ValueFault(f"json_schema is no JSON schema: {_shown(error)}") from error
+    _check_keywords(schema)
+    return text
+
+
+def _from_file(path: str) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueFault(f"json_schema: {path} is no file of JSON: {error}") from error
+
+
+def _check_keywords(schema: dict[str, Any]) -> None:
+    import referencing
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    resource = referencing.Resource.from_contents(schema, default_specification=DRAFT202012)
+    resolver = referencing.Registry().with_resource(schema.get("$id", ""), resource).resolver(schema.get("$id", ""))
+    for path, keyword, value in _keywords(schema, ""):
+        if keyword in _REFUSED:
+            raise ValueFault(f"json_schema{path}: {keyword!r} is not taken: {_REFUSED[keyword]}")
+        if keyword in {"$ref", "$dynamicRef"}:
+            try:
+                if not str(value).startswith("#"):
+                    raise ValueFault(f"json_schema{path}: {value!r} is elsewhere; only references to # are followed")
+                resolver.lookup(str(value))
+            except Unresolvable as error:
+                raise ValueFault(f"json_schema{path}: there is no {value!r} in the schema") from error
+
+
+def _keywords(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
+    """All keywords of a schema and of those in it, with their paths and values; no names of properties, and no data."""
+    if isinstance(schema, list):
+        for index, item in enumerate(schema):
+            yield from _keywords(item, f"{path}[{index}]")
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        yield path, keyword, value
+        if keyword in _OF_NAMES and isinstance(value, dict):
+            for name, inner in value.items():
+                yield from _keywords(inner, f"{path}.{keyword}.{name}")
+        elif keyword not in _OF_DATA:
+            yield from _keywords(value, f"{path}.{keyword}")
+
+
+def json_fault(text: str, schema: str, timeout: float) -> str:
+    """What is wrong with a text that shall be JSON of a schema; empty if nothing is.
+
+    Args:
+        text: What a model wrote.
+        schema: From `read_schema`.
+        timeout: Seconds for the check.
+
+    Raises:
+        TimeoutError: The check takes longer.
+    """
+    if len(text) > MAX_CHARACTERS:
+        return f"it has {len(text)} characters, more than {MAX_CHARACTERS}"
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+    except RecursionError:
+        return "its brackets are nested too deeply"
+    except ValueError as error:
+        return f"it is no JSON: {str(error)[:MAX_REASON]}"
+    token = _until.set(time.monotonic() + timeout)
+    try:
+        found = next(_validator(schema).iter_errors(value), None)
+    except RecursionError:
+        return "its brackets are nested too deeply"
+    except ArithmeticError:  # a multiple of a number that no float holds
+        return "it holds a number that is too large"
+    finally:
+        _until.reset(token)
+    return "" if found is None else _shown(found)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is too large")
+    return value
+
+
+def _shown(error: Any) -> str:
+    message: str = error.message
+    shown = message if len(message) <= MAX_REASON else f"{message[:MAX_REASON]}…"
+    return f"{error.json_path[:MAX_REASON]}: {shown}"
+
+
+@lru_cache(maxsize=64)
+def _validator(schema: str) -> Any:
+    """A validator that looks at the clock with every keyword, and at nothing outside the schema."""
+    import jsonschema
+    import referencing
+
+    loaded = json.loads(schema)
+    plain = jsonschema.validators.validator_for(loaded, default=jsonschema.Draft202012Validator)
+    timed = {keyword: _timed(check) for keyword, check in plain.VALIDATORS.items()}
+    # With an empty registry a reference to elsewhere fails, instead of being fetched.
+    return jsonschema.validators.extend(plain, timed)(loaded, registry=referencing.Registry())
+
+
+def _timed(check: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(*arguments: Any) -> Any:
+        if time.monotonic() > _until.get():
+            raise TimeoutError
+        return check(*arguments)
+
+    return checked
