@@ -79,13 +79,20 @@ class _Worker:
             pass
         return False
 
-    def computing(self, seconds: float) -> bool:
-        """Whether this call used so many seconds of CPU; False where the system does not tell."""
+    def used(self) -> float | None:
+        """Seconds of CPU that this call used; None where the system does not tell."""
         try:
-            used = int(Path(f"/proc/{self.pid}/schedstat").read_text(encoding="ascii").split()[0])
+            total = int(Path(f"/proc/{self.pid}/schedstat").read_text(encoding="ascii").split()[0])
         except (OSError, ValueError, IndexError):
+            return None
+        return total / 1e9 - self.cpu
+
+    def starves(self) -> bool:
+        """Whether it would run if a core were free; False where the system does not tell."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "R"
+        except (OSError, IndexError):
             return False
-        return used / 1e9 - self.cpu > seconds
 
     def kill(self) -> None:
         """End it, and whatever it started."""
@@ -192,27 +199,29 @@ class Pool:
             TimeoutError: There is none within the limit.
         """
         started, usual = time.perf_counter(), self._usual[index]
-        patience = min(max(_PATIENCE * usual, _LEAST_PATIENCE), limit)
-        await asyncio.wait({reply}, timeout=patience)
-        if reply.done():
-            self._usual[index] += _LEARNING * (time.perf_counter() - started - usual)
-            return True
-        aside = self._slow < MAX_SLOW
-        # What waits itself, or starves beside an engine, is not to be held up further.
-        lowered = aside and self._slots.locked() and worker.computing(patience / 2)
-        if lowered:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.setpriority(os.PRIO_PROCESS, worker.pid, 19)
-        if aside:
-            self._slow += 1
-            slot.release()
+        interval = patience = max(_PATIENCE * usual, _LEAST_PATIENCE)
+        aside = lowered = False
         try:
-            await asyncio.wait({reply}, timeout=limit - (time.perf_counter() - started))
+            while (left := limit - (time.perf_counter() - started)) > 0:
+                await asyncio.wait({reply}, timeout=min(interval, left))
+                if reply.done():
+                    break
+                interval *= 1.5
+                used = worker.used() or 0.0
+                if aside or self._slow >= MAX_SLOW or (used < patience / 2 and worker.starves()):
+                    continue  # what starves beside an engine would be joined by others that starve
+                aside = True
+                self._slow += 1
+                lowered = used >= patience / 2 and self._slots.locked()
+                if lowered:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.setpriority(os.PRIO_PROCESS, worker.pid, 19)
+                slot.release()
         finally:
             self._slow -= aside
         if not reply.done():
             raise TimeoutError
-        self._usual[index] = min(2 * usual, limit)  # perhaps all calls take as long
+        self._usual[index] += _LEARNING * (time.perf_counter() - started - usual)
         return not lowered
 
     def _enter_loop(self) -> None:
