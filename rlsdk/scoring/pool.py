@@ -208,11 +208,11 @@ class Pool:
                     break
                 interval *= 1.5
                 used = worker.used() or 0.0
-                if aside or self._slow >= MAX_SLOW or (used < patience / 2 and worker.starves()):
+                if aside or self._slow >= MAX_SLOW or (used < 0.8 * patience and worker.starves()):
                     continue  # what starves beside an engine would be joined by others that starve
                 aside = True
                 self._slow += 1
-                lowered = used >= patience / 2 and self._slots.locked()
+                lowered = used >= 0.8 * patience and self._slots.locked()
                 if lowered:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.setpriority(os.PRIO_PROCESS, worker.pid, 19)

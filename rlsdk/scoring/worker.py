@@ -24,8 +24,9 @@ from typing import Any, NoReturn
 from rlsdk.components import component_of
 from rlsdk.errors import DataError, RlsdkError
 from rlsdk.plugins import Plugins, Reference
-from rlsdk.types import Rollout, Score
+from rlsdk.types import Rollout, Score, Task
 
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 _MAX_REASON = 2_000
 """Characters of a reason: what a scorer raises may quote the whole answer."""
@@ -77,6 +78,8 @@ def _ready(references: Sequence[Reference]) -> list[Callable[..., Any]]:
         component = component_of(reward)
         for module in component.imports if component else ():
             importlib.import_module(module)
+    # What any call needs is imported here, too: numpy, for one, which rollouts load when they are first made.
+    pickle.loads(pickle.dumps(Rollout.from_text(Task(id="", prompt=""), "")))  # noqa: S301 - our own
     return rewards
 
 
@@ -146,8 +149,8 @@ def _confine(memory: int) -> None:
     import resource  # not on Windows, where there is no pool
 
     os.setpgid(0, 0)  # no session of its own: that would be a scheduling group, in which niceness means nothing
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with open("/proc/self/statm", encoding="ascii") as file:
             size = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + memory, size + memory))

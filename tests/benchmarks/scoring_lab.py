@@ -12,8 +12,10 @@ def work(rollout, *, seconds: float = 0.005) -> float:
     Args:
         seconds: Of CPU.
     """
-    while rollout.response == "hang":
+    while rollout.response == "spin":
         pass
+    while rollout.response == "sleep":
+        time.sleep(1)
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass
