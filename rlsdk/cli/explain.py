@@ -76,7 +76,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
         "placement": _placement(plan),
         "plugins": {
             name: f"{mark.distribution or 'file'} {mark.version} {mark.source[:12]}".replace("  ", " ")
-            for name, mark in plan.plugins.used().items()
+            for name, mark in plan.marks.items()
         },
     }
 

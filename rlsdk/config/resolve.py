@@ -15,7 +15,7 @@ from rlsdk.config.tree import Tree, read
 from rlsdk.contracts import AlgorithmDefaults, LossSpec, Model, Rule
 from rlsdk.errors import ConfigError, OptionError, PluginError
 from rlsdk.options import structure
-from rlsdk.plugins import Plugins, Reference
+from rlsdk.plugins import Fingerprint, Plugins, Reference
 
 T = TypeVar("T")
 
@@ -78,6 +78,14 @@ class Plan:
         """The model as actors read it."""
         section = attrs.asdict(self.config.model)
         return Model(**{field.name: section[field.name] for field in attrs.fields(Model)})
+
+    @property
+    def marks(self) -> dict[str, Fingerprint]:
+        """What identifies the code of every plugin that the run uses, and of what its rewards drive."""
+        found = self.plugins.used()
+        for part in self.rewards:
+            found |= getattr(self.plugins.resolve(part.reference), "marks", {})
+        return found
 
     @property
     def sampled(self) -> bool:

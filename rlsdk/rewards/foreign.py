@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
 import rlsdk
 from rlsdk.errors import DataError, OptionError, ValueFault
+from rlsdk.plugins.fingerprints import Fingerprint, of_text
 from rlsdk.rewards.conventions import CONVENTIONS, Convention, Parameters, Prepared
 from rlsdk.rewards.importing import find
 from rlsdk.types import Rollout, Score
@@ -64,6 +66,17 @@ class Foreign:
     def convention(self) -> str:
         """Name of the convention that was given or recognised."""
         return self._convention.name
+
+    @property
+    def marks(self) -> dict[str, Fingerprint]:
+        """The file that holds the function, by its hash: a run that goes on with another is refused."""
+        call = self._call if inspect.isroutine(self._call) else type(self._call)
+        try:
+            file = inspect.getsourcefile(inspect.unwrap(call))
+            text = Path(file or "").read_text(encoding="utf-8")
+        except (OSError, TypeError):  # built in, or typed into an interpreter
+            return {}
+        return {f"foreign {self.path}": of_text(text)}
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score] | Awaitable[list[Score]]:
         """Score rollouts.

@@ -173,20 +173,15 @@ def _prepare_folder(plan: Plan, checkpoints: Checkpoints, *, resume: bool, overw
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     if step is not None:
         _same_code(plan, checkpoints.read(step))
-    marks = _marks(plan)
+    marks = {name: attrs.asdict(mark) for name, mark in plan.marks.items()}
     head = "".join(f"# plugin {name}: {' '.join(filter(None, mark.values()))}\n" for name, mark in marks.items())
     text = yaml.safe_dump(_plain(plan.tree), sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(head + text, encoding="utf-8")
     return step
 
 
-def _marks(plan: Plan) -> dict[str, dict[str, str]]:
-    """Distribution, version and source hash of every plugin that the run uses."""
-    return {name: attrs.asdict(mark) for name, mark in plan.plugins.used().items()}
-
-
 def _same_code(plan: Plan, state: Mapping[str, Any]) -> None:
-    then, now = state["plugins"], _marks(plan)
+    then, now = state["plugins"], {name: attrs.asdict(mark) for name, mark in plan.marks.items()}
     changed = [n for n in sorted({*then, *now} - {"core"}) if then.get(n) != now.get(n)]
     if changed:
         raise PluginError(

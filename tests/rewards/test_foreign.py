@@ -515,3 +515,11 @@ def test_reading_parameters():
     assert found.others
     assert found.required == {"obj"}
     assert found.text.startswith("(obj, ")
+
+
+def test_the_file_is_part_of_what_a_run_was_made_with(load, tmp_path):
+    reward = load(TRL)
+    [(name, before)] = reward.marks.items()
+    assert name == f"foreign {reward.path}"
+    assert load(TRL).marks[name] == before
+    assert load(textwrap.dedent(TRL) + "\n# another\n").marks[name] != before
