@@ -39,6 +39,8 @@ _LEAST_PATIENCE = 0.02
 _LEARNING = 0.05
 _FIRST_PATIENCE = 1.0
 _REMEMBERED = 1000
+_HEARING = 0.05
+"""Seconds beyond a limit in which a reply is read that came while the event loop was busy."""
 _LAST_WORDS = 0.5
 """Seconds to wait for the template to tell how a process ended."""
 _BOOT = """
@@ -156,8 +158,9 @@ class Pool:
             ScoringError: The processes cannot be started.
         """
         self._enter_loop()
-        message = pickle.dumps((index, list(rollouts)), protocol=5)
         async with _Slot(self._slots) as slot:
+            # Not before there is a place: the event loop would do it for all that wait, and hear of no reply meanwhile.
+            message = pickle.dumps((index, list(rollouts)), protocol=5)
             worker = self._taken() or await self._fork()
             self._busy.add(worker)
             reply = asyncio.ensure_future(worker.ask(message))
@@ -217,6 +220,7 @@ class Pool:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.setpriority(os.PRIO_PROCESS, worker.pid, 19)
                 slot.release()
+            await asyncio.wait({reply}, timeout=_HEARING)
         finally:
             self._slow -= aside
         if not reply.done():
