@@ -9,19 +9,16 @@ from typing import Any
 
 from rlsdk.types import Rollout
 
-MOST = 64
-"""Rollouts of one call at most: calls that are under way together can share the processes of a pool."""
-
 
 class Batcher:
     """Gathers the rollouts that finish in one turn of the event loop into calls."""
 
-    def __init__(self, call: Callable[[Sequence[Rollout]], Any], most: int | None = None) -> None:
+    def __init__(self, call: Callable[[Sequence[Rollout]], Any], most: Callable[[], int] | None = None) -> None:
         """Make one.
 
         Args:
             call: Takes rollouts and returns as many results, perhaps to be awaited.
-            most: Rollouts of one call; left out, there is no limit.
+            most: Rollouts of one call, asked whenever there are some; left out, there is no limit.
         """
         self._call = call
         self._most = most
@@ -39,7 +36,7 @@ class Batcher:
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
-        size = self._most or len(waiting)
+        size = self._most() if self._most is not None else len(waiting)
         for start in range(0, len(waiting), size):
             task = asyncio.get_running_loop().create_task(self._run(waiting[start : start + size]))
             self._running.add(task)

@@ -36,9 +36,13 @@ MAX_SLOW = 64
 _PATIENCE = 4.0
 """Times as long as usual that a call may take before another process takes its place."""
 _LEAST_PATIENCE = 0.02
-_LEARNING = 0.05
+_LEARNING = 0.1
 _FIRST_PATIENCE = 1.0
 _REMEMBERED = 1000
+_MOST = 64
+"""Rollouts of one call."""
+_WORTH = 0.01
+"""Seconds of work for which one message is worth its cost, about a millisecond."""
 _HEARING = 0.05
 """Seconds beyond a limit in which a reply is read that came while the event loop was busy."""
 _LAST_WORDS = 0.5
@@ -140,16 +144,20 @@ class Pool:
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._usual = [_FIRST_PATIENCE / _PATIENCE] * len(self._rewards)  # seconds of a call
+        self._usual = [_FIRST_PATIENCE / _PATIENCE] * len(self._rewards)  # seconds for one rollout
         self.counts: Counter[str] = Counter()
         """calls, killed (over their time), died."""
+
+    def most(self, index: int) -> int:
+        """How many rollouts one call of a reward should take: so many that it is worth a message, and no more."""
+        return max(1, min(_MOST, int(_WORTH / self._usual[index])))
 
     async def call(self, index: int, rollouts: Sequence[Rollout], limit: float = 10.0) -> list[Score]:
         """Score rollouts in one call of a reward.
 
         Args:
             index: Which reward.
-            rollouts: One, or several where the reward takes several.
+            rollouts: Not more than `most` at one time.
             limit: Seconds of wall clock; beyond them the process is killed.
 
         Raises:
@@ -166,7 +174,7 @@ class Pool:
             reply = asyncio.ensure_future(worker.ask(message))
             again = False
             try:
-                again = await self._wait(reply, index, worker, slot, limit)
+                again = await self._wait(reply, index, len(rollouts), worker, slot, limit)
                 found = json.loads(reply.result())
                 worker.cpu = found["cpu"]
                 again = again and not found.get("spent")
@@ -195,13 +203,15 @@ class Pool:
             worker.kill()
         return None
 
-    async def _wait(self, reply: asyncio.Future[bytes], index: int, worker: _Worker, slot: _Slot, limit: float) -> bool:
+    async def _wait(
+        self, reply: asyncio.Future[bytes], index: int, count: int, worker: _Worker, slot: _Slot, limit: float
+    ) -> bool:
         """Wait for a reply; whether the process may serve again: one whose priority was lowered may not.
 
         Raises:
             TimeoutError: There is none within the limit.
         """
-        started, usual = time.perf_counter(), self._usual[index]
+        started, usual = time.perf_counter(), self._usual[index] * count
         interval = patience = max(_PATIENCE * usual, _LEAST_PATIENCE)
         aside = lowered = False
         try:
@@ -225,7 +235,7 @@ class Pool:
             self._slow -= aside
         if not reply.done():
             raise TimeoutError
-        self._usual[index] += _LEARNING * (time.perf_counter() - started - usual)
+        self._usual[index] += _LEARNING * (time.perf_counter() - started - usual) / count
         return not lowered
 
     def _enter_loop(self) -> None:

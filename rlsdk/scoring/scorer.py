@@ -17,7 +17,7 @@ from rlsdk.contracts import Rule, ScoringLimits
 from rlsdk.errors import DataError, ScoringError
 from rlsdk.plugins import Reference
 from rlsdk.rewards.combine import Scored, combine
-from rlsdk.scoring.batching import MOST, Batcher
+from rlsdk.scoring.batching import Batcher
 from rlsdk.scoring.cache import Cache
 from rlsdk.scoring.pool import FailedError, Pool
 from rlsdk.types import Rollout, Score
@@ -143,10 +143,7 @@ class Scorer:
             alone = await asyncio.gather(*(call([rollout]) for rollout in rollouts))
             return [score for scores in alone for score in scores]
 
-        async def one(rollout: Rollout) -> Score:
-            return (await call([rollout]))[0]
-
-        return Batcher(call, MOST) if part.batch else one
+        return Batcher(call, lambda: self._pool.most(index))
 
     def _elsewhere(self, part: Part) -> Run:
         """In this process or an actor; what is awaited has a limit."""

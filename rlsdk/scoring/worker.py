@@ -161,26 +161,43 @@ def _confine(memory: int) -> None:
 
 def _call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """What is sent back; `spent`: the process has to go, since one that ran out of memory is not to be trusted."""
+    component = component_of(reward)
     try:
-        return {"scores": [_plain(each) for each in _scores_of(reward, rollouts)]}
+        if component is not None and component.batch:
+            return {"scores": [_plain(each) for each in _together(reward, rollouts)]}
+        scores = [_one(reward, rollout) for rollout in rollouts]
+        return {"scores": scores, "spent": any(score.pop("spent", False) for score in scores)}
     except DataError as error:
         return {"data_error": str(error)}
-    except MemoryError:
-        return {"error": "MemoryError: it needs more than scoring.memory allows", "spent": True}
     except BaseException as error:  # noqa: BLE001 - the user's code: what it raises is the score's reason
-        leaves = isinstance(error, SystemExit | KeyboardInterrupt)
-        return {"error": f"{type(error).__name__}: {error}"[:_MAX_REASON], "spent": leaves}
+        return _failure(error)
 
 
-def _scores_of(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> list[Any]:
-    """What a reward returns for each rollout, whether it takes one or several, is async or not."""
-    component = component_of(reward)
-    whole = component is not None and component.batch
-    result = reward(rollouts) if whole else reward(rollouts[0])
+def _together(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Sequence[Any]:
+    result = reward(rollouts)
     result = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-    if whole and len(result) != len(rollouts):
+    if len(result) != len(rollouts):
         raise ValueError(f"returned {len(result)} scores for {len(rollouts)} rollouts")
-    return list(result) if whole else [result]
+    return list(result)
+
+
+def _one(reward: Callable[..., Any], rollout: Rollout) -> dict[str, Any]:
+    """The score of one of several; what fails says nothing of those beside it."""
+    try:
+        result = reward(rollout)
+        return _plain(asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result)
+    except DataError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - as above
+        failure = _failure(error)
+        return {**_plain(Score.invalid(failure["error"])), "spent": failure["spent"]}
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, MemoryError):
+        return {"error": "MemoryError: it needs more than scoring.memory allows", "spent": True}
+    leaves = isinstance(error, SystemExit | KeyboardInterrupt)
+    return {"error": f"{type(error).__name__}: {error}"[:_MAX_REASON], "spent": leaves}
 
 
 async def _awaited(result: Any) -> Any:

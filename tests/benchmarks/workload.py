@@ -22,7 +22,7 @@ def prompts(*, path: str, split: str = "train") -> Sequence[rlsdk.Task]:
     return [rlsdk.Task(id=f"{split}-{i}", prompt=text) for i, text in enumerate(texts)]
 
 
-@rlsdk.reward("hash")
+@rlsdk.reward("hash", runs="driver")
 def text_hash(rollout: rlsdk.Rollout) -> float:
     """A hash of the text, from 0 to 1: nothing to learn, and no two answers of a group score alike."""
     return zlib.crc32(rollout.text.encode()) / 2**32

@@ -132,7 +132,7 @@ def test_hanging_calls_do_not_hold_up_the_others(scorer: Callable[..., Scorer]) 
         return took
 
     assert asyncio.run(work()) < 4  # far less than one limit, though all workers hung
-    assert running.counts["killed"] == 8
+    assert running.counts["killed"] >= 8  # those that came together, then each by itself
 
 
 def test_a_cancelled_call_frees_its_process(scorer: Callable[..., Scorer]) -> None:
