@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import os
 import random
 import warnings
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,8 @@ OWN = ("seed", "size")
 """Fields of every configuration that the task source sets."""
 EXCLUDED = frozenset({"composite"})
 """Mixtures are made by the task source."""
+BY_HASH = frozenset({"isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder"})
+"""They draw from sets of text, whose order Python makes up for each process unless PYTHONHASHSEED is a number."""
 BY_TUPLES = frozenset({"arc_agi", "rearc"})
 """Their scorers compare with tuples, which JSON does not have."""
 
@@ -106,6 +109,16 @@ def fault(name: str, config: Mapping[str, Any]) -> str:
     except Exception as error:  # noqa: BLE001 - whatever the library raises says what is wrong with the configuration
         return f"{name}: {error or type(error).__name__}"
     return ""
+
+
+def irreproducible(name: str) -> str:
+    """Why another process would make other tasks of the same seed; empty if it would not."""
+    if name not in BY_HASH or os.environ.get("PYTHONHASHSEED", "random").isdigit():
+        return ""
+    return (
+        f"{name} draws from sets of text, whose order differs between processes, and so would its tasks; start with "
+        "PYTHONHASHSEED=0 in the environment"
+    )
 
 
 def _tuples(config_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:

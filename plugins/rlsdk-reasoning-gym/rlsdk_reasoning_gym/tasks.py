@@ -111,7 +111,9 @@ def _shares(
     if isinstance(datasets, str):
         problem = gym.fault(datasets, config)
         unknown = problem.startswith("unknown dataset")
-        return [(datasets, Share(config=config))], [("datasets" if unknown else "config", problem)] if problem else []
+        hashed = gym.irreproducible(datasets)
+        faults = [("datasets" if unknown else "config", problem)] if problem else []
+        return [(datasets, Share(config=config))], [*faults, *([("datasets", hashed)] if hashed else [])]
     faults = [("config", "belongs to one dataset; give each its own, {NAME: {config: …}}")] if config else []
     if not datasets:
         faults.append(("datasets", "names no dataset"))
@@ -120,8 +122,8 @@ def _shares(
         share, found = structure({} if given is None else given, Share)
         path = f"datasets.{name}"
         if not found:
-            problem = gym.fault(name, share.config)
-            found = [("", problem)] if problem else []
+            problems = (gym.fault(name, share.config), gym.irreproducible(name))
+            found = [("", problem) for problem in problems if problem]
             found += [] if share.weight > 0 else [(".weight", f"expected more than 0, got {share.weight:g}")]
             shares.append((name, share))
         faults += [(path + below, text) for below, text in found]

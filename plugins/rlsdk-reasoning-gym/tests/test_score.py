@@ -32,7 +32,13 @@ def answered(task, text, **options):
     return rlsdk.load("reward", score, **options)(Rollout.from_text(task, text))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True)
+def _hashes(monkeypatch):
+    """Datasets that draw from sets are asked for here, where nobody makes their tasks again."""
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+
+
+@pytest.fixture
 def chain():
     return load("chain_sum")[0]
 
