@@ -104,11 +104,10 @@ def missing(env: Any, task: Any) -> list[str]:
 
 
 def _runtime_needs(task: Any) -> Iterator[str]:
+    import verifiers.v1 as vf
     from verifiers.v1.session import hook_boundary
     from verifiers.v1.trace import Trace
     from verifiers.v1.utils.decorators import discover_decorated
-
-    import verifiers.v1 as vf
 
     hooks = [name for name in ("setup", "finalize") if getattr(type(task), name) is not getattr(vf.Task, name)]
     called = [*(getattr(task, name) for name in hooks), *task.hooks("reward"), *task.hooks("metric")]

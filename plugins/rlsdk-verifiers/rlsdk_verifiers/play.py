@@ -49,7 +49,7 @@ class Seat:
         run = self._open(task, others)
         await run.open()
         run.raise_failure()
-        held = Interaction(run)  # type: ignore[arg-type]
+        held = Interaction(run)
         try:
             yield held
         except Exception as error:

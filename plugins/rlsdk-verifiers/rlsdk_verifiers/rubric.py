@@ -18,9 +18,9 @@ from rlsdk_verifiers import environments, traces
 def rubric(rollout: Rollout) -> Score:
     """The sum of the environment's weighted rewards for the answer.
 
-    Each function marked `@reward` or `@metric`, async or not, is a metric of its own, unweighted. One that raises makes
-    the score invalid. An environment with a `run` of its own is scored by `verifiers/workflow`, while it is played; this
-    passes on what came of it.
+    Each function marked `@reward` or `@metric` is a metric of its own, unweighted. One that raises makes the score
+    invalid. An environment with a `run` of its own is scored by `verifiers/workflow`, while it is played; this passes
+    on what came of it.
 
     Args:
         rollout: What to score; its task came from `verifiers/tasks`.
@@ -34,8 +34,8 @@ def rubric(rollout: Rollout) -> Score:
     env, task = environments.of(rollout.task)
     if environments.is_played(env, task):
         raise DataError(
-            f"task {rollout.task.id!r}: {type(env).__name__} scores an episode while it plays it; run it with workflow: "
-            "verifiers/workflow"
+            f"task {rollout.task.id!r}: {type(env).__name__} scores an episode while it plays it; run it with "
+            "workflow: verifiers/workflow"
         )
     ((name, agent),) = environments.seats(env).items()
     trace = traces.of(rollout, task, agent, name)

@@ -37,7 +37,7 @@ async def _episode(env: Any, task: Any, chat: Chat) -> Any:
 
     ((name, config),) = environments.seats(env).items()
     seat = Seat(name, config, chat, environments.prompt_of(task.data))
-    agents = vf.Agents(env.config, lambda *_: seat)  # type: ignore[arg-type]
+    agents = vf.Agents(env.config, lambda *_: seat)
     await env.setup(agents)
     await env.run(task, agents)
     if seat.run_ is None:

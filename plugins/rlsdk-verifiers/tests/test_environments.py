@@ -121,7 +121,7 @@ def test_a_reward_that_raises_is_invalid(sum_task):
 
 
 def test_tasks_of_other_sources_are_faults_of_the_data():
-    with pytest.raises(DataError, match="task 'x' did not come from verifiers/tasks: .*they hold: level"):
+    with pytest.raises(DataError, match=r"task 'x' did not come from verifiers/tasks: .*they hold: level"):
         scored(Rollout.from_text(Task("x", "?", metadata={"level": 1}), "3"))
     held = {"environment": "nowhere", "config": {}, "data": {}}
     with pytest.raises(DataError, match="task 'x': nowhere: ModuleNotFoundError"):
@@ -202,7 +202,7 @@ def test_a_chat_that_cannot_be_spoken_to_says_what_is_missing(guess, chat):
 
 
 def test_an_episode_is_not_scored_without_being_played(guess):
-    with pytest.raises(DataError, match="GuessEnv scores an episode while it plays it; run it with workflow: verifiers"):
+    with pytest.raises(DataError, match="GuessEnv scores an episode while it plays it; run it with workflow"):
         scored(Rollout.from_text(guess, "3"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import verifiers.v1 as vf
+from pydantic import Field
 
 __all__ = ["GuessEnv", "GuessTaskset"]
 
@@ -14,7 +15,7 @@ class GuessData(vf.TaskData):
 
 
 class GuessState(vf.State):
-    guesses: list[str] = []
+    guesses: list[str] = Field(default_factory=list)
 
 
 class GuessTask(vf.Task[GuessData, GuessState, vf.TaskConfig]):
