@@ -496,7 +496,8 @@ def test_functions_of_trl(load):
 
 
 def test_datasets_of_reasoning_gym(load):
-    gym = pytest.importorskip("reasoning_gym", exc_type=ImportError)
+    gym = pytest.importorskip("reasoning_gym", reason="make test-slow runs this where it is installed")
+
     data = gym.create_dataset("chain_sum", size=3, seed=1)
     reward = load("import reasoning_gym\ndata = reasoning_gym.create_dataset('chain_sum', size=3, seed=1)\n", "data")
     assert reward.convention == "reasoning_gym"
@@ -508,6 +509,23 @@ def test_datasets_of_reasoning_gym(load):
         assert (right.value, nothing.value) == (1.0, 0.0)
         assert 0 < partial.value < 1
         assert math.isclose(partial.value, data.score_answer(f"{entry['answer']} or so", entry))
+
+
+@pytest.mark.parametrize(
+    ("name", "nothing"),
+    [("puzzle24", 0.01), ("prime_factorization", 0.0), ("knights_knaves", 0.0), ("sudoku", 0.0), ("coin_flip", 0.0)],
+)
+def test_scorers_of_reasoning_gym_by_signature(load, name, nothing):
+    """Those with a scorer of their own, as `path: FILE:object.method`; what one raises is invalid."""
+    gym = pytest.importorskip("reasoning_gym", reason="make test-slow runs this where it is installed")
+
+    (entry,) = gym.create_dataset(name, size=1, seed=4)
+    reward = load(f"import reasoning_gym\ndata = reasoning_gym.create_dataset({name!r}, size=1)", "data.score_answer")
+    task = Task(id="g", prompt=entry["question"], answer=entry["answer"], metadata=entry["metadata"])
+    right, none, wrong = reward(answers(f"<answer>{entry['answer']}</answer>", "?", "<answer>no</answer>", task=task))
+    assert (right.value, none.value) == (1.0, nothing)
+    assert wrong.valid == (name != "prime_factorization")  # which reads numbers with int()
+    assert wrong.value < 0.5
 
 
 def test_reading_parameters():

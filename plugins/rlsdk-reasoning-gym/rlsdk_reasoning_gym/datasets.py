@@ -1,0 +1,182 @@
+"""Datasets of reasoning-gym: found by name, made of a configuration that is checked, asked for an entry."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+
+from rlsdk.errors import ValueFault
+from rlsdk.options import nearest
+
+Split = Literal["train", "test"]
+SEEDS = 2**32
+"""Some datasets seed numpy, which takes no more."""
+OWN = ("seed", "size")
+"""Fields of every configuration that the task source sets."""
+EXCLUDED = frozenset({"composite"})
+"""Mixtures are made by the task source."""
+BY_HASH = frozenset({"isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder"})
+"""They draw from sets of text, whose order Python makes up for each process unless PYTHONHASHSEED is a number."""
+BY_TUPLES = frozenset({"arc_agi", "rearc"})
+"""Their scorers compare with tuples, which JSON does not have."""
+
+
+def names() -> list[str]:
+    """All datasets, sorted."""
+    import reasoning_gym.factory
+
+    return sorted(set(reasoning_gym.factory.DATASETS) - EXCLUDED)
+
+
+def first_seed(split: Split, seed: int, size: int) -> int:
+    """The seed of a dataset: entry `i` is made of `seed + i`, so that each split keeps to a half of all seeds.
+
+    Args:
+        split: Lower half or upper half.
+        seed: Of the run; where it begins within the half.
+        size: How many entries there may be.
+    """
+    half = SEEDS // 2
+    digest = hashlib.blake2b(f"{split}/{seed}".encode(), digest_size=8).digest()
+    start = 0 if split == "train" else half
+    return start + int.from_bytes(digest, "big") % (half - size)
+
+
+@attrs.frozen
+class Spec:
+    """Everything that a dataset is made of, hashable.
+
+    Attributes:
+        name: As reasoning-gym registers it.
+        config: Fields of its configuration other than seed and size, as JSON.
+        seed: Of entry 0.
+        size: How many entries.
+    """
+
+    name: str
+    config: str = "{}"
+    seed: int = 0
+    size: int = 1
+
+    @classmethod
+    def of(cls, name: str, config: Mapping[str, Any], seed: int = 0, size: int = 1) -> Spec:
+        """Make one of a configuration that is a mapping."""
+        return cls(name, json.dumps(config, sort_keys=True), seed, size)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The configuration."""
+        found: dict[str, Any] = json.loads(self.config)
+        return found
+
+
+def fault(name: str, config: Mapping[str, Any]) -> str:
+    """Why there is no such dataset, or not with this configuration; empty if there is. Makes no dataset."""
+    import reasoning_gym.factory
+
+    known = names()
+    if name not in known:
+        near = nearest(name, known)
+        guess = f"did you mean {near!r}?" if near else f"there are {len(known)}, such as {', '.join(known[:5])}"
+        return f"unknown dataset {name!r}; {guess}"
+    config_class = reasoning_gym.factory.DATASETS[name][1]
+    fields = [field.name for field in dataclasses.fields(config_class) if field.init and field.name not in OWN]
+    for key in config:
+        if key in OWN:
+            return f"{name}: {key} is set by the task source; give it there"
+        if key not in fields:
+            near = nearest(key, fields)
+            guess = f"did you mean {near!r}? " if near else ""
+            return f"{name} has no option {key!r}; {guess}it has: {', '.join(fields) or 'none'}"
+    try:
+        made = config_class(**_tuples(config_class, config), seed=0, size=1)
+        if hasattr(made, "validate"):
+            made.validate()
+        json.dumps(dict(config))
+    except Exception as error:  # noqa: BLE001 - whatever the library raises says what is wrong with the configuration
+        return f"{name}: {error or type(error).__name__}"
+    return ""
+
+
+def irreproducible(name: str) -> str:
+    """Why another process would make other tasks of the same seed; empty if it would not."""
+    if name not in BY_HASH or os.environ.get("PYTHONHASHSEED", "random").isdigit():
+        return ""
+    return (
+        f"{name} draws from sets of text, whose order differs between processes, and so would its tasks; start with "
+        "PYTHONHASHSEED=0 in the environment"
+    )
+
+
+def _tuples(config_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration whose lists are tuples where the defaults are: YAML and JSON have lists alone."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config_class)}
+    return {
+        key: tuple(value) if isinstance(value, list) and isinstance(defaults.get(key), tuple) else value
+        for key, value in copy.deepcopy(dict(config)).items()
+    }
+
+
+@lru_cache(maxsize=256)
+def dataset(spec: Spec) -> Any:
+    """The dataset; kept, since some read large files.
+
+    Raises:
+        ValueFault: It cannot be made.
+    """
+    import reasoning_gym.factory
+
+    problem = fault(spec.name, spec.fields)
+    if problem:
+        raise ValueFault(problem)
+    config_class = reasoning_gym.factory.DATASETS[spec.name][1]
+    with undisturbed(f"{spec}"):
+        return reasoning_gym.create_dataset(
+            spec.name, **_tuples(config_class, spec.fields), seed=spec.seed, size=spec.size
+        )
+
+
+def entry(spec: Spec, index: int) -> dict[str, Any]:
+    """The entry at an index, the same each time and in each process; what it holds is the caller's.
+
+    Raises:
+        ValueFault: The dataset cannot be made.
+    """
+    made = dataset(spec)
+    with undisturbed(f"{spec}/{index}"):
+        found: dict[str, Any] = copy.deepcopy(made[index])
+    return found
+
+
+@contextlib.contextmanager
+def undisturbed(seed: str) -> Iterator[None]:
+    """Within, the library has the generators that a process shares to itself, and prints and warns to nobody.
+
+    A few datasets seed numpy's generator or draw from Python's, and some scorers print what is wrong with an answer.
+
+    Args:
+        seed: Where both generators begin; behind it they go on as if nothing had been drawn.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(random.getrandbits(32))
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -1,0 +1,31 @@
+"""Metadata of reasoning-gym's entries as JSON holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def plain(value: Any) -> tuple[Any, bool]:
+    """A value out of what JSON knows, and whether nothing was lost by which a scorer could tell.
+
+    Tuples become lists: no scorer of reasoning-gym minds, which its tests try for each. Keys become text; what JSON has
+    no form for becomes a list, a number or text. Those are losses.
+
+    Args:
+        value: Of an entry's metadata.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value, True
+    if isinstance(value, Mapping):
+        items = {str(key): plain(each) for key, each in value.items()}
+        whole = len(items) == len(value) and all(type(key) is str for key in value)
+        return {key: each for key, (each, _) in items.items()}, whole and all(kept for _, kept in items.values())
+    if isinstance(value, list | tuple):
+        parts = [plain(each) for each in value]
+        return [each for each, _ in parts], all(kept for _, kept in parts)
+    if isinstance(value, set | frozenset):
+        return sorted((plain(each)[0] for each in value), key=repr), False
+    if hasattr(value, "tolist"):  # of numpy
+        return plain(value.tolist())[0], False
+    return str(value), False

@@ -1,0 +1,109 @@
+"""Scores answers with the scorer of the dataset that asked."""
+
+from __future__ import annotations
+
+import copy
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import rlsdk
+from rlsdk.errors import DataError, ValueFault
+from rlsdk.types import Rollout, Score, Task
+from rlsdk_reasoning_gym import datasets as gym
+from rlsdk_reasoning_gym.answers import refused
+from rlsdk_reasoning_gym.datasets import Spec
+
+
+@rlsdk.reward("score", cache=True, imports=("reasoning_gym",))
+def score(rollout: Rollout, *, tag: str | None = "answer", partial: bool = True) -> Score:
+    """The score that the task's dataset gives the answer, mostly from 0 to 1.
+
+    Where several answers are right, most scorers check the answer itself and not whether it is the dataset's. Some give
+    credit for less: by default a text that contains the right answer has its share of the characters, which a policy
+    may learn to make use of.
+
+    A few scorers evaluate the answer with Python or sympy. What is not data or plain arithmetic is not given to these;
+    it counts as no answer. Where a scorer raises, the answer has 0 if the right one can be scored; if not, the score is
+    invalid.
+
+    Args:
+        rollout: What to score; its task was made by `reasoning_gym/tasks`.
+        tag: The answer is what the last closed pair of this tag holds; null: all that the policy wrote.
+        partial: Keep scores between 0 and 1; without it they are 0.
+
+    Returns:
+        A score with the metrics `correct` (the score is 1) and `answered` (there was an answer), 0 or 1.
+
+    Raises:
+        DataError: The task was not made by `reasoning_gym/tasks`, or by another version of reasoning-gym.
+    """
+    spec, entry = _entry(rollout.task)
+    answer = rollout.response if tag is None else last_tag(rollout.response, tag)
+    reason = "" if answer is not None else f"there is no <{tag}> … </{tag}>"
+    reason = reason or refused(spec.name, answer or "", entry)
+    try:
+        value = _value(spec, None if reason else answer, entry)
+    except Exception as error:  # noqa: BLE001 - a scorer that fails on an answer
+        cause = f"{spec.name}: {type(error).__name__}: {error}"
+        if reason or not _scores_its_own(spec, entry):
+            return Score.invalid(f"the scorer failed: {cause}")
+        value, reason = 0.0, f"the scorer could not read the answer: {cause}"
+    if not math.isfinite(value):
+        return Score.invalid(f"{spec.name}: the scorer gave {value}")
+    correct = value >= 1
+    value = value if partial or correct else 0.0
+    metrics = {"correct": float(correct), "answered": float(answer is not None)}
+    return Score(value, metrics=metrics, reason=reason)
+
+
+def last_tag(text: str, tag: str) -> str | None:
+    """What the last closed pair of a tag holds, without spaces around it; None if there is none."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    end = text.rfind(closing)
+    start = text.rfind(opening, 0, end) if end >= 0 else -1
+    return text[start + len(opening) : end].strip() if start >= 0 else None
+
+
+def _value(spec: Spec, answer: str | None, entry: Mapping[str, Any]) -> float:
+    """What the scorer says; it may change the entry that it is given."""
+    with gym.undisturbed(f"{spec}"):
+        return float(gym.dataset(spec).score_answer(answer, copy.deepcopy(dict(entry))))
+
+
+def _scores_its_own(spec: Spec, entry: Mapping[str, Any]) -> bool:
+    """Whether the scorer can score the right answer: if so, it was the answer that made it fail."""
+    try:
+        return math.isfinite(_value(spec, entry["answer"], entry))
+    except Exception:  # noqa: BLE001 - then it is broken
+        return False
+
+
+def _entry(task: Task) -> tuple[Spec, dict[str, Any]]:
+    """The dataset that scores, and the entry as it was made."""
+    held = task.metadata
+    made = held.get("made")
+    if not isinstance(made, Mapping) or not isinstance(held.get("dataset"), str):
+        there = ", ".join(held) or "nothing"
+        raise DataError(
+            f"task {task.id!r}: reasoning_gym/score needs the metadata that reasoning_gym/tasks gives, dataset and "
+            f"made; it has: {there}. For other tasks there is {{use: foreign, style: reasoning_gym}}"
+        )
+    name, config = held["dataset"], made.get("config", {})
+    try:
+        if made.get("exact"):
+            entry = {"question": held.get("question", ""), "answer": task.answer, "metadata": held.get("metadata", {})}
+            scorer = Spec.of(name, config)
+            gym.dataset(scorer)
+            return scorer, entry
+        spec = Spec.of(name, config, made["seed"], made["size"])
+        entry = gym.entry(spec, made["index"])
+    except (ValueFault, KeyError) as error:
+        raise DataError(f"task {task.id!r}: {error}") from error
+    if entry["answer"] != task.answer:
+        raise DataError(
+            f"task {task.id!r}: this version of reasoning-gym makes another task of it, with the answer "
+            f"{reprlib.repr(entry['answer'])} instead of {reprlib.repr(task.answer)}; make the tasks anew"
+        )
+    return spec, entry

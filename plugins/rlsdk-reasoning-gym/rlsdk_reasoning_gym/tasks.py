@@ -1,0 +1,206 @@
+"""Tasks made by reasoning-gym: one of its datasets, or a mixture of several."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from itertools import accumulate
+from random import Random
+from typing import Any, Literal
+
+import attrs
+
+import rlsdk
+from rlsdk.errors import DataError, OptionError
+from rlsdk.options import structure
+from rlsdk.sources.listing import TaskList
+from rlsdk.sources.rows import Wording
+from rlsdk.types import Task
+from rlsdk_reasoning_gym import datasets as gym
+from rlsdk_reasoning_gym.datasets import Spec, Split
+from rlsdk_reasoning_gym.plain import plain
+
+SIZES: Mapping[Split, int] = {"train": 10_000, "test": 500}
+INSTRUCTION = "Think first. Then give your final answer, and nothing else, between <answer> and </answer>."
+MAX_DRAWS = 500
+"""Of questions, until one belongs to the split."""
+_TEST_SHARE = 10
+"""With `hold_out: questions` one in ten of all questions is for tests."""
+_WHERE = "tasks 'reasoning_gym/tasks'"
+
+
+@attrs.frozen(kw_only=True)
+class Share:
+    """A dataset's part in a mixture.
+
+    Attributes:
+        weight: How often, beside the others' weights.
+        config: Fields of the dataset's own configuration.
+    """
+
+    weight: float = 1.0
+    config: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@rlsdk.tasks("tasks")
+def tasks(
+    *,
+    datasets: str | Mapping[str, Any],
+    config: Mapping[str, Any] = {},
+    split: Split = "train",
+    size: int | None = None,
+    seed: int = 0,
+    hold_out: Literal["seeds", "questions"] = "seeds",
+    instruction: str = INSTRUCTION,
+    chat: bool = False,
+    system: str | None = None,
+    prefill: str | None = None,
+) -> TaskList:
+    """Tasks of reasoning-gym's datasets, made on demand; the two splits draw from different halves of all seeds.
+
+    The task at an index hangs on seed, split and index alone, in every process. Its source is the dataset's name, its
+    metadata say by which dataset it was made, which is what `reasoning_gym/score` goes by.
+
+    Args:
+        datasets: Name of a dataset, or of several with their shares: `{chain_sum: {weight: 2, config: {max_terms: 4}},
+            countdown: {}}`.
+        config: Fields of the dataset's configuration, where there is one dataset; those left out keep its defaults.
+        split: `train` or `test`.
+        size: How many tasks; left out, 10,000 to train and 500 to test.
+        seed: Other seeds give other tasks.
+        hold_out: `seeds`: the splits use different seeds, yet a dataset with few possible questions may ask the same in
+            both. `questions`: a hash of the question decides its split, so that no question of the tests is trained on;
+            a task of the tests takes ten draws.
+        instruction: What stands behind each question, one line apart; empty for nothing.
+        chat: Put the question as the message of a user; without it, it is text.
+        system: A system message that begins every prompt.
+        prefill: The beginning of every answer; it is not trained on.
+
+    Returns:
+        Tasks whose answer is the dataset's own, a text.
+
+    Raises:
+        OptionError: There is no such dataset, or its configuration is wrong.
+        DataError: No question of the split was found.
+    """
+    shares, faults = _shares(datasets, config)
+    size = SIZES[split] if size is None else size
+    limit = gym.SEEDS // 2 // MAX_DRAWS
+    if not 1 <= size < limit:
+        faults.append(("size", f"expected 1 to {limit - 1:,}, got {size}"))
+    if faults:
+        raise OptionError(_WHERE, faults)
+    maker = _Maker(
+        shares=tuple((name, share.weight, json.dumps(dict(share.config), sort_keys=True)) for name, share in shares),
+        split=split,
+        seed=seed,
+        size=size,
+        by_question=hold_out == "questions",
+        instruction=instruction,
+        wording=Wording(chat=chat, system=system, prefill=prefill),
+    )
+    maker.check()
+    return TaskList(maker, size)
+
+
+def _shares(
+    datasets: str | Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[list[tuple[str, Share]], list[tuple[str, str]]]:
+    """Name and share of each dataset, and what is wrong with them."""
+    if isinstance(datasets, str):
+        problem = gym.fault(datasets, config)
+        unknown = problem.startswith("unknown dataset")
+        hashed = gym.irreproducible(datasets)
+        faults = [("datasets" if unknown else "config", problem)] if problem else []
+        return [(datasets, Share(config=config))], [*faults, *([("datasets", hashed)] if hashed else [])]
+    faults = [("config", "belongs to one dataset; give each its own, {NAME: {config: …}}")] if config else []
+    if not datasets:
+        faults.append(("datasets", "names no dataset"))
+    shares = []
+    for name, given in datasets.items():
+        share, found = structure({} if given is None else given, Share)
+        path = f"datasets.{name}"
+        if not found:
+            problems = (gym.fault(name, share.config), gym.irreproducible(name))
+            found = [("", problem) for problem in problems if problem]
+            found += [] if share.weight > 0 else [(".weight", f"expected more than 0, got {share.weight:g}")]
+            shares.append((name, share))
+        faults += [(path + below, text) for below, text in found]
+    return shares, faults
+
+
+@attrs.frozen(kw_only=True)
+class _Maker:
+    """Gives the task at an index."""
+
+    shares: tuple[tuple[str, float, str], ...]
+    split: Split
+    seed: int
+    size: int
+    by_question: bool
+    instruction: str
+    wording: Wording
+
+    def check(self) -> None:
+        """Make the first task of each dataset: what cannot be made fails now, not in the middle of a run.
+
+        Raises:
+            OptionError: A dataset cannot make one.
+        """
+        faults = []
+        for name, _, config in self.shares:
+            try:
+                self._task(name, config, 0)
+            except DataError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever the library raises says why
+                faults.append(("datasets", f"{name} makes no task: {type(error).__name__}: {error}"))
+        if faults:
+            raise OptionError(_WHERE, faults)
+
+    def __call__(self, index: int) -> Task:
+        """Make a task."""
+        name, config = self._chosen(index)
+        return self._task(name, config, index)
+
+    def _chosen(self, index: int) -> tuple[str, str]:
+        if len(self.shares) > 1:
+            point = Random(f"{self.seed}/{self.split}/{index}").random()
+            reached = list(accumulate(weight for _, weight, _ in self.shares))
+            at = next((i for i, end in enumerate(reached) if point * reached[-1] < end), -1)
+        else:
+            at = 0
+        name, _, config = self.shares[at]
+        return name, config
+
+    def _task(self, name: str, config: str, index: int) -> Task:
+        draws = MAX_DRAWS if self.by_question else 1
+        spec = Spec(name, config, gym.first_seed(self.split, self.seed, self.size * draws), self.size * draws)
+        for draw in range(draws):
+            place = index + draw * self.size
+            entry = gym.entry(spec, place)
+            if not self.by_question or is_test(entry["question"]) == (self.split == "test"):
+                return self._of(spec, place, index, entry)
+        raise DataError(
+            f"{_WHERE}: {draws} draws of {name} gave no question for {self.split}: it has too few; use hold_out: seeds"
+        )
+
+    def _of(self, spec: Spec, place: int, index: int, entry: Mapping[str, Any]) -> Task:
+        metadata, exact = plain(entry["metadata"])
+        question = f"{entry['question']}\n\n{self.instruction}" if self.instruction else entry["question"]
+        origin = {"config": spec.fields, "seed": spec.seed, "size": spec.size, "index": place}
+        origin["exact"] = exact and spec.name not in gym.BY_TUPLES
+        return Task(
+            id=f"{spec.name}/{self.split}/{index}",
+            prompt=self.wording.put(question),
+            answer=entry["answer"],
+            metadata={"dataset": spec.name, "question": entry["question"], "made": origin, "metadata": metadata},
+            source=spec.name,
+        )
+
+
+def is_test(question: str) -> bool:
+    """Whether a question is for tests: one in ten, by a hash."""
+    digest = hashlib.blake2b(question.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % _TEST_SHARE == 0

@@ -1,0 +1,13 @@
+"""The plugin `verifiers`: an installed environment of verifiers as tasks, workflow and reward; imported by kind.
+
+`pip install rlsdk-verifiers`, then `tasks: {train: {use: verifiers/tasks, environment: my-env}}`, `workflow:
+verifiers/workflow` and `reward: verifiers/rubric`.
+"""
+
+from __future__ import annotations
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "tasks": ("rlsdk_verifiers.tasks",),
+    "workflow": ("rlsdk_verifiers.workflow",),
+    "reward": ("rlsdk_verifiers.rubric",),
+}

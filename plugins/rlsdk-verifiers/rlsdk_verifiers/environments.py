@@ -1,0 +1,152 @@
+"""Environments of verifiers: opened by id and configuration, looked at for what rlsdk cannot give them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from rlsdk.errors import DataError, ValueFault
+from rlsdk.types import Message, Task
+
+PLAIN_HARNESSES = ("null", "bash")
+"""Without a container, these two are a conversation; `bash` is what verifiers takes where nobody chose."""
+SCORED = "verifiers/reward"
+"""Metric of a rollout that was scored while it was played."""
+
+
+def open_environment(environment: str, config: Mapping[str, Any]) -> Any:
+    """The environment; kept, since it is shared by all episodes.
+
+    Args:
+        environment: Id of its taskset: the name of the installed package.
+        config: What verifiers reads as `[env]`, without the taskset's id.
+
+    Raises:
+        ValueFault: It is not installed, or its configuration is wrong.
+    """
+    return _opened(environment, json.dumps(config, sort_keys=True))
+
+
+@lru_cache(maxsize=32)
+def _opened(environment: str, config: str) -> Any:
+    import verifiers.v1 as vf
+
+    given = json.loads(config)
+    try:
+        block = {**given, "taskset": {**given.get("taskset", {}), "id": environment}}
+        return vf.load_environment(vf.resolve_env_config(block))
+    except Exception as error:  # importing and configuring somebody's package may raise anything
+        raise ValueFault(f"{environment}: {type(error).__name__}: {error}") from error
+
+
+def of(task: Task) -> tuple[Any, Any]:
+    """The environment that a task came from, and the task as verifiers has it.
+
+    Raises:
+        DataError: It did not come from `verifiers/tasks`, or the environment cannot be opened here.
+    """
+    held = task.metadata
+    if not {"environment", "config", "data"} <= set(held):
+        there = ", ".join(held) or "nothing"
+        raise DataError(
+            f"task {task.id!r} did not come from verifiers/tasks: its metadata lack environment, config or data; they "
+            f"hold: {there}"
+        )
+    try:
+        env = open_environment(held["environment"], held["config"])
+        made = type(env.taskset).task_type()
+        return env, made(made.data_type().model_validate(held["data"]), env.taskset.config.task)
+    except (ValueFault, ValueError) as error:
+        raise DataError(f"task {task.id!r}: {error}") from error
+
+
+def is_played(env: Any, task: Any) -> bool:
+    """Whether there is more to an episode than one answer: the environment's own `run`, or hooks of the task."""
+    import verifiers.v1 as vf
+
+    own_hooks = type(task).setup is not vf.Task.setup or type(task).finalize is not vf.Task.finalize
+    return type(env) is not vf.SingleAgentEnv or own_hooks
+
+
+def seats(env: Any) -> dict[str, Any]:
+    """The agents that an environment declares, by name."""
+    from verifiers.v1.configs.agent import agent_config_fields
+
+    return dict(agent_config_fields(env.config))
+
+
+def missing(env: Any, task: Any) -> list[str]:
+    """What an environment needs that rlsdk does not give, one sentence each.
+
+    Args:
+        env: The environment.
+        task: One of its tasks.
+    """
+    import verifiers.v1 as vf
+    from verifiers.v1.configs.env import default_agent_harness
+
+    agents = seats(env)
+    pinned = {spec.harness.id for spec in agents.values() if spec.harness is not None}
+    harnesses = pinned or {default_agent_harness(env.config.taskset.id).id}
+    own = {name for name in ("start", "stop") if getattr(type(env), name) is not getattr(vf.Env, name)}
+    rules = [
+        (len(agents) == 1, f"several agents ({', '.join(agents)}); a workflow has one policy"),
+        (harnesses <= set(PLAIN_HARNESSES), f"the harness {', '.join(sorted(harnesses))}, a program of its own"),
+        (not own, "resources that all episodes share (start, stop)"),
+        (not (env.taskset.toolsets(env.taskset.config) or task.toolsets(task.config)), "tool servers (toolsets)"),
+        (not type(task).NEEDS_CONTAINER and task.data.image is None, "a container"),
+        (not task.config.judges, "judges, which ask another model"),
+    ]
+    return [text for kept, text in rules if not kept] + list(_runtime_needs(task))
+
+
+def _runtime_needs(task: Any) -> Iterator[str]:
+    import verifiers.v1 as vf
+    from verifiers.v1.session import hook_boundary
+    from verifiers.v1.trace import Trace
+    from verifiers.v1.utils.decorators import discover_decorated
+
+    hooks = [name for name in ("setup", "finalize") if getattr(type(task), name) is not getattr(vf.Task, name)]
+    called = [*(getattr(task, name) for name in hooks), *task.hooks("reward"), *task.hooks("metric")]
+    boxed = [function.__name__ for function in called if _needs_runtime(function)]
+    if boxed:
+        yield f"a runtime, for {', '.join(boxed)}"
+    early = [stop.__name__ for stop in task.hooks("stop") if hook_boundary(stop, allow_trace=True) is not Trace]
+    if early or discover_decorated(task, "intercept"):
+        yield f"a look at single requests and responses ({', '.join(early) or 'intercept'})"
+
+
+def _needs_runtime(function: Callable[..., Any]) -> bool:
+    parameter = inspect.signature(function).parameters.get("runtime")
+    return parameter is not None and parameter.default is parameter.empty
+
+
+def prompt_of(data: Any) -> tuple[Message, ...]:
+    """The messages that a task begins with.
+
+    Raises:
+        ValueFault: There are none, or one is not text.
+    """
+    system = (Message("system", data.system_prompt),) if data.system_prompt else ()
+    if data.prompt is None:
+        raise ValueFault("it has no prompt: somebody else would have to open the conversation")
+    if isinstance(data.prompt, str):
+        return (*system, Message("user", data.prompt))
+    return (*system, *(Message(message.role, text_of(message)) for message in data.prompt))
+
+
+def text_of(message: Any) -> str:
+    """The text of a message of verifiers.
+
+    Raises:
+        ValueFault: It holds something else, too.
+    """
+    content = message.content or ""
+    if isinstance(content, str):
+        return content
+    if any(part.type != "text" for part in content):
+        raise ValueFault(f"a message of the {message.role} holds a picture; only text is served")
+    return "\n".join(part.text for part in content)

@@ -1,0 +1,191 @@
+"""The policy as an agent of verifiers: stands where its rollout through harness, server and client would stand."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rlsdk.contracts import Chat
+from rlsdk.errors import ValueFault
+from rlsdk.types import Message
+from rlsdk_verifiers import environments, traces
+
+
+class Seat:
+    """One agent of an environment, for one episode.
+
+    Attributes:
+        trainable: Environments set it; it changes nothing here.
+        run_: The conversation, once there is one.
+    """
+
+    def __init__(self, name: str, config: Any, chat: Chat, prompt: Sequence[Message]) -> None:
+        """Make one.
+
+        Args:
+            name: Of the agent.
+            config: Of the agent: an `AgentConfig`.
+            chat: Of the rollout.
+            prompt: What the chat begins with.
+        """
+        self.name, self.config, self.trainable = name, config, True
+        self._chat, self._prompt = chat, tuple(prompt)
+        self.run_: Conversation | None = None
+
+    async def run(self, task: Any, **others: Any) -> Any:
+        """Let the policy answer the task's prompt once; the trace, scored."""
+        run = self._open(task, others)
+        if await run.open() and await run.step():
+            run.trace.stop("agent_completed")
+        return await run.close()
+
+    @asynccontextmanager
+    async def interaction(self, task: Any, **others: Any) -> AsyncIterator[Any]:
+        """A conversation turn by turn: verifiers' own `Interaction` over the chat."""
+        from verifiers.v1.agent import Interaction
+
+        run = self._open(task, others)
+        await run.open()
+        run.raise_failure()
+        held = Interaction(run)
+        try:
+            yield held
+        except Exception as error:
+            run.fail(error)
+            raise
+        finally:
+            await held.close()
+
+    def provision(self, task: Any = None) -> Any:
+        """There are no containers."""
+        raise ValueFault("the environment asks for a container (provision), which rlsdk does not give")
+
+    def _open(self, task: Any, others: dict[str, Any]) -> Conversation:
+        asked = sorted(name for name, value in others.items() if value is not None)
+        if asked:
+            raise ValueFault(f"the environment gives its agent {', '.join(asked)}, which rlsdk does not take")
+        if self.run_ is not None:
+            raise ValueFault("the environment lets its agent play twice in one episode; a rollout is one conversation")
+        if environments.prompt_of(task.data) != self._prompt:
+            raise ValueFault(
+                "the environment changes the prompt of its task in run(); a rollout begins with what the taskset gave"
+            )
+        self.run_ = Conversation(task, self, self._chat, self._prompt)
+        return self.run_
+
+
+class Conversation:
+    """What `Interaction` drives: offers what it reads of verifiers' own `Rollout`."""
+
+    def __init__(self, task: Any, seat: Seat, chat: Chat, prompt: Sequence[Message]) -> None:
+        from verifiers.v1.session import RolloutLimits
+
+        names = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens")
+        self.task, self._chat, self._prompt = task, chat, prompt
+        self.trace = traces.new(task, seat.config, seat.name)
+        self.closed = False
+        self._failure: Exception | None = None
+        self._limits = RolloutLimits(**{name: getattr(seat.config, name) for name in names})
+        self._stops: list[Callable[..., Any]] = task.hooks("stop")
+
+    @property
+    def ok(self) -> bool:
+        """Whether it can go on: nothing failed, nothing stopped it."""
+        return self._failure is None and self.trace.stop_condition is None
+
+    def fail(self, error: Exception) -> None:
+        """Note what went wrong; the first counts."""
+        self._failure = self._failure or error
+        self.trace.record_error(error)
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def steer(self, message: str, *, message_id: str | None = None) -> dict[str, str]:
+        """Nobody can speak while the policy does."""
+        return {"outcome": "promptRequired", "reason": "noRunningTurn"}
+
+    async def open(self) -> bool:
+        """Run the task's own `setup`."""
+        return await self._guarded(self._hook("setup"))
+
+    async def step(self, messages: Sequence[Any] | None = None, *, on_input: Callable[[], None] | None = None) -> bool:
+        """One turn: what the environment says, and the policy's answer."""
+        if not self.ok or not await self._guarded(self._stopped()) or not self.ok:
+            return False
+        if on_input is not None:
+            on_input()
+        return await self._guarded(self._turn(messages)) and self.ok
+
+    async def close(self) -> Any:
+        """Run the task's own `finalize` and its rewards, once; the trace."""
+        if self.closed:
+            return self.trace
+        self.closed = True
+        if self._failure is None:
+            await self._guarded(self._hook("finalize"))
+        if self._failure is None:
+            await self._guarded(self.task.score(self.trace))
+        self.trace.is_completed, self.trace.ok = True, self._failure is None
+        return self.trace
+
+    async def _turn(self, messages: Sequence[Any] | None) -> None:
+        if messages:
+            for message in messages:
+                await self._say(message)
+            traces.add(self.trace, messages)
+        else:
+            traces.add(self.trace, traces.theirs(self._prompt))
+        before = len(self._chat.finish().token_ids)
+        answer = await self._chat.sample()
+        after = self._chat.finish()
+        truncated = after.status == "truncated"
+        tokens = len(after.token_ids) - before
+        traces.add_answer(self.trace, answer.content, truncated=truncated, prompt_tokens=before, tokens=tokens)
+
+    async def _say(self, message: Any) -> None:
+        say = getattr(self._chat, "say", None)
+        if say is None:
+            raise ValueFault(
+                "the environment answers the policy, but this version of rlsdk's chat has no say(): only environments "
+                "of one turn can be trained on"
+            )
+        if message.role != "user":
+            raise ValueFault(f"the environment speaks as {message.role}; only messages of a user are served")
+        said = say(environments.text_of(message))
+        if inspect.isawaitable(said):
+            await said
+
+    async def _stopped(self) -> None:
+        """Stop at a limit of the agent, or where a function of the task says so."""
+        import verifiers.v1 as vf
+        from verifiers.v1.session import call_hook
+
+        reached = self._limits.reached(self.trace)
+        if reached:
+            self.trace.stop(reached)
+            return
+        for stop in self._stops:
+            if await call_hook(stop, {vf.Trace: self.trace}):
+                self.trace.stop(stop.__name__)
+                return
+
+    async def _hook(self, name: str) -> None:
+        import verifiers.v1 as vf
+        from verifiers.v1.utils.decorators import invoke
+
+        if getattr(type(self.task), name) is not getattr(vf.Task, name):
+            await invoke(getattr(self.task, name), {"trace": self.trace, "task": self.task.data})
+
+    async def _guarded(self, work: Any) -> bool:
+        """Whether it went well; what it raised is kept, as verifiers keeps it on the trace."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - raised again when the episode is over
+            self.fail(error)
+            return False
+        return True

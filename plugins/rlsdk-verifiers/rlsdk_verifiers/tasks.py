@@ -1,0 +1,92 @@
+"""Tasks of an installed environment."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import rlsdk
+from rlsdk.errors import DataError, OptionError, ValueFault
+from rlsdk.sources.listing import TaskList
+from rlsdk.types import Task
+from rlsdk_verifiers import environments
+
+TEST_SHARE = 10
+"""With a split, one in ten of all tasks is for tests."""
+_WHERE = "tasks 'verifiers/tasks'"
+
+
+@rlsdk.tasks("tasks")
+def tasks(
+    *,
+    environment: str,
+    config: Mapping[str, Any] = {},
+    select: Mapping[str, Any] = {},
+    split: Literal["train", "test"] | None = None,
+    chat: bool = True,
+) -> TaskList:
+    """The tasks of an environment of verifiers that is installed.
+
+    Args:
+        environment: Its id, which is the name of its package: `my-env`, or `owner/my-env`.
+        config: What verifiers reads as the block `[env]`: `{taskset: {split: train}, agent: {max_turns: 4}}`.
+        select: Which tasks, in what order, as verifiers reads it: `{include: {idx: ["0:900"]}, shuffle: true, limit:
+            500}`. A taskset without end must be bounded here.
+        split: One in ten tasks, by a hash of what they hold, is for `test`, the others are for `train`; null: all.
+            Where the environment has splits of its own, choose one in `config`.
+        chat: Prompts are messages; without it, a prompt of one message is text, for models without a chat template.
+
+    Returns:
+        Tasks whose metadata hold everything by which `verifiers/workflow` and `verifiers/rubric` make them again.
+
+    Raises:
+        OptionError: The environment is not installed, its configuration is wrong, or it needs what rlsdk cannot give.
+        DataError: A task is not one of text.
+    """
+    try:
+        env = environments.open_environment(environment, config)
+    except ValueFault as error:
+        raise OptionError(_WHERE, [("environment", str(error))]) from error
+    found = _selected(env, select)
+    if not found:
+        raise OptionError(_WHERE, [("select", f"{environment} gives no task")])
+    needs = environments.missing(env, found[0])
+    if needs:
+        raise OptionError(_WHERE, [("environment", f"{environment} needs {need}") for need in needs])
+    made = [_task(environment, config, task, chat) for task in found if split is None or _is_of(task, split)]
+    if not made:
+        raise OptionError(_WHERE, [("split", f"none of {len(found)} tasks of {environment} is for {split}")])
+    return TaskList(made.__getitem__, len(made))
+
+
+def _selected(env: Any, select: Mapping[str, Any]) -> list[Any]:
+    import verifiers.v1 as vf
+
+    try:
+        chosen = env.taskset.select(vf.SelectConfig.model_validate(dict(select)))
+        if not chosen.bounded:
+            raise ValueError("the environment makes tasks without end; bound it: {limit: 1000}")
+        return list(itertools.chain(chosen))
+    except Exception as error:  # reading somebody's data may raise anything
+        raise OptionError(_WHERE, [("select", f"{type(error).__name__}: {error}")]) from error
+
+
+def _is_of(task: Any, split: str) -> bool:
+    return (int(task.hash[:15], 16) % TEST_SHARE == 0) == (split == "test")
+
+
+def _task(environment: str, config: Mapping[str, Any], task: Any, chat: bool) -> Task:
+    data = task.data
+    try:
+        prompt = environments.prompt_of(data)
+    except ValueFault as error:
+        raise DataError(f"task {data.idx} of {environment}: {error}") from error
+    plain = data.model_dump(mode="json", exclude_defaults=True)
+    return Task(
+        id=f"{environment}/{data.idx if data.id is None else data.id}",
+        prompt=prompt if chat or len(prompt) > 1 else prompt[0].content,
+        answer=plain.get("answer"),
+        metadata={"environment": environment, "config": dict(config), "data": plain},
+        source=environment,
+    )

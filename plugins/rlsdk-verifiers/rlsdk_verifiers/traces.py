@@ -1,0 +1,71 @@
+"""Traces: what the code of a task or an environment reads of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rlsdk.types import Message, Rollout
+
+
+def new(task: Any, agent: Any, name: str) -> Any:
+    """An empty trace of a task.
+
+    Args:
+        task: As verifiers has it.
+        agent: Configuration of the agent that plays it.
+        name: Of the agent.
+    """
+    import verifiers.v1 as vf
+    from verifiers.v1.state import state_cls
+
+    kept = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    info = vf.AgentInfo(config=agent, name=name)
+    return vf.Trace(task=kept, state=state_cls(type(task))(), agent=info)
+
+
+def add(trace: Any, messages: Iterable[Any], *, sampled: bool = False) -> None:
+    """Append messages of verifiers to the one conversation of a trace."""
+    import verifiers.v1 as vf
+
+    for message in messages:
+        parent = len(trace.nodes) - 1 if trace.nodes else None
+        trace.nodes.append(vf.MessageNode(parent=parent, message=message, sampled=sampled))
+
+
+def add_answer(trace: Any, text: str, *, truncated: bool, prompt_tokens: int, tokens: int) -> None:
+    """Append what the policy wrote, with the call that a model server would have recorded."""
+    import verifiers.v1 as vf
+
+    add(trace, [vf.AssistantMessage(content=text)], sampled=True)
+    usage = vf.Usage(prompt_tokens=prompt_tokens, completion_tokens=tokens)
+    reason = "length" if truncated else "stop"
+    trace.calls.append(vf.ModelCall(node=len(trace.nodes) - 1, finish_reason=reason, usage=usage))
+
+
+def theirs(messages: Sequence[Message]) -> list[Any]:
+    """Messages as verifiers has them."""
+    from verifiers.v1.dialects import parse_message
+
+    return [parse_message({"role": message.role, "content": message.content}) for message in messages]
+
+
+def of(rollout: Rollout, task: Any, agent: Any, name: str) -> Any:
+    """The trace of a rollout that is one prompt and one answer.
+
+    Args:
+        rollout: The conversation; what follows the prompt was written by the policy.
+        task: As verifiers has it.
+        agent: Configuration of the agent.
+        name: Of the agent.
+    """
+    trace = new(task, agent, name)
+    *before, answer = rollout.messages
+    add(trace, theirs(before))
+    sampled = int(rollout.loss_mask.sum())
+    truncated = rollout.status == "truncated"
+    prompt_tokens = len(rollout.token_ids) - sampled
+    add_answer(trace, answer.content, truncated=truncated, prompt_tokens=prompt_tokens, tokens=sampled)
+    trace.stop("agent_completed")
+    trace.ok = True
+    return trace

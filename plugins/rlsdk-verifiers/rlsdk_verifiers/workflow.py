@@ -1,0 +1,50 @@
+"""Plays an episode of an environment with the policy that is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rlsdk
+from rlsdk.contracts import Chat
+from rlsdk.types import Rollout, Task
+from rlsdk_verifiers import environments
+from rlsdk_verifiers.play import Seat
+from rlsdk_verifiers.rubric import score_of
+
+
+@rlsdk.workflow("workflow")
+async def workflow(task: Task, chat: Chat) -> Rollout:
+    """Run an episode: the environment's own `run`, or one answer where it has none.
+
+    No server, no client and no program of verifiers' is started: the environment's agent is the policy itself. One that
+    plays several turns is scored when its episode is over, as verifiers does; `verifiers/rubric` passes that on.
+    """
+    env, theirs = environments.of(task)
+    if not environments.is_played(env, theirs):
+        await chat.sample()
+        return chat.finish()
+    trace = await _episode(env, theirs, chat)
+    scored = score_of(trace)
+    if not scored.valid:
+        raise ValueError(scored.reason)
+    turns = {"verifiers/turns": float(trace.num_turns)}
+    return chat.finish(metrics={environments.SCORED: scored.value, **turns, **scored.metrics})
+
+
+async def _episode(env: Any, task: Any, chat: Chat) -> Any:
+    """The trace of an episode that went well; what failed is raised."""
+    import verifiers.v1 as vf
+
+    ((name, config),) = environments.seats(env).items()
+    seat = Seat(name, config, chat, environments.prompt_of(task.data))
+    agents = vf.Agents(env.config, lambda *_: seat)
+    await env.setup(agents)
+    await env.run(task, agents)
+    if seat.run_ is None:
+        raise ValueError(f"{type(env).__name__}.run() asked no agent")
+    seat.run_.raise_failure()
+    trace = await seat.run_.close()
+    seat.run_.raise_failure()
+    episode = vf.Episode(task=trace.task, traces=[trace], ok=trace.ok)
+    await env.finalize(task, episode)
+    return trace

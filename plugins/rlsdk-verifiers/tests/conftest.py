@@ -1,0 +1,66 @@
+"""Tokens of bytes, and a chat that can also be spoken to.
+
+These tests run where verifiers is installed; `make test-slow` installs it in a folder of its own and runs them
+(tests/packages/test_verifiers.py), since its requirements conflict with vLLM's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlsdk.contracts import Sampling
+from rlsdk.rollout.chat import Prompt, Setting, TokenChat
+from rlsdk.rollout.codec import Codec
+from rlsdk.testing.scripted import ScriptedPolicy
+from rlsdk.types import Message
+
+TOYS = Path(__file__).resolve().parents[3] / "tests" / "packages" / "vf-toys"
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _verifiers():
+    if importlib.util.find_spec("verifiers") is None:
+        pytest.skip("verifiers is not installed here; make test-slow runs these tests where it is")
+    sys.path.append(str(TOYS))
+    yield
+    sys.path.remove(str(TOYS))
+
+
+@pytest.fixture(scope="session")
+def codec() -> Codec:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "</s>"]
+    made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return Codec(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", chat_template=TEMPLATE))
+
+
+class SpokenChat(TokenChat):
+    """A chat whose template is the one above: what a user says is appended, and never trained on."""
+
+    def say(self, text: str) -> None:
+        self._append(self._setting.codec.encode(f"\n<user>{text}\n<assistant>"), False, None, None)
+        self._messages.append(Message("user", text))
+
+
+@pytest.fixture
+def chat(codec):
+    """Makes a chat with a policy that gives these answers, one after the other."""
+
+    def make(task, *answers, kind=SpokenChat):
+        left = list(answers)
+        policy = ScriptedPolicy(codec, lambda _: left.pop(0))
+        setting = Setting(codec=codec, client=policy, sampling=Sampling(max_tokens=64), max_length=2048)
+        made = kind(Prompt(task, *codec.prompt(task)), setting, "test", 0)
+        made.left = left
+        return made
+
+    return make
