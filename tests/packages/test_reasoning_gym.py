@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-# The library is not among the test requirements: one that it needs is built by a C compiler. test_libraries.py brings it.
+# No test requirement of rlsdk: a package that it needs is built by a C compiler. `test_libraries.py` brings it.
 pytest.importorskip(
     "reasoning_gym", reason="reasoning-gym is not installed here; make test-slow runs these where it is"
 )
