@@ -27,7 +27,7 @@ LOOP_ROWS = 64
 MOST_PASSES = 30
 """Where a float32 `[t]` does not fit into a cache, in which a pass costs next to nothing."""
 CACHED_TOKENS = 2**21
-LEAST_AGAINST_LOOP = 5
+LEAST_AGAINST_LOOP = 3
 ALONG_TOKENS = {"gae", "reinforce_plus_plus", "remax", "segment_returns", "optimal_token_baseline", "kl_penalty"}
 """Estimators whose loop runs over tokens in Python; others' may be a few operations of torch for each rollout."""
 

@@ -99,7 +99,7 @@ def test_wrong_options_are_found_at_once(options):
         rlsdk.load("reward", "format", **options)
 
 
-@settings(max_examples=500, deadline=500)
+@settings(max_examples=500, deadline=5_000)
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "a", " ", "\n"]), max_size=12))
 def test_tags_agree_with_a_regular_expression(parts):
     text = "".join(parts)
