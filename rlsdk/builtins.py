@@ -6,6 +6,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "reward": (
         "rlsdk.engines.reward_model",
         "rlsdk.rewards.countdown",
+        "rlsdk.rewards.environment",
         "rlsdk.rewards.foreign",
         "rlsdk.rewards.format",
         "rlsdk.rewards.matching",
@@ -26,8 +27,12 @@ MODULES: dict[str, tuple[str, ...]] = {
     "kl": ("rlsdk.algorithms.kl",),
     "algorithm": ("rlsdk.algorithms.named",),
     "filter": ("rlsdk.algorithms.filters",),
-    "workflow": ("rlsdk.workflows.single_turn", "rlsdk.workflows.demonstration"),
-    "tasks": ("rlsdk.sources.countdown", "rlsdk.sources.files"),
+    "workflow": (
+        "rlsdk.workflows.single_turn",
+        "rlsdk.workflows.demonstration",
+        "rlsdk.workflows.environment",
+    ),
+    "tasks": ("rlsdk.sources.countdown", "rlsdk.sources.files", "rlsdk.sources.seeds"),
     "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers"),
     "learner": ("rlsdk.learners.deepspeed",),
     "tracker": ("rlsdk.runlog.trackers",),
