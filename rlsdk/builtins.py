@@ -30,7 +30,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "workflow": (
         "rlsdk.workflows.single_turn",
         "rlsdk.workflows.demonstration",
+        "rlsdk.workflows.dialogue",
         "rlsdk.workflows.environment",
+        "rlsdk.workflows.tools",
     ),
     "tasks": ("rlsdk.sources.countdown", "rlsdk.sources.files", "rlsdk.sources.seeds"),
     "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers"),
