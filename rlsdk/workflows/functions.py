@@ -48,13 +48,14 @@ class Tool:
         name = getattr(function, "__name__", type(function).__name__)
         doc = inspect.getdoc(function) or ""
         notes = documented(doc)
-        hints = typing.get_type_hints(function)
+        try:
+            hints = typing.get_type_hints(function)
+        except Exception as error:  # an annotation is code, and may raise anything
+            raise ValueFault(f"tool {name!r}: its annotations cannot be read: {error}") from error
         found = []
         for p in inspect.signature(function).parameters.values():
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) or p.name not in hints:
-                raise ValueFault(
-                    f"tool {name!r}: parameter {p} must be named and typed, such as `{p.name.strip('*')}: str`"
-                )
+                raise ValueFault(f"tool {name!r}: parameter {p} must be named and typed, such as `{p.name}: str`")
             default = MISSING if p.default is p.empty else p.default
             found.append(Option(p.name, hints[p.name], default, notes.get(p.name, "")))
         tool = cls(name, function, " ".join(doc.split("\n\n")[0].split()), tuple(found))

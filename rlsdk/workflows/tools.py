@@ -35,7 +35,7 @@ class Tools:
     Attributes:
         tools: `my_file.py:function` or `package.module:function`, each.
         parser: How calls are written: `hermes`, `json`, `pythonic`, or `my_file.py:function` of one's own, from the
-            text of an answer to a list of (name, arguments) pairs.
+            text of an answer to a list of (name, arguments) pairs; a ValueError of it is told to the policy.
         describe: Say what tools there are where the chat template does not.
         max_turns: Answers until the rollout ends as truncated.
         max_calls: Of one answer; further ones are answered with an error.
@@ -141,7 +141,7 @@ class Tools:
 def _tool(path: str, index: int) -> Tool:
     try:
         found = find(path)
-        if not callable(found):
+        if not inspect.isroutine(found):
             raise ValueFault(f"{path} names a {type(found).__name__}; expected a function")
         return Tool.of(found)
     except ValueFault as error:
@@ -159,6 +159,9 @@ def _parser(name: str) -> Parser:
         raise OptionError(NAME, [("parser", str(error))]) from error
 
     def parse(text: str) -> list[Call | Malformed]:
-        return [Call(called, dict(arguments)) for called, arguments in own(text)]
+        try:
+            return [Call(called, dict(arguments)) for called, arguments in own(text)]
+        except ValueError as error:
+            return [Malformed(str(error))]
 
     return parse
