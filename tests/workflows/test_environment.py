@@ -107,6 +107,18 @@ def test_a_whole_episode_token_by_token() -> None:
     assert score.metrics["correct"] == 1.0 and score.metrics["reward/environment"] == 1.75
 
 
+def test_rewards_of_turns_reach_the_advantage_at_their_tokens() -> None:
+    from rlsdk.trainer.pack import credit_inputs, pack
+
+    groups = play(lambda _: "0", task(3), max_turns=2)
+    packed = pack(groups)
+    assert packed is not None
+    x = credit_inputs(packed, {}, frozenset())
+    # from the first sampled token on: answer and end, three tokens of the environment, answer and end
+    assert x.loss_mask.tolist() == [True, True, False, False, False, True, True]
+    assert x.token_rewards.tolist() == [0, -0.25, 0, 0, 0, 0, -0.25]
+
+
 def test_with_a_chat_template_the_first_observation_joins_the_prompt() -> None:
     chat = Task(id="c", prompt=[Message("system", "Count."), Message("user", "Begin:")], metadata={"seed": 3})
     [group] = play(lambda _: "x", chat, codec=chatml(), max_turns=1)
