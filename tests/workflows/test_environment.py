@@ -181,12 +181,12 @@ def test_time_of_a_whole_episode() -> None:
         """Takes its time."""
 
         def step(self, text: str) -> Step:
-            time.sleep(0.2)
+            time.sleep(0.3)
             return super().step(text)
 
-    [group] = play(lambda _: "0", environment=Slow, timeout=0.5)
+    [group] = play(lambda _: "0", environment=Slow, timeout=1.0)
     [rollout] = group.rollouts
-    assert rollout.status == "truncated" and rollout.metrics["turns"] in (2, 3)
+    assert rollout.status == "truncated" and 2 <= rollout.metrics["turns"] <= 4
     assert len(rollout.rewards) == rollout.metrics["turns"] - 1  # the last answer was never judged
     assert group.scores[0].valid
 
