@@ -57,6 +57,7 @@ class Component:
         cache: Whether a reward gives equal rollouts equal scores, so that one of them is enough.
         imports: Modules that a reward imports when it first scores, and a pool beforehand, once for all its processes.
         whole_batch: A policy loss that reads `x.whole`.
+        rewards: A workflow that gives rewards itself.
     """
 
     kind: Kind
@@ -68,6 +69,7 @@ class Component:
     cache: bool = False
     imports: tuple[str, ...] = ()
     whole_batch: bool = False
+    rewards: bool = False
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -252,9 +254,14 @@ def stop(name: str) -> Callable[[T], T]:
     return _mark("stop", name)
 
 
-def workflow(name: str) -> Callable[[T], T]:
-    """Mark a workflow: a class with `async run(self, task, chat) -> Rollout | Sequence[Rollout]`, or a function."""
-    return _mark("workflow", name)
+def workflow(name: str, *, rewards: bool = False) -> Callable[[T], T]:
+    """Mark a workflow: a class with `async run(self, task, chat) -> Rollout | Sequence[Rollout]`, or a function.
+
+    Args:
+        name: Its name within its plugin.
+        rewards: It gives rewards itself (`chat.reward`): where a configuration names no reward, these count.
+    """
+    return _mark("workflow", name, rewards=rewards)
 
 
 def environment(name: str) -> Callable[[T], T]:

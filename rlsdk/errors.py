@@ -75,6 +75,10 @@ class EngineError(RlsdkError):
     """Generation failed."""
 
 
+class OutOfRoomError(RlsdkError):
+    """A conversation fills the model's length: nothing more can be sampled, and the rollout ends as truncated."""
+
+
 class LearnerError(RlsdkError):
     """The learner failed."""
 

@@ -48,10 +48,11 @@ class _Frozen:
 
 @attrs.frozen
 class Message:
-    """One message of a conversation."""
+    """One message of a conversation; `name` is that of the tool that gave it."""
 
     role: Role
     content: str
+    name: str = ""
 
 
 def _prompt(value: str | Sequence[Message | Mapping[str, str]]) -> str | tuple[Message, ...]:

@@ -208,16 +208,18 @@ class _Resolver:
         held_out = self.reference("tasks.eval", "tasks", config.tasks.eval) if config.tasks.eval else None
         engine = self.reference("engine", "engine", config.engine)
         learner = self.reference("learner", "learner", config.learner)
-        rewards = self.rewards(config)
         trackers = self.many("trackers", "tracker", config.trackers)
         self.faults += limits(config)
         if algorithm is None:
+            self.rewards(config, None)
             return None
         sampled = algorithm.rollouts != "demonstrations"
         use = config.workflow or Use("single_turn" if sampled else "demonstration")
         workflow = self.reference("workflow", "workflow", use)
+        rewards = self.rewards(config, workflow)
         parts = self.parts(algorithm)
-        self.faults += cross_checks(config, algorithm, self.needs)
+        rewarded = bool(config.reward or rewards or workflow is None)
+        self.faults += cross_checks(config, algorithm, self.needs, rewarded=rewarded)
         if self.faults or train is None or engine is None or learner is None or workflow is None:
             return None
         return Plan(
@@ -249,10 +251,14 @@ class _Resolver:
             tree=tree,
         )
 
-    def rewards(self, config: RunConfig) -> tuple[RewardPart, ...]:
+    def rewards(self, config: RunConfig, workflow: Reference | None) -> tuple[RewardPart, ...]:
+        given = config.reward
+        if not given and workflow is not None:
+            component = component_of(workflow.obj) or self.plugins.find("workflow", workflow.name)[1]
+            given = (RewardUse(Use("environment")),) if component.rewards else ()
         found: list[RewardPart] = []
-        for i, part in enumerate(config.reward):
-            path = f"reward[{i}]" if len(config.reward) > 1 else "reward"
+        for i, part in enumerate(given):
+            path = f"reward[{i}]" if len(given) > 1 else "reward"
             reference = self.reference(path, "reward", part.use)
             if reference is not None:
                 name = reference.name.removeprefix("core/")

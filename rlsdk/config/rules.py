@@ -43,15 +43,16 @@ def limits(config: RunConfig) -> list[str]:
     return [*_too_small(config), *(text for wrong, text in _sizes(config) if wrong)]
 
 
-def cross_checks(config: RunConfig, algorithm: AlgorithmDefaults, needs: Iterable[str]) -> list[str]:
+def cross_checks(config: RunConfig, algorithm: AlgorithmDefaults, needs: Iterable[str], *, rewarded: bool) -> list[str]:
     """Faults that the typed values show together with the algorithm.
 
     Args:
         config: The typed values.
         algorithm: The algorithm with what the configuration replaced.
         needs: Optional inputs that the parts read.
+        rewarded: Whether there is a reward.
     """
-    rules = [*_sampling(config, algorithm), *_objective(algorithm, set(needs))]
+    rules = [*_sampling(config, algorithm, rewarded), *_objective(algorithm, set(needs))]
     return [text for wrong, text in rules if wrong]
 
 
@@ -90,11 +91,14 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
     ]
 
 
-def _sampling(config: RunConfig, algorithm: AlgorithmDefaults) -> list[tuple[bool, str]]:
+def _sampling(config: RunConfig, algorithm: AlgorithmDefaults, rewarded: bool) -> list[tuple[bool, str]]:
     sampled = algorithm.rollouts != "demonstrations"
     section, length = config.sampling, config.model.max_length
     return [
-        (sampled and not config.reward, "reward: none given; name one, such as 'countdown'"),
+        (
+            sampled and not rewarded,
+            "reward: none given; name one, such as 'countdown', or a workflow that gives rewards itself",
+        ),
         (
             sampled and section.temperature <= 0,
             f"sampling.temperature: above 0 to learn from samples, got {section.temperature}",

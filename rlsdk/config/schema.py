@@ -23,6 +23,9 @@ class ModelSection:
         trust_remote_code: Run code that comes with the model; false unless you read that code.
         tokenizer: Folder or hub id of the tokenizer; null takes the model's.
         reference: Folder or hub id of the reference model; null takes the model as it is at the start.
+        separator: Stands before what is said later in a conversation whose prompt is text, not messages.
+        keep_history: Where the chat template would rewrite earlier answers (drop their thoughts), go on with the tokens
+            as they were sampled; false stops the run.
     """
 
     path: str
@@ -31,6 +34,8 @@ class ModelSection:
     trust_remote_code: bool = False
     tokenizer: str | None = None
     reference: str | None = None
+    separator: str = "\n"
+    keep_history: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -24,6 +24,8 @@ class Model:
         max_length: Tokens of prompt and response together.
         trust_remote_code: Run code that comes with the model.
         tokenizer: Folder or hub id of the tokenizer; left out, `path`.
+        separator: Stands before what is said later in a conversation whose prompt is text.
+        keep_history: Go on where the chat template would rewrite earlier answers.
     """
 
     path: str
@@ -31,6 +33,8 @@ class Model:
     max_length: int = 2048
     trust_remote_code: bool = False
     tokenizer: str | None = None
+    separator: str = "\n"
+    keep_history: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -10,22 +10,67 @@ import attrs
 
 if TYPE_CHECKING:
     from rlsdk.components import Use
-    from rlsdk.types import Message, Observation, Rollout, Step, Task
+    from rlsdk.types import Message, Observation, Rollout, Score, Status, Step, Task
+
+
+Speaker = Literal["user", "system"]
+"""Who says what the policy did not write."""
 
 
 class Chat(Protocol):
-    """What a workflow talks to; it builds one rollout, token by token."""
+    """What a workflow talks to; it builds one rollout, token by token.
 
-    async def sample(self, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Message:
-        """Let the policy write the next assistant message."""
+    The tokens of the rollout are those that were sent to the policy and those that it sampled, in their order; nothing
+    is tokenised twice.
+    """
+
+    @property
+    def status(self) -> Status:
+        """How the last answer ended: finished, truncated (a limit was reached) or aborted (stopped from outside)."""
+        ...
+
+    @property
+    def turns(self) -> int:
+        """Answers so far."""
+        ...
+
+    def room(self) -> int:
+        """Tokens that the next answer may have, all that was said until now counted; 0: none can be sampled."""
+        ...
+
+    async def sample(self, *, max_tokens: int | None = None, stop: Sequence[str] = (), prefill: str = "") -> Message:
+        """Let the policy write the next assistant message.
+
+        Without room it raises `OutOfRoomError`; a workflow that lets it pass ends with a truncated rollout.
+        """
+        ...
+
+    def say(self, text: str, role: Speaker = "user") -> None:
+        """Append what the policy did not write; twice in a row by one role is one message."""
+        ...
+
+    def tool_result(self, text: str, name: str = "") -> None:
+        """Append what a tool answered."""
+        ...
+
+    def offer(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Have the chat template show tools, as JSON schemas; False: it has no place for them, say what they are."""
         ...
 
     def write(self, text: str) -> None:
         """Append an expert's assistant message, which is trained on."""
         ...
 
+    def reward(self, value: float) -> None:
+        """Reward the last answer, at its last sampled token."""
+        ...
+
+    async def score(self) -> Score:
+        """What the run's reward says of the rollout as it stands."""
+        ...
+
     def finish(self, **changes: Any) -> Rollout:
-        """The rollout as it stands."""
+        """The rollout as it stands; `changes` replace fields such as `status`, and add to its `metrics`."""
         ...
 
 
@@ -38,14 +83,18 @@ class Workflow(Protocol):
 
 
 class Environment(Protocol):
-    """A world that answers text with observations."""
+    """A world that answers text with observations.
+
+    Each rollout has an instance of its own, whose calls come one after the other, each in any thread. A `close()` is
+    called at the end where there is one.
+    """
 
     def reset(self, seed: int) -> Observation:
         """Start anew; the same seed gives the same world in every process."""
         ...
 
     def step(self, text: str) -> Step:
-        """Act."""
+        """Act; the metrics are those of the episode so far, of which the last of each name is kept."""
         ...
 
 

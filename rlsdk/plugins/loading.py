@@ -8,7 +8,7 @@ from typing import Any
 from rlsdk.components import Kind
 from rlsdk.errors import PluginError
 from rlsdk.plugins.entries import CORE
-from rlsdk.plugins.manager import Plugins, check_kind
+from rlsdk.plugins.manager import Plugins, check_kind, present
 
 
 @functools.cache
@@ -18,6 +18,8 @@ def _default() -> Plugins:
 
 def load(kind: Kind, name: Any, /, **options: Any) -> Any:
     """What is ready to run: a component by name, or a marked object, with its options checked.
+
+    A component that loads another one when it is made finds it among the plugins of its run, files included.
 
     Args:
         kind: Such as "reward", "advantage", "policy_loss".
@@ -32,7 +34,7 @@ def load(kind: Kind, name: Any, /, **options: Any) -> Any:
         OptionError: An option is unknown, missing or of the wrong type.
         PluginError: The plugin is broken.
     """
-    plugins = _default()
+    plugins = present() or _default()
     return plugins.resolve(plugins.reference(kind, name, options))
 
 

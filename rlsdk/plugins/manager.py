@@ -6,7 +6,9 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from rlsdk.plugins.fingerprints import Fingerprint, Reference
 
 FILE_PACKAGE = "_rlsdk_files"
 """Top-level name under which single-file plugins live in `sys.modules`."""
+_PRESENT: ContextVar[Plugins | None] = ContextVar("present", default=None)
 
 
 class Plugins(pluggy.PluginManager):
@@ -143,7 +146,7 @@ class Plugins(pluggy.PluginManager):
                 raise PluginError(
                     f"{reference.obj!r} lost its mark on the way to this worker; make @rlsdk.{reference.kind} outermost"
                 )
-            return component.bind(reference.options)
+            return self._bind(component, reference.options)
         plugin = reference.name.partition("/")[0]
         if reference.file is not None:
             self.add_file(*reference.file)
@@ -154,7 +157,11 @@ class Plugins(pluggy.PluginManager):
                 f"plugin {plugin!r} differs between driver and worker: driver {reference.fingerprint}, worker {here}; "
                 "install the same version on every node"
             )
-        return component.bind(reference.options)
+        return self._bind(component, reference.options)
+
+    def _bind(self, component: Component, options: Mapping[str, Any]) -> Any:
+        with _present(self):
+            return component.bind(options)
 
     def fingerprint(self, plugin: str) -> Fingerprint:
         """Distribution, version and source hash of a plugin."""
@@ -261,6 +268,20 @@ class Plugins(pluggy.PluginManager):
         if previous is not owned:
             both = f"{previous.obj!r} and {owned.obj!r}"
             raise PluginError(f"plugin {plugin!r} declares {owned.kind} {owned.name!r} twice: {both}")
+
+
+def present() -> Plugins | None:
+    """Those that make a component right now: what it loads meanwhile is looked for among them."""
+    return _PRESENT.get()
+
+
+@contextmanager
+def _present(plugins: Plugins) -> Iterator[None]:
+    token = _PRESENT.set(plugins)
+    try:
+        yield
+    finally:
+        _PRESENT.reset(token)
 
 
 def check_kind(kind: str) -> None:

@@ -13,8 +13,8 @@ import attrs
 import rlsdk
 from rlsdk.errors import DataError, OptionError, ValueFault
 from rlsdk.plugins.fingerprints import Fingerprint, of_text
+from rlsdk.plugins.importing import find
 from rlsdk.rewards.conventions import CONVENTIONS, Convention, Parameters, Prepared
-from rlsdk.rewards.importing import find
 from rlsdk.types import Rollout, Score
 
 Style = Literal["auto", "trl", "verl", "verl_batch", "openrlhf", "verifiers", "reasoning_gym", "trinity"]

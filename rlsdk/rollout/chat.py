@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, get_args
 
 import attrs
 import numpy as np
 
-from rlsdk.contracts import Sampling
-from rlsdk.errors import EngineError, ValueFault
+from rlsdk.contracts import Sampling, Speaker
+from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
 from rlsdk.rollout.client import EngineClient
-from rlsdk.rollout.codec import Codec
-from rlsdk.types import Message, Rollout, Status, Task
+from rlsdk.rollout.codec import NOTHING, Codec
+from rlsdk.rollout.seeds import derive
+from rlsdk.types import Message, Rollout, Score, Status, Task
+
+_STATUS: dict[str, Status] = {"stop": "finished", "length": "truncated", "abort": "aborted"}
 
 
 @attrs.frozen(eq=False)
@@ -42,58 +45,190 @@ class Setting:
 
 
 class TokenChat:
-    """One conversation with the policy."""
+    """One conversation with the policy.
 
-    def __init__(self, prompt: Prompt, setting: Setting, group: str, seed: int | None) -> None:
-        self._prompt = prompt
-        self._setting = setting
-        self._group = group
-        self._seed = seed
+    Its tokens are those that were sent and those that were sampled, in their order. What is said is sent with the next
+    `sample`; what is said last, and answered by nobody, is a message without tokens. A call of `sample` that is
+    cancelled leaves the conversation as it was.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        setting: Setting,
+        group: str,
+        seed: int | None,
+        *,
+        member: int = 0,
+        scorer: Callable[[Rollout], Awaitable[Score]] | None = None,
+    ) -> None:
+        """Begin one.
+
+        Args:
+            prompt: Of the task.
+            setting: Codec, engines, sampling.
+            group: Shared by the rollouts of one task; equal prompts in it are sampled as one request.
+            seed: Of the group's requests; None leaves sampling to the engines' own generators.
+            member: Which of the group it is.
+            scorer: The run's reward, for `score`.
+        """
+        self._prompt, self._setting, self._group = prompt, setting, group
+        self._seed, self._member, self._scorer = seed, member, scorer
+        self._plain = isinstance(prompt.task.prompt, str)
         self._messages = list(prompt.messages)
         self._parts: list[tuple[np.ndarray, bool, np.ndarray | None, np.ndarray | None]] = [
             (prompt.token_ids, False, None, None)
         ]
         self._length = len(prompt.token_ids)
+        self._tools: tuple[Mapping[str, Any], ...] = ()
         self._status: Status = "finished"
-        self._turn = 0
+        self._rewards: list[tuple[int, float]] = []
+        self._turn = self._said = self._sampled = 0
+        self._last = -1
+        self._begun = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
+        self._ended = NOTHING
+        self._engine: int | None = None
+        self._pending: np.ndarray | None = NOTHING
 
-    async def sample(self, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Message:
+    @property
+    def status(self) -> Status:
+        """How the last answer ended: finished, truncated or aborted."""
+        return self._status
+
+    @property
+    def turns(self) -> int:
+        """Answers so far."""
+        return self._turn
+
+    def room(self) -> int:
+        """Tokens that the next answer may have, all that was said until now counted; 0: none can be sampled."""
+        unsent = len(self._unsent())  # before the length, which it may change
+        return max(0, self._setting.max_length - self._length - unsent)
+
+    def say(self, text: str, role: Speaker = "user") -> None:
+        """Append what the policy did not write.
+
+        What one role says twice in a row is one message, its parts joined by the separator: the first observation of an
+        environment joins the prompt.
+
+        Args:
+            text: What is said.
+            role: Who says it.
+
+        Raises:
+            ValueFault: The role is another; an assistant's words come from `sample`, with a prefill, or `write`.
+        """
+        if role not in get_args(Speaker):
+            raise ValueFault(f"say: role is one of {', '.join(get_args(Speaker))}; got {role!r}")
+        last = self._messages[-1] if self._messages else None
+        if last is not None and last.role == role:
+            joined = self._setting.codec.separator.join(part for part in (last.content, text) if part)
+            self._messages[-1] = Message(role, joined)
+            self._said = max(self._said, 1)
+        else:
+            self._messages.append(Message(role, text))
+            self._said += 1
+        self._begun, self._pending = False, None
+
+    def tool_result(self, text: str, name: str = "") -> None:
+        """Append what a tool answered.
+
+        Args:
+            text: The answer, or the error.
+            name: Of the tool.
+        """
+        self._messages.append(Message("tool", text, name))
+        self._said += 1
+        self._begun, self._pending = False, None
+
+    def offer(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Have the chat template show tools to the policy.
+
+        Args:
+            tools: JSON schemas, `{"type": "function", "function": {"name": …, "description": …, "parameters": …}}`.
+
+        Returns:
+            Whether it shows them; where not (no template, or none with a place for tools), say what they are.
+
+        Raises:
+            ValueFault: The policy has written already.
+        """
+        if self._turn:
+            raise ValueFault(f"task {self._prompt.task.id!r}: tools are offered before the first answer, not behind it")
+        if self._plain or not self._setting.codec.template.offers(tools):
+            return False
+        self._tools, self._pending = tuple(tools), None
+        return True
+
+    async def sample(self, *, max_tokens: int | None = None, stop: Sequence[str] = (), prefill: str = "") -> Message:
         """Let the policy write the next assistant message.
 
         Args:
             max_tokens: Of this message; left out, the run's setting.
             stop: Strings that end it, in place of the run's.
+            prefill: What it begins with; it is not trained on.
 
         Raises:
             EngineError: There is no engine, or it failed.
-            ValueFault: The conversation fills the model's length; nothing can be sampled.
+            OutOfRoomError: The conversation fills the model's length.
+            ValueFault: The prompt alone fills it.
         """
-        client = self._setting.client
+        client, codec = self._setting.client, self._setting.codec
         if client is None:
             raise EngineError("this run has no engine; its algorithm trains on demonstrations")
-        room = self._setting.max_length - self._length
+        begin = codec.encode(prefill)
+        room = self.room() - len(begin)
         if room < 1:
-            raise ValueFault(f"task {self._prompt.task.id!r}: {self._length} tokens leave no room in model.max_length")
+            raise self._full()
+        sending = np.concatenate([self._unsent(), begin])
         sampling = self._sampling(min(room, max_tokens or self._setting.sampling.max_tokens), stop)
-        seed = None if self._seed is None else self._seed + self._turn
-        answer = await client.sample(self._group, self._token_ids(), sampling, seed=seed)
-        self._turn += 1
+        ids = self._token_ids(sending)
+        answer = await client.sample(self._group, ids, sampling, seed=self._request_seed(), affinity=self._engine)
         done = answer.completion
+        self._append(sending, False, None, None)
         self._append(done.token_ids, True, done.logprobs, done.versions)
-        self._status = {"stop": "finished", "length": "truncated", "abort": "aborted"}[done.finish]  # type: ignore[assignment]
-        return self._answer(answer.text)
+        self._status, self._engine = _STATUS[done.finish], answer.engine
+        return self._answer(prefill + answer.text, done.token_ids, ended=done.finish == "stop")
 
     def write(self, text: str) -> None:
         """Append an expert's assistant message and the end of text; it is trained on as if sampled."""
-        ids = self._setting.codec.encode(text)
-        end = self._setting.codec.end
-        self._append(ids if end is None else np.append(ids, end), True, None, None)
-        self._answer(text)
+        codec = self._setting.codec
+        ids = codec.encode(text)
+        ids = ids if codec.end is None else np.append(ids, codec.end)
+        self._append(self._unsent(), False, None, None)
+        self._append(ids, True, None, None)
+        self._answer(text, ids, ended=codec.end is not None)
+
+    def reward(self, value: float) -> None:
+        """Reward the last answer, at its last sampled token; several rewards of one token add up.
+
+        Raises:
+            ValueFault: There is no answer yet.
+        """
+        if self._last < 0:
+            raise ValueFault(f"task {self._prompt.task.id!r}: a reward of {value} before anything was sampled")
+        self._rewards.append((self._last, float(value)))
+
+    async def score(self) -> Score:
+        """What the run's reward says of the rollout as it stands.
+
+        Raises:
+            ConfigError: The run has no reward.
+            DataError: The task cannot be scored.
+        """
+        if self._scorer is None:
+            raise ConfigError(["reward: none given, but the workflow asks what an answer is worth; name one"])
+        return await self._scorer(self.finish())
 
     def finish(self, **changes: Any) -> Rollout:
-        """The rollout as it stands; `changes` replace fields such as `status`, `metrics` or `rewards`."""
+        """The rollout as it stands.
+
+        Args:
+            **changes: Replace fields such as `status` or `rewards`; `metrics` come beside `turns` and `tokens`.
+        """
         ids, masks, logprobs, versions = zip(*self._parts, strict=True)
         sizes = [len(i) for i in ids]
+        own = {"turns": float(self._turn), "tokens": float(self._sampled)}
         fields = {
             "task": self._prompt.task,
             "messages": tuple(self._messages),
@@ -102,8 +237,34 @@ class TokenChat:
             "logprobs": _joined(logprobs, sizes, 0, np.float32),
             "policy_versions": _joined(versions, sizes, -1, np.int64),
             "status": self._status,
+            "rewards": tuple(self._rewards),
         }
-        return Rollout(**{**fields, **changes})
+        return Rollout(**{**fields, **changes, "metrics": {**own, **changes.get("metrics", {})}})
+
+    def _unsent(self) -> np.ndarray:
+        """Tokens between what is there and the next answer; before the first answer, the prompt itself changes."""
+        if self._pending is None:
+            codec, messages, tools = self._setting.codec, self._messages, self._tools
+            if self._turn:
+                self._pending = codec.between(messages, self._said, plain=self._plain, ended=self._ended, tools=tools)
+            else:
+                self._parts = [(codec.opening(messages, plain=self._plain, tools=tools), False, None, None)]
+                self._length, self._pending = len(self._parts[0][0]), NOTHING
+        return self._pending
+
+    def _full(self) -> Exception:
+        where = f"task {self._prompt.task.id!r}: {self._length} tokens"
+        if not self._turn and not self._said:
+            return ValueFault(f"{where} leave no room in model.max_length")
+        self._status = "truncated"
+        return OutOfRoomError(f"{where} and what was said behind them leave no room in model.max_length")
+
+    def _request_seed(self) -> int | None:
+        # Of a group only first answers to one and the same prompt are one request, whose continuations differ by
+        # themselves. What comes later comes alone, and with a shared seed equal conversations would stay equal.
+        if self._seed is None or (not self._turn and not self._said):
+            return self._seed
+        return derive(self._seed, self._member, self._turn)
 
     def _sampling(self, max_tokens: int, stop: Sequence[str]) -> Sampling:
         base = self._setting.sampling
@@ -112,21 +273,26 @@ class TokenChat:
         strings, ids = self._setting.codec.split_stops(stop) if stop else (base.stop, base.stop_token_ids)
         return attrs.evolve(base, max_tokens=max_tokens, stop=strings, stop_token_ids=ids)
 
-    def _token_ids(self) -> np.ndarray:
-        return self._parts[0][0] if len(self._parts) == 1 else np.concatenate([p[0] for p in self._parts])
+    def _token_ids(self, more: np.ndarray) -> np.ndarray:
+        if len(self._parts) == 1 and not len(more):
+            return self._parts[0][0]
+        return np.concatenate([*(part[0] for part in self._parts), more])
 
     def _append(self, ids: np.ndarray, sampled: bool, logprobs: np.ndarray | None, versions: np.ndarray | None) -> None:
+        if not len(ids):
+            return
         self._parts.append((ids, sampled, logprobs, versions))
         self._length += len(ids)
+        if sampled:
+            self._last, self._sampled = self._length - 1, self._sampled + len(ids)
 
-    def _answer(self, text: str) -> Message:
-        last = self._messages[-1] if self._messages else None
-        if (
-            last is not None and last.role == "assistant" and self._turn <= 1
-        ):  # a prefill and what continues it are one message
-            self._messages[-1] = Message("assistant", last.content + text)
+    def _answer(self, text: str, ids: np.ndarray, *, ended: bool) -> Message:
+        if self._begun:  # a prefill and what continues it are one message
+            self._messages[-1] = Message("assistant", self._messages[-1].content + text)
         else:
             self._messages.append(Message("assistant", text))
+        self._turn, self._said, self._begun, self._pending = self._turn + 1, 0, False, None
+        self._ended = ids if ended else NOTHING
         return self._messages[-1]
 
 

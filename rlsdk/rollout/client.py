@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +16,11 @@ from rlsdk.contracts import Completion, Request, Sampling
 
 @attrs.frozen(eq=False)
 class Answer:
-    """A completion with its text."""
+    """A completion with its text, and the engine that holds its tokens."""
 
     completion: Completion
     text: str
+    engine: int | None = None
 
 
 @attrs.define(eq=False)
@@ -30,6 +32,11 @@ class _Wanted:
     seed: int | None
     affinity: int | None
     futures: list[asyncio.Future[Answer]] = attrs.field(factory=list)
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return all(future.cancelled() for future in self.futures)
 
 
 class EngineClient:
@@ -60,6 +67,9 @@ class EngineClient:
             sampling: How.
             seed: Of the request; None takes the engine's own generator.
             affinity: Engine that holds the prefix, if any.
+
+        Returns:
+            To be awaited. Once all continuations of a request are cancelled, the engine ends it.
         """
         loop = asyncio.get_running_loop()
         if not self._wanted:
@@ -74,6 +84,8 @@ class EngineClient:
         wanted, self._wanted = self._wanted, {}
         batches: dict[int, list[tuple[Request, _Wanted]]] = {}
         for want in wanted.values():
+            if want.unwanted:
+                continue
             engine = self._route(want)
             self._load[engine] += len(want.futures)
             request = Request(
@@ -84,10 +96,16 @@ class EngineClient:
                 seed=want.seed,
             )
             batches.setdefault(engine, []).append((request, want))
+            for future in want.futures:
+                future.add_done_callback(functools.partial(self._cancel, engine, request.id, want))
         for engine, batch in batches.items():
             task = asyncio.get_running_loop().create_task(self._consume(engine, batch))
             self._consumers.add(task)
             task.add_done_callback(self._consumers.discard)
+
+    def _cancel(self, engine: int, request: str, want: _Wanted, _: asyncio.Future[Answer]) -> None:
+        if want.unwanted:
+            self.actors[engine].abort.remote([request])
 
     def _route(self, want: _Wanted) -> int:
         if want.affinity is not None and want.affinity < len(self.actors):
@@ -107,7 +125,7 @@ class EngineClient:
                 for completion, text in zip(completions, texts, strict=True):
                     future = waiting[completion.request][completion.index]
                     if not future.done():
-                        future.set_result(Answer(completion, text))
+                        future.set_result(Answer(completion, text, engine))
         except Exception as error:  # noqa: BLE001 - every waiting rollout gets the engine's failure
             for future in itertools.chain.from_iterable(waiting.values()):
                 if not future.done():

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlsdk.contracts import Model
 from rlsdk.errors import ConfigError
+from rlsdk.rollout.template import Template
 from rlsdk.types import Message, Task
+
+NOTHING = np.empty(0, np.int64)
+NOTHING.setflags(write=False)
 
 
 class Codec:
-    """A tokenizer, and how prompts are written with it."""
+    """A tokenizer, and how conversations are written with it.
 
-    def __init__(self, tokenizer: Any) -> None:
+    A prompt of messages is written with the tokenizer's chat template. A prompt that is text stays text: what is said
+    later follows as it is, behind a separator.
+    """
+
+    def __init__(self, tokenizer: Any, *, separator: str = "\n", keep_history: bool = False) -> None:
+        """Make one.
+
+        Args:
+            tokenizer: Of transformers.
+            separator: Stands before each message of a conversation that began as text.
+            keep_history: Go on where the chat template would rewrite earlier answers; else that is an error.
+        """
+        self.separator = separator
+        self.template = Template(tokenizer, keep_history=keep_history)
         self._tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._single: dict[str, int | None] = {}
@@ -26,28 +43,67 @@ class Codec:
         from transformers import AutoTokenizer
 
         path = model.tokenizer or model.path
-        return cls(AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code))
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+        return cls(tokenizer, separator=model.separator, keep_history=model.keep_history)
 
     def prompt(self, task: Task) -> tuple[tuple[Message, ...], np.ndarray]:
         """The messages of a prompt and its tokens, int64 `[p]`; a last assistant message is left open (a prefill)."""
         if isinstance(task.prompt, str):
-            return (Message("user", task.prompt),), self._array(self._tokenizer(task.prompt).input_ids)
-        if getattr(self._tokenizer, "chat_template", None) is None:
+            messages: tuple[Message, ...] = (Message("user", task.prompt),)
+            return messages, self.opening(messages, plain=True)
+        if not self.template.there:
             says = "is a conversation, but the tokenizer has no chat template; use a text prompt (template 'base')"
             raise ConfigError([f"task {task.id!r} {says}"])
-        prefill = task.prompt[-1].role == "assistant"
-        ids = self._tokenizer.apply_chat_template(
-            [{"role": m.role, "content": m.content} for m in task.prompt],
-            add_generation_prompt=not prefill,
-            continue_final_message=prefill,
-            tokenize=True,
-            return_dict=False,
-        )
-        return task.prompt, self._array(ids)
+        return task.prompt, self.opening(task.prompt, plain=False)
+
+    def opening(
+        self, messages: Sequence[Message], *, plain: bool, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> np.ndarray:
+        """Tokens of all that stands before the first answer, int64 `[p]`.
+
+        Args:
+            messages: The conversation so far; nothing in it was sampled.
+            plain: The conversation began as text.
+            tools: JSON schemas of functions that the template shows.
+        """
+        if plain:
+            text = self.separator.join(m.content for m in messages if m.content)
+            return self._array(self._tokenizer(text).input_ids)
+        return self.encode(self.template.render(messages, tools))
+
+    def between(
+        self,
+        messages: Sequence[Message],
+        new: int,
+        *,
+        plain: bool,
+        ended: np.ndarray = NOTHING,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> np.ndarray:
+        """Tokens between the last answer and the next, int64 `[k]`: its closing, the new messages, the next opening.
+
+        Args:
+            messages: The conversation.
+            new: How many of the messages, from the end, follow the last answer.
+            plain: The conversation began as text: there is nothing to close and to open.
+            ended: Tokens of the last answer if it ended by itself: what it sampled of the closing is not added again.
+            tools: JSON schemas of functions that the template shows.
+
+        Raises:
+            ConfigError: The chat template refuses the messages, or rewrites earlier answers.
+        """
+        if plain:
+            return self.encode("".join(self.separator + m.content for m in messages[len(messages) - new :]))
+        written = self.template.between(messages, new, tools)
+        ids, closing = self.encode(written.text), self.encode(written.closing)
+        for count in range(min(len(closing), len(ended)), 0, -1):
+            if np.array_equal(ids[:count], ended[len(ended) - count :]):
+                return ids[count:]
+        return ids
 
     def encode(self, text: str) -> np.ndarray:
-        """Tokens of an expert's text, int64, without special tokens."""
-        return self._array(self._tokenizer(text, add_special_tokens=False).input_ids)
+        """Tokens of a text that stands within a conversation, int64; no special tokens are added."""
+        return self._array(self._tokenizer(text, add_special_tokens=False).input_ids) if text else NOTHING
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         """Texts of several sequences, special tokens left out."""

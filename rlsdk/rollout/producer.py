@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rlsdk.errors import DataError, EngineError, RlsdkError
+from rlsdk.errors import DataError, EngineError, OutOfRoomError, RlsdkError
 from rlsdk.rollout.chat import Prompt, Setting, TokenChat
+from rlsdk.rollout.seeds import derive
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.types import Group, Rollout, Score, Task
 
@@ -55,7 +55,10 @@ class Producer:
         # Chats are made, and so requests admitted, in the order of the tasks: with one engine a step is reproducible.
         async with asyncio.TaskGroup() as running:
             groups = [
-                [running.create_task(self._one(prompt, setting, f"{key}/{i}", step)) for _ in range(group_size)]
+                [
+                    running.create_task(self._one(prompt, setting, f"{key}/{i}", member, step))
+                    for member in range(group_size)
+                ]
                 for i, prompt in enumerate(self._prompts(tasks, setting))
             ]
         finished = (
@@ -67,11 +70,16 @@ class Producer:
     def _prompts(self, tasks: Sequence[Task], setting: Setting) -> list[Prompt]:
         return [Prompt(task, *setting.codec.prompt(task)) for task in tasks]
 
-    async def _one(self, prompt: Prompt, setting: Setting, group: str, step: int) -> list[tuple[Rollout, Score]]:
-        seed = None if self._seed is None else _seed(self._seed, group, prompt.task.id)
-        chat = TokenChat(prompt, setting, group, seed)
+    async def _one(
+        self, prompt: Prompt, setting: Setting, group: str, member: int, step: int
+    ) -> list[tuple[Rollout, Score]]:
+        seed = None if self._seed is None else derive(self._seed, group, prompt.task.id)
+        scorer = None if self._scorer is None else self._scorer.score
+        chat = TokenChat(prompt, setting, group, seed, member=member, scorer=scorer)
         try:
             produced = await self._run(prompt.task, chat)
+        except OutOfRoomError:
+            produced = chat.finish()
         except (RlsdkError, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -96,11 +104,6 @@ class Producer:
 
 def _from_ray(error: BaseException) -> bool:
     return type(error).__module__.startswith("ray.") or any("ray." in c.__module__ for c in type(error).__mro__)
-
-
-def _seed(*parts: Any) -> int:
-    """31 bits that depend on every part, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big") >> 1
 
 
 def first_error(error: BaseException) -> BaseException:

@@ -61,7 +61,7 @@ class ScriptedPolicy:
             versions=np.full(count, self._version, np.int64),
             finish=finish,
         )
-        future.set_result(Answer(done, self._codec.decode([ids])[0]))
+        future.set_result(Answer(done, self._codec.decode([ids])[0], engine=0))
         return future
 
 

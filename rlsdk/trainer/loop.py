@@ -286,10 +286,12 @@ def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Lengths of a step's rollouts, and how they ended."""
+    """Lengths of a step's rollouts, how they ended, and the means of what their workflows measured."""
     rollouts = [r for g in groups for r in g.rollouts]
     lengths = np.array([int(r.loss_mask.sum()) for r in rollouts])
+    names = sorted({name for r in rollouts for name in r.metrics})
     return {
+        **{f"workflow/{n}": float(np.mean([r.metrics[n] for r in rollouts if n in r.metrics])) for n in names},
         "rollouts/tokens": float(lengths.sum()),
         "rollouts/length": float(lengths.mean()),
         "rollouts/truncated": float(np.mean([r.status == "truncated" for r in rollouts])),

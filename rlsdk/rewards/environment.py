@@ -1,0 +1,20 @@
+"""The rewards that a workflow or an environment gave while the rollout was made."""
+
+from __future__ import annotations
+
+import rlsdk
+from rlsdk.types import Rollout, Score
+
+
+@rlsdk.reward("environment", runs="driver")
+def environment(rollout: Rollout) -> Score:
+    """The sum of the rewards given by workflow or environment, each on the token that earned it.
+
+    It is the default where a workflow that gives rewards is chosen and no reward is named. The metrics are the
+    rollout's; `success`, where there is one, is also whether it was `correct`. A rollout without a reward is invalid.
+    """
+    if not rollout.rewards:
+        return Score.invalid(f"neither workflow nor environment gave a reward ({rollout.status})")
+    correct = {"correct": rollout.metrics["success"]} if "success" in rollout.metrics else {}
+    total = sum(value for _, value in rollout.rewards)
+    return Score(total, metrics={**correct, **rollout.metrics}, token_rewards=rollout.rewards)

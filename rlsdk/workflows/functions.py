@@ -1,0 +1,128 @@
+"""Plain typed functions as tools: their JSON schema, and calls with checked arguments."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+import attrs
+
+from rlsdk.errors import ValueFault
+from rlsdk.options import MISSING, Option, check_options, documented
+from rlsdk.workflows.tool_calls import Call
+
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+class WrongCallError(ValueError):
+    """The arguments of a call do not fit; the message is for the policy."""
+
+
+@attrs.frozen
+class Tool:
+    """A function that the policy may call.
+
+    Attributes:
+        name: The function's.
+        function: Sync or async.
+        description: The first paragraph of its docstring.
+        parameters: In their order.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    description: str
+    parameters: tuple[Option, ...]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Tool:
+        """A function as a tool.
+
+        Raises:
+            ValueFault: A parameter has no type, or one that JSON cannot express, or there are `*` parameters.
+        """
+        name = getattr(function, "__name__", type(function).__name__)
+        doc = inspect.getdoc(function) or ""
+        notes = documented(doc)
+        try:
+            hints = typing.get_type_hints(function)
+        except Exception as error:  # an annotation is code, and may raise anything
+            raise ValueFault(f"tool {name!r}: its annotations cannot be read: {error}") from error
+        found = []
+        for p in inspect.signature(function).parameters.values():
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) or p.name not in hints:
+                raise ValueFault(f"tool {name!r}: parameter {p} must be named and typed, such as `{p.name}: str`")
+            default = MISSING if p.default is p.empty else p.default
+            found.append(Option(p.name, hints[p.name], default, notes.get(p.name, "")))
+        tool = cls(name, function, " ".join(doc.split("\n\n")[0].split()), tuple(found))
+        _ = tool.schema  # refuses types that it cannot express
+        return tool
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As chat templates and servers know it."""
+        properties = {}
+        for p in self.parameters:
+            try:
+                properties[p.name] = _schema(p.type)
+            except ValueFault as error:
+                raise ValueFault(f"tool {self.name!r}, parameter {p.name!r}: {error}") from error
+            if p.help:
+                properties[p.name]["description"] = p.help
+            if not p.required:
+                properties[p.name]["default"] = p.default
+        required = [p.name for p in self.parameters if p.required]
+        parameters = {"type": "object", "properties": properties, "required": required}
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    def arguments(self, call: Call) -> Mapping[str, Any]:
+        """The arguments of a call, with their types.
+
+        Raises:
+            WrongCallError: They do not fit; all faults at once.
+        """
+        names = [p.name for p in self.parameters]
+        if len(call.positional) > len(names):
+            raise WrongCallError(f"{self.name} takes {len(names)} arguments, {len(call.positional)} were given")
+        given = dict(zip(names, call.positional, strict=False))
+        if twice := [name for name in given if name in call.arguments]:
+            raise WrongCallError(f"{self.name}: {', '.join(twice)}: given twice")
+        values, faults = check_options(self.parameters, {**given, **call.arguments})
+        if faults:
+            told = "; ".join(f"{name}: {text}" for name, text in faults)
+            raise WrongCallError(f"{self.name}: {told.replace('unknown option', 'unknown argument')}")
+        return values
+
+
+def as_text(result: Any, limit: int) -> str:
+    """What a tool returned as the policy reads it: text as it is, anything else as JSON where it can be; cut."""
+    try:
+        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = str(result)
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} characters left out)"
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    """A type as JSON schema."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in _PLAIN:
+        return {"type": _PLAIN[kind]}
+    if kind is Any:
+        return {}
+    if origin is Literal:
+        return {"enum": list(inner)}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_schema(arm) for arm in inner]}
+    if kind in (list, dict):
+        return {"type": "array" if kind is list else "object"}
+    if origin in (list, Sequence):
+        return {"type": "array", "items": _schema(inner[0])}
+    if origin in (dict, Mapping) and inner[0] is str:
+        return {"type": "object", "additionalProperties": _schema(inner[1])}
+    raise ValueFault(f"{kind!r} is no type that JSON has; use str, int, float, bool, list, dict, Literal or a union")

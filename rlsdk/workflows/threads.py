@@ -1,0 +1,130 @@
+"""Code that may be slow, or hang, in threads of which there are only so many."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+MOST_STUCK = 64
+"""Calls that hang at once; each keeps a thread until it returns."""
+
+
+class Threads:
+    """Runs calls in threads; one that takes too long is left behind with its thread, and another takes its place.
+
+    The threads are daemons: what hangs keeps no process from ending.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """Make one; threads start when they are needed.
+
+        Args:
+            limit: Calls that run at once; further ones wait, and their time does not run until they begin.
+        """
+        self._limit = limit
+        self._idle: list[_Worker] = []
+        self._stuck: set[_Worker] = set()
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._slots = weakref.WeakKeyDictionary()
+        weakref.finalize(self, _dismiss, self._idle)
+
+    async def call(self, function: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T:
+        """What a function returns.
+
+        Args:
+            function: What to call.
+            *arguments: Of the call.
+            seconds: That it may take; None: as long as it likes.
+
+        Raises:
+            TimeoutError: It took longer.
+            RuntimeError: Too many calls hang.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._slots.setdefault(loop, asyncio.Semaphore(self._limit)):
+            self._stuck = {worker for worker in self._stuck if worker.busy}
+            if len(self._stuck) >= MOST_STUCK:
+                raise RuntimeError(f"{len(self._stuck)} calls hang; {function!r} is not begun")
+            worker = self._idle.pop() if self._idle else _Worker()
+            future = worker.begin(function, arguments)
+            try:
+                done, _ = await asyncio.wait([future], timeout=seconds)
+            except asyncio.CancelledError:
+                self._leave(worker, future)
+                raise
+            if not done:
+                self._leave(worker, future)
+                raise TimeoutError(f"it took longer than {seconds:g} s")
+            self._idle.append(worker)
+            return future.result()  # type: ignore[no-any-return]
+
+    def _leave(self, worker: _Worker, future: asyncio.Future[Any]) -> None:
+        future.cancel()
+        worker.dismiss()
+        self._stuck.add(worker)
+
+
+class _Worker:
+    """One thread, which takes one call after the other."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="rlsdk-call", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether it still runs."""
+        return self._thread.is_alive()
+
+    def begin(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def call() -> None:
+            result, error = _outcome(function, arguments)
+            with suppress(RuntimeError):  # the loop ended, and nobody waits
+                loop.call_soon_threadsafe(_settle, future, result, error)
+
+        self._calls.put(call)
+        return future
+
+    def dismiss(self) -> None:
+        """End behind the present call."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # an idle thread keeps nothing alive
+
+
+def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    try:
+        return function(*arguments), None
+    except StopIteration as error:  # which no future takes
+        return None, RuntimeError(f"StopIteration: {error}")
+    except Exception as error:  # noqa: BLE001 - the caller gets it
+        return None, error
+    except BaseException as error:  # noqa: BLE001 - a foreign SystemExit ends no training
+        return None, RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _dismiss(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.dismiss()

@@ -1,0 +1,167 @@
+"""Function calling: the policy calls Python functions and reads what they return."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from typing import Any
+
+import attrs
+
+import rlsdk
+from rlsdk.contracts import Chat
+from rlsdk.errors import OptionError, OutOfRoomError, ValueFault
+from rlsdk.options import nearest
+from rlsdk.plugins.importing import find
+from rlsdk.types import Rollout, Status, Task
+from rlsdk.workflows.functions import Tool, WrongCallError, as_text
+from rlsdk.workflows.threads import Threads
+from rlsdk.workflows.tool_calls import PARSERS, Call, Malformed, Parser
+
+NAME = "workflow 'tools'"
+
+
+@rlsdk.workflow("tools")
+@attrs.frozen(kw_only=True)
+class Tools:
+    """Lets the policy call functions until it answers without a call.
+
+    Tools are plain typed Python functions, sync or async; what the policy is told of them comes from their signatures
+    and docstrings. A call that cannot be read, has wrong arguments, raises or takes too long is answered with the
+    error; nothing of it ends the rollout. Functions run in threads of the run's own process: code that a policy writes
+    is no business of theirs. Metrics: `calls` and `failed_calls`.
+
+    Attributes:
+        tools: `my_file.py:function` or `package.module:function`, each.
+        parser: How calls are written: `hermes`, `json`, `pythonic`, or `my_file.py:function` of one's own, from the
+            text of an answer to a list of (name, arguments) pairs; a ValueError of it is told to the policy.
+        describe: Say what tools there are where the chat template does not.
+        max_turns: Answers until the rollout ends as truncated.
+        max_calls: Of one answer; further ones are answered with an error.
+        call_timeout: Seconds for one call.
+        max_result: Characters of one result; the rest is cut.
+        max_tokens: Of one answer; left out, the run's setting.
+        timeout: Seconds until the rollout ends as truncated; left out, there is no limit.
+        threads: Calls that run at once.
+    """
+
+    tools: tuple[str, ...]
+    parser: str = "hermes"
+    describe: bool = True
+    max_turns: int = 8
+    max_calls: int = 8
+    call_timeout: float = 10.0
+    max_result: int = 4_000
+    max_tokens: int | None = None
+    timeout: float | None = None
+    threads: int = 16
+    _tools: dict[str, Tool] = attrs.field(init=False, eq=False, repr=False)
+    _parse: Parser = attrs.field(init=False, eq=False, repr=False)
+    _threads: Threads = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("max_turns", "max_calls", "call_timeout", "max_result", "threads"):
+            if getattr(self, name) <= 0:
+                raise OptionError(NAME, [(name, f"above 0, got {getattr(self, name)}")])
+        found = [_tool(path, i) for i, path in enumerate(self.tools)]
+        if not found or len({tool.name for tool in found}) < len(found):
+            raise OptionError(NAME, [("tools", f"expected some, with names that differ; got {list(self.tools)}")])
+        object.__setattr__(self, "_tools", {tool.name: tool for tool in found})
+        object.__setattr__(self, "_parse", _parser(self.parser))
+        object.__setattr__(self, "_threads", Threads(self.threads))
+
+    async def run(self, task: Task, chat: Chat) -> Rollout:
+        """Answer calls until there are none."""
+        self._introduce(chat)
+        metrics = {"calls": 0.0, "failed_calls": 0.0}
+        status: Status = "truncated"
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                status = await self._talk(chat, metrics)
+        except OutOfRoomError:
+            pass
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        return chat.finish(status=status, metrics=metrics)
+
+    def _introduce(self, chat: Chat) -> None:
+        schemas = [tool.schema for tool in self._tools.values()]
+        if not chat.offer(schemas) and self.describe:
+            told = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
+            how = PARSERS[self.parser][1] if self.parser in PARSERS else ""
+            chat.say(f"You may call these tools:\n{told}\n{how}".rstrip())
+
+    async def _talk(self, chat: Chat, metrics: dict[str, float]) -> Status:
+        for _ in range(self.max_turns):
+            answer = await chat.sample(max_tokens=self.max_tokens)
+            calls = self._parse(answer.content)
+            if not calls or chat.status == "aborted":
+                return chat.status
+            for index, call in enumerate(calls):
+                text, failed = await self._answer(call, index)
+                metrics["calls"] += 1
+                metrics["failed_calls"] += failed
+                chat.tool_result(text, name="" if isinstance(call, Malformed) else call.name)
+                if index == self.max_calls:
+                    break
+        return "truncated"
+
+    async def _answer(self, call: Call | Malformed, index: int) -> tuple[str, bool]:
+        """What is told to the policy, and whether the call failed."""
+        try:
+            if index >= self.max_calls:
+                raise WrongCallError(f"at most {self.max_calls} calls in one answer; the rest was not made")
+            if isinstance(call, Malformed):
+                raise WrongCallError(call.reason)
+            return as_text(await self._call(call), self.max_result), False
+        except WrongCallError as error:
+            return as_text(f"error: {error}", self.max_result), True
+        except Exception as error:  # noqa: BLE001 - a tool's code: what it raises is told to the policy
+            return as_text(f"error: {type(error).__name__}: {error}", self.max_result), True
+
+    async def _call(self, call: Call) -> Any:
+        tool = self._tools.get(call.name)
+        if tool is None:
+            near = nearest(call.name, self._tools)
+            hint = f", did you mean {near!r}?" if near else ""
+            raise WrongCallError(f"there is no tool {call.name!r}{hint}; there are: {', '.join(self._tools)}")
+        arguments = tool.arguments(call)
+        if inspect.iscoroutinefunction(tool.function):
+            try:
+                async with asyncio.timeout(self.call_timeout) as limit:
+                    return await tool.function(**arguments)
+            except TimeoutError as error:
+                said = f"it took longer than {self.call_timeout:g} s" if limit.expired() else str(error)
+                raise TimeoutError(said) from error
+        return await self._threads.call(lambda: tool.function(**arguments), seconds=self.call_timeout)
+
+
+def _tool(path: str, index: int) -> Tool:
+    try:
+        found = find(path)
+        if not inspect.isroutine(found):
+            raise ValueFault(f"{path} names a {type(found).__name__}; expected a function")
+        return Tool.of(found)
+    except ValueFault as error:
+        raise OptionError(NAME, [(f"tools[{index}]", str(error))]) from error
+
+
+def _parser(name: str) -> Parser:
+    if name in PARSERS:
+        return PARSERS[name][0]
+    if ":" not in name:
+        raise OptionError(NAME, [("parser", f"expected {', '.join(PARSERS)} or FILE.py:FUNCTION, got {name!r}")])
+    try:
+        own = find(name)
+    except ValueFault as error:
+        raise OptionError(NAME, [("parser", str(error))]) from error
+
+    def parse(text: str) -> list[Call | Malformed]:
+        try:
+            return [Call(called, dict(arguments)) for called, arguments in own(text)]
+        except ValueError as error:
+            return [Malformed(str(error))]
+
+    return parse

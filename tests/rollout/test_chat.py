@@ -1,0 +1,361 @@
+"""Conversations of many turns: every token is one that was sent or one that was sampled, in their order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlsdk.contracts import Chat, Sampling
+from rlsdk.errors import ConfigError, OutOfRoomError, ValueFault
+from rlsdk.rollout.chat import Prompt, Setting, TokenChat
+from rlsdk.rollout.client import Answer
+from rlsdk.rollout.codec import Codec
+from rlsdk.testing import ScriptedPolicy
+from rlsdk.types import Message, Rollout, Score, Task
+from tests.rollout.codecs import CHATML, FORGETFUL, chatml, plain
+
+TALK = Task(id="t", prompt=[Message("system", "Be brief."), Message("user", "Begin.")])
+TEXT = Task(id="t", prompt="3,5>8:")
+
+
+class Policy(ScriptedPolicy):
+    """Says what it is told to, one answer after the other, and keeps what it said and where it was asked."""
+
+    def __init__(self, codec: Codec, answers: list[str] | None = None) -> None:
+        self.answers = list(answers or [])
+        super().__init__(codec, lambda _: self.answers.pop(0))
+        self.sampled: list[np.ndarray] = []
+        self.seeds: list[int | None] = []
+        self.affinities: list[int | None] = []
+
+    def sample(self, group: str, prompt: np.ndarray, sampling: Sampling, **how: Any) -> asyncio.Future[Answer]:
+        future = super().sample(group, prompt, sampling, **how)
+        self.sampled.append(future.result().completion.token_ids)
+        self.seeds.append(how["seed"])
+        self.affinities.append(how["affinity"])
+        return future
+
+
+def converse(
+    codec: Codec,
+    task: Task,
+    talk: Callable[[TokenChat], Awaitable[None]],
+    *answers: str,
+    max_tokens: int = 64,
+    max_length: int = 100_000,
+    **how: Any,
+) -> tuple[Rollout, Policy]:
+    """What comes of a conversation."""
+    policy: Any = Policy(codec, list(answers))
+    setting = Setting(codec=codec, client=policy, sampling=Sampling(max_tokens=max_tokens), max_length=max_length)
+    chat = TokenChat(Prompt(task, *codec.prompt(task)), setting, "g", how.pop("seed", 0), **how)
+    asyncio.run(talk(chat))
+    return chat.finish(), policy
+
+
+def decoded(codec: Codec, ids: np.ndarray) -> str:
+    """Text with special tokens."""
+    text: str = codec._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+    return text
+
+
+def rendered(codec: Codec, messages: Any, *, begin: str = "") -> str:
+    """What the template makes of a conversation, with an answer begun."""
+    plain = [{"role": m.role, "content": m.content} for m in messages]
+    text: str = codec._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    return text + begin
+
+
+TEXTS = st.text("ain o\n<|{", max_size=8)
+NUMBERS = st.text("0123456789+-: \n", max_size=8)
+
+
+def moves(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
+    """Turns, tool results and truncations in any order."""
+    sample = st.tuples(st.just("sample"), text, st.integers(1, 12), st.sampled_from(["", "<think>"]))
+    told = st.tuples(st.just("tool"), text)
+    said = st.tuples(st.sampled_from(["user", "system"]), text)
+    return st.lists(st.one_of(sample, sample, told, said), max_size=12)
+
+
+def play(codec: Codec, task: Task, steps: list[Any]) -> tuple[Rollout, Policy, list[int]]:
+    """Follow the moves; also how many messages there were before each answer."""
+    before: list[int] = []
+
+    async def talk(chat: TokenChat) -> None:
+        for step in steps:
+            if step[0] == "sample":
+                before.append(len(chat.finish().messages))
+                await chat.sample(max_tokens=step[2], prefill=step[3])
+            elif step[0] == "tool":
+                chat.tool_result(step[1], name="f")
+            else:
+                chat.say(step[1], role=step[0])
+
+    rollout, policy = converse(codec, task, talk, *(step[1] for step in steps if step[0] == "sample"))
+    return rollout, policy, before
+
+
+def check_integrity(rollout: Rollout, policy: Policy) -> None:
+    """The tokens are what was sent and what was sampled; each request goes on from the one before."""
+    stream, mask, logprobs = np.empty(0, np.int64), np.empty(0, bool), np.empty(0, np.float32)
+    for sent, sampled in zip(policy.prompts, policy.sampled, strict=True):
+        assert np.array_equal(sent[: len(stream)], stream)  # nothing that stood there has changed
+        new = len(sent) - len(stream)
+        stream = np.concatenate([sent, sampled])
+        mask = np.concatenate([mask, np.zeros(new, bool), np.ones(len(sampled), bool)])
+        logprobs = np.concatenate([logprobs, np.zeros(new), np.full(len(sampled), -0.5)])
+    if policy.prompts:
+        assert rollout.token_ids.tolist() == stream.tolist()
+        assert rollout.loss_mask.tolist() == mask.tolist()
+        assert rollout.logprobs.tolist() == logprobs.tolist()
+        assert rollout.policy_versions.tolist() == np.where(mask, 0, -1).tolist()
+    assert rollout.metrics["turns"] == len(policy.sampled)
+    assert rollout.metrics["tokens"] == sum(len(s) for s in policy.sampled)
+
+
+@settings(deadline=None, max_examples=150)
+@given(steps=moves(TEXTS))
+def test_tokens_with_a_chat_template(steps: list[Any]) -> None:
+    codec = chatml()
+    rollout, policy, before = play(codec, TALK, steps)
+    check_integrity(rollout, policy)
+    starts = [step[3] for step in steps if step[0] == "sample"]
+    for sent, count, start in zip(policy.prompts, before, starts, strict=True):
+        assert decoded(codec, sent) == rendered(codec, rollout.messages[:count], begin=start)
+
+
+@settings(deadline=None, max_examples=100)
+@given(steps=moves(NUMBERS))
+def test_tokens_without_a_chat_template(steps: list[Any]) -> None:
+    codec = plain()
+    rollout, policy, _ = play(codec, TEXT, steps)
+    check_integrity(rollout, policy)
+    if policy.prompts:
+        cut = len(policy.prompts[-1]) + len(policy.sampled[-1])
+        assert cut == len(rollout.token_ids)
+
+
+def test_what_is_said_to_a_text_follows_a_separator() -> None:
+    async def talk(chat: TokenChat) -> None:
+        await chat.sample()
+        chat.say("1+1:")
+        await chat.sample(max_tokens=1)
+        chat.tool_result("5")
+        await chat.sample()
+
+    codec = plain()
+    rollout, _ = converse(codec, TEXT, talk, "3+5", "12+3", "7")
+    end = codec.end
+    one = [*codec.encode("3,5>8:"), *codec.encode("3+5"), end]
+    two = [*codec.encode("\n1+1:"), *codec.encode("12")]
+    three = [*codec.encode("\n5"), *codec.encode("7"), end]
+    assert rollout.token_ids.tolist() == [*one, *two, *three]
+    wanted = [(6, 4), (5, 1), (2, 2)]
+    assert rollout.loss_mask.tolist() == [x for sent, own in wanted for x in [False] * sent + [True] * own]
+    assert [m.role for m in rollout.messages] == ["user", "assistant", "user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize(("limit", "sampled"), [(64, "no<|im_end|>"), (1, "n")])
+def test_what_closes_a_turn_is_sampled_or_added(limit: int, sampled: str) -> None:
+    """The line break behind the end of a turn nobody samples; of a turn that was cut, not even the end."""
+
+    async def talk(chat: TokenChat) -> None:
+        await chat.sample(max_tokens=limit)
+        chat.say("again")
+        await chat.sample()
+
+    codec = chatml()
+    rollout, _ = converse(codec, TALK, talk, "no", "yes")
+    ids, mask = rollout.token_ids, rollout.loss_mask
+    second = int(np.flatnonzero(~mask[:-1] & mask[1:])[1]) + 1
+    first = int(np.flatnonzero(mask)[0])
+    own = ids[first:second][mask[first:second]]
+    assert decoded(codec, own) == sampled
+    rest = decoded(codec, ids[first + len(own) : second])
+    assert (
+        sampled + rest
+        == f"{rollout.messages[2].content}<|im_end|>\n<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_what_is_said_before_the_first_answer_joins_the_prompt() -> None:
+    async def talk(chat: TokenChat) -> None:
+        chat.say("You see a door.")
+        await chat.sample()
+
+    codec = chatml()
+    rollout, policy = converse(codec, TALK, talk, "open")
+    assert [m.content for m in rollout.messages] == ["Be brief.", "Begin.\nYou see a door.", "open"]
+    assert decoded(codec, policy.prompts[0]) == rendered(codec, rollout.messages[:2])
+
+
+def test_a_prefill_of_the_task_and_one_of_a_turn() -> None:
+    task = Task(id="p", prompt=[Message("user", "Go."), Message("assistant", "<think>")])
+
+    async def talk(chat: TokenChat) -> None:
+        await chat.sample()
+        chat.say("On.")
+        await chat.sample(prefill="So")
+
+    codec = chatml()
+    rollout, policy = converse(codec, task, talk, "hm", " be it")
+    assert [m.content for m in rollout.messages] == ["Go.", "<think>hm", "On.", "So be it"]
+    assert decoded(codec, policy.prompts[0]).endswith("<|im_start|>assistant\n<think>")
+    assert decoded(codec, rollout.token_ids[rollout.loss_mask]) == "hm<|im_end|> be it<|im_end|>"
+
+
+def test_a_template_that_forgets_thoughts_is_an_error_that_names_it() -> None:
+    async def talk(chat: TokenChat) -> None:
+        await chat.sample()
+        chat.say("again")
+        await chat.sample()
+
+    with pytest.raises(ConfigError) as caught:
+        converse(chatml(FORGETFUL), TALK, talk, "<think>hm</think>no", "yes")
+    for words in ("the chat template of 'tests/chatml' rewrites an earlier answer", "user", "model.keep_history"):
+        assert words in str(caught.value)
+    codec = chatml(FORGETFUL, keep_history=True)
+    rollout, policy = converse(codec, TALK, talk, "<think>hm</think>no", "yes")
+    check_integrity(rollout, policy)
+    assert "<think>hm</think>no<|im_end|>\n<|im_start|>user\nagain<|im_end|>\n" in decoded(codec, policy.prompts[1])
+
+
+def test_a_template_that_refuses_a_role_is_named() -> None:
+    strict = CHATML.replace(
+        "<|im_start|>{{ m.role }}",
+        "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}<|im_start|>{{ m.role }}",
+    )
+
+    async def talk(chat: TokenChat) -> None:
+        await chat.sample()
+        chat.tool_result("4", name="add")
+        await chat.sample()
+
+    with pytest.raises(ConfigError, match=r"tests/chatml' refuses a conversation of user, assistant, tool: no tools"):
+        converse(chatml(strict), TALK, talk, "a", "b")
+
+
+def test_tools_are_shown_where_the_template_has_a_place() -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+    async def talk(chat: TokenChat) -> None:
+        shown = chat.offer(tools)
+        assert shown is not chat._plain
+        await chat.sample()
+        with pytest.raises(ValueFault, match="before the first answer"):
+            chat.offer(tools)
+        chat.say("x")
+        await chat.sample()
+
+    rollout, policy = converse(chatml(), TALK, talk, "a", "b")
+    assert decoded(chatml(), policy.prompts[0]).startswith("<|im_start|>system\nadd <|im_end|>\n<|im_start|>system\nBe")
+    check_integrity(rollout, policy)
+    converse(plain(), TEXT, talk, "1", "2")
+
+
+def test_rewards_lie_on_the_last_sampled_token_of_their_turn() -> None:
+    async def talk(chat: TokenChat) -> None:
+        with pytest.raises(ValueFault, match=r"a reward of 1.0 before anything was sampled"):
+            chat.reward(1.0)
+        await chat.sample()
+        chat.reward(0.25)
+        chat.say("1:")
+        await chat.sample()
+        chat.say("2:")
+        chat.reward(1.0)
+
+    rollout, _ = converse(plain(), TEXT, talk, "3", "4+5")
+    assert rollout.rewards == ((7, 0.25), (14, 1.0))
+    assert rollout.loss_mask.nonzero()[0].tolist() == [6, 7, 11, 12, 13, 14]
+
+
+def test_room_and_a_conversation_that_fills_the_model() -> None:
+    left: list[int] = []
+
+    async def talk(chat: TokenChat) -> None:
+        left.append(chat.room())
+        await chat.sample()
+        left.append(chat.room())
+        chat.say("1,2,3:")  # seven tokens with the line break
+        left.append(chat.room())
+        with pytest.raises(OutOfRoomError):
+            await chat.sample()
+
+    rollout, _ = converse(plain(), TEXT, talk, "3+5", max_length=16)
+    assert left == [10, 6, 0]
+    assert rollout.status == "truncated"
+    assert len(rollout.token_ids) == 10  # what was said last was not sent
+    assert rollout.messages[-1].content == "1,2,3:"
+
+    async def once(chat: TokenChat) -> None:
+        await chat.sample()
+
+    cut, _ = converse(plain(), TEXT, once, "1+2+3+4+5", max_length=8)
+    assert cut.status == "truncated" and cut.text == "1+"
+    with pytest.raises(ValueFault, match=r"task 't': 6 tokens leave no room in model.max_length"):
+        converse(plain(), TEXT, once, "1", max_length=6)
+
+
+def test_a_cancelled_turn_leaves_the_conversation_as_it_was() -> None:
+    class Slow(Policy):
+        def sample(self, *given: Any, **how: Any) -> asyncio.Future[Answer]:
+            if len(self.prompts) == 1:
+                self.prompts.append(given[1])
+                return asyncio.get_running_loop().create_future()
+            return super().sample(*given, **how)
+
+    async def talk() -> Rollout:
+        codec = plain()
+        policy: Any = Slow(codec, ["3", "4"])
+        setting = Setting(codec=codec, client=policy, sampling=Sampling(), max_length=64)
+        chat = TokenChat(Prompt(TEXT, *codec.prompt(TEXT)), setting, "g", None)
+        await chat.sample()
+        before = chat.finish()
+        chat.say("1:")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await chat.sample()
+        assert chat.finish().token_ids.tolist() == before.token_ids.tolist()
+        await chat.sample()
+        return chat.finish()
+
+    assert [m.content for m in asyncio.run(talk()).messages] == ["3,5>8:", "3", "1:", "4"]
+
+
+def test_a_later_turn_goes_to_the_engine_that_holds_its_prefix_with_a_seed_of_its_own() -> None:
+    async def talk(chat: TokenChat) -> None:
+        await chat.sample()
+        chat.say("1:")
+        await chat.sample()
+
+    one, two = (converse(plain(), TEXT, talk, "1", "2", seed=7, member=member)[1] for member in range(2))
+    assert one.affinities == [None, 0]
+    assert one.seeds[0] == two.seeds[0] == 7  # one request with two continuations
+    assert one.seeds[1] != two.seeds[1]  # two requests, also where the conversations are equal
+
+    async def told(chat: TokenChat) -> None:
+        chat.say("1:")
+        await chat.sample()
+
+    first, second = (converse(plain(), TEXT, told, "1", seed=7, member=member)[1].seeds for member in range(2))
+    assert first != second
+
+
+def test_the_runs_reward_tells_what_an_answer_is_worth() -> None:
+    async def scorer(rollout: Rollout) -> Score:
+        return Score(float(len(rollout.text)))
+
+    async def talk(chat: Chat) -> None:
+        await chat.sample()
+        assert (await chat.score()).value == 3.0
+
+    converse(plain(), TEXT, talk, "3+5", scorer=scorer)
+    with pytest.raises(ConfigError, match="reward: none given"):
+        converse(plain(), TEXT, talk, "3+5")

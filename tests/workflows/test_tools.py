@@ -1,0 +1,223 @@
+"""Function calling: what is read as a call, what a tool is told to be, and whole conversations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import rlsdk
+from rlsdk.errors import OptionError, ValueFault
+from rlsdk.testing import run_workflow
+from rlsdk.types import Message, Rollout, Task
+from rlsdk.workflows.functions import Tool, as_text
+from rlsdk.workflows.tool_calls import MAX_CHARACTERS, PARSERS, Call, Malformed, as_json, hermes, pythonic
+from tests.rollout.codecs import chatml, plain
+
+SOURCE = '''
+import asyncio, time
+from typing import Literal
+
+def add(a: float, b: float = 1.0) -> float:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+async def look(
+    where: Literal["left", "right"], deep: bool | None = None, marks: list[int] = [], more: dict[str, int] = {}
+):
+    """Look somewhere."""
+    if where == "right":
+        await asyncio.sleep(9)
+    return {"seen": where, "marks": marks}
+
+def breaks() -> str:
+    """Break."""
+    raise KeyError("gone")
+
+def hangs() -> str:
+    """Hang."""
+    time.sleep(1.5)
+
+def untyped(a, *b): ...
+def strange(a: set): ...
+def read(text): return [("add", {"a": float(text), "b": 2.0})] if len(text) == 1 else []
+CONSTANT = 1
+'''
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("lab") / "tools_lab.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+def talk(
+    file: str, *answers: str, codec: Any = None, task: Task | None = None, **options: Any
+) -> tuple[Rollout, list[str]]:
+    said, read = iter(answers), []
+
+    def script(text: str) -> str:
+        read.append(text)
+        return next(said)
+
+    names = [f"{file}:{name}" for name in ("add", "look", "breaks", "hangs")]
+    workflow = rlsdk.load("workflow", "tools", **{"tools": names, "call_timeout": 0.2, **options})
+    task = task or Task(id="t", prompt=[Message("user", "What is 1 + 2?")])
+    [group] = run_workflow(workflow, [task], codec or chatml(), script, max_tokens=500, max_length=9000)
+    return group.rollouts[0], read
+
+
+def hermes_call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def test_a_call_its_result_and_the_answer(file: str) -> None:
+    call = hermes_call("add", a=1, b=2)
+    rollout, read = talk(file, f"Let me see. {call}", "It is 3.")
+    assert rollout.messages[1:] == (
+        Message("assistant", f"Let me see. {call}"),
+        Message("tool", "3.0", "add"),
+        Message("assistant", "It is 3."),
+    )
+    assert rollout.status == "finished"
+    assert rollout.metrics["calls"] == 1 and rollout.metrics["failed_calls"] == 0
+    codec = chatml()
+    own = codec._tokenizer.decode(rollout.token_ids[rollout.loss_mask].tolist())
+    assert own == f"Let me see. {call}<|im_end|>It is 3.<|im_end|>"
+    assert read[0].startswith("system\nadd look breaks hangs")  # by the template
+
+
+def test_whatever_goes_wrong_is_told_and_nothing_raises(file: str) -> None:
+    wrong = {
+        "<tool_call>{]</tool_call>": "error: it is not JSON",
+        "<tool_call>{}</tool_call>": 'error: expected {"name": NAME',
+        "<tool_call>": "error: <tool_call> is not closed",
+        hermes_call("ad"): "error: there is no tool 'ad', did you mean 'add'?; there are: add, look, breaks, hangs",
+        hermes_call("add", b="x", c=1): "error: add: b: expected float, got 'x'; c: unknown argument 'c'",
+        hermes_call("breaks"): "error: KeyError: 'gone'",
+        hermes_call("hangs"): "error: TimeoutError: it took longer than 0.2 s",
+        hermes_call("look", where="right"): "error: TimeoutError: it took longer than 0.2 s",
+        hermes_call("look", where="up"): "error: look: where: expected 'left' | 'right', got 'up'",
+    }
+    rollout, _ = talk(file, *wrong, "done", max_turns=20)
+    told = [m.content for m in rollout.messages if m.role == "tool"]
+    assert len(told) == len(wrong)
+    for text, words in zip(told, wrong.values(), strict=True):
+        assert text.startswith(words), text
+    assert rollout.metrics["failed_calls"] == len(wrong)
+    assert (rollout.text, rollout.status) == ("done", "finished")
+
+
+def test_several_calls_of_one_answer_up_to_a_limit(file: str) -> None:
+    rollout, _ = talk(file, hermes_call("add", a=1) * 5, "ok", max_calls=2)
+    told = [m.content for m in rollout.messages if m.role == "tool"]
+    assert told == ["2.0", "2.0", "error: at most 2 calls in one answer; the rest was not made"]
+    assert talk(file, *[hermes_call("add", a=1)] * 3, max_turns=3)[0].status == "truncated"
+
+
+def test_other_ways_to_write_a_call(file: str) -> None:
+    by_json, _ = talk(file, '```json\n{"name": "look", "parameters": {"where": "left"}}\n```', "ok", parser="json")
+    assert by_json.messages[2].content == '{"seen": "left", "marks": []}'
+    by_python, _ = talk(file, "<think>hm</think>[add(1, b=2), look('left', marks=[1])]", "ok", parser="pythonic")
+    assert [m.content for m in by_python.messages[2:4]] == ["3.0", '{"seen": "left", "marks": [1]}']
+
+
+def test_a_model_without_a_template_and_a_parser_of_ones_own(file: str) -> None:
+    task = Task(id="t", prompt="1+2:")
+    rollout, read = talk(file, "1", "+", "33", codec=plain(), task=task, parser=f"{file}:read", describe=False)
+    assert [m.content for m in rollout.messages] == [
+        "1+2:",
+        "1",
+        "3.0",
+        "+",
+        "error: could not convert string to float: '+'",
+        "33",
+    ]
+    assert read[0] == "1+2:"
+    described, _ = talk(file, "ok", codec=plain(), task=task)
+    assert described.messages[0].content.startswith('1+2:\nYou may call these tools:\n{"name": "add"')
+    assert "<tool_call>" in described.messages[0].content
+
+
+def test_the_schema_comes_from_the_signature(file: str) -> None:
+    from rlsdk.plugins.importing import find
+
+    add = Tool.of(find(f"{file}:add")).schema["function"]
+    assert add == {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "number", "description": "The first."},
+                "b": {"type": "number", "description": "The second.", "default": 1.0},
+            },
+            "required": ["a"],
+        },
+    }
+    look = Tool.of(find(f"{file}:look")).schema["function"]["parameters"]["properties"]
+    assert look["where"] == {"enum": ["left", "right"]}
+    assert look["deep"] == {"anyOf": [{"type": "boolean"}, {"type": "null"}], "default": None}
+    assert look["marks"] == {"type": "array", "items": {"type": "integer"}, "default": []}
+    assert look["more"] == {"type": "object", "additionalProperties": {"type": "integer"}, "default": {}}
+    for name, words in (("untyped", "must be named and typed"), ("strange", "no type that JSON has")):
+        with pytest.raises(ValueFault, match=words):
+            Tool.of(find(f"{file}:{name}"))
+
+
+def test_options_are_checked(file: str) -> None:
+    for options, words in (
+        ({"tools": []}, "tools: expected some"),
+        ({"tools": [f"{file}:ad"]}, r"tools\[0\]: .* has no 'ad', did you mean 'add'"),
+        ({"tools": [f"{file}:CONSTANT"]}, r"tools\[0\]: .* names a int; expected a function"),
+        ({"tools": [f"{file}:add"] * 2}, "names that differ"),
+        ({"tools": [f"{file}:add"], "parser": "xml"}, "parser: expected hermes, json, pythonic or FILE.py:FUNCTION"),
+        ({"tools": [f"{file}:add"], "max_turns": 0}, "max_turns: above 0"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            rlsdk.load("workflow", "tools", **options)
+
+
+@pytest.mark.parametrize("parser", [hermes, as_json, pythonic])
+@pytest.mark.parametrize("text", ["", "It is 3.", "f (x)", "<think>add(1)</think> 3", "3 [1]", "```\n3\n```"])
+def test_an_answer_is_no_call(parser: Any, text: str) -> None:
+    assert parser(text) == []
+
+
+def test_what_is_read_as_a_call() -> None:
+    assert hermes('<think><tool_call></think><tool_call>{"name": "f"}</tool_call>') == [Call("f")]
+    assert as_json('[{"name": "f", "arguments": {"x": [1]}}, {"name": "g"}]') == [Call("f", {"x": [1]}), Call("g")]
+    assert pythonic("f(-1, 'a', x={'k': [None, True]})") == [Call("f", {"x": {"k": [None, True]}}, (-1, "a"))]
+    for text in ("f(g(1))", "f(x).y", "[f(1), 2]", "f(**{})", "f(", "f(10**9)", "f(__import__('os'))"):
+        assert any(isinstance(call, Malformed) for call in pythonic(text)), text
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text('[]{}()<>tool_call/"\\:,-=f1 \n', max_size=60))
+@example("<tool_call>" + "[" * 9000 + "</tool_call>")
+@example('[{"name":' + "[" * 9000)
+@example("f(" + "[" * 9000)
+@example("f(" + "-" * 9000 + "1)")
+@example("f(" + "1" * 9000 + ")")
+@example("[{" * (MAX_CHARACTERS + 1))
+@example("f(x=" + "a" * MAX_CHARACTERS)
+def test_whatever_is_written_is_read_in_limited_time(text: str) -> None:
+    for parser, _ in PARSERS.values():
+        assert all(isinstance(call, Call | Malformed) for call in parser(text))
+
+
+def test_results_as_text() -> None:
+    assert as_text("a b", 9) == "a b"
+    assert as_text({"x": "é"}, 99) == '{"x": "é"}'
+    assert as_text({1, 2} - {2}, 99) == "{1}"
+    assert as_text("x" * 20, 5) == "xxxxx… (15 characters left out)"
