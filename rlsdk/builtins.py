@@ -27,6 +27,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "algorithm": ("rlsdk.algorithms.named",),
     "filter": ("rlsdk.algorithms.filters",),
     "workflow": ("rlsdk.workflows.single_turn", "rlsdk.workflows.demonstration"),
+    "environment": ("rlsdk.environments.gymnasium",),
     "tasks": ("rlsdk.sources.countdown", "rlsdk.sources.files"),
     "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers"),
     "learner": ("rlsdk.learners.deepspeed",),

@@ -37,9 +37,7 @@ VARIANTS = {
 }
 OF_THE_ENVIRONMENT = ("max_tokens_per_step", "user_prompt_format", "added_text")
 MODULES = (rlsdk_gridworlds.frozen_lake, rlsdk_gridworlds.sokoban, rlsdk_gridworlds.levels)
-MARKED = [
-    c for module in MODULES for c in map(own_mark, vars(module).values()) if c and c.obj.__module__ in str(module)
-]
+MARKED = {c.name: c for module in MODULES for c in map(own_mark, vars(module).values()) if c}
 
 
 def options_of(variant: str) -> dict:
