@@ -20,7 +20,7 @@ _PULLS = 0.7
 
 
 def level(random: Random, rows: int, columns: int, boxes: int, search_depth: int) -> tuple[Room, State]:
-    """A room and a state in it from which at most `search_depth` steps solve it, all boxes beside the targets.
+    """A room and a state in it from which at most `search_depth` steps solve it, no box on a target.
 
     Args:
         random: Where chance comes from.
