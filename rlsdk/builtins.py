@@ -34,6 +34,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "rlsdk.workflows.environment",
         "rlsdk.workflows.tools",
     ),
+    "environment": ("rlsdk.environments.gymnasium",),
     "tasks": ("rlsdk.sources.countdown", "rlsdk.sources.files", "rlsdk.sources.seeds"),
     "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers"),
     "learner": ("rlsdk.learners.deepspeed",),

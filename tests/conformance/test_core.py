@@ -14,7 +14,10 @@ from rlsdk.testing.conformance import Check, checks
 
 # Isolation is the machine's business; no sample response holds code that would run.
 CORE, BROKEN = checks(rlsdk.Plugins(), "core", options={"code_tests": {"isolation": "none"}})
-NEED_OPTIONS = {"jsonl", "parquet", "hub", "foreign", "regex", "length_penalty", "judge", "tools", "environment"}
+NEED_OPTIONS = {
+    *("jsonl", "parquet", "hub", "foreign", "regex", "length_penalty", "judge", "tools", "environment", "gymnasium"),
+    "reward_model",
+}
 NEED_TASKS = {"code_tests"}
 
 

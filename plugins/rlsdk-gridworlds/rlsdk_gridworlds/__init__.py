@@ -1,0 +1,11 @@
+"""The plugin `gridworlds`: puzzles on a grid for models that play by text; modules are imported by kind.
+
+`pip install rlsdk-gridworlds`, then `gridworlds/frozen_lake` or `gridworlds/sokoban`.
+"""
+
+from __future__ import annotations
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "environment": ("rlsdk_gridworlds.frozen_lake", "rlsdk_gridworlds.sokoban"),
+    "tasks": ("rlsdk_gridworlds.levels",),
+}

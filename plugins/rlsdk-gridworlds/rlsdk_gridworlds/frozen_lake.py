@@ -1,0 +1,145 @@
+"""FrozenLake: reach the goal over the ice; gymnasium's, on maps drawn by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any, ClassVar
+
+import attrs
+
+import rlsdk
+from rlsdk.errors import ValueFault
+from rlsdk_gridworlds.chance import draw
+from rlsdk_gridworlds.world import Cells, GridWorld, Outcome
+
+_ATTEMPTS = 10_000
+_CELLS = {0: "player", 1: "empty", 2: "hole", 3: "goal", 4: "player in hole", 5: "player on goal"}
+_TILES = {"S": 1, "F": 1, "H": 2, "G": 3}
+_WITH_PLAYER = {1: 0, 2: 4, 3: 5}
+_DIRECTIONS = {0: "left", 1: "down", 2: "right", 3: "up"}
+
+
+@rlsdk.environment("frozen_lake")
+@attrs.define(kw_only=True, eq=False)
+class FrozenLake(GridWorld):
+    """Walk over a frozen lake to the goal and stay out of the holes; start, goal and holes are drawn anew.
+
+    The rewards are gymnasium's: 1 for reaching the goal, else 0. An episode ends at the goal, or in a hole.
+
+    Attributes:
+        size: Cells of a side.
+        p: Share of cells that are ice; the others are holes. A map without a way to the goal is drawn again.
+        is_slippery: Of three steps one goes where it should, the others to its left and right, as chance has it.
+    """
+
+    NAME: ClassVar[str] = "frozen_lake"
+    CELLS: ClassVar[Mapping[int, str]] = _CELLS
+    ACTIONS: ClassVar[tuple[int, ...]] = tuple(_DIRECTIONS)
+
+    grid_lookup: Mapping[int, str] = attrs.field(factory=lambda: dict(enumerate("P_OGX√")))
+    action_lookup: Mapping[int, str] = attrs.field(factory=lambda: {0: "Left", 1: "Down", 2: "Right", 3: "Up"})
+    size: int = 4
+    p: float = 0.8
+    is_slippery: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.size < 2:
+            raise ValueFault(f"size is at least 2, got {self.size}")
+        if not 0 < self.p <= 1:
+            raise ValueFault(f"p is a share above 0 and up to 1, got {self.p}")
+        super().__attrs_post_init__()
+
+    def make(self, random: Random) -> Lake:
+        """A lake with a way from start to goal."""
+        return Lake(frozen_map(random, self.size, self.p), self.is_slippery, int(random.random() * 2**32))
+
+    def rules(self) -> str:
+        """The rules in a sentence or two."""
+        ice = " The ice is slippery: a step may go to the left or the right of where it should." * self.is_slippery
+        return f"You walk over a frozen lake. Reach the goal without falling into a hole.{ice}"
+
+
+@rlsdk.environment("frozen_lake_think")
+@attrs.define(kw_only=True, eq=False)
+class FrozenLakeThink(FrozenLake):
+    """`frozen_lake` for a model that thinks before it answers."""
+
+    think: bool = True
+
+
+class Lake:
+    """A lake with a player on it.
+
+    Args:
+        rows: The map in gymnasium's letters: S start, F ice, H hole, G goal.
+        is_slippery: Whether steps go astray.
+        seed: Of where they go.
+    """
+
+    def __init__(self, rows: list[str], is_slippery: bool, seed: int) -> None:
+        from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+
+        self._tiles = [[_TILES[letter] for letter in row] for row in rows]
+        self._env: Any = FrozenLakeEnv(desc=rows, is_slippery=is_slippery)
+        self._place, _ = self._env.reset(seed=seed)
+
+    def act(self, action: int) -> Outcome:
+        """Take a step; the numbers of the actions are gymnasium's."""
+        before = self._place
+        self._place, reward, over, _, _ = self._env.step(action)
+        tile = self._tile(self._place)
+        moved = self._place != before
+        if tile != 1:
+            note = "You reached the goal." if tile == 3 else "You fell into a hole."
+        else:
+            note = f"You stepped {self._way(before)}." if moved else "You did not move."
+        return Outcome(float(reward), note, effective=moved, solved=tile == 3, over=bool(over))
+
+    def cells(self) -> Cells:
+        """The grid as it is."""
+        grid = [list(row) for row in self._tiles]
+        row, column = divmod(self._place, len(grid[0]))
+        grid[row][column] = _WITH_PLAYER[grid[row][column]]
+        return grid
+
+    def _tile(self, place: int) -> int:
+        row, column = divmod(place, len(self._tiles[0]))
+        return self._tiles[row][column]
+
+    def _way(self, before: int) -> str:
+        """Where the player went, which on slippery ice is not where it wanted to."""
+        steps = {-1: "left", 1: "right", len(self._tiles[0]): "down", -len(self._tiles[0]): "up"}
+        return steps[self._place - before]
+
+
+def frozen_map(random: Random, size: int, p: float) -> list[str]:
+    """A map with a way from start to goal, in gymnasium's letters.
+
+    Args:
+        random: Where chance comes from.
+        size: Cells of a side.
+        p: Share of ice.
+
+    Raises:
+        ValueFault: None was found.
+    """
+    for _ in range(_ATTEMPTS):
+        letters = ["F" if random.random() < p else "H" for _ in range(size * size)]
+        start, goal = draw(random, range(size * size), 2)
+        letters[start], letters[goal] = "S", "G"
+        if _reachable(letters, size, start, goal):
+            return ["".join(letters[row * size : (row + 1) * size]) for row in range(size)]
+    raise ValueFault(f"{_ATTEMPTS:,} maps of size {size} with p={p} had no way to the goal; give a greater p")
+
+
+def _reachable(letters: list[str], size: int, start: int, goal: int) -> bool:
+    seen, edge = {start}, [start]
+    while edge:
+        row, column = divmod(edge.pop(), size)
+        for r, c in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
+            place = r * size + c
+            if 0 <= r < size and 0 <= c < size and letters[place] != "H" and place not in seen:
+                seen.add(place)
+                edge.append(place)
+    return goal in seen

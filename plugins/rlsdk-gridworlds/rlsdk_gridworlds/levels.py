@@ -1,0 +1,105 @@
+"""Tasks that are levels of an environment."""
+
+from __future__ import annotations
+
+import hashlib
+from random import Random
+from typing import Any, Literal
+
+import attrs
+
+import rlsdk
+from rlsdk import Task, Use
+from rlsdk.errors import DataError, OptionError
+from rlsdk.sources.listing import TaskList
+from rlsdk.types import Message, Observation
+
+SIZES = {"train": 10_000, "test": 200}
+_MAX_DRAWS = 2_000
+_TEST_SHARE = 10
+"""One in ten of all levels is for tests."""
+
+
+@rlsdk.tasks("levels")
+def levels(
+    *,
+    environment: Use = Use("gridworlds/frozen_lake"),  # noqa: B008 - frozen
+    split: Literal["train", "test"] = "train",
+    size: int | None = None,
+    seed: int = 0,
+    chat: bool = False,
+) -> TaskList:
+    """Levels of an environment: no level of the tests occurs in training.
+
+    A hash of the first observation decides whether a level is for training or for tests, so that the splits share
+    neither seeds nor levels, whatever their sizes and seeds. Levels are drawn independently of each other: where few
+    are possible, they repeat within a split.
+
+    Args:
+        environment: Which one, with its options: `{use: gridworlds/sokoban, num_boxes: 2}`.
+        split: `train`, or `test` (a tenth of all levels).
+        size: How many tasks; left out, 10,000 to train and 200 to test.
+        seed: Other seeds give other levels.
+        chat: Make the prompt the message of a user, not plain text.
+
+    Returns:
+        Tasks whose prompt is the first observation; `metadata["seed"]` makes the environment show it at `reset`, and
+        `metadata["environment"]` is the environment as a config names it.
+
+    Raises:
+        OptionError: Options make no sense.
+        DataError: The environment shows one and the same whatever its seed, so that a split is empty.
+    """
+    size = SIZES[split] if size is None else size
+    if size < 1:
+        raise OptionError("tasks 'levels'", [("size", f"expected at least 1, got {size}")])
+    if not isinstance(environment.name, str):
+        raise OptionError("tasks 'levels'", [("environment", "expected the name of an environment")])
+    maker = _Maker(environment.name, dict(environment.options), split, seed, chat)
+    maker(0)  # an environment that cannot be made fails here, not in the middle of a run
+    return TaskList(maker, size)
+
+
+@attrs.frozen
+class _Maker:
+    """Gives the task at an index; everything random in it is seeded by seed, split and index."""
+
+    name: str
+    options: dict[str, Any]
+    split: Literal["train", "test"]
+    seed: int
+    chat: bool
+
+    def __call__(self, index: int) -> Task:
+        """Make a task."""
+        level, text = self._level(Random(f"levels/{self.seed}/{self.split}/{index}"))
+        return Task(
+            id=f"{self.name}/{self.split}/{index}",
+            prompt=(Message("user", text),) if self.chat else text,
+            metadata={
+                "seed": level,
+                "environment": {"use": self.name, **self.options},
+                "split": self.split,
+                "index": index,
+            },
+            source=self.name,
+        )
+
+    def _level(self, random: Random) -> tuple[int, str]:
+        """A seed whose level is in the split, and what it shows first."""
+        environment = rlsdk.load("environment", self.name, **self.options)
+        for _ in range(_MAX_DRAWS):
+            level = int(random.random() * 2**31)
+            shown = environment.reset(level)
+            if is_test(shown) == (self.split == "test"):
+                return level, shown.text
+        raise DataError(
+            f"tasks 'levels': of {_MAX_DRAWS:,} seeds of environment {self.name!r} with options {self.options} none "
+            f"gave a level for split {self.split!r}; does its seed change what it shows first?"
+        )
+
+
+def is_test(shown: Observation) -> bool:
+    """Whether a level is for tests: one in ten, by a hash of its state, or of its text where it names no state."""
+    key = (shown.state or shown.text).encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.md5(key, usedforsecurity=False).digest()[:8]) % _TEST_SHARE == 0

@@ -1,0 +1,80 @@
+"""Pictures of a grid, with numpy alone."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from rlsdk.errors import ValueFault
+
+TILE = 32
+"""Pixels of a cell's side."""
+_GROUND: dict[str, tuple[int, int, int]] = {
+    "wall": (92, 84, 80),
+    "hole": (28, 52, 92),
+    "player in hole": (28, 52, 92),
+}
+_FLOOR = (226, 236, 242)
+_EDGE = (198, 210, 218)
+_TARGET = (214, 72, 62)
+_GOAL = (52, 150, 84)
+_BOX = (186, 132, 70)
+_BOX_ON_TARGET = (52, 150, 84)
+_PLAYER = (48, 98, 190)
+
+
+def draw(cells: Sequence[Sequence[str]]) -> np.ndarray:
+    """A picture of a grid.
+
+    Args:
+        cells: What each cell is, row by row, such as `wall` or `player on target`.
+
+    Returns:
+        uint8 `[height, width, 3]`, 32 pixels for each cell.
+    """
+    return np.concatenate([np.concatenate([_tile(cell) for cell in row], axis=1) for row in cells], axis=0)
+
+
+def _tile(cell: str) -> np.ndarray:
+    tile = np.empty((TILE, TILE, 3), np.uint8)
+    tile[:] = _EDGE
+    tile[1:, 1:] = _GROUND.get(cell, _FLOOR)
+    y, x = np.mgrid[:TILE, :TILE] - (TILE - 1) / 2
+    disc, square, diamond = x**2 + y**2, np.maximum(abs(x), abs(y)), abs(x) + abs(y)
+    if cell in ("target", "player on target", "box on target"):
+        tile[diamond <= 13] = _TARGET
+    if cell in ("goal", "player on goal"):
+        tile[square <= 12] = _GOAL
+    if cell in ("box", "box on target"):
+        tile[square <= 10] = _BOX if cell == "box" else _BOX_ON_TARGET
+    if cell.startswith("player"):
+        tile[disc <= (6 if cell == "player in hole" else 8) ** 2] = _PLAYER
+    return tile
+
+
+def save_png(picture: np.ndarray, path: str | PathLike[str]) -> None:
+    """Write a picture as a PNG file.
+
+    Args:
+        picture: uint8 `[height, width, 3]`, as `render("rgb_array")` gives it.
+        path: Where to.
+
+    Raises:
+        ValueFault: It has another shape or dtype.
+    """
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+        raise ValueFault(f"a picture is uint8 [height, width, 3]; got {picture.dtype} {list(picture.shape)}")
+    height, width, _ = picture.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in picture)  # 0: the row is stored as it is
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    Path(path).write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks))
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

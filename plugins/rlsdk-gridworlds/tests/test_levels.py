@@ -1,0 +1,102 @@
+"""Tasks that are levels: their prompt, their seed, splits that share no level."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from rlsdk_gridworlds.levels import levels
+
+import rlsdk
+from rlsdk import Message
+from rlsdk.errors import DataError, OptionError
+
+pytestmark = pytest.mark.usefixtures("installed")
+CONSTANT = """
+import rlsdk
+
+@rlsdk.environment("constant")
+class Constant:
+    "Shows the same whatever its seed."
+
+    def reset(self, seed): return rlsdk.Observation("nothing")
+    def step(self, text): return rlsdk.Step(rlsdk.Observation("nothing"))
+"""
+
+
+def states(tasks) -> set[str]:
+    made = {}
+    for task in tasks:
+        chosen = dict(task.metadata["environment"])
+        world = made.setdefault(chosen["use"], rlsdk.load("environment", chosen.pop("use"), **chosen))
+        shown = world.reset(task.metadata["seed"])
+        assert shown.text == (task.prompt if isinstance(task.prompt, str) else task.prompt[0].content)
+        made[shown.state] = None
+    return {state for state, world in made.items() if world is None}
+
+
+def load(**options):
+    return rlsdk.load("tasks", "gridworlds/levels", **options)()
+
+
+def test_prompt_seed_and_environment_belong_together():
+    chosen = {"use": "gridworlds/sokoban", "num_boxes": 2, "dim_x": 7}
+    tasks = load(environment=chosen, size=20)
+    assert tasks[3].metadata["environment"] == chosen
+    assert tasks[3].id == "gridworlds/sokoban/train/3"
+    assert tasks[3].prompt.count("\n") >= 7
+    assert len(states(tasks)) == 20
+
+
+def test_no_level_of_the_tests_is_one_to_train_on():
+    """3 × 3 cells have so few levels that both splits hold many of them."""
+    small = {"use": "gridworlds/frozen_lake", "size": 3, "p": 0.9}
+    train = load(environment=small, split="train", size=100)
+    test = load(environment=small, split="test", size=40, seed=1)
+    trained, tested = states(train), states(test)
+    assert min(len(trained), len(tested)) > 10
+    assert not trained & tested
+    assert not {t.metadata["seed"] for t in train} & {t.metadata["seed"] for t in test}
+
+
+def test_sizes_and_seeds():
+    assert (len(load()), len(load(split="test"))) == (10_000, 200)
+    assert load()[0].metadata["environment"] == {"use": "gridworlds/frozen_lake"}
+    assert load(seed=1)[0].metadata["seed"] != load()[0].metadata["seed"]
+    assert load(size=5)[4] == load(size=50)[4]
+
+
+def test_tasks_travel():
+    tasks = load(environment="gridworlds/frozen_lake_think", size=4)
+    assert list(pickle.loads(pickle.dumps(tasks))) == list(tasks)
+
+
+def test_a_chat_has_a_message():
+    (message,) = load(chat=True)[0].prompt
+    assert message == Message("user", load()[0].prompt)
+
+
+def test_what_cannot_be_is_said_at_once():
+    with pytest.raises(OptionError, match="size: expected at least 1, got 0"):
+        load(size=0)
+    with pytest.raises(OptionError, match="environment: expected the name of an environment"):
+        levels(environment=rlsdk.Use(levels))
+    with pytest.raises(OptionError, match="unknown option 'slippery', did you mean 'is_slippery'"):
+        load(environment={"use": "gridworlds/frozen_lake", "slippery": True})
+
+
+def test_an_environment_that_ignores_its_seed_has_no_levels(installed, tmp_path):
+    (installed / "constant_lab.py").write_text(CONSTANT)
+    info = installed / "constant-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: constant\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rlsdk.v1]\nlab = constant_lab\n")
+    rlsdk.plugins.loading._default.cache_clear()
+    found = 0
+    for split in ("train", "test"):
+        try:
+            load(environment="lab/constant", split=split)
+        except DataError as error:
+            assert "does its seed change what it shows first?" in str(error)
+            found += 1
+    assert found == 1
