@@ -42,9 +42,11 @@ layers: $(STAMP)  ## import-linter: which module may import which
 docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# One OpenMP thread for each process: tests start several at once, and waiting threads spin.
+# One OpenMP thread for each process: tests start several at once, and waiting threads spin. What starts no stack runs in
+# two processes; what starts one has several processes of its own, and the machine to itself.
 test: lint types layers docs  ## everything but whole trainings, the real Ray, vLLM and DeepSpeed included
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu" --durations 20
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu and not stack" -n 2 --dist loadfile --durations 10
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "stack and not slow and not gpu" --durations 20
 
 test-slow: $(STAMP)  ## whole trainings, kills
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" --timeout 1500 --durations 20

@@ -49,3 +49,12 @@ def test_algorithms_that_want_more_than_groups_train(runner: Any, name: str, met
     assert all(line["actor/grad_norm"] > 0 for line in lines)
     assert all(metric in line and line["canary/gap"] < 1e-4 for line in lines)
     assert all(line["staleness/max"] == 0 for line in lines)
+
+
+def test_several_turns_train(runner: Any) -> None:
+    """The learner's logprobs of later turns are those that they were sampled with."""
+    runner.train("workflow={use: dialogue, turns: 2}", "model.max_length=64", "engine=transformers")
+    lines = runner.metrics()[1:]
+    assert all(1 < line["workflow/turns"] <= 2 for line in lines)
+    assert abs(lines[0]["actor/kl_to_behaviour"]) < 1e-6
+    assert all(line["canary/gap"] < 1e-4 for line in lines)

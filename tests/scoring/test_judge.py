@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import rlsdk
 from rlsdk.cli import root
+from rlsdk.contracts import Rule
 from rlsdk.errors import OptionError
 from rlsdk.scoring import verdict
 from rlsdk.scoring.endpoint import MAX_BODY, _retry_after
@@ -394,7 +395,7 @@ def test_a_file_that_is_no_cache(server, tmp_path):
 
 def test_as_a_part_of_a_reward(server):
     server.answers = [said('{"score": 5}'), refused(404)]
-    scorer = Scorer([Part("judge", 2.0, load(server))])
+    scorer = Scorer([Part(Rule("judge", 2.0), load(server))])
     good, bad = asyncio.run(scorer.score(rollout())), asyncio.run(scorer.score(rollout()))
     assert (good.value, good.metrics["reward/judge"], good.metrics["raw"]) == (1.0, 0.5, 5.0)
     assert (bad.valid, "judge: " in bad.reason) == (False, True)
