@@ -44,7 +44,8 @@ docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name 
 
 # One OpenMP thread for each process: tests start several at once, and waiting threads spin. What starts no stack runs in
 # two processes; what starts one has several processes of its own, and the machine to itself.
-test: lint types layers docs  ## everything but whole trainings, the real Ray, vLLM and DeepSpeed included
+test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSpeed included
+	@$(MAKE) --no-print-directory -j 2 lint types layers docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu and not stack" -n 2 --dist loadfile --durations 10
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "stack and not slow and not gpu" --durations 20
 

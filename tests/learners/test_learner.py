@@ -292,6 +292,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(
         ray.get(group.actors[0].call.remote("update", [(batch, 10, 5)], 0))
 
 
+@pytest.mark.slow
 def test_a_failing_loss_is_named_and_nobody_hangs(tied: Model, launch: Launch, make_batch: Make) -> None:
     batch = make_batch(8)
     advantages = batch.tokens["advantages"].copy()
@@ -303,6 +304,7 @@ def test_a_failing_loss_is_named_and_nobody_hangs(tied: Model, launch: Launch, m
         group.update(batch.with_tokens(advantages=advantages), everything(batch), 5)
 
 
+@pytest.mark.slow
 def test_a_dead_rank_is_named_and_nobody_hangs(tied: Model, launch: Launch, make_batch: Make) -> None:
     import ray
 

@@ -125,6 +125,7 @@ def test_they_are_checked(rlsdk, plugin, components):
         assert {"micro-batches", "gradient-only-through-logprobs", "finite-when-all-invalid"} <= held
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_they_are_trained_with_by_name(rlsdk, config, tmp_path):
     from rlsdk import nano
