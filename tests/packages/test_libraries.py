@@ -26,6 +26,7 @@ LIBRARY = (
     "pyfiglet==1.0.4",
     "pytz==2026.6",
     "ranky==1.0.0",
+    "six==1.17.0",
     "tabulate==0.10.0",
     "zss==1.2.0",
 )
