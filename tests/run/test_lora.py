@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,26 +77,13 @@ def test_the_transformers_engine_takes_merged_weights(runner: Any, model: Path) 
     check_opens(folder, model)
 
 
-def test_a_resumed_run_is_the_one_left_alone(runner: Any) -> None:
-    runner.train(*LORA, "checkpoint.every=1", "checkpoint.keep=3")
-    alone = runner.metrics()
-    shutil.rmtree(runner.path() / "checkpoints" / "step-3")
-    runner.train(*LORA, "checkpoint.every=1", "checkpoint.keep=3", "--resume")
-    again = runner.metrics()
-    last = [line for line in again if line["step"] == 3]
-    expected = [line for line in alone if line["step"] == 3]
-    assert last[-1]["actor/grad_norm"] == pytest.approx(expected[-1]["actor/grad_norm"], rel=1e-6)
-    assert last[-1]["reward/mean"] == expected[-1]["reward/mean"]
-
-
-@pytest.mark.parametrize(("keep_from", "lr"), [(1, "1.0e-6"), (2, "3.0e-5")])
-def test_a_sync_that_keeps_the_old_adapter_ends_the_run(runner: Any, keep_from: int, lr: str) -> None:
+def test_a_sync_that_keeps_the_old_adapter_ends_the_run(runner: Any) -> None:
     """The steps are so small that the gap alone would not show it."""
     plugin = runner.folder / "forgetful.py"
     plugin.write_text(FORGETFUL)
-    engine = f"engine={{use: forgetful/vllm, keep_from: {keep_from}}}"
-    runner.train(*LORA, engine, f"learner.lr={lr}", "eval.before=false", "--plugin", str(plugin), code=1)
+    engine = "engine={use: forgetful/vllm, keep_from: 2}"
+    runner.train(*LORA, engine, "learner.lr=3.0e-5", "eval.before=false", "--plugin", str(plugin), code=1)
     said = " ".join(runner.console().split())
-    assert f"weights version {keep_from}: the logprobs of engine 0 did not change" in said
+    assert "weights version 2: the logprobs of engine 0 did not change" in said
     assert "base_model.model.model.layers" not in said  # what was sent arrived whole
     assert "equal, 0 different" in said

@@ -38,10 +38,10 @@ def test_two_engines_and_seeds_of_requests_sample_the_same(runner: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "metric"),
-    [("remax", "actor/policy_loss"), ("dpo", "actor/pair_accuracy"), ("mix", "actor/old_kl"), ("raft", "actor/loss")],
+    [("remax", "actor/policy_loss"), ("dpo", "actor/pair_accuracy"), ("mix", "actor/old_kl")],
 )
 def test_algorithms_that_want_more_than_groups_train(runner: Any, name: str, metric: str) -> None:
-    """Greedy answers, pairs, demonstrations beside samples, a part of each group."""
+    """Greedy answers, pairs, demonstrations beside samples."""
     # Half of the demonstrations are right; only `mix` reads them.
     runner.train(f"algorithm={name}", "engine=transformers", "tasks.train.demonstrations=0.5", "learner.lr=1e-5")
     lines = runner.metrics()[1:]
