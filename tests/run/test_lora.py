@@ -63,13 +63,9 @@ def test_vllm_takes_the_adapter_alone(runner: Any, model: Path) -> None:
     check_opens(Path(runner.summary()["export"]), model)
 
 
-def test_vllm_takes_merged_weights_if_told(runner: Any) -> None:
-    runner.train(*LORA, "learner.lora.sync=merged", "learner.zero_stage=2", "placement.learners=2")
-    check_learned(runner)
-
-
 def test_the_transformers_engine_takes_merged_weights(runner: Any, model: Path) -> None:
-    runner.train(*LORA, "engine=transformers", "checkpoint.export=never")
+    two_ranks = ("learner.zero_stage=2", "placement.learners=2")
+    runner.train(*LORA, *two_ranks, "engine=transformers", "checkpoint.export=never")
     check_learned(runner)
     folder = runner.folder / "model"
     command = [sys.executable, "-m", "rlsdk.cli", "export", str(runner.path()), str(folder)]
