@@ -9,6 +9,7 @@ import pickle
 import pytest
 
 import rlsdk
+from rlsdk.contracts import Rule
 from rlsdk.errors import DataError, EngineError, OptionError, ValueFault
 from rlsdk.rollout.chat import TokenChat
 from rlsdk.scoring.scorer import Part, Scorer
@@ -87,7 +88,7 @@ def test_one_turn_is_sampled_and_scored_by_the_environment(sum_task, codec):
     from rlsdk_verifiers.rubric import rubric
     from rlsdk_verifiers.workflow import workflow
 
-    ready = Scorer([Part("rubric", 1.0, rlsdk.load("reward", rubric))])
+    ready = Scorer([Part(Rule("rubric"), rlsdk.load("reward", rubric))])
     ((right,), (wrong,)) = (
         run_workflow(rlsdk.load("workflow", workflow), [sum_task], codec, lambda _, a=a: a, scorer=ready)
         for a in ("3", "none")
