@@ -332,7 +332,7 @@ def test_a_verdict_cannot_be_forged(code):
         ("for i in range(10**5): open(f'{i}', 'w').close()", "No space left on device"),
         ("x = [open('/dev/null') for _ in range(999)]", "Too many open files"),
         ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "it ran out of time"),
-        ("import os\nwhile True: os.fork()", "status 1: BlockingIOError"),
+        ("import os\nwhile True: os.fork()", "status 1"),  # many write at once: whose last line it is, nobody knows
         ("from threading import *\nfor _ in range(99): Timer(9, print).start()", "it ran out of time"),
         ("import os, signal\nos.kill(1, 9); os.kill(-1, 9)", "No such process"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "signal 11"),
