@@ -11,7 +11,7 @@ import attrs
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.producer import Producer
 from rlsdk.runlog.rollouts import prompt_text
-from rlsdk.types import Group, Score, Task
+from rlsdk.types import Group, Rollout, Score, Task
 
 
 @attrs.frozen
@@ -20,7 +20,7 @@ class Evaluation:
 
     Attributes:
         accuracy: `greedy`, `sampled`, and `pass@k` for each k asked for.
-        metrics: The same and the mean rewards, under `eval/`.
+        metrics: The same, the mean rewards, and what the workflow measured in sampled answers, under `eval/`.
         samples: A few sampled answers, for a person.
     """
 
@@ -61,13 +61,20 @@ async def evaluate(
         accuracy[f"pass@{k}"] = _mean([pass_at(k, len(g), sum(g)) for g in right])
         k *= 2
     rewards = {"greedy_reward": _reward(greedy), "sampled_reward": _reward(sampled)}
-    metrics = {f"eval/{name}": value for name, value in {**accuracy, **rewards}.items()}
+    found = {**accuracy, **rewards, **measured([r for g in sampled for r in g.rollouts])}
+    metrics = {f"eval/{name}": value for name, value in found.items()}
     return Evaluation(accuracy, metrics, tuple(_shown(g) for g in sampled[:show]))
 
 
 def is_correct(score: Score) -> bool:
     """Whether an answer counts as right: its reward says so by the metric `correct`, else its value reaches 1."""
     return score.valid and bool(score.metrics.get("correct", score.value >= 1.0))
+
+
+def measured(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The means of what workflows measured, each as `workflow/NAME`."""
+    names = sorted({name for r in rollouts for name in r.metrics})
+    return {f"workflow/{n}": _mean([r.metrics[n] for r in rollouts if n in r.metrics]) for n in names}
 
 
 def pass_at(k: int, n: int, correct: int) -> float:

@@ -25,8 +25,8 @@ NAME = "workflow 'environment'"
 class EnvironmentWorkflow:
     """Drives any environment: its observations are said, what the policy answers are its actions.
 
-    The first observation joins the task's prompt. The seed is `seed` of the task's metadata, or made from the task's
-    id, so that the rollouts of a group begin in one state. Each reward lies on the last token of its answer. Calls of
+    The first observation joins the task's prompt, unless it is the prompt. The seed is `seed` of the task's metadata, or
+    made from the task's id, so that the rollouts of a group begin in one state. Each reward lies on the last token of its answer. Calls of
     the environment run in threads: one that takes too long is left behind, and its rollout fails, while others go on.
 
     Attributes:
@@ -68,7 +68,7 @@ class EnvironmentWorkflow:
         status: Status = "truncated"
         try:
             async with asyncio.timeout(self.timeout) as limit:
-                status = await self._play(world, chat, metrics)
+                status = await self._play(task, world, chat, metrics)
         except OutOfRoomError:
             pass
         except TimeoutError:
@@ -78,8 +78,10 @@ class EnvironmentWorkflow:
             world.leave()
         return chat.finish(status=status, metrics=metrics)
 
-    async def _play(self, world: _World, chat: Chat, metrics: dict[str, float]) -> Status:
-        chat.say((await world.reset()).text)
+    async def _play(self, task: Task, world: _World, chat: Chat, metrics: dict[str, float]) -> Status:
+        first = (await world.reset()).text
+        if first != _asked(task):
+            chat.say(first)
         for _ in range(self.max_turns):
             answer = await chat.sample(max_tokens=self.max_tokens)
             if chat.status == "aborted":
@@ -106,6 +108,11 @@ def seed_of(task: Task) -> int:
     if type(given) is not int:
         raise DataError(f"task {task.id!r}: metadata 'seed' is {given!r}; expected a whole number")
     return given
+
+
+def _asked(task: Task) -> str:
+    """What the prompt ends with."""
+    return task.prompt if isinstance(task.prompt, str) else task.prompt[-1].content if task.prompt else ""
 
 
 class _World:
