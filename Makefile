@@ -4,7 +4,7 @@ PYTHON ?= python3
 SEED ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
-NANO_frozen_lake := --largest 3 --layers 3
+NANO_frozen_lake := --largest 3 --layers 3 --hidden 64 --heads 2 --intermediate 128
 NANO_calculator := --largest 500
 STAMP := $(VENV)/.installed
 

@@ -80,7 +80,8 @@ class _Maker:
     def __call__(self, index: int) -> Task:
         """Make a task."""
         key = f"levels/{self.seed}/{self.split}/{index}"
-        level, text = self._level(Random(key))
+        environment = rlsdk.load("environment", self.name, **self.options)
+        level, text = self._level(environment, Random(key))
         return Task(
             id=f"{self.name}/{self.split}/{index}",
             prompt=(Message("user", text),) if self.chat else text,
@@ -89,16 +90,15 @@ class _Maker:
                 "environment": {"use": self.name, **self.options},
                 "split": self.split,
                 "index": index,
-                **self._demonstration(level, Random(f"{key}/demonstration")),
+                **self._demonstration(environment, level, Random(f"{key}/demonstration")),
             },
             source=self.name,
         )
 
-    def _demonstration(self, level: int, random: Random) -> dict[str, list[dict[str, str]]]:
+    def _demonstration(self, environment: Any, level: int, random: Random) -> dict[str, list[dict[str, str]]]:
         """A whole episode, as the workflow `environment` would have had it with an expert who errs."""
         if self.demonstrations is None:
             return {}
-        environment = rlsdk.load("environment", self.name, **self.options)
         if not hasattr(environment, "expert") or not hasattr(environment, "answers"):
             raise DataError(f"tasks 'levels': environment {self.name!r} has no expert() and answers() to demonstrate it")
         environment.reset(level)
@@ -112,9 +112,8 @@ class _Maker:
                 return {"demonstration": episode}
             episode.append({"role": "user", "content": step.observation.text})
 
-    def _level(self, random: Random) -> tuple[int, str]:
+    def _level(self, environment: Any, random: Random) -> tuple[int, str]:
         """A seed whose level is in the split, and what it shows first."""
-        environment = rlsdk.load("environment", self.name, **self.options)
         for _ in range(_MAX_DRAWS):
             level = int(random.random() * 2**31)
             shown = environment.reset(level)
