@@ -67,5 +67,6 @@ test-slow: $(STAMP)  ## whole trainings, kills
 bench: $(STAMP)  ## against TRL, overhead, estimators, the head; the machine must have nothing else to do
 	$(BIN)/pytest tests/benchmarks -m bench -s
 
-curves: $(STAMP)  ## train the quickstart's task with many algorithms, write docs/curves.md; an hour or less
+curves: $(STAMP) gridworlds  ## train with many algorithms, and with several turns; write docs/curves*.md; an hour or more
 	@$(BIN)/python tools/curves.py $(ALGORITHMS)
+	@$(BIN)/python tools/curves_multiturn.py $(TASKS)

@@ -25,7 +25,7 @@ class Columns:
         prompt: Text or a list of messages; left out, `prompt`.
         answer: Left out, `reward_model.ground_truth` as in veRL's files, or `answer`, where there is such a column.
         source: Name of the data source; left out, `data_source`, or the name of the file.
-        demonstration: An expert's answer, or a list of messages; left out, `demonstration`, where there is such a column.
+        demonstration: An expert's answer or list of messages; left out, `demonstration`, where there is such a column.
         id: Left out, tasks are named by file and row.
     """
 

@@ -25,9 +25,10 @@ NAME = "workflow 'environment'"
 class EnvironmentWorkflow:
     """Drives any environment: its observations are said, what the policy answers are its actions.
 
-    The first observation joins the task's prompt, unless it is the prompt. The seed is `seed` of the task's metadata, or
-    made from the task's id, so that the rollouts of a group begin in one state. Each reward lies on the last token of its answer. Calls of
-    the environment run in threads: one that takes too long is left behind, and its rollout fails, while others go on.
+    The first observation joins the task's prompt, unless it is the prompt. The seed is `seed` of the task's metadata,
+    or made from the task's id, so that the rollouts of a group begin in one state. Each reward lies on the last token
+    of its answer. Calls of the environment run in threads: one that takes too long is left behind, and its rollout
+    fails, while others go on.
 
     Attributes:
         environment: Which one, with its options.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rlsdk
+from rlsdk import nano
 from rlsdk.contracts import Rule
 from rlsdk.errors import DataError
 from rlsdk.plugins.importing import find
@@ -67,16 +68,18 @@ def test_countdown_shows_dialogues_that_end_at_the_first_right_answer() -> None:
         assert the_same(shown(task, plain()), acted(task, plain(), "dialogue", "countdown", turns=3, feedback=":"))
     lengths = {len(t.metadata["demonstration"]) for t in countdown(size=60, demonstrations=0.3, turns=3, **SMALL)}
     assert lengths == {1, 3, 5}
-    first = [t.metadata["demonstration"] for t in countdown(size=60, demonstrations=0.3, **SMALL)]
-    assert first == [t.metadata["demonstration"][0]["content"] for t in countdown(size=60, demonstrations=0.3, turns=2, **SMALL)]
+    singles = countdown(size=60, demonstrations=0.3, **SMALL)
+    doubles = countdown(size=60, demonstrations=0.3, turns=2, **SMALL)
+    firsts = [task.metadata["demonstration"][0]["content"] for task in doubles]
+    assert firsts == [task.metadata["demonstration"] for task in singles]
 
 
 def test_the_calculators_examples_are_what_the_workflow_tools_would_have_been() -> None:
     tools = {"tools": [f"{CALCULATOR}:calculate"], "parser": f"{CALCULATOR}:read_call", "describe": False}
-    tasks = find(f"{CALCULATOR}:problems")(size=20, demonstrations=1.0)
-    for task in tasks:
-        rollout = acted(task, plain(), "tools", "exact_match", **tools)
-        assert the_same(shown(task, plain()), rollout)
+    codec = Codec(nano.make_tokenizer(500))
+    for task in find(f"{CALCULATOR}:problems")(size=20, demonstrations=1.0):
+        rollout = acted(task, codec, "tools", "exact_match", **tools)
+        assert the_same(shown(task, codec), rollout)
         assert rollout.text == f"<answer>{task.answer}</answer>"
         assert rollout.metrics["calls"] == 1 and rollout.metrics["failed_calls"] == 0
 

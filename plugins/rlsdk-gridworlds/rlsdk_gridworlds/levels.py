@@ -100,7 +100,9 @@ class _Maker:
         if self.demonstrations is None:
             return {}
         if not hasattr(environment, "expert") or not hasattr(environment, "answers"):
-            raise DataError(f"tasks 'levels': environment {self.name!r} has no expert() and answers() to demonstrate it")
+            raise DataError(
+                f"tasks 'levels': environment {self.name!r} has no expert() and answers() to demonstrate it"
+            )
         environment.reset(level)
         episode: list[dict[str, str]] = []
         while True:

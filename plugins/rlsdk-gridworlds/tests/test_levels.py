@@ -116,7 +116,8 @@ GRID = {
 
 def test_demonstrations_leave_the_levels_as_they_are():
     without, with_ = load(environment=GRID, size=30), load(environment=GRID, size=30, demonstrations=0.5)
-    assert [(t.id, t.prompt, t.metadata["seed"]) for t in without] == [(t.id, t.prompt, t.metadata["seed"]) for t in with_]
+    for one, other in zip(without, with_, strict=True):
+        assert (one.id, one.prompt, one.metadata["seed"]) == (other.id, other.prompt, other.metadata["seed"])
     assert "demonstration" not in without[0].metadata
 
 
@@ -154,7 +155,7 @@ def test_a_demonstration_is_what_the_workflow_would_have_been():
 
 
 def test_who_has_no_expert_is_named():
-    with pytest.raises(OptionError, match="demonstrations: expected a share from 0 to 1, got 1.5"):
+    with pytest.raises(OptionError, match="demonstrations: expected a share from 0 to 1, got"):
         load(demonstrations=1.5)
     with pytest.raises(ValueFault, match="sokoban has no expert"):
         load(environment="gridworlds/sokoban", demonstrations=1.0)
