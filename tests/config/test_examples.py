@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
+import rlsdk
 from rlsdk.config import check
 from rlsdk.plugins import loading
 
@@ -43,20 +45,21 @@ def test_there_are_examples():
     assert {"quickstart.yaml", "countdown_qwen2.5_0.5b.yaml", *nano} <= {p.name for p in EXAMPLES}
 
 
-def test_the_parts_of_an_example_agree(gridworlds, monkeypatch):
+def test_the_parts_of_an_example_agree(gridworlds):
     """The warm start plays in the environment of the example, and its levels are none that it is evaluated on."""
-    import rlsdk
-
-    monkeypatch.chdir(ROOT)
-    played = check(ROOT / "examples" / "frozen_lake_nano.yaml", ["model.path=some/model"]).config
-    world = played.workflow.options["environment"]
-    tested = rlsdk.load("tasks", played.tasks.eval.name, **played.tasks.eval.options)()
+    played = read("frozen_lake_nano.yaml")
+    world = played["workflow"]["environment"]
+    tested = tasks(played["tasks"]["eval"])
     assert len(tested) == 200
     for name in ("1_skill", "2_dilute"):
-        taught = check(
-            ROOT / "examples" / "warm_start" / "frozen_lake" / f"{name}.yaml", ["model.path=some/model"]
-        ).config
-        assert taught.tasks.train.options["environment"] == played.tasks.train.options["environment"] == world
-        assert taught.tasks.train.options["split"] == "train"
-        levels = rlsdk.load("tasks", taught.tasks.train.name, **{**taught.tasks.train.options, "size": 1_000})()
-        assert not {task.prompt for task in tested} & {task.prompt for task in levels}
+        taught = read(f"warm_start/frozen_lake/{name}.yaml")["tasks"]["train"]
+        assert taught["environment"] == played["tasks"]["train"]["environment"] == world
+        assert not {task.prompt for task in tested} & {task.prompt for task in tasks({**taught, "size": 1_000})}
+
+
+def read(name):
+    return yaml.safe_load((ROOT / "examples" / name).read_text())
+
+
+def tasks(chosen):
+    return rlsdk.load("tasks", chosen["use"], **{k: v for k, v in chosen.items() if k != "use"})()
