@@ -75,8 +75,8 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
         },
         "placement": _placement(plan),
         "plugins": {
-            name: f"{mark.distribution or 'file'} {mark.version} {mark.source[:12]}".replace("  ", " ")
-            for name, mark in plan.marks.items()
+            name: f"{mark['distribution'] or 'file'} {mark['version']} {mark['source'][:12]}".replace("  ", " ")
+            for name, mark in plan.code.items()
         },
     }
 

@@ -80,12 +80,12 @@ class Plan:
         return Model(**{field.name: section[field.name] for field in attrs.fields(Model)})
 
     @property
-    def marks(self) -> dict[str, Fingerprint]:
-        """What identifies the code of every plugin that the run uses, and of what its rewards drive."""
-        found = self.plugins.used()
+    def code(self) -> dict[str, dict[str, str]]:
+        """Name -> what identifies the code of every plugin that the run uses, and of what its rewards drive."""
+        found: dict[str, Fingerprint] = self.plugins.used()
         for part in self.rewards:
             found |= getattr(self.plugins.resolve(part.reference), "marks", {})
-        return found
+        return {name: attrs.asdict(mark) for name, mark in found.items()}
 
     @property
     def sampled(self) -> bool:

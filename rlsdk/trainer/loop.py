@@ -222,7 +222,7 @@ class Loop:
             "position": self.p.stream.position,
             "dropped": self.p.stream.dropped,
             "components": self.p.credit.state(),
-            "plugins": {name: attrs.asdict(mark) for name, mark in self.p.plan.marks.items()},
+            "plugins": self.p.plan.code,
         }
         return self.p.checkpoints.save(self.done, state, write)
 

@@ -14,7 +14,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-import attrs
 import yaml
 from rich.console import Console
 from rich.logging import RichHandler
@@ -173,15 +172,14 @@ def _prepare_folder(plan: Plan, checkpoints: Checkpoints, *, resume: bool, overw
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     if step is not None:
         _same_code(plan, checkpoints.read(step))
-    marks = {name: attrs.asdict(mark) for name, mark in plan.marks.items()}
-    head = "".join(f"# plugin {name}: {' '.join(filter(None, mark.values()))}\n" for name, mark in marks.items())
+    head = "".join(f"# plugin {name}: {' '.join(filter(None, mark.values()))}\n" for name, mark in plan.code.items())
     text = yaml.safe_dump(_plain(plan.tree), sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(head + text, encoding="utf-8")
     return step
 
 
 def _same_code(plan: Plan, state: Mapping[str, Any]) -> None:
-    then, now = state["plugins"], {name: attrs.asdict(mark) for name, mark in plan.marks.items()}
+    then, now = state["plugins"], plan.code
     changed = [n for n in sorted({*then, *now} - {"core"}) if then.get(n) != now.get(n)]
     if changed:
         raise PluginError(
