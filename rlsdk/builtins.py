@@ -31,6 +31,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "rlsdk.workflows.single_turn",
         "rlsdk.workflows.demonstration",
         "rlsdk.workflows.dialogue",
+        "rlsdk.workflows.self_refine",
         "rlsdk.workflows.environment",
         "rlsdk.workflows.tools",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 from rlsdk.cli.listing import brief, console
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.components import Use
-from rlsdk.config import Plan, check
+from rlsdk.config import Plan, TaskSource, check
 from rlsdk.contracts import Rule
 from rlsdk.plugins import Reference
 
@@ -61,8 +62,8 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
         "model": {"path": config.model.path, "dtype": config.model.dtype, "max_length": config.model.max_length},
         "algorithm": _algorithm(plan),
         "rollouts": {
-            "tasks": _reference(plan.tasks_train),
-            "held-out tasks": _reference(plan.tasks_eval),
+            "tasks": _sources(plan.tasks_train),
+            "held-out tasks": _sources(plan.tasks_eval),
             "workflow": _reference(plan.workflow),
             "rewards": [_part(part.rule, part.reference) for part in plan.rewards],
             "engine": _reference(plan.engine) if plan.needs_engine else "none: nothing is generated",
@@ -75,8 +76,8 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
         },
         "placement": _placement(plan),
         "plugins": {
-            name: f"{mark.distribution or 'file'} {mark.version} {mark.source[:12]}".replace("  ", " ")
-            for name, mark in plan.marks.items()
+            name: f"{mark['distribution'] or 'file'} {mark['version']} {mark['source'][:12]}".replace("  ", " ")
+            for name, mark in plan.code.items()
         },
     }
 
@@ -103,6 +104,11 @@ def _algorithm(plan: Plan) -> dict[str, Any]:
         "aggregate": algorithm.aggregate,
         "filters": [_reference(part) for part in plan.filters],
     }
+
+
+def _sources(sources: Sequence[TaskSource]) -> str | list[str]:
+    told = [_reference(s.reference) + (f", weight {s.weight:g}" if len(sources) > 1 else "") for s in sources]
+    return "none" if not told else told[0] if len(told) == 1 else told
 
 
 def _reference(reference: Reference | None) -> str:

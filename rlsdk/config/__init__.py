@@ -1,7 +1,7 @@
 """A run's configuration: read, checked as a whole, every fault reported at once, before anything starts."""
 
-from rlsdk.config.resolve import Plan, RewardPart, check
+from rlsdk.config.resolve import Plan, RewardPart, TaskSource, check
 from rlsdk.config.schema import RunConfig
 from rlsdk.config.tree import read
 
-__all__ = ["Plan", "RewardPart", "RunConfig", "check", "read"]
+__all__ = ["Plan", "RewardPart", "RunConfig", "TaskSource", "check", "read"]

@@ -10,7 +10,16 @@ import attrs
 
 from rlsdk.components import Kind, Use, component_of
 from rlsdk.config.rules import cross_checks, limits
-from rlsdk.config.schema import COMPONENT_KEYS, PART_LISTS, PARTS, RewardUse, RunConfig, normalise
+from rlsdk.config.schema import (
+    COMPONENT_KEYS,
+    LISTS,
+    PART_LISTS,
+    PARTS,
+    RewardUse,
+    RunConfig,
+    SourceUse,
+    normalise,
+)
 from rlsdk.config.tree import Tree, read
 from rlsdk.contracts import AlgorithmDefaults, LossSpec, Model, Rule
 from rlsdk.errors import ConfigError, OptionError, PluginError
@@ -28,6 +37,23 @@ class RewardPart:
     reference: Reference
 
 
+@attrs.frozen
+class TaskSource:
+    """One source of tasks.
+
+    Attributes:
+        name: As metrics and checkpoints call it; differs from the others'.
+        reference: The component.
+        weight: Its share of a batch, against the others'.
+        renamed: Whether its tasks take the name as their `source`.
+    """
+
+    name: str
+    reference: Reference
+    weight: float = 1.0
+    renamed: bool = False
+
+
 @attrs.frozen(kw_only=True)
 class Plan:
     """A checked configuration: nothing in it can turn out to be misspelt later.
@@ -36,8 +62,8 @@ class Plan:
         config: The typed values.
         plugins: The plugins that were found.
         algorithm: The algorithm's parts, defaults and overrides merged.
-        tasks_train: Source of tasks to train on.
-        tasks_eval: Source of tasks to evaluate on.
+        tasks_train: Sources of tasks to train on.
+        tasks_eval: Sources of tasks to evaluate on.
         workflow: How a task becomes rollouts.
         rewards: The parts of the reward.
         shaping: In the order of application.
@@ -54,8 +80,8 @@ class Plan:
     config: RunConfig
     plugins: Plugins
     algorithm: AlgorithmDefaults
-    tasks_train: Reference
-    tasks_eval: Reference | None
+    tasks_train: tuple[TaskSource, ...]
+    tasks_eval: tuple[TaskSource, ...]
     workflow: Reference
     rewards: tuple[RewardPart, ...]
     shaping: tuple[Reference, ...]
@@ -80,12 +106,12 @@ class Plan:
         return Model(**{field.name: section[field.name] for field in attrs.fields(Model)})
 
     @property
-    def marks(self) -> dict[str, Fingerprint]:
-        """What identifies the code of every plugin that the run uses, and of what its rewards drive."""
-        found = self.plugins.used()
+    def code(self) -> dict[str, dict[str, str]]:
+        """Name -> what identifies the code of every plugin that the run uses, and of what its rewards drive."""
+        found: dict[str, Fingerprint] = self.plugins.used()
         for part in self.rewards:
             found |= getattr(self.plugins.resolve(part.reference), "marks", {})
-        return found
+        return {name: attrs.asdict(mark) for name, mark in found.items()}
 
     @property
     def sampled(self) -> bool:
@@ -195,17 +221,19 @@ class _Resolver:
                     self.parts(algorithm)
             elif use is not None:
                 self.reference(path, kind, use)
-        lists: tuple[tuple[str, Kind, Any], ...] = (("reward", "reward", RewardUse), ("trackers", "tracker", Use))
-        for path, kind, written in lists:
-            for i, value in enumerate(_items(tree.get(path))):
-                part = _readable(value, written)
+        written: Mapping[Kind, Any] = {"tasks": SourceUse, "reward": RewardUse, "tracker": Use}
+        for path, kind in LISTS.items():
+            items = _items(_at(tree, path))
+            for i, value in enumerate(items):
+                part = _readable(value, written[kind])
                 if part is not None:
-                    self.reference(f"{path}[{i}]", kind, part.use if isinstance(part, RewardUse) else part)
+                    alone = len(items) == 1 and kind != "tracker"
+                    self.reference(path if alone else f"{path}[{i}]", kind, part if isinstance(part, Use) else part.use)
 
     def plan(self, config: RunConfig, tree: Tree) -> Plan | None:
         algorithm = self.algorithm(config.algorithm)
-        train = self.reference("tasks.train", "tasks", config.tasks.train)
-        held_out = self.reference("tasks.eval", "tasks", config.tasks.eval) if config.tasks.eval else None
+        train = self.sources("tasks.train", config.tasks.train)
+        held_out = self.sources("tasks.eval", config.tasks.eval)
         engine = self.reference("engine", "engine", config.engine)
         learner = self.reference("learner", "learner", config.learner)
         trackers = self.many("trackers", "tracker", config.trackers)
@@ -220,7 +248,7 @@ class _Resolver:
         parts = self.parts(algorithm)
         rewarded = bool(config.reward or rewards or workflow is None)
         self.faults += cross_checks(config, algorithm, self.needs, rewarded=rewarded)
-        if self.faults or train is None or engine is None or learner is None or workflow is None:
+        if self.faults or engine is None or learner is None or workflow is None:
             return None
         return Plan(
             config=config,
@@ -250,6 +278,21 @@ class _Resolver:
             needs=frozenset(self.needs),
             tree=tree,
         )
+
+    def sources(self, path: str, uses: Sequence[SourceUse]) -> tuple[TaskSource, ...]:
+        found: list[TaskSource] = []
+        for i, part in enumerate(uses):
+            where = f"{path}[{i}]" if len(uses) > 1 else path
+            reference = self.reference(where, "tasks", part.use)
+            if reference is None:
+                continue
+            name = part.source or reference.name.removeprefix("core/")
+            if any(name == other.name for other in found):
+                self.faults.append(
+                    f"{where}: another source is called {name!r}, too; tell them apart by `source: NAME`"
+                )
+            found.append(TaskSource(name, reference, part.weight, renamed=bool(part.source)))
+        return tuple(found)
 
     def rewards(self, config: RunConfig, workflow: Reference | None) -> tuple[RewardPart, ...]:
         given = config.reward

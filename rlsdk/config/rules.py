@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -81,6 +82,12 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
         (
             config.minibatches > rollouts,
             f"minibatches: {config.minibatches} of {rollouts} rollouts leaves some empty; at most one for each",
+        ),
+        (not config.tasks.train, "tasks.train: no source of tasks; name one"),
+        (
+            any(not 0 <= each.weight < math.inf for each in config.tasks.train)
+            or (bool(config.tasks.train) and not any(each.weight for each in config.tasks.train)),
+            f"tasks.train: weights are at least 0, and one above; got {[e.weight for e in config.tasks.train]}",
         ),
         (config.scoring.timeout <= 0, f"scoring.timeout: seconds above 0, got {config.scoring.timeout}"),
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),

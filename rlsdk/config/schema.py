@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -38,17 +38,33 @@ class ModelSection:
     keep_history: bool = False
 
 
-@attrs.frozen(kw_only=True)
-class TasksSection:
-    """Where tasks come from.
+@attrs.frozen
+class SourceUse:
+    """One source of tasks.
 
     Attributes:
-        train: Task source to train on.
-        eval: Task source to evaluate on; null for no evaluation.
+        use: The component.
+        source: What metrics, checkpoints and `sources` of rewards call it; left out, the component's name, and its
+            tasks keep the source that they come with.
+        weight: Its share of every batch, against the weights of the other sources; to evaluate, all are taken whole.
     """
 
-    train: Use
-    eval: Use | None = None
+    use: Use
+    source: str = ""
+    weight: float = 1.0
+
+
+@attrs.frozen(kw_only=True)
+class TasksSection:
+    """Where tasks come from: one source, or a list, each with its `weight` and `source` beside `use`.
+
+    Attributes:
+        train: Task sources to train on.
+        eval: Task sources to evaluate on; null for no evaluation.
+    """
+
+    train: tuple[SourceUse, ...]
+    eval: tuple[SourceUse, ...] = ()
 
 
 @attrs.frozen
@@ -95,7 +111,7 @@ class EvalSection:
         before: Evaluate before the first step.
         after: Evaluate after the last step.
         samples: Sampled answers per task; above 1, pass@k is reported for k = 1, 2, 4, … up to it.
-        limit: Tasks to evaluate on; null for all.
+        limit: Tasks of each source to evaluate on; null for all.
         max_tokens: Of one response; null takes the training's.
     """
 
@@ -231,14 +247,15 @@ class RunConfig:
 
 
 COMPONENT_KEYS: Mapping[str, Kind] = {
-    "tasks.train": "tasks",
-    "tasks.eval": "tasks",
     "workflow": "workflow",
     "algorithm": "algorithm",
     "engine": "engine",
     "learner": "learner",
 }
-"""Path of a single component -> its kind; lists (`reward`, `trackers`) and the parts of an algorithm come beside."""
+"""Path of a single component -> its kind; lists and the parts of an algorithm come beside."""
+
+LISTS: Mapping[str, Kind] = {"tasks.train": "tasks", "tasks.eval": "tasks", "reward": "reward", "trackers": "tracker"}
+"""Path of a list of components -> their kind; one alone needs no list."""
 
 PARTS: Mapping[str, Kind] = {
     "advantage": "advantage",
@@ -252,39 +269,70 @@ PART_LISTS: Mapping[str, Kind] = {"shaping": "shaping", "filters": "filter"}
 """Parts of an algorithm that are lists -> their kind."""
 
 
+def _parted(value: Any, keys: Iterable[str]) -> tuple[dict[str, Any], Any]:
+    """What stands beside a component under `keys`, and the component with its options."""
+    if not isinstance(value, Mapping):
+        return {}, value
+    beside = {k: v for k, v in value.items() if k in keys}
+    return beside, {k: v for k, v in value.items() if k not in keys}
+
+
 _RULE_KEYS = frozenset(field.name for field in attrs.fields(Rule)) - {"name"}
 
 
 def _structure_reward(value: Any, _: Any) -> RewardUse:
     if isinstance(value, RewardUse):
         return value
-    given: dict[str, Any] = {}
-    if isinstance(value, Mapping):
-        given = {k: v for k, v in value.items() if k in _RULE_KEYS}
-        if isinstance(given.get("sources"), str):
-            given["sources"] = [given["sources"]]
-        value = {k: v for k, v in value.items() if k not in _RULE_KEYS}
+    given, component = _parted(value, _RULE_KEYS)
+    if isinstance(given.get("sources"), str):
+        given["sources"] = [given["sources"]]
     rule, faults = structure(given, Rule)
     if rule is None:
         raise Mismatches(faults)
-    return RewardUse(CONVERTER.structure(value, Use), rule)
+    return RewardUse(CONVERTER.structure(component, Use), rule)
 
 
+@attrs.frozen
+class _Share:
+    source: str = ""
+    weight: float = 1.0
+
+
+def _structure_source(value: Any, _: Any) -> SourceUse:
+    if isinstance(value, SourceUse):
+        return value
+    given, component = _parted(value, ("source", "weight"))
+    share, faults = structure(given, _Share)
+    if share is None:
+        raise Mismatches(faults)
+    return SourceUse(CONVERTER.structure(component, Use), share.source, share.weight)
+
+
+CONVERTER.register_structure_hook(SourceUse, _structure_source)
 CONVERTER.register_structure_hook(RewardUse, _structure_reward)
 
 
 def normalise(tree: dict[str, Any]) -> dict[str, Any]:
-    """Spell out the short forms: a model's path alone, one reward or tracker without a list."""
+    """Spell out the short forms: a model's path alone, one source of tasks, reward or tracker without a list."""
     tree = dict(tree)
+    if isinstance(tree.get("tasks"), Mapping):
+        tree["tasks"] = _with_lists(tree["tasks"], tree["tasks"])
     if isinstance(tree.get("model"), str):
         tree["model"] = {"path": tree["model"]}
-    for key in ("reward", "trackers", "plugins"):
-        if tree.get(key) is None:
-            tree.pop(key, None)
-        elif not isinstance(tree[key], list | tuple):
-            tree[key] = [tree[key]]
+    tree = _with_lists(tree, ("reward", "trackers", "plugins"))
     defaults = {"engine": "vllm", "learner": "deepspeed", "algorithm": "grpo", "workflow": "single_turn"}
     for key, default in defaults.items():
         if isinstance(tree.get(key), Mapping) and "use" not in tree[key]:
             tree[key] = {"use": default, **tree[key]}  # options alone: of the default component
     return tree
+
+
+def _with_lists(tree: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """What stands alone under one of the keys becomes a list of one; nothing is left out."""
+    out = dict(tree)
+    for key in keys:
+        if tree.get(key) is None:
+            out.pop(key, None)
+        elif not isinstance(tree[key], list | tuple):
+            out[key] = [tree[key]]
+    return out

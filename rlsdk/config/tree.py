@@ -12,12 +12,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlsdk.components import component_of
-from rlsdk.config.schema import COMPONENT_KEYS, PART_LISTS, PARTS
+from rlsdk.config.schema import COMPONENT_KEYS, LISTS, PART_LISTS, PARTS
 from rlsdk.errors import ConfigError
 from rlsdk.options import CONTINUATION
 
 Tree = dict[str, Any]
-_LISTS = (*(f"algorithm.{part}" for part in PART_LISTS), "reward", "trackers")
+_LISTS = (*(f"algorithm.{part}" for part in PART_LISTS), *LISTS)
 _NAMES = [*COMPONENT_KEYS, *(f"algorithm.{part}" for part in PARTS), *_LISTS]
 _SHORTHAND = re.compile("|".join([*map(re.escape, _NAMES), *(rf"{re.escape(name)}\.\d+" for name in _LISTS)]))
 """Paths under which a name is short for `{use: NAME}`."""

@@ -48,7 +48,8 @@ class TokenChat:
     """One conversation with the policy.
 
     Its tokens are those that were sent and those that were sampled, in their order. What is said is sent with the next
-    `sample`; what is said last, and answered by nobody, is a message without tokens. A call of `sample` that is
+    `sample`; what is said last, and answered by nobody, is a message without tokens. What is said is data: names of
+    special tokens in it are tokenised as the characters that they are written with. A call of `sample` that is
     cancelled leaves the conversation as it was.
     """
 
@@ -120,9 +121,11 @@ class TokenChat:
         """
         if role not in get_args(Speaker):
             raise ValueFault(f"say: role is one of {', '.join(get_args(Speaker))}; got {role!r}")
+        codec = self._setting.codec
+        text = codec.as_data(text)
         last = self._messages[-1] if self._messages else None
         if last is not None and last.role == role:
-            joined = self._setting.codec.separator.join(part for part in (last.content, text) if part)
+            joined = codec.separator.join(part for part in (last.content, text) if part)
             self._messages[-1] = Message(role, joined)
             self._said = max(self._said, 1)
         else:
@@ -137,7 +140,8 @@ class TokenChat:
             text: The answer, or the error.
             name: Of the tool.
         """
-        self._messages.append(Message("tool", text, name))
+        codec = self._setting.codec
+        self._messages.append(Message("tool", codec.as_data(text), codec.as_data(name)))
         self._said += 1
         self._begun, self._pending = False, None
 
@@ -231,7 +235,7 @@ class TokenChat:
         own = {"turns": float(self._turn), "tokens": float(self._sampled)}
         fields = {
             "task": self._prompt.task,
-            "messages": tuple(self._messages),
+            "messages": tuple(map(self._setting.codec.readable, self._messages)),
             "token_ids": _frozen(np.concatenate(ids)),
             "loss_mask": _frozen(np.repeat(np.array(masks), sizes)),
             "logprobs": _joined(logprobs, sizes, 0, np.float32),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
+import regex
 
 from rlsdk.contracts import Model
 from rlsdk.errors import ConfigError
@@ -14,6 +17,8 @@ from rlsdk.types import Message, Task
 
 NOTHING = np.empty(0, np.int64)
 NOTHING.setflags(write=False)
+CUT = "\ufdd0"
+"""Where a text is cut before it is tokenised: a character that Unicode keeps for programs, and no text holds."""
 
 
 class Codec:
@@ -36,6 +41,8 @@ class Codec:
         self._tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._single: dict[str, int | None] = {}
+        names = sorted(s for s in getattr(tokenizer, "all_special_tokens", ()) if len(s) > 1)
+        self._controls = regex.compile("|".join(map(regex.escape, names))) if names else None
 
     @classmethod
     def open(cls, model: Model) -> Codec:
@@ -68,7 +75,8 @@ class Codec:
         """
         if plain:
             text = self.separator.join(m.content for m in messages if m.content)
-            return self._array(self._tokenizer(text).input_ids)
+            begin, _, more = text.partition(CUT)
+            return self._array([*self._tokenizer(begin).input_ids, *self.encode(more)])
         return self.encode(self.template.render(messages, tools))
 
     def between(
@@ -103,7 +111,28 @@ class Codec:
 
     def encode(self, text: str) -> np.ndarray:
         """Tokens of a text that stands within a conversation, int64; no special tokens are added."""
-        return self._array(self._tokenizer(text, add_special_tokens=False).input_ids) if text else NOTHING
+        if not text:
+            return NOTHING
+        pieces = [self._tokenizer(piece, add_special_tokens=False).input_ids for piece in text.split(CUT) if piece]
+        return self._array([token for piece in pieces for token in piece])
+
+    def as_data(self, text: str) -> str:
+        """A text in which the names of special tokens are mere characters once it is tokenised.
+
+        What an environment shows or a tool returns could otherwise end its own turn and speak as somebody else.
+        """
+        text = text.replace(CUT, "\N{REPLACEMENT CHARACTER}")
+        if self._controls is None:
+            return text
+        cuts = [0, *(m.start() + 1 for m in self._controls.finditer(text, overlapped=True)), len(text)]
+        return CUT.join(text[a:b] for a, b in itertools.pairwise(cuts))
+
+    @staticmethod
+    def readable(message: Message) -> Message:
+        """A message without the cuts of `as_data`."""
+        if CUT not in message.content and CUT not in message.name:
+            return message
+        return attrs.evolve(message, content=message.content.replace(CUT, ""), name=message.name.replace(CUT, ""))
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         """Texts of several sequences, special tokens left out."""

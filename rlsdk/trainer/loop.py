@@ -26,7 +26,7 @@ from rlsdk.trainer.cluster import Actors
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.evaluation import Evaluation, evaluate, is_correct, measured
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
-from rlsdk.trainer.stream import TaskStream
+from rlsdk.trainer.stream import TaskStreams
 from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Parts:
     producer: Producer
     demonstrator: Producer | None
     evaluator: Producer
-    stream: TaskStream
+    streams: TaskStreams
     eval_tasks: Sequence[Task]
     filters: Sequence[Any]
     credit: CreditAssigner
@@ -91,7 +91,7 @@ class Loop:
         """Go on from the checkpoint of `step`."""
         state = self.p.checkpoints.read(step)
         self.p.actors.learner.load(self.p.checkpoints.path(step) / "learner")
-        self.p.stream.position, self.p.stream.dropped = state["position"], state["dropped"]
+        self.p.streams.restore(state["tasks"])
         self.p.credit.restore(state["components"])
         self.done = step
 
@@ -129,7 +129,7 @@ class Loop:
         inside = await self._inside()
         config = self.p.plan.config
         with clock("produce"):
-            tasks = self.p.stream.take(config.batch_size)
+            tasks = self.p.streams.take(config.batch_size)
             await self._reseed(self.done + 1)
             groups, experts, baselines = await self._produce(tasks)
         rollouts = [r for g in groups for r in g.rollouts]
@@ -146,7 +146,7 @@ class Loop:
             "rollouts/invalid": float(invalid),
             "groups/trained": len(kept) / len(groups),
         }
-        metrics["tasks/dropped"] = float(self.p.stream.dropped)
+        metrics["tasks/dropped"] = float(self.p.streams.dropped)
         if packed is not None:
             if self._shared:
                 await self._engines("sleep")
@@ -219,10 +219,9 @@ class Loop:
                 learner.export(folder / "export")
 
         state = {
-            "position": self.p.stream.position,
-            "dropped": self.p.stream.dropped,
+            "tasks": self.p.streams.state(),
             "components": self.p.credit.state(),
-            "plugins": {name: attrs.asdict(mark) for name, mark in self.p.plan.marks.items()},
+            "plugins": self.p.plan.code,
         }
         return self.p.checkpoints.save(self.done, state, write)
 

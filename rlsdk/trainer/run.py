@@ -14,7 +14,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-import attrs
 import yaml
 from rich.console import Console
 from rich.logging import RichHandler
@@ -28,6 +27,7 @@ from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.codec import Codec
 from rlsdk.rollout.producer import Producer, first_error
+from rlsdk.rollout.seeds import derive
 from rlsdk.runlog.progress import log_console
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
 from rlsdk.scoring.scorer import Part, Scorer
@@ -39,7 +39,8 @@ from rlsdk.trainer.loop import Loop, Parts
 from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.rewarding import reward_actors
 from rlsdk.trainer.session import Session
-from rlsdk.trainer.stream import TaskStream
+from rlsdk.trainer.stream import Source, TaskStream, TaskStreams, opened
+from rlsdk.types import Task
 
 log = logging.getLogger(__name__)
 BYTES_PER_PARAMETER = 16
@@ -87,8 +88,8 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
     seconds: dict[str, float] = {}
     try:
         with reaped(), ray_cluster(plan) as gpus:
-            tasks = plan.plugins.resolve(plan.tasks_train)()
-            steps = _steps(plan, len(tasks))
+            tasks = [opened(source, plan.plugins) for source in plan.tasks_train]
+            steps = _steps(plan, sum(map(len, tasks)))
             updates = steps * plan.config.minibatches * plan.config.passes
             actors = start_actors(plan, gpus, updates)
             try:
@@ -173,15 +174,14 @@ def _prepare_folder(plan: Plan, checkpoints: Checkpoints, *, resume: bool, overw
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     if step is not None:
         _same_code(plan, checkpoints.read(step))
-    marks = {name: attrs.asdict(mark) for name, mark in plan.marks.items()}
-    head = "".join(f"# plugin {name}: {' '.join(filter(None, mark.values()))}\n" for name, mark in marks.items())
+    head = "".join(f"# plugin {name}: {' '.join(filter(None, mark.values()))}\n" for name, mark in plan.code.items())
     text = yaml.safe_dump(_plain(plan.tree), sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(head + text, encoding="utf-8")
     return step
 
 
 def _same_code(plan: Plan, state: Mapping[str, Any]) -> None:
-    then, now = state["plugins"], {name: attrs.asdict(mark) for name, mark in plan.marks.items()}
+    then, now = state["plugins"], plan.code
     changed = [n for n in sorted({*then, *now} - {"core"}) if then.get(n) != now.get(n)]
     if changed:
         raise PluginError(
@@ -231,7 +231,9 @@ def _scorer(plan: Plan) -> Iterator[Scorer | None]:
             scorer.close()
 
 
-def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any, scorer: Scorer | None) -> Parts:
+def _assemble(
+    plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Sequence[Sequence[Task]], scorer: Scorer | None
+) -> Parts:
     config, resolve = plan.config, plan.plugins.resolve
     codec = Codec.open(plan.model)
     client = EngineClient(actors.engines, codec.decode) if actors.engines else None
@@ -251,10 +253,7 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any, 
     )
     workflow = resolve(plan.workflow)
     demonstrator = Producer(load("workflow", "demonstration"), None, None)
-    stream = TaskStream(
-        tasks, config.seed, lambda t: len(codec.prompt(t)[1]), config.max_prompt_tokens, config.long_prompts
-    )
-    held_out = resolve(plan.tasks_eval)() if plan.tasks_eval is not None else []
+    held_out = [opened(source, plan.plugins) for source in plan.tasks_eval]
     tolerance = config.canary.tolerance or TOLERANCE[config.model.dtype]
     return Parts(
         plan=plan,
@@ -264,8 +263,8 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any, 
         demonstrator=demonstrator if plan.algorithm.rollouts == "mixed" else None,
         # What is evaluated is always the policy, also where training imitates demonstrations.
         evaluator=Producer(workflow if plan.sampled else load("workflow", "single_turn"), scorer, seed),
-        stream=stream,
-        eval_tasks=[held_out[i] for i in range(min(len(held_out), config.eval.limit or len(held_out)))],
+        streams=_streams(plan, tasks, codec),
+        eval_tasks=[some[i] for some in held_out for i in range(min(len(some), config.eval.limit or len(some)))],
         filters=[resolve(f) for f in plan.filters],
         credit=CreditAssigner(
             [resolve(r) for r in plan.shaping],
@@ -273,12 +272,26 @@ def _assemble(plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Any, 
             whiten=plan.algorithm.whiten_advantages,
             clip=plan.algorithm.clip_advantages,
         ),
-        canary=Canary(_canary_tokens(codec, tasks, min(config.canary.tokens, config.model.max_length - 1)), tolerance),
+        canary=Canary(
+            _canary_tokens(codec, tasks[0], min(config.canary.tokens, config.model.max_length - 1)), tolerance
+        ),
         checkpoints=checkpoints,
     )
 
 
-def _canary_tokens(codec: Codec, tasks: Any, count: int) -> Any:
+def _streams(plan: Plan, tasks: Sequence[Sequence[Task]], codec: Codec) -> TaskStreams:
+    config = plan.config
+    streams = []
+    for i, (source, some) in enumerate(zip(plan.tasks_train, tasks, strict=True)):
+        seed = derive(config.seed, source.name) if i else config.seed  # sources of one size differ in their order
+        stream = TaskStream(
+            some, seed, lambda t: len(codec.prompt(t)[1]), config.max_prompt_tokens, config.long_prompts
+        )
+        streams.append(Source(source.name, source.weight, stream))
+    return TaskStreams(streams)
+
+
+def _canary_tokens(codec: Codec, tasks: Sequence[Task], count: int) -> Any:
     import numpy as np
 
     ids = [codec.prompt(tasks[i])[1] for i in range(min(len(tasks), count))]

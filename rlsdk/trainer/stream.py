@@ -1,12 +1,17 @@
-"""The endless, reproducible stream of tasks that a run draws its batches from."""
+"""The endless, reproducible streams of tasks that a run draws its batches from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import attrs
 import numpy as np
 
+from rlsdk.config import TaskSource
 from rlsdk.errors import DataError
+from rlsdk.plugins import Plugins
+from rlsdk.sources.listing import TaskList
 from rlsdk.types import Task
 
 
@@ -29,7 +34,7 @@ class TaskStream:
             on_long: "drop" or "error".
         """
         if not len(tasks):
-            raise DataError("tasks.train: the source holds no task")
+            raise DataError("tasks.train: a source holds no task")
         self._tasks, self._seed, self._count, self._limit, self._on_long = tasks, seed, fits, limit, on_long
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
         self.position = 0
@@ -68,3 +73,110 @@ class TaskStream:
         if self._order[0] != epoch:
             self._order = (epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self._tasks)))
         return self._tasks[int(self._order[1][index])]
+
+
+def opened(source: TaskSource, plugins: Plugins) -> Sequence[Task]:
+    """The tasks of a source, under its name if the config gives one.
+
+    Raises:
+        DataError: The source cannot be read.
+    """
+    tasks: Sequence[Task] = plugins.resolve(source.reference)()
+    if not source.renamed:
+        return tasks
+    return TaskList(lambda i: attrs.evolve(tasks[i], source=source.name), len(tasks))
+
+
+class Allocator:
+    """Divides batches among sources by their weights: largest remainder, what a source did not get carried over.
+
+    After any number of batches each source is about one task from its share, however small that is: without the carry,
+    weights of 0.05 and 0.95 would give a batch of eight none of the first, for ever.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        """Make one.
+
+        Args:
+            weights: At least 0, one above.
+        """
+        total = sum(weights)
+        self._shares = [weight / total for weight in weights]
+        self.carry = [0.0] * len(weights)
+
+    def divide(self, count: int) -> list[int]:
+        """How many of the next `count` tasks each source gives.
+
+        Args:
+            count: Of the batch.
+        """
+        due = [share * count + carried for share, carried in zip(self._shares, self.carry, strict=True)]
+        parts = [max(0, int(each)) for each in due]
+        by_remainder = sorted(range(len(due)), key=lambda i: (parts[i] - due[i], i))
+        while sum(parts) > count:  # carried-over tasks alone can be more than a small batch
+            parts[next(i for i in reversed(by_remainder) if parts[i])] -= 1
+        for i in by_remainder[: count - sum(parts)]:
+            parts[i] += 1
+        self.carry = [each - part for each, part in zip(due, parts, strict=True)]
+        return parts
+
+
+@attrs.frozen(eq=False)
+class Source:
+    """A stream, and its part in every batch.
+
+    Attributes:
+        name: As the config calls it; part of checkpoints.
+        weight: Against those of the other sources.
+        stream: Of its tasks.
+    """
+
+    name: str
+    weight: float
+    stream: TaskStream
+
+
+class TaskStreams:
+    """One stream out of several, in the proportions of their weights."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        """Make one.
+
+        Args:
+            sources: With names that differ.
+        """
+        self._sources = list(sources)
+        self._allocator = Allocator([source.weight for source in sources])
+
+    @property
+    def dropped(self) -> int:
+        """Tasks whose prompts were over the limit, of all sources."""
+        return sum(source.stream.dropped for source in self._sources)
+
+    def take(self, count: int) -> list[Task]:
+        """The next `count` tasks, those of one source behind each other.
+
+        Raises:
+            DataError: A prompt is too long and the run says that this is an error, or none of a source fits.
+        """
+        parts = self._allocator.divide(count)
+        return [task for source, part in zip(self._sources, parts, strict=True) for task in source.stream.take(part)]
+
+    def state(self) -> dict[str, Any]:
+        """Where every source stands, as plain JSON."""
+        return {
+            source.name: {"position": source.stream.position, "dropped": source.stream.dropped, "carry": carry}
+            for source, carry in zip(self._sources, self._allocator.carry, strict=True)
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`; a source that was not there then begins at its start.
+
+        Args:
+            state: By name.
+        """
+        for i, source in enumerate(self._sources):
+            then = state.get(source.name)
+            if then is not None:
+                source.stream.position, source.stream.dropped = then["position"], then["dropped"]
+                self._allocator.carry[i] = then["carry"]

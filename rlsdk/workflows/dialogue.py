@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import attrs
 
 import rlsdk
 from rlsdk.contracts import Chat
-from rlsdk.errors import OptionError, OutOfRoomError
+from rlsdk.errors import OptionError
 from rlsdk.types import Rollout, Score, Task
+from rlsdk.workflows.limits import limited
 
 
 @rlsdk.workflow("dialogue")
@@ -41,18 +40,10 @@ class Dialogue:
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Talk until the answer is right."""
         right: list[bool] = []
-        late = False
-        try:
-            async with asyncio.timeout(self.timeout) as limit:
-                await self._talk(chat, right)
-        except OutOfRoomError:
-            pass
-        except TimeoutError:
-            late = limit.expired()
-            if not late:
-                raise
+        async with limited(self.timeout) as limit:
+            await self._talk(chat, right)
         metrics = {"right_at_first": float(right[0]), "right": float(right[-1])} if right else {}
-        return chat.finish(metrics=metrics, status="truncated" if late else chat.status)
+        return chat.finish(metrics=metrics, status="truncated" if limit.reached else chat.status)
 
     async def _talk(self, chat: Chat, right: list[bool]) -> None:
         while True:

@@ -86,17 +86,31 @@ class Tool:
         Raises:
             WrongCallError: They do not fit; all faults at once.
         """
-        names = [p.name for p in self.parameters]
-        if len(call.positional) > len(names):
-            raise WrongCallError(f"{self.name} takes {len(names)} arguments, {len(call.positional)} were given")
-        given = dict(zip(names, call.positional, strict=False))
-        if twice := [name for name in given if name in call.arguments]:
-            raise WrongCallError(f"{self.name}: {', '.join(twice)}: given twice")
-        values, faults = check_options(self.parameters, {**given, **call.arguments})
+        given = named(self.name, [p.name for p in self.parameters], call)
+        values, faults = check_options(self.parameters, given)
         if faults:
             told = "; ".join(f"{name}: {text}" for name, text in faults)
             raise WrongCallError(f"{self.name}: {told.replace('unknown option', 'unknown argument')}")
         return values
+
+
+def named(tool: str, names: Sequence[str], call: Call) -> dict[str, Any]:
+    """The arguments of a call, all by name.
+
+    Args:
+        tool: Its name.
+        names: Of the parameters, in their order.
+        call: What was called.
+
+    Raises:
+        WrongCallError: There are too many, or one is given twice.
+    """
+    if len(call.positional) > len(names):
+        raise WrongCallError(f"{tool} takes {len(names)} arguments, {len(call.positional)} were given")
+    given = dict(zip(names, call.positional, strict=False))
+    if twice := [name for name in given if name in call.arguments]:
+        raise WrongCallError(f"{tool}: {', '.join(twice)}: given twice")
+    return {**given, **call.arguments}
 
 
 def as_text(result: Any, limit: int) -> str:

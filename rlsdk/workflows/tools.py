@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 import rlsdk
 from rlsdk.contracts import Chat
-from rlsdk.errors import OptionError, OutOfRoomError, ValueFault
+from rlsdk.errors import ConfigError, OptionError, ValueFault
 from rlsdk.options import nearest
 from rlsdk.plugins.importing import find
 from rlsdk.types import Rollout, Status, Task
 from rlsdk.workflows.functions import Tool, WrongCallError, as_text
+from rlsdk.workflows.limits import limited
+from rlsdk.workflows.mcp_servers import Connection, McpTool, Server, ServerGoneError
 from rlsdk.workflows.threads import Threads
 from rlsdk.workflows.tool_calls import PARSERS, Call, Malformed, Parser
 
 NAME = "workflow 'tools'"
+Offered = Mapping[str, Tool | McpTool]
+"""The tools of a rollout by name."""
 
 
 @rlsdk.workflow("tools")
@@ -30,10 +36,13 @@ class Tools:
     Tools are plain typed Python functions, sync or async; what the policy is told of them comes from their signatures
     and docstrings. A call that cannot be read, has wrong arguments, raises or takes too long is answered with the
     error; nothing of it ends the rollout. Functions run in threads of the run's own process: code that a policy writes
-    is no business of theirs. Metrics: `calls` and `failed_calls`.
+    is no business of theirs. Tools of MCP servers stand beside them; a server that ends fails the rollouts that call
+    it, and the next ones start it again. Metrics: `calls` and `failed_calls`.
 
     Attributes:
-        tools: `my_file.py:function` or `package.module:function`, each.
+        tools: `my_file.py:function` or `package.module:function`, each; `[]` where servers have them all.
+        servers: Name -> MCP server: `{command: …, args: […], env: {…}}` for one that is started here, or `{url: …}`;
+            `only: [name, …]` offers some of its tools.
         parser: How calls are written: `hermes`, `json`, `pythonic`, or `my_file.py:function` of one's own, from the
             text of an answer to a list of (name, arguments) pairs; a ValueError of it is told to the policy.
         describe: Say what tools there are where the chat template does not.
@@ -47,6 +56,7 @@ class Tools:
     """
 
     tools: tuple[str, ...]
+    servers: Mapping[str, Server] = attrs.field(factory=dict)
     parser: str = "hermes"
     describe: bool = True
     max_turns: int = 8
@@ -57,6 +67,7 @@ class Tools:
     timeout: float | None = None
     threads: int = 16
     _tools: dict[str, Tool] = attrs.field(init=False, eq=False, repr=False)
+    _connections: tuple[Connection, ...] = attrs.field(init=False, eq=False, repr=False)
     _parse: Parser = attrs.field(init=False, eq=False, repr=False)
     _threads: Threads = attrs.field(init=False, eq=False, repr=False)
 
@@ -65,42 +76,53 @@ class Tools:
             if getattr(self, name) <= 0:
                 raise OptionError(NAME, [(name, f"above 0, got {getattr(self, name)}")])
         found = [_tool(path, i) for i, path in enumerate(self.tools)]
-        if not found or len({tool.name for tool in found}) < len(found):
-            raise OptionError(NAME, [("tools", f"expected some, with names that differ; got {list(self.tools)}")])
+        if not (found or self.servers) or len({tool.name for tool in found}) < len(found):
+            raise OptionError(
+                NAME, [("tools", f"expected some, with names that differ, or servers; got {list(self.tools)}")]
+            )
+        for name, server in self.servers.items():
+            try:
+                server.check()
+            except ValueFault as error:
+                raise OptionError(NAME, [(f"servers.{name}", str(error))]) from error
+        connections = tuple(Connection(name, server) for name, server in self.servers.items())
+        object.__setattr__(self, "_connections", connections)
         object.__setattr__(self, "_tools", {tool.name: tool for tool in found})
         object.__setattr__(self, "_parse", _parser(self.parser))
         object.__setattr__(self, "_threads", Threads(self.threads))
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Answer calls until there are none."""
-        self._introduce(chat)
+        offered = await self._offered()
+        self._introduce(chat, offered)
         metrics = {"calls": 0.0, "failed_calls": 0.0}
         status: Status = "truncated"
-        try:
-            async with asyncio.timeout(self.timeout) as limit:
-                status = await self._talk(chat, metrics)
-        except OutOfRoomError:
-            pass
-        except TimeoutError:
-            if not limit.expired():
-                raise
+        async with limited(self.timeout):
+            status = await self._talk(chat, offered, metrics)
         return chat.finish(status=status, metrics=metrics)
 
-    def _introduce(self, chat: Chat) -> None:
-        schemas = [tool.schema for tool in self._tools.values()]
+    async def _offered(self) -> Offered:
+        served = [tool for connection in self._connections for tool in await connection.tools()]
+        twice = [name for name, count in Counter([*self._tools, *(tool.name for tool in served)]).items() if count > 1]
+        if twice:
+            raise ConfigError([f"workflow.servers: two tools are called {', '.join(twice)}; choose by `only`"])
+        return {**self._tools, **{tool.name: tool for tool in served}}
+
+    def _introduce(self, chat: Chat, offered: Offered) -> None:
+        schemas = [tool.schema for tool in offered.values()]
         if not chat.offer(schemas) and self.describe:
             told = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
             how = PARSERS[self.parser][1] if self.parser in PARSERS else ""
             chat.say(f"You may call these tools:\n{told}\n{how}".rstrip())
 
-    async def _talk(self, chat: Chat, metrics: dict[str, float]) -> Status:
+    async def _talk(self, chat: Chat, offered: Offered, metrics: dict[str, float]) -> Status:
         for _ in range(self.max_turns):
             answer = await chat.sample(max_tokens=self.max_tokens)
             calls = self._parse(answer.content)
             if not calls or chat.status == "aborted":
                 return chat.status
             for index, call in enumerate(calls):
-                text, failed = await self._answer(call, index)
+                text, failed = await self._answer(offered, call, index)
                 metrics["calls"] += 1
                 metrics["failed_calls"] += failed
                 chat.tool_result(text, name="" if isinstance(call, Malformed) else call.name)
@@ -108,25 +130,27 @@ class Tools:
                     break
         return "truncated"
 
-    async def _answer(self, call: Call | Malformed, index: int) -> tuple[str, bool]:
+    async def _answer(self, offered: Offered, call: Call | Malformed, index: int) -> tuple[str, bool]:
         """What is told to the policy, and whether the call failed."""
         try:
             if index >= self.max_calls:
                 raise WrongCallError(f"at most {self.max_calls} calls in one answer; the rest was not made")
             if isinstance(call, Malformed):
                 raise WrongCallError(call.reason)
-            return as_text(await self._call(call), self.max_result), False
+            return as_text(await self._call(offered, call), self.max_result), False
+        except ServerGoneError:
+            raise
         except WrongCallError as error:
             return as_text(f"error: {error}", self.max_result), True
         except Exception as error:  # noqa: BLE001 - a tool's code: what it raises is told to the policy
             return as_text(f"error: {type(error).__name__}: {error}", self.max_result), True
 
-    async def _call(self, call: Call) -> Any:
-        tool = self._tools.get(call.name)
+    async def _call(self, offered: Offered, call: Call) -> Any:
+        tool = offered.get(call.name)
         if tool is None:
-            near = nearest(call.name, self._tools)
+            near = nearest(call.name, offered)
             hint = f", did you mean {near!r}?" if near else ""
-            raise WrongCallError(f"there is no tool {call.name!r}{hint}; there are: {', '.join(self._tools)}")
+            raise WrongCallError(f"there is no tool {call.name!r}{hint}; there are: {', '.join(offered)}")
         arguments = tool.arguments(call)
         if inspect.iscoroutinefunction(tool.function):
             try:

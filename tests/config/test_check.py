@@ -250,3 +250,24 @@ def test_what_a_run_holds(plan, overrides, sampled, reference, critic, engine):
 def test_demonstrations_are_learned_from_by_default_where_nothing_is_sampled(plan):
     assert plan("algorithm=sft").workflow.name == "core/demonstration"
     assert plan("algorithm=sft").loss.temperature == 1.0
+
+
+def test_several_sources_of_tasks(plan, faults):
+    sources = "[{use: countdown, weight: 3}, {use: countdown, split: test, source: hard}]"
+    found = plan(f"tasks.train={sources}", f"tasks.eval={sources}")
+    assert [(s.name, s.weight, s.renamed) for s in found.tasks_train] == [
+        ("countdown", 3.0, False),
+        ("hard", 1.0, True),
+    ]
+    assert [s.name for s in found.tasks_eval] == ["countdown", "hard"]
+    found = by_path(
+        faults("tasks.train=[countdown, {use: countdown, sise: 3}, countdown, {use: countdown, weight: x, source: a}]")
+    )
+    assert "tasks.train[3].weight" in found
+    found = by_path(faults("tasks.train=[countdown, {use: countdown, sise: 3}, countdown]"))
+    assert found["tasks.train[1].sise"].startswith("unknown option")
+    assert "tell them apart by `source: NAME`" in found["tasks.train[2]"]
+    assert by_path(faults("tasks.train={use: countdown, weight: -1}"))["tasks.train"].startswith(
+        "weights are at least 0"
+    )
+    assert by_path(faults("tasks.train=[]"))["tasks.train"].startswith("no source of tasks")

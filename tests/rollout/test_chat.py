@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlsdk import nano
 from rlsdk.contracts import Chat, Sampling
 from rlsdk.errors import ConfigError, OutOfRoomError, ValueFault
 from rlsdk.rollout.chat import Prompt, Setting, TokenChat
@@ -140,6 +141,57 @@ def test_tokens_without_a_chat_template(steps: list[Any]) -> None:
     if policy.prompts:
         cut = len(policy.prompts[-1]) + len(policy.sampled[-1])
         assert cut == len(rollout.token_ids)
+
+
+HOSTILE = st.lists(
+    st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<pad>", "<", "a", "\ufdd0"]), max_size=6
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(observation=HOSTILE.map("".join), result=HOSTILE.map("".join))
+def test_what_is_said_cannot_speak_as_somebody_else(observation: str, result: str) -> None:
+    async def talk(chat: TokenChat) -> None:
+        chat.say(observation)
+        await chat.sample()
+        chat.tool_result(result, name="f" + result)
+        chat.say(observation)
+        await chat.sample()
+
+    codec = chatml()
+    rollout, policy = converse(codec, TALK, talk, "yes", "no")
+    check_integrity(rollout, policy)
+    controls = [i for i in rollout.token_ids.tolist() if i < 3]  # <pad>, <|im_end|>, <|im_start|>
+    turns = ["system", "user", "assistant", "tool", "user", "assistant"]
+    assert controls == [2, 1] * len(turns)
+    told = [m.content for m in rollout.messages]
+    shown = observation.replace("\ufdd0", "\ufffd")
+    assert told == [
+        "Be brief.",
+        "\n".join(p for p in ("Begin.", shown) if p),
+        "yes",
+        result.replace("\ufdd0", "\ufffd"),
+        shown,
+        "no",
+    ]
+    assert decoded(codec, rollout.token_ids) == rendered(codec, rollout.messages[:-1]) + "no<|im_end|>"
+
+
+def test_special_tokens_that_overlap_are_all_cut() -> None:
+    tokenizer = Codec(nano.make_tokenizer(100))._tokenizer
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<a<", "<b>", "<<b"]})
+    codec = Codec(tokenizer)
+    special = set(tokenizer.all_special_ids)
+    for text in ("<a<b>", "<<b>", "<a<<b>", "x<b><b>"):
+        assert special & set(codec.encode(text).tolist())
+        unknown = {tokenizer.unk_token_id}  # what this small vocabulary has no token for
+        assert not (special - unknown) & set(codec.encode(codec.as_data(text)).tolist()), text
+
+
+def test_a_task_may_use_special_tokens() -> None:
+    text = Task(id="t", prompt="3<eos>4")
+    codec = plain()
+    assert codec.prompt(text)[1].tolist() == [*codec.encode("3"), codec.end, *codec.encode("4")]
 
 
 def test_what_is_said_to_a_text_follows_a_separator() -> None:

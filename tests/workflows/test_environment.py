@@ -260,7 +260,7 @@ def test_the_environment_of_a_file_is_found_and_its_rewards_count_where_none_is_
     }
     plan = check(config, plugins=[str(file)])
     assert [(p.rule.name, p.reference.name) for p in plan.rewards] == [("environment", "core/environment")]
-    assert "worlds_lab" in plan.marks
+    assert "worlds_lab" in plan.code
     assert [p.rule.name for p in check({**config, "reward": "countdown"}, plugins=[str(file)]).rewards] == ["countdown"]
     with pytest.raises(ConfigError, match=r"reward: none given; .* a workflow that gives rewards itself"):
         check({**config, "workflow": "single_turn"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -136,7 +135,7 @@ class Conversation:
     async def _turn(self, messages: Sequence[Any] | None) -> None:
         if messages:
             for message in messages:
-                await self._say(message)
+                self._say(message)
             traces.add(self.trace, messages)
         else:
             traces.add(self.trace, traces.theirs(self._prompt))
@@ -147,18 +146,10 @@ class Conversation:
         tokens = len(after.token_ids) - before
         traces.add_answer(self.trace, answer.content, truncated=truncated, prompt_tokens=before, tokens=tokens)
 
-    async def _say(self, message: Any) -> None:
-        say = getattr(self._chat, "say", None)
-        if say is None:
-            raise ValueFault(
-                "the environment answers the policy, but this version of rlsdk's chat has no say(): only environments "
-                "of one turn can be trained on"
-            )
+    def _say(self, message: Any) -> None:
         if message.role != "user":
             raise ValueFault(f"the environment speaks as {message.role}; only messages of a user are served")
-        said = say(environments.text_of(message))
-        if inspect.isawaitable(said):
-            await said
+        self._chat.say(environments.text_of(message))
 
     async def _stopped(self) -> None:
         """Stop at a limit of the agent, or where a function of the task says so."""

@@ -16,7 +16,6 @@ from rlsdk.contracts import Sampling
 from rlsdk.rollout.chat import Prompt, Setting, TokenChat
 from rlsdk.rollout.codec import Codec
 from rlsdk.testing.scripted import ScriptedPolicy
-from rlsdk.types import Message
 
 TOYS = Path(__file__).resolve().parents[3] / "tests" / "packages" / "vf-toys"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
@@ -43,23 +42,15 @@ def codec() -> Codec:
     return Codec(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", chat_template=TEMPLATE))
 
 
-class SpokenChat(TokenChat):
-    """A chat whose template is the one above: what a user says is appended, and never trained on."""
-
-    def say(self, text: str) -> None:
-        self._append(self._setting.codec.encode(f"\n<user>{text}\n<assistant>"), False, None, None)
-        self._messages.append(Message("user", text))
-
-
 @pytest.fixture
 def chat(codec):
     """Makes a chat with a policy that gives these answers, one after the other."""
 
-    def make(task, *answers, kind=SpokenChat):
+    def make(task, *answers):
         left = list(answers)
         policy = ScriptedPolicy(codec, lambda _: left.pop(0))
         setting = Setting(codec=codec, client=policy, sampling=Sampling(max_tokens=64), max_length=2048)
-        made = kind(Prompt(task, *codec.prompt(task)), setting, "test", 0)
+        made = TokenChat(Prompt(task, *codec.prompt(task)), setting, "test", 0)
         made.left = left
         return made
 

@@ -10,8 +10,7 @@ import pytest
 
 import rlsdk
 from rlsdk.contracts import Rule
-from rlsdk.errors import DataError, EngineError, OptionError, ValueFault
-from rlsdk.rollout.chat import TokenChat
+from rlsdk.errors import DataError, EngineError, OptionError
 from rlsdk.scoring.scorer import Part, Scorer
 from rlsdk.testing import run_workflow
 from rlsdk.types import Message, Rollout, Task
@@ -192,14 +191,6 @@ def test_an_engine_that_fails_is_not_swallowed(guess, codec):
     with pytest.raises(ExceptionGroup) as caught:
         run_workflow(rlsdk.load("workflow", workflow), [guess], codec, broken)
     assert caught.group_contains(EngineError, match="no engine")
-
-
-def test_a_chat_that_cannot_be_spoken_to_says_what_is_missing(guess, chat):
-    if hasattr(TokenChat, "say"):
-        pytest.skip("rlsdk's own chat can be spoken to")
-    with pytest.raises(ValueFault, match=r"this version of rlsdk's chat has no say\(\)"):
-        play(guess, chat(guess, "7", kind=TokenChat))
-    assert play(guess, chat(guess, "3", kind=TokenChat)).metrics["found"] == 1.0
 
 
 def test_an_episode_is_not_scored_without_being_played(guess):
