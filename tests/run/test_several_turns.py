@@ -23,18 +23,9 @@ def train(folder: Path, example: str, *settings: str) -> dict[str, Any]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlsdk-gridworlds\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[rlsdk.v1]\ngridworlds = rlsdk_gridworlds\n")
     paths = [ROOT, info.parent, GRIDWORLDS, *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [
-        sys.executable,
-        "-m",
-        "rlsdk.cli",
-        "train",
-        f"examples/{example}",
-        f"out={folder}",
-        "name=run",
-        *settings,
-    ]
+    command = [sys.executable, "-m", "rlsdk.cli", "train", f"examples/{example}", f"out={folder}", "name=run"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    ran = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
+    ran = subprocess.run([*command, *settings], cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-4000:]
     found: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
     return found
