@@ -36,7 +36,12 @@ MODULES: dict[str, tuple[str, ...]] = {
         "rlsdk.workflows.tools",
     ),
     "environment": ("rlsdk.environments.gymnasium",),
-    "tasks": ("rlsdk.sources.countdown", "rlsdk.sources.files", "rlsdk.sources.seeds"),
+    "tasks": (
+        "rlsdk.sources.countdown",
+        "rlsdk.sources.environments",
+        "rlsdk.sources.files",
+        "rlsdk.sources.seeds",
+    ),
     "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers"),
     "learner": ("rlsdk.learners.deepspeed",),
     "tracker": ("rlsdk.runlog.trackers",),

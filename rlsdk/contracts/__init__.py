@@ -17,7 +17,7 @@ from rlsdk.contracts.generation import (
     TakesAdapter,
     Weights,
 )
-from rlsdk.contracts.running import AlgorithmDefaults, Chat, Environment, Run, Speaker, Tracker, Workflow
+from rlsdk.contracts.running import AlgorithmDefaults, Chat, Environment, Run, Speaker, Tracker, Workflow, World
 from rlsdk.contracts.scoring import Rule, ScoringLimits
 from rlsdk.contracts.training import GivesAdapter, Learner, LossSpec, Requires, Roles, TrainBatch
 
@@ -48,4 +48,5 @@ __all__ = [
     "TrainBatch",
     "Weights",
     "Workflow",
+    "World",
 ]

@@ -17,6 +17,26 @@ Speaker = Literal["user", "system"]
 """Who says what the policy did not write."""
 
 
+class World(Protocol):
+    """An environment that a rollout plays in, wherever it runs."""
+
+    async def reset(self) -> Observation:
+        """Wait for a place, make the environment, start its episode.
+
+        An environment that raises or takes too long is a `RuntimeError` or a `TimeoutError` that says which it is, its
+        seed and the call; nothing else is to be asked of it then. `WorldLostError`: its worker is gone.
+        """
+        ...
+
+    async def step(self, text: str) -> Step:
+        """Act; fails as `reset` does."""
+        ...
+
+    def leave(self) -> None:
+        """Give the place back; nobody waits for the environment's `close`."""
+        ...
+
+
 class Chat(Protocol):
     """What a workflow talks to; it builds one rollout, token by token.
 
@@ -69,6 +89,13 @@ class Chat(Protocol):
         """What the run's reward says of the rollout as it stands."""
         ...
 
+    def world(self, environment: Use, seed: int, *, step_timeout: float = 30.0) -> World:
+        """An environment to play in; in a training it runs in a worker, in the driver's threads elsewhere.
+
+        `step_timeout` is what one call of it may take, in seconds. What the workflow does not leave is left at its end.
+        """
+        ...
+
     def finish(self, **changes: Any) -> Rollout:
         """The rollout as it stands; `changes` replace fields such as `status`, and add to its `metrics`."""
         ...
@@ -85,8 +112,9 @@ class Workflow(Protocol):
 class Environment(Protocol):
     """A world that answers text with observations.
 
-    Each rollout has an instance of its own, whose calls come one after the other, each in any thread. A `close()` is
-    called at the end where there is one.
+    Each rollout has an instance of its own, whose calls come one after the other, each in any thread. Methods may be
+    `async`: they run on the event loop of a worker, which thousands share, and must not block it. A `close()` is called
+    at the end where there is one.
     """
 
     def reset(self, seed: int) -> Observation:

@@ -8,11 +8,13 @@ from typing import Any, get_args
 import attrs
 import numpy as np
 
-from rlsdk.contracts import Sampling, Speaker
+from rlsdk.components import Use
+from rlsdk.contracts import Sampling, Speaker, World
 from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
 from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.codec import NOTHING, Codec
 from rlsdk.rollout.seeds import derive
+from rlsdk.rollout.worlds.local import LocalWorlds, Worlds
 from rlsdk.types import Message, Rollout, Score, Status, Task
 
 _STATUS: dict[str, Status] = {"stop": "finished", "length": "truncated", "abort": "aborted"}
@@ -36,12 +38,14 @@ class Setting:
         client: The engines; None where nothing is sampled.
         sampling: How tokens are sampled, stop strings already split.
         max_length: Tokens of prompt and response together.
+        worlds: Where environments run.
     """
 
     codec: Codec
     client: EngineClient | None
     sampling: Sampling
     max_length: int
+    worlds: Worlds = attrs.field(factory=LocalWorlds)
 
 
 class TokenChat:
@@ -90,6 +94,7 @@ class TokenChat:
         self._ended = NOTHING
         self._engine: int | None = None
         self._pending: np.ndarray | None = NOTHING
+        self._worlds: list[World] = []
 
     @property
     def status(self) -> Status:
@@ -223,6 +228,22 @@ class TokenChat:
         if self._scorer is None:
             raise ConfigError(["reward: none given, but the workflow asks what an answer is worth; name one"])
         return await self._scorer(self.finish())
+
+    def world(self, environment: Use, seed: int, *, step_timeout: float = 30.0) -> World:
+        """An environment to play in.
+
+        Args:
+            environment: Which one, with its options.
+            seed: Of its episode.
+            step_timeout: Seconds that one call of it may take.
+        """
+        self._worlds.append(self._setting.worlds.open(environment, seed, step_timeout))
+        return self._worlds[-1]
+
+    def close(self) -> None:
+        """Leave what the workflow did not leave."""
+        while self._worlds:
+            self._worlds.pop().leave()
 
     def finish(self, **changes: Any) -> Rollout:
         """The rollout as it stands.

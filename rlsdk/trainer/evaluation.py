@@ -20,7 +20,7 @@ class Evaluation:
 
     Attributes:
         accuracy: `greedy`, `sampled`, and `pass@k` for each k asked for.
-        metrics: The same and the mean rewards, under `eval/`.
+        metrics: The same and the mean rewards, under `eval/`; of several sources also each one's, `eval/SOURCE/`.
         samples: A few sampled answers, for a person.
     """
 
@@ -51,6 +51,25 @@ async def evaluate(
     sampled = await producer.produce(
         tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=1.0)), samples, "eval sampled"
     )
+    accuracy, metrics = _found(greedy, sampled, samples)
+    for source, (plainly, drawn) in by_source(greedy, sampled).items():
+        metrics |= {f"{source}/{name}": value for name, value in _found(plainly, drawn, samples)[1].items()}
+    named = {f"eval/{name}": value for name, value in metrics.items()}
+    return Evaluation(accuracy, named, tuple(_shown(g) for g in sampled[:show]))
+
+
+def by_source(*batches: Sequence[Group]) -> dict[str, tuple[list[Group], ...]]:
+    """Groups by the source of their tasks, if there are several; else nothing."""
+    sources = sorted({group.task.source for batch in batches for group in batch})
+    if len(sources) < 2:
+        return {}
+    return {source: tuple([g for g in batch if g.task.source == source] for batch in batches) for source in sources}
+
+
+def _found(
+    greedy: Sequence[Group], sampled: Sequence[Group], samples: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Accuracy, and the same with mean rewards."""
     right = [[is_correct(s) for s in g.scores] for g in sampled]
     accuracy = {
         "greedy": _mean([is_correct(s) for g in greedy for s in g.scores]),
@@ -60,9 +79,7 @@ async def evaluate(
     while k <= samples:
         accuracy[f"pass@{k}"] = _mean([pass_at(k, len(g), sum(g)) for g in right])
         k *= 2
-    rewards = {"greedy_reward": _reward(greedy), "sampled_reward": _reward(sampled)}
-    metrics = {f"eval/{name}": value for name, value in {**accuracy, **rewards}.items()}
-    return Evaluation(accuracy, metrics, tuple(_shown(g) for g in sampled[:show]))
+    return accuracy, {**accuracy, "greedy_reward": _reward(greedy), "sampled_reward": _reward(sampled)}
 
 
 def is_correct(score: Score) -> bool:

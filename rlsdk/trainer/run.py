@@ -40,6 +40,7 @@ from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.rewarding import reward_actors
 from rlsdk.trainer.session import Session
 from rlsdk.trainer.stream import Source, TaskStream, TaskStreams, opened
+from rlsdk.trainer.worlds import Fleets, world_workers
 from rlsdk.types import Task
 
 log = logging.getLogger(__name__)
@@ -93,8 +94,8 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
             updates = steps * plan.config.minibatches * plan.config.passes
             actors = start_actors(plan, gpus, updates)
             try:
-                with _scorer(plan) as scorer:
-                    parts = _assemble(plan, actors, checkpoints, tasks, scorer)
+                with _scorer(plan) as scorer, world_workers(plan) as worlds:
+                    parts = _assemble(plan, actors, checkpoints, tasks, scorer, worlds)
                     loop = Loop(parts, steps)
                     seconds["start"] = time.perf_counter() - start
                     session = Session(plan, loop, console, resumed, seconds)
@@ -232,7 +233,12 @@ def _scorer(plan: Plan) -> Iterator[Scorer | None]:
 
 
 def _assemble(
-    plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Sequence[Sequence[Task]], scorer: Scorer | None
+    plan: Plan,
+    actors: Actors,
+    checkpoints: Checkpoints,
+    tasks: Sequence[Sequence[Task]],
+    scorer: Scorer | None,
+    worlds: Fleets,
 ) -> Parts:
     config, resolve = plan.config, plan.plugins.resolve
     codec = Codec.open(plan.model)
@@ -258,7 +264,10 @@ def _assemble(
     return Parts(
         plan=plan,
         actors=actors,
-        setting=Setting(codec=codec, client=client, sampling=sampling, max_length=config.model.max_length),
+        setting=Setting(
+            codec=codec, client=client, sampling=sampling, max_length=config.model.max_length, worlds=worlds.train
+        ),
+        eval_worlds=worlds.eval,
         producer=Producer(workflow, scorer, seed, observer),
         demonstrator=demonstrator if plan.algorithm.rollouts == "mixed" else None,
         # What is evaluated is always the policy, also where training imitates demonstrations.

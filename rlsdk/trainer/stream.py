@@ -18,6 +18,8 @@ from rlsdk.types import Task
 class TaskStream:
     """Each epoch is a permutation that depends on seed and epoch alone, so that a position is all there is to save.
 
+    A source that says it is `ordered` is taken in its own order, in every epoch.
+
     Attributes:
         position: Tasks drawn so far, dropped ones included.
         dropped: Of these, how many had a prompt over the limit.
@@ -70,6 +72,8 @@ class TaskStream:
 
     def _at(self, position: int) -> Task:
         epoch, index = divmod(position, len(self._tasks))
+        if getattr(self._tasks, "ordered", False):
+            return self._tasks[index]
         if self._order[0] != epoch:
             self._order = (epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self._tasks)))
         return self._tasks[int(self._order[1][index])]

@@ -16,11 +16,11 @@ from rlsdk.contracts import Chat
 from rlsdk.errors import ConfigError, OptionError, ValueFault
 from rlsdk.options import nearest
 from rlsdk.plugins.importing import find
+from rlsdk.threads import Threads
 from rlsdk.types import Rollout, Status, Task
 from rlsdk.workflows.functions import Tool, WrongCallError, as_text
 from rlsdk.workflows.limits import limited
 from rlsdk.workflows.mcp_servers import Connection, McpTool, Server, ServerGoneError
-from rlsdk.workflows.threads import Threads
 from rlsdk.workflows.tool_calls import PARSERS, Call, Malformed, Parser
 
 NAME = "workflow 'tools'"
