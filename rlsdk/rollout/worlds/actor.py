@@ -2,24 +2,66 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from rlsdk.components import Isolation
-from rlsdk.errors import WorldLostError
+from rlsdk.errors import RlsdkError, WorldLostError
 from rlsdk.plugins import Reference
 from rlsdk.process import redirect, settle
 from rlsdk.rollout.worlds.host import Blueprint, Host
 
+INTERVAL = 0.005
+"""Seconds between two messages of answers, at least: a thousand environments cost a few messages, not thousands."""
 FAILURES: dict[str, type[Exception]] = {
     each.__name__: each for each in (TimeoutError, RuntimeError, TypeError, WorldLostError)
 }
 """What a call may end with, by name: an exception of foreign code need not survive the way."""
+
+
+@attrs.frozen
+class Reset:
+    """Make an environment of a kind that the worker was told of, and start its episode."""
+
+    number: int
+    kind: int
+    options: Mapping[str, Any]
+    seed: int
+    seconds: float
+
+
+@attrs.frozen
+class Act:
+    """Take a step."""
+
+    number: int
+    text: str
+    seconds: float
+
+
+@attrs.frozen
+class Leave:
+    """Close an environment; nobody waits for it."""
+
+    number: int
+
+
+@attrs.frozen
+class Learn:
+    """Environments of this kind are made from that component."""
+
+    kind: int
+    reference: Reference
+    isolation: Isolation
+
+
+Call = Reset | Act | Leave | Learn
 
 
 @attrs.frozen
@@ -37,6 +79,10 @@ class Failed:
     stuck: int
 
 
+Answer = tuple[int, Any]
+"""The number of an environment; `Observation`, `Step`, `Failed`, or an RlsdkError that ends the run."""
+
+
 class WorldActor:
     """Environments of many rollouts, in one process."""
 
@@ -45,32 +91,53 @@ class WorldActor:
             redirect(log_path)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         self._host = Host(threads)
-        self._blueprints: dict[int, Blueprint] = {}
+        self._kinds: dict[int, Blueprint] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._ready: list[Answer] = []
+        self._some = asyncio.Event()
         settle()
 
     async def about(self) -> int:
         """The number of this process; whoever asks learns that it lives."""
         return os.getpid()
 
-    async def learn(self, key: int, reference: Reference, isolation: Isolation) -> None:
-        """Environments of this key are made from that component."""
-        self._blueprints.setdefault(key, Blueprint(reference, isolation))
+    async def take(self, calls: Sequence[Call]) -> None:
+        """Begin calls; what becomes of them comes out of `answers`."""
+        for call in calls:
+            if isinstance(call, Learn):
+                self._kinds[call.kind] = Blueprint(call.reference, call.isolation)
+            elif isinstance(call, Leave):
+                self._host.leave(call.number)
+            else:
+                task = asyncio.get_running_loop().create_task(self._run(call.number, self._begun(call)))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
 
-    async def reset(self, number: int, key: int, options: Mapping[str, Any], seed: int, seconds: float) -> Any:
-        """An `Observation` or `Failed`; another exception means that no environment of this component can be made."""
-        return await self._outcome(self._host.reset(number, self._blueprints[key], options, seed, seconds))
+    async def answers(self) -> AsyncIterator[list[Answer]]:
+        """What became of calls, as they end (`num_returns="streaming"`); it has no end."""
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            ready, self._ready = self._ready, []
+            yield ready
+            await asyncio.sleep(INTERVAL)
 
-    async def step(self, number: int, text: str, seconds: float) -> Any:
-        """A `Step` or `Failed`."""
-        return await self._outcome(self._host.step(number, text, seconds))
+    def _begun(self, call: Reset | Act) -> Awaitable[Any]:
+        if isinstance(call, Act):
+            return self._host.step(call.number, call.text, call.seconds)
+        return self._host.reset(call.number, self._kinds[call.kind], call.options, call.seed, call.seconds)
 
-    async def leave(self, number: int) -> None:
-        """Close an environment."""
-        self._host.leave(number)
-
-    async def _outcome(self, call: Awaitable[Any]) -> Any:
+    async def _run(self, number: int, call: Awaitable[Any]) -> None:
+        answer: Any
         try:
-            return await call
+            answer = await call
         except tuple(FAILURES.values()) as error:
             kind = next(name for name, each in FAILURES.items() if isinstance(error, each))
-            return Failed(kind, str(error), self._host.stuck)
+            answer = Failed(kind, str(error), self._host.stuck)
+        except RlsdkError as error:
+            answer = error
+        except Exception as error:  # not the environment's: its worker is broken
+            logging.exception("a call failed")
+            answer = Failed("WorldLostError", f"{type(error).__name__}: {error}", self._host.stuck)
+        self._ready.append((number, answer))
+        self._some.set()

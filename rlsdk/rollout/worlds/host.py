@@ -65,8 +65,8 @@ class Instance(Protocol):
 
 @attrs.define(eq=False)
 class _Guest:
-    instance: Instance
     where: str
+    instance: Instance | None = None
     steps: int = 0
     busy: bool = False
     usable: bool = True
@@ -115,15 +115,22 @@ class Host:
             RuntimeError: It raised.
             TypeError: It gave something else.
         """
-        instance = await self._instance(blueprint, options)
-        guest = self._guests[number] = _Guest(instance, f"environment {blueprint.name!r} (seed {seed})")
+        guest = self._guests.setdefault(number, _Guest(f"environment {blueprint.name!r} (seed {seed})"))
+        guest.busy = True
+        try:
+            instance = guest.instance = guest.instance or await self._instance(blueprint, options)
+        finally:
+            guest.busy = False
+        guest.steps = 0
         return await self._call(guest, "reset", Observation, lambda: instance.reset(seed, seconds))
 
     async def step(self, number: int, text: str, seconds: float) -> Step:
         """Act; fails as `reset` does."""
         guest = self._guests[number]
+        instance = guest.instance
+        assert instance is not None, "an environment is reset before its first step"
         guest.steps += 1
-        return await self._call(guest, f"step {guest.steps}", Step, lambda: guest.instance.step(text, seconds))
+        return await self._call(guest, f"step {guest.steps}", Step, lambda: instance.step(text, seconds))
 
     def leave(self, number: int) -> None:
         """Close an environment, now or when the call ends that it is in; nobody waits for it."""
@@ -177,9 +184,10 @@ class Host:
 
 
 async def _closed(guest: _Guest) -> None:
-    if guest.usable or isinstance(guest.instance, Apart):
+    instance = guest.instance
+    if instance is not None and (guest.usable or isinstance(instance, Apart)):
         try:
-            await guest.instance.close()
+            await instance.close()
         except Exception as error:  # noqa: BLE001 - the episode is over, whatever becomes of its environment
             log.warning("%s: close failed: %s: %s", guest.where, type(error).__name__, error)
 
