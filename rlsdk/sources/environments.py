@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import attrs
 
@@ -56,14 +56,22 @@ class Environments:
     prompt: str = ""
     system: str | None = None
     form: Literal["chat", "text"] = "chat"
+    _tasks: TaskList = attrs.field(init=False, eq=False, repr=False)
+    ordered: ClassVar[bool] = True
 
     def __attrs_post_init__(self) -> None:
         faults = [*self._own_faults(), *self._faults_of_environments()]
         if faults:
             raise OptionError(NAME, faults)
+        object.__setattr__(self, "_tasks", self._all())
 
-    def __call__(self) -> TaskList:
-        """The tasks, all rounds one behind the other."""
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        return self._tasks[index]
+
+    def _all(self) -> TaskList:
         rounds = ROUNDS[self.split] if self.rounds is None else self.rounds
         before = (Message("system", self.system),) if self.system else ()
         prompt = self.prompt if self.form == "text" else (*before, Message("user", self.prompt))
@@ -74,7 +82,7 @@ class Environments:
             first=int.from_bytes(hashlib.blake2b(f"{self.seed}".encode(), digest_size=4).digest(), "big") % _SEEDS,
             prompt=prompt,
         )
-        return TaskList(maker, self.groups * rounds, ordered=True)
+        return TaskList(maker, self.groups * rounds)
 
     @property
     def _tags(self) -> tuple[str, ...]:
