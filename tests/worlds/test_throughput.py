@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 def test_a_thousand_environments_run_on_few_threads_and_far_ahead_of_a_loop_in_lock_step(cluster: None) -> None:
-    load = Load(median=0.1, turns=4)
+    load = Load(median=0.07, turns=3)
     took = asyncio.run(measure(load, side_by_side))
     barrier = asyncio.run(measure(load, in_lock_step))
     assert took.seconds < 0.7 * barrier.seconds
