@@ -33,7 +33,7 @@ from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
 MOST_REASONS = 20
-REASON = 120
+REASON = 240
 """Characters of why a rollout could not be scored, as the summary counts them."""
 
 

@@ -304,4 +304,6 @@ def _canary_tokens(codec: Codec, tasks: Sequence[Task], count: int) -> Any:
     import numpy as np
 
     ids = [codec.prompt(tasks[i])[1] for i in range(min(len(tasks), count))]
-    return np.concatenate(ids)[: max(count, 2)]
+    # Tasks of environments may have an empty prompt: any other text serves as well.
+    found = np.concatenate([*ids, codec.encode("+".join(map(str, range(max(count, 2)))))])
+    return found[: max(count, 2)]
