@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 
 import attrs
@@ -10,10 +9,11 @@ import attrs
 import rlsdk
 from rlsdk.components import Use
 from rlsdk.contracts import Chat, World
-from rlsdk.errors import DataError, OptionError, OutOfRoomError
+from rlsdk.errors import DataError, OptionError
 from rlsdk.options import CONVERTER
 from rlsdk.plugins import faults_of
 from rlsdk.types import Rollout, Status, Task
+from rlsdk.workflows.limits import limited
 
 NAME = "workflow 'environment'"
 
@@ -54,23 +54,14 @@ class EnvironmentWorkflow:
         """Play one episode."""
         world = chat.world(self.environment or environment_of(task), seed_of(task), step_timeout=self.step_timeout)
         metrics: dict[str, float] = {}
+        status: Status = "truncated"
         try:
-            chat.say((await world.reset()).text)  # may wait for a place, which takes nothing of the episode's time
-            status = await self._limited(world, chat, metrics)
+            chat.say((await world.reset()).text)  # it may wait for a place, which takes nothing of the episode's time
+            async with limited(self.timeout):
+                status = await self._play(world, chat, metrics)
         finally:
             world.leave()
         return chat.finish(status=status, metrics=metrics)
-
-    async def _limited(self, world: World, chat: Chat, metrics: dict[str, float]) -> Status:
-        try:
-            async with asyncio.timeout(self.timeout) as limit:
-                return await self._play(world, chat, metrics)
-        except OutOfRoomError:
-            pass
-        except TimeoutError:
-            if not limit.expired():
-                raise
-        return "truncated"
 
     async def _play(self, world: World, chat: Chat, metrics: dict[str, float]) -> Status:
         for _ in range(self.max_turns):
