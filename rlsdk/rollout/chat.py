@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, get_args
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, get_args
 
 import attrs
 import numpy as np
@@ -15,16 +17,24 @@ from rlsdk.rollout.codec import NOTHING, Codec
 from rlsdk.rollout.seeds import derive
 from rlsdk.types import Message, Rollout, Score, Status, Task
 
+if TYPE_CHECKING:
+    from rlsdk.rollout.recording import Recorder
+
 _STATUS: dict[str, Status] = {"stop": "finished", "length": "truncated", "abort": "aborted"}
 
 
 @attrs.frozen(eq=False)
 class Prompt:
-    """A task's prompt, tokenised once for its whole group."""
+    """A task's prompt, tokenised once for its whole group; `plain`: the conversation is text, without a template."""
 
     task: Task
     messages: tuple[Message, ...]
     token_ids: np.ndarray
+    plain: bool = attrs.field()
+
+    @plain.default
+    def _is_text(self) -> bool:
+        return isinstance(self.task.prompt, str)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -75,7 +85,7 @@ class TokenChat:
         """
         self._prompt, self._setting, self._group = prompt, setting, group
         self._seed, self._member, self._scorer = seed, member, scorer
-        self._plain = isinstance(prompt.task.prompt, str)
+        self._plain = prompt.plain
         self._messages = list(prompt.messages)
         self._parts: list[tuple[np.ndarray, bool, np.ndarray | None, np.ndarray | None]] = [
             (prompt.token_ids, False, None, None)
@@ -223,6 +233,19 @@ class TokenChat:
         if self._scorer is None:
             raise ConfigError(["reward: none given, but the workflow asks what an answer is worth; name one"])
         return await self._scorer(self.finish())
+
+    def serve(self, **how: Any) -> AbstractAsyncContextManager[Recorder]:
+        """Serve the policy to an agent, as an OpenAI-compatible endpoint; see `rlsdk.rollout.recording.serve`."""
+        from rlsdk.rollout.recording import serve
+
+        return serve(self._prompt.task, self._setting, self._group, self._seed, self._member, **how)
+
+    def branch(self, seed: int | None) -> TokenChat:
+        """A conversation that goes on from here by itself; this one stays as it is."""
+        other = copy.copy(self)
+        other._seed = seed
+        other._messages, other._parts, other._rewards = [*self._messages], [*self._parts], [*self._rewards]
+        return other
 
     def finish(self, **changes: Any) -> Rollout:
         """The rollout as it stands.

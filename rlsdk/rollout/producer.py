@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import attrs
+
 from rlsdk.errors import DataError, EngineError, OutOfRoomError, RlsdkError
 from rlsdk.rollout.chat import Prompt, Setting, TokenChat
 from rlsdk.rollout.seeds import derive
@@ -32,6 +34,7 @@ class Producer:
         self._run: Callable[[Task, TokenChat], Awaitable[Rollout | Sequence[Rollout]]] = getattr(
             workflow, "run", workflow
         )
+        self._at_end = bool(getattr(workflow, "scored_at_end", False))
         self._scorer = scorer
         self._seed = seed
         self._observer = observer
@@ -89,7 +92,13 @@ class Producer:
             reason = f"workflow failed: {type(error).__name__}: {error}"
             return [self._seen(failed, Score.invalid(reason), step)]
         rollouts = [produced] if isinstance(produced, Rollout) else list(produced)
-        return [self._seen(rollout, await self._score(rollout), step) for rollout in rollouts]
+        if self._at_end and rollouts:
+            end = await self._score(rollouts[-1])
+            # Its token rewards stand at positions that the others do not have.
+            scores = [*[attrs.evolve(end, token_rewards=None)] * (len(rollouts) - 1), end]
+        else:
+            scores = [await self._score(rollout) for rollout in rollouts]
+        return [self._seen(rollout, score, step) for rollout, score in zip(rollouts, scores, strict=True)]
 
     async def _score(self, rollout: Rollout) -> Score:
         if self._scorer is None:
