@@ -100,6 +100,7 @@ class TokenChat:
         self._ended = NOTHING
         self._engine: int | None = None
         self._pending: np.ndarray | None = NOTHING
+        self._recorder: Recorder | None = None
 
     @property
     def status(self) -> Status:
@@ -235,10 +236,18 @@ class TokenChat:
         return await self._scorer(self.finish())
 
     def serve(self, **how: Any) -> AbstractAsyncContextManager[Recorder]:
-        """Serve the policy to an agent, as an OpenAI-compatible endpoint; see `rlsdk.rollout.recording.serve`."""
-        from rlsdk.rollout.recording import serve
+        """Serve the policy to an agent, as an OpenAI-compatible endpoint of this rollout; see `Chat.serve`."""
+        from rlsdk.rollout.recording import Recorder
 
-        return serve(self._prompt.task, self._setting, self._group, self._seed, self._member, **how)
+        about = (self._prompt.task, self._setting, self._group, self._seed, self._member)
+        self._recorder = Recorder(*about, **how)
+        return self._recorder.serving()
+
+    def failed(self) -> Rollout:
+        """The rollout as it stands when its workflow failed; of an agent, the conversation that was last answered."""
+        if self._recorder is not None and self._recorder.answers:
+            return self._recorder.finish(status="failed")[-1]
+        return self.finish(status="failed")
 
     def branch(self, seed: int | None) -> TokenChat:
         """A conversation that goes on from here by itself; this one stays as it is."""

@@ -83,14 +83,13 @@ class Endpoint:
         try:
             reply = await self._reply(request)
         except Refusal as refusal:
-            return web.json_response(refusal.body, status=refusal.status)
+            return _refused(refusal)
         except web.HTTPRequestEntityTooLarge:
-            refusal = Refusal(f"the request has more than {MAX_BODY} bytes; send less", status=413)
-            return web.json_response(refusal.body, status=413)
+            return _refused(Refusal(f"the request has more than {MAX_BODY} bytes; send less", status=413))
         except Exception as error:  # the client is told, and a person by the log
             log.exception("%s %s failed", request.method, request.path.rpartition("/v1")[2])
-            refusal = Refusal(f"{type(error).__name__}: {error}" if isinstance(error, RlsdkError) else "", status=500)
-            return web.json_response(refusal.body, status=500)
+            said = f": {error}" if isinstance(error, RlsdkError) else ""
+            return _refused(Refusal(f"{type(error).__name__}{said}", status=500))
         return web.json_response(reply.body) if reply.events is None else await _stream(request, reply.events)
 
     async def _reply(self, request: web.Request) -> Reply:
@@ -133,6 +132,12 @@ async def _started() -> Endpoint:
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _refused(refusal: Refusal) -> web.Response:
+    from aiohttp import web
+
+    return web.json_response(refusal.body, status=refusal.status)
 
 
 async def _json(request: web.Request) -> Any:

@@ -88,9 +88,8 @@ class Producer:
         except Exception as error:
             if _from_ray(error):
                 raise EngineError(f"{group}, task {prompt.task.id!r}: the engine failed: {error}") from error
-            failed = chat.finish(status="failed")
             reason = f"workflow failed: {type(error).__name__}: {error}"
-            return [self._seen(failed, Score.invalid(reason), step)]
+            return [self._seen(chat.failed(), Score.invalid(reason), step)]
         rollouts = [produced] if isinstance(produced, Rollout) else list(produced)
         if self._at_end and rollouts:
             end = await self._score(rollouts[-1])

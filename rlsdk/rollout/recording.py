@@ -17,7 +17,7 @@ from rlsdk.contracts import Speaker
 from rlsdk.errors import ConfigError, OutOfRoomError, ValueFault
 from rlsdk.rollout import wire
 from rlsdk.rollout.chat import Prompt, Setting, TokenChat
-from rlsdk.rollout.endpoint import Routes, endpoint
+from rlsdk.rollout.endpoint import endpoint
 from rlsdk.rollout.seeds import derive
 from rlsdk.rollout.wire import ChatAsked, Refusal, Reply, Said, ToolCall
 from rlsdk.types import Message, Rollout, Status, Task
@@ -75,7 +75,18 @@ class Recorder:
         max_turns: int | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        """Make one; see `serve`."""
+        """Make one.
+
+        Args:
+            task: Of the rollout.
+            setting: Codec, engines, sampling; what a request says of temperature, top-p and the like does not count.
+            group: Of the rollout.
+            seed: Of the group's requests; None leaves sampling to the engines.
+            member: Which of the group it is.
+            dialect: Of calls of tools; left out, `hermes`.
+            max_turns: Answers at most.
+            max_tokens: Of one answer; left out, the run's setting.
+        """
         self._task, self._setting, self._group, self._seed, self._member = task, setting, group, seed, member
         self._dialect = dialect or Dialect.named("hermes", "serve")
         self._max_turns, self._max_tokens = max_turns, max_tokens
@@ -89,16 +100,35 @@ class Recorder:
         self.cut = False
         self.failure: Exception | None = None
 
-    @property
-    def routes(self) -> Routes:
-        """What is served."""
-        return {"POST /chat/completions": self._answer, "GET /models": self._models}
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Recorder]:
+        """Serve the rollout's agent, until the block ends.
 
-    def close(self) -> None:
-        """Refuse what is still asked, and end the sampling of what nobody will read."""
-        self._closed = True
-        for running in self._running:
-            running.cancel()
+        Raises:
+            EngineError: Generation failed, whatever the agent made of it.
+            ConfigError: The chat template rewrites earlier answers.
+        """
+        server = await endpoint()
+        place = server.mount({"POST /chat/completions": self._answer, "GET /models": self._models})
+        self.base_url = place.base_url
+        try:
+            yield self
+        except Exception as error:
+            if self.failure is not None:
+                raise self.failure from error
+            raise
+        finally:
+            server.unmount(place)
+            self._closed = True
+            for running in self._running:  # what nobody will read
+                running.cancel()
+        if self.failure is not None:
+            raise self.failure
+
+    @property
+    def answers(self) -> int:
+        """Answers that were given."""
+        return len(self._nodes)
 
     def reward(self, value: float) -> None:
         """Reward the last answer, at its last sampled token.
@@ -121,7 +151,9 @@ class Recorder:
             RuntimeError: Nothing was sampled; that is the agent's failure, and ends no run.
         """
         if not self._nodes:
-            raise RuntimeError(f"task {self._task.id!r}: the agent has had no answer from the policy; pass it `base_url`")
+            raise RuntimeError(
+                f"task {self._task.id!r}: the agent has had no answer from the policy; pass it `base_url`"
+            )
         leaves = [node for node in self._nodes if not node.children]
         metrics = {"calls": float(self.calls), "conversations": float(len(leaves)), **changes.pop("metrics", {})}
         word = changes.pop("answer", None)
@@ -198,41 +230,6 @@ class Recorder:
         if parent is not None:
             parent.children.append(node)
         return node
-
-
-@asynccontextmanager
-async def serve(
-    task: Task, setting: Setting, group: str, seed: int | None, member: int, **how: Any
-) -> AsyncIterator[Recorder]:
-    """Serve the policy to the agent of one rollout, until the block ends.
-
-    Args:
-        task: Of the rollout.
-        setting: Codec, engines, sampling; what a request says of temperature, top-p and the like does not count.
-        group: Of the rollout.
-        seed: Of the group's requests; None leaves sampling to the engines.
-        member: Which of the group it is.
-        **how: `dialect` of tool calls, `max_turns` of the rollout, and `max_tokens` of one answer.
-
-    Raises:
-        EngineError: Generation failed; whatever the agent made of it.
-        ConfigError: The chat template rewrites earlier answers.
-    """
-    server = await endpoint()
-    recorder = Recorder(task, setting, group, seed, member, **how)
-    place = server.mount(recorder.routes)
-    recorder.base_url = place.base_url
-    try:
-        yield recorder
-    except Exception as error:
-        if recorder.failure is not None:
-            raise recorder.failure from error
-        raise
-    finally:
-        server.unmount(place)
-        recorder.close()
-    if recorder.failure is not None:
-        raise recorder.failure
 
 
 def begun(asked: ChatAsked, task: Task, setting: Setting, group: str, seed: int | None, dialect: Dialect) -> TokenChat:
@@ -336,7 +333,7 @@ def _arguments(
     if not positional:
         return dict(named)
     schemas = (tool["function"] for tool in asked.tools)
-    schema = next((each for each in schemas if each["name"] == name), {})
+    schema: Mapping[str, Any] = next((each for each in schemas if each["name"] == name), {})
     names = list((schema.get("parameters") or {}).get("properties") or {})
     given = dict(zip(names, positional, strict=False))
     if len(positional) > len(names) or given.keys() & named.keys():

@@ -313,7 +313,7 @@ def chat_reply(
         "refusal": None,
         **({"tool_calls": calls} if calls else {}),
     }
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+    choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
     body = {**head, "object": "chat.completion", "choices": [choice], "usage": dict(usage)}
     if not asked.stream:
         return Reply(body=body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -96,29 +96,31 @@ class Agent:
         """
         arguments = (task, served.base_url, served.api_key)
         if inspect.iscoroutinefunction(self._agent):
-            try:
-                async with asyncio.timeout(self.timeout) as limit:
-                    return await self._agent(*arguments)
-            except TimeoutError as error:
-                if limit.expired():
-                    raise LateError from error
-                raise
-        error: Exception | None = None
+            return await _within(self.timeout, self._agent(*arguments))
 
-        def call() -> Any:
-            nonlocal error
+        def call() -> tuple[Any, Exception | None]:
             try:
-                return self._agent(*arguments)
-            except Exception as raised:  # noqa: BLE001 - raised again below: a timeout of the agent's is not ours
-                error = raised
+                return self._agent(*arguments), None
+            except Exception as error:  # noqa: BLE001 - raised below: a timeout of the agent's own is not this one
+                return None, error
 
         try:
-            result = await self._threads.call(call, seconds=self.timeout)
+            result, error = await self._threads.call(call, seconds=self.timeout)
         except TimeoutError as late:
             raise LateError from late
         if error is not None:
             raise error
         return result
+
+
+async def _within(seconds: float | None, work: Awaitable[Any]) -> Any:
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await work
+    except TimeoutError as error:
+        if limit.expired():
+            raise LateError from error
+        raise
 
 
 def _read(result: Any, served: Served, agent: str) -> dict[str, Any]:

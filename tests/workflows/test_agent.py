@@ -148,6 +148,7 @@ def test_what_an_agent_does_wrong_fails_its_rollout_alone(file, name, reason):
     assert [r.status for r in group.rollouts] == ["failed"]
     assert not group.scores[0].valid
     assert reason in group.scores[0].reason
+    assert group.rollouts[0].text == ("" if name == "never_asks" else "x")  # what it came to is kept
 
 
 def test_limits_truncate(file):
