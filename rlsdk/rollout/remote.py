@@ -149,7 +149,12 @@ class RemoteClient:
         if self._client is None:
             limits = httpx.Limits(max_connections=None)
             headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
-            self._client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=10.0), limits=limits, headers=headers)
+            self._client = httpx.AsyncClient(
+                timeout=httpx.Timeout(None, connect=10.0),
+                limits=limits,
+                headers=headers,
+                trust_env=not self._url.startswith("http://127.0.0.1"),  # no proxy stands before this machine
+            )
         try:
             response = await self._client.request(method, self._url + path, json=body)
         except httpx.TransportError as error:

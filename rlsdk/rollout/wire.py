@@ -314,7 +314,7 @@ def chat_reply(
         **({"tool_calls": calls} if calls else {}),
     }
     choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
-    body = {**head, "object": "chat.completion", "choices": [choice], "usage": dict(usage)}
+    body: dict[str, Any] = {**head, "object": "chat.completion", "choices": [choice], "usage": dict(usage)}
     if not asked.stream:
         return Reply(body=body)
     deltas: list[Mapping[str, Any]] = [{"role": "assistant", "content": message["content"] or ""}]

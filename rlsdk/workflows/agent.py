@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -21,7 +21,7 @@ NAME = "workflow 'agent'"
 
 
 class LateError(Exception):
-    """The agent took longer than its timeout."""
+    """The agent reached a limit: its rollout ends as truncated."""
 
 
 @rlsdk.workflow("agent")
@@ -76,17 +76,8 @@ class Agent:
 
     async def run(self, task: Task, chat: Chat) -> Sequence[Rollout]:
         """Let the agent work."""
-        changes: dict[str, Any] = {}
-        async with chat.serve(dialect=self._dialect, max_turns=self.max_turns, max_tokens=self.max_tokens) as served:
-            try:
-                changes = _read(await self._call(task, served), served, self.agent)
-            except LateError:
-                changes = {"status": "truncated"}
-            except Exception:
-                if not served.cut:
-                    raise
-                changes = {"status": "truncated"}
-        return served.finish(**changes)
+        how = {"dialect": self._dialect, "max_turns": self.max_turns, "max_tokens": self.max_tokens}
+        return await attended(chat, lambda served: self._call(task, served), name=self.agent, **how)
 
     async def _call(self, task: Task, served: Served) -> Any:
         """What the agent returns.
@@ -96,7 +87,7 @@ class Agent:
         """
         arguments = (task, served.base_url, served.api_key)
         if inspect.iscoroutinefunction(self._agent):
-            return await _within(self.timeout, self._agent(*arguments))
+            return await within(self.timeout, self._agent(*arguments))
 
         def call() -> tuple[Any, Exception | None]:
             try:
@@ -113,7 +104,40 @@ class Agent:
         return result
 
 
-async def _within(seconds: float | None, work: Awaitable[Any]) -> Any:
+async def attended(
+    chat: Chat, work: Callable[[Served], Awaitable[Any]], *, name: str, **how: Any
+) -> tuple[Rollout, ...]:
+    """The rollouts of an agent while it works: what plugins for libraries of agents build on.
+
+    Args:
+        chat: Of the rollout.
+        work: Runs the agent against what is served; it returns what a function of the workflow `agent` may, and raises
+            `LateError` where a limit is reached.
+        name: Of the agent, for messages.
+        **how: As `chat.serve` takes them.
+    """
+    changes: dict[str, Any] = {"status": "truncated"}
+    async with chat.serve(**how) as served:
+        try:
+            changes = _read(await work(served), served, name)
+        except LateError:
+            pass
+        except Exception:
+            if not served.cut:
+                raise
+    return served.finish(**changes)
+
+
+async def within(seconds: float | None, work: Awaitable[Any]) -> Any:
+    """What comes of work.
+
+    Args:
+        seconds: That it may take; None: as long as it likes.
+        work: To be awaited.
+
+    Raises:
+        LateError: It took longer.
+    """
     try:
         async with asyncio.timeout(seconds) as limit:
             return await work

@@ -108,11 +108,14 @@ def test_requests_of_completions():
 
     async def use(client: Any, _: Codec) -> None:
         ask = client._request
-        found = await ask("POST", "/completions", {"prompt": "abc", "n": 3, "stop": "9", "top_k": -1, "top_p": 0.5})
+        found = await ask(
+            "POST", "/completions", {"prompt": "abc", "n": 3, "stop": ["9", "\n\n\n"], "top_k": -1, "top_p": 0.5}
+        )
         assert [c["text"] for c in found["choices"]] == ["3"] * 3
         assert found["choices"][1]["logprobs"] == {"tokens": ["3", "<|im_end|>"], "token_logprobs": [-0.5, -0.5]}
         assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
-        assert (seen[0].top_k, seen[0].top_p, seen[0].stop, len(policy.prompts)) == (0, 0.5, ("9",), 3)
+        assert (seen[0].top_k, seen[0].top_p, len(policy.prompts)) == (0, 0.5, 3)
+        assert (seen[0].stop, seen[0].stop_token_ids) == (("\n\n\n",), (codec.encode("9")[0],))
         assert [m["id"] for m in (await ask("GET", "/models"))["data"]] == ["tiny"]
         chat = {"messages": [{"role": "user", "content": "abc"}], "temperature": 0}
         assert (await ask("POST", "/chat/completions", chat))["choices"][0]["finish_reason"] == "stop"
@@ -167,7 +170,7 @@ def test_servers_that_are_not_there_or_speak_otherwise():
             await client.sample("g", codec.encode("x"), Sampling())
         with pytest.raises(EngineError, match="lists no model"):
             await RemoteClient(client._url, codec)._name()
-        with pytest.raises(EngineError, match="nothing answers at .*debug engine"):
+        with pytest.raises(EngineError, match=r"nothing answers at .*debug engine"):
             await RemoteClient("http://127.0.0.1:9/v1", codec, model="x").sample("g", codec.encode("x"), Sampling())
 
     through({"POST /completions": odd, "GET /models": odd}, use, codec, model="x")

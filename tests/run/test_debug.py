@@ -33,13 +33,6 @@ async def twice(task, chat):
     await chat.sample(max_tokens=4)
     return chat.finish()
 '''
-AGENT = """
-import httpx
-
-def solve(task, base_url, api_key):
-    body = {"messages": [{"role": "user", "content": task.prompt}]}
-    return float(httpx.post(base_url + "/chat/completions", json=body).is_success)
-"""
 
 
 class Debugging:
@@ -49,7 +42,6 @@ class Debugging:
         self.folder, self.config = folder, folder / "config.yaml"
         changed = {"out": str(folder), "model": {"path": str(model), "max_length": 32}, "engine": "transformers"}
         self.config.write_text(yaml.safe_dump({**CONFIG, **changed}))
-        (folder / "agent.py").write_text(AGENT)
         log = (folder / "console.log").open("w")
         command = [sys.executable, "-m", "rlsdk.cli", "debug", "engine", str(self.config)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
@@ -116,15 +108,6 @@ def test_a_workflow_of_a_file_that_is_edited_meanwhile(debugging):
             assert mask.sum() == row["metrics"]["tokens"] and len(mask) == len(row["token_ids"])
             assert (logprobs[mask] < 0).all() and not logprobs[~mask].any()
             assert row["valid"] and row["seconds"] > 0
-    assert rows[0]["task"].split("-")[-1]
-
-
-def test_an_agent_through_two_endpoints(debugging):
-    chosen = ("workflow.use=agent", f"workflow.agent={debugging.folder / 'agent.py'}:solve", "reward=environment")
-    found = json.loads(debugging.workflow(*chosen, "--json").stdout)
-    (row,) = found["rollouts"]
-    assert (row["reward"], row["metrics"]["calls"], found["requests"]["count"]) == (1.0, 1.0, 1)
-    assert found["notes"] == []
 
 
 def test_zz_ctrl_c_ends_it_with_status_0_and_nothing_left(debugging):
@@ -134,7 +117,3 @@ def test_zz_ctrl_c_ends_it_with_status_0_and_nothing_left(debugging):
     assert debugging.process.wait(60) == 0, (debugging.folder / "console.log").read_text()
     wait_for(lambda: not alive(family), 20)
     assert not (debugging.folder / "run" / "debug.json").exists()
-    said = debugging.workflow(status=2).stderr
-    assert "start `rlsdk debug engine CONFIG`" in said
-    gone = debugging.workflow("--url", debugging.url, status=1).stderr
-    assert "nothing answers at" in gone
