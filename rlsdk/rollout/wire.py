@@ -319,7 +319,7 @@ def chat_reply(
         return Reply(body=body)
     deltas: list[Mapping[str, Any]] = [{"role": "assistant", "content": message["content"] or ""}]
     deltas += [{"tool_calls": [{"index": i, **call}]} for i, call in enumerate(calls)]
-    choices = [[{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}] for delta in deltas]
+    choices: list[Any] = [[{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}] for delta in deltas]
     choices.append([{"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish}])
     events = [{**head, "object": "chat.completion.chunk", "choices": each} for each in choices]
     if asked.stream_usage:
