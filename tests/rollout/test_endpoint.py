@@ -10,12 +10,15 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlsdk.contracts import Sampling
 from rlsdk.errors import EngineError
 from rlsdk.rollout.chat import Prompt, Setting, TokenChat
 from rlsdk.rollout.codec import Codec
 from rlsdk.rollout.endpoint import MAX_BODY
+from rlsdk.rollout.recording import Recorder
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.types import Message, Rollout, Task
 from rlsdk.workflows.dialects import Dialect
@@ -185,6 +188,62 @@ def test_a_request_that_is_asked_again_after_a_failure_continues_all_the_same():
 
     (rollout,), _ = serve(agent, "3", "Yes.", max_length=1000)
     assert [m.content for m in rollout.messages] == ["What is 1 + 2?", "3", "Short.", "Yes."]
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.integers(-1, 5),  # the answer that it goes on from; -1: none
+        st.sampled_from(["user", "system", "tool"]),
+        st.text("ain o\n<|", max_size=6),
+        st.sampled_from(["", "", "rewritten", "spaced"]),
+        st.integers(1, 6),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(MOVES, st.lists(st.text("ain o\n|", max_size=8), min_size=10, max_size=10))
+@settings(max_examples=60)
+def test_whatever_an_agent_asks_every_sampled_token_is_trained_on_once(moves, answers):
+    """And every rollout is what was sent for its last answer, and that answer."""
+    codec, left = chatml(), list(answers)
+    sampled: list[np.ndarray] = []
+
+    class Policy(ScriptedPolicy):
+        def sample(self, *args: Any, **how: Any) -> Any:
+            future = super().sample(*args, **how)
+            sampled.append(future.result().completion.token_ids)
+            return future
+
+    policy: Any = Policy(codec, lambda _: left.pop())
+    setting = Setting(codec=codec, client=policy, sampling=Sampling(max_tokens=50), max_length=100_000)
+    recorder = Recorder(TASK, setting, "g", 0, 0)
+
+    async def run() -> None:
+        told: list[list[dict[str, Any]]] = []
+        for start, role, text, change, limit in moves:
+            past = [dict(m) for m in told[start]] if 0 <= start < len(told) else []
+            answered = [m for m in past if m["role"] == "assistant"]
+            if answered and change:
+                before = answered[0]["content"]
+                answered[0]["content"] = "rewritten" if change == "rewritten" else f" {before}\n"
+            asked = [*past, {"role": role, "content": text}]
+            reply = await recorder._answer({"messages": asked, "max_tokens": limit})
+            told.append([*asked, reply.body["choices"][0]["message"]])
+
+    asyncio.run(run())
+    rollouts = recorder.finish()
+    assert sum(int(r.loss_mask.sum()) for r in rollouts) == sum(map(len, sampled))
+    whole = [np.concatenate(pair).tolist() for pair in zip(policy.prompts, sampled, strict=True)]
+    assert all(r.token_ids.tolist() in whole for r in rollouts)
+    covered = [shown(codec, r.token_ids[r.loss_mask]) for r in rollouts]
+    assert sorted("".join(covered)) == sorted("".join(shown(codec, ids) for ids in sampled))
+    for rollout in rollouts:
+        assert np.array_equal(rollout.logprobs != 0, rollout.loss_mask)
+        assert np.array_equal(rollout.policy_versions >= 0, rollout.loss_mask)
+    firsts = sum(not 0 <= start < i for i, (start, *_) in enumerate(moves))
+    assert len(rollouts) >= firsts
 
 
 def test_streams_of_text_and_of_calls():
