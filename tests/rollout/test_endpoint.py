@@ -407,18 +407,22 @@ def test_an_engine_that_fails_is_the_runs_failure_whatever_the_agent_makes_of_it
         serve(agent, policy=ScriptedPolicy(chatml(), broken))
 
 
-def test_what_nobody_waits_for_is_ended():
-    class Endless(ScriptedPolicy):
-        futures: list[asyncio.Future[Any]] = []  # noqa: RUF012
-        second = asyncio.Event()
+class Endless(ScriptedPolicy):
+    """Never answers."""
 
-        def sample(self, *_: Any, **__: Any) -> Any:
-            self.futures.append(asyncio.get_running_loop().create_future())
-            if len(self.futures) == 2:
-                self.second.set()
-            return self.futures[-1]
+    def __init__(self) -> None:
+        super().__init__(chatml(), lambda _: "")
+        self.futures: list[asyncio.Future[Any]] = []
+        self.asked = asyncio.Event()
 
-    policy = Endless(chatml(), lambda _: "")
+    def sample(self, *_: Any, **__: Any) -> Any:
+        self.futures.append(asyncio.get_running_loop().create_future())
+        self.asked.set()
+        return self.futures[-1]
+
+
+def test_sampling_ends_with_the_client_that_waits():
+    policy = Endless()
 
     async def agent(served, post):
         with pytest.raises(TimeoutError):
@@ -428,13 +432,26 @@ def test_what_nobody_waits_for_is_ended():
             await asyncio.sleep(0.02)
             if policy.futures[0].cancelled():
                 break
-        assert policy.futures[0].cancelled()  # the client went away
-        policy.pending = asyncio.create_task(post())
-        await policy.second.wait()
+        assert policy.futures[0].cancelled()
 
     with pytest.raises(RuntimeError, match="no answer"):
         serve(agent, policy=policy)
-    assert policy.futures[1].cancelled()  # the rollout ended
+
+
+def test_sampling_ends_with_the_rollout_and_the_client_is_told():
+    async def run() -> None:
+        policy, codec = Endless(), chatml()
+        setting = Setting(codec=codec, client=policy, sampling=Sampling(), max_length=500)  # type: ignore[arg-type]
+        chat = TokenChat(Prompt(TASK, *codec.prompt(TASK)), setting, "g", 0)
+        async with httpx.AsyncClient(verify=False) as client:
+            async with chat.serve() as served:
+                url = served.base_url + "/chat/completions"
+                pending = asyncio.create_task(client.post(url, json={"messages": [SAY]}))
+                await policy.asked.wait()
+            assert error(await pending, 404)["code"] == "rollout_ended"
+            assert policy.futures[0].cancelled()
+
+    asyncio.run(run())
 
 
 def test_the_openai_client():
