@@ -240,10 +240,12 @@ def begun(asked: ChatAsked, task: Task, setting: Setting, group: str, seed: int 
     """
     codec = setting.codec
     plain = not codec.template.there
-    messages = [_as_message(said, asked, dialect) for said in asked.messages]
+    written = [_as_message(said, asked, dialect) for said in asked.messages]
     offered = asked.tools if asked.calling and not plain and codec.template.offers(asked.tools) else ()
     if asked.calling and not offered:
-        messages = _introduced(messages, dialect.introduce(asked.tools))
+        written = _introduced(written, dialect.introduce(asked.tools))
+    # Whoever wrote them, an agent, a tool or a page of the web: they are data.
+    messages = [attrs.evolve(m, content=codec.as_data(m.content), name=codec.as_data(m.name)) for m in written]
     try:
         ids = codec.opening(messages, plain=plain, tools=offered)
     except ConfigError as error:

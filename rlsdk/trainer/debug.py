@@ -30,7 +30,8 @@ from rlsdk.trainer.cluster import layout, ray_cluster, start_engines, started_en
 from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.rewarding import reward_actors
 from rlsdk.trainer.setting import setting_of
-from rlsdk.types import Group, Rollout, Score
+from rlsdk.trainer.stream import opened
+from rlsdk.types import Group, Rollout, Score, Task
 from rlsdk.workflows.dialects import Dialect
 
 log = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ def debug_workflow(
 
     Args:
         plan: The plan; neither engine nor learner are started.
-        task: Position in the tasks to train on.
+        task: Position in the tasks to train on, those of several sources behind each other.
         samples: Rollouts.
         url: Base URL of an OpenAI-compatible server; left out, the engine that `serve_engines` serves for this run.
         api_key: For the server.
@@ -149,9 +150,7 @@ def debug_workflow(
     """
     if not url:
         url, api_key = find_engine(plan)
-    tasks = plan.plugins.resolve(plan.tasks_train)()
-    if not 0 <= task < len(tasks):
-        raise DataError(f"task {task}: tasks.train has {len(tasks)}, from 0 to {len(tasks) - 1}")
+    chosen = _task(plan, task)
     codec = Codec.open(plan.model)
     client = RemoteClient(url, codec, api_key=api_key, model=model)
     seconds: list[tuple[Rollout, float]] = []
@@ -163,7 +162,7 @@ def debug_workflow(
     async def play(scorer: Scorer | None) -> Group:
         producer = Producer(plan.plugins.resolve(plan.workflow), scorer, None, observe)
         try:
-            groups = await producer.produce([tasks[task]], setting_of(plan, codec, client), samples, "debug")
+            groups = await producer.produce([chosen], setting_of(plan, codec, client), samples, "debug")
             return groups[0]
         finally:
             await client.close()
@@ -175,6 +174,16 @@ def debug_workflow(
             raise first_error(errors) from errors
     took = tuple(next(each for rollout, each in seconds if rollout is mine) for mine in group.rollouts)
     return Debugged(group, took, tuple(client.served), tuple(client.notes), codec)
+
+
+def _task(plan: Plan, position: int) -> Task:
+    left = position
+    for source in plan.tasks_train:
+        tasks = opened(source, plan.plugins)
+        if left < len(tasks):
+            return tasks[left]
+        left -= len(tasks)
+    raise DataError(f"task {position}: tasks.train has {position - left}, from 0 to {position - left - 1}")
 
 
 @contextmanager
