@@ -29,6 +29,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "filter": ("rlsdk.algorithms.filters",),
     "workflow": (
         "rlsdk.workflows.single_turn",
+        "rlsdk.workflows.agent",
         "rlsdk.workflows.demonstration",
         "rlsdk.workflows.dialogue",
         "rlsdk.workflows.self_refine",

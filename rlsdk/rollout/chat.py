@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, get_args
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, get_args
 
 import attrs
 import numpy as np
@@ -17,16 +19,24 @@ from rlsdk.rollout.seeds import derive
 from rlsdk.rollout.worlds.local import LocalWorlds, Worlds
 from rlsdk.types import Message, Rollout, Score, Status, Task
 
+if TYPE_CHECKING:
+    from rlsdk.rollout.recording import Recorder
+
 _STATUS: dict[str, Status] = {"stop": "finished", "length": "truncated", "abort": "aborted"}
 
 
 @attrs.frozen(eq=False)
 class Prompt:
-    """A task's prompt, tokenised once for its whole group."""
+    """A task's prompt, tokenised once for its whole group; `plain`: the conversation is text, without a template."""
 
     task: Task
     messages: tuple[Message, ...]
     token_ids: np.ndarray
+    plain: bool = attrs.field()
+
+    @plain.default
+    def _is_text(self) -> bool:
+        return isinstance(self.task.prompt, str)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -79,7 +89,7 @@ class TokenChat:
         """
         self._prompt, self._setting, self._group = prompt, setting, group
         self._seed, self._member, self._scorer = seed, member, scorer
-        self._plain = isinstance(prompt.task.prompt, str)
+        self._plain = prompt.plain
         self._messages = list(prompt.messages)
         self._parts: list[tuple[np.ndarray, bool, np.ndarray | None, np.ndarray | None]] = [
             (prompt.token_ids, False, None, None)
@@ -95,6 +105,7 @@ class TokenChat:
         self._engine: int | None = None
         self._pending: np.ndarray | None = NOTHING
         self._worlds: list[World] = []
+        self._recorder: Recorder | None = None
 
     @property
     def status(self) -> Status:
@@ -244,6 +255,27 @@ class TokenChat:
         """Leave what the workflow did not leave."""
         while self._worlds:
             self._worlds.pop().leave()
+
+    def serve(self, **how: Any) -> AbstractAsyncContextManager[Recorder]:
+        """Serve the policy to an agent, as an OpenAI-compatible endpoint of this rollout; see `Chat.serve`."""
+        from rlsdk.rollout.recording import Recorder
+
+        about = (self._prompt.task, self._setting, self._group, self._seed, self._member)
+        self._recorder = Recorder(*about, **how)
+        return self._recorder.serving()
+
+    def failed(self) -> Rollout:
+        """The rollout as it stands when its workflow failed; of an agent, the conversation that was last answered."""
+        if self._recorder is not None and self._recorder.answers:
+            return self._recorder.finish(status="failed")[-1]
+        return self.finish(status="failed")
+
+    def branch(self, seed: int | None) -> TokenChat:
+        """A conversation that goes on from here by itself; this one stays as it is."""
+        other = copy.copy(self)
+        other._seed, other._worlds = seed, []
+        other._messages, other._parts, other._rewards = [*self._messages], [*self._parts], [*self._rewards]
+        return other
 
     def finish(self, **changes: Any) -> Rollout:
         """The rollout as it stands.

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import attrs
+
 from rlsdk.errors import DataError, EngineError, OutOfRoomError, RlsdkError, WorldLostError
 from rlsdk.rollout.chat import Prompt, Setting, TokenChat
 from rlsdk.rollout.seeds import derive
@@ -37,6 +39,7 @@ class Producer:
         self._run: Callable[[Task, TokenChat], Awaitable[Rollout | Sequence[Rollout]]] = getattr(
             workflow, "run", workflow
         )
+        self._at_end = bool(getattr(workflow, "scored_at_end", False))
         self._scorer = scorer
         self._seed = seed
         self._observer = observer
@@ -85,15 +88,15 @@ class Producer:
             chat = TokenChat(prompt, setting, group, seed, member=member, scorer=scorer)
             try:
                 rollouts = await self._attempt(prompt.task, chat, group)
-                return [self._seen(rollout, await self._score(rollout), step) for rollout in rollouts]
+                scores = await self._scores(rollouts)
+                return [self._seen(rollout, score, step) for rollout, score in zip(rollouts, scores, strict=True)]
             except WorldLostError as error:
                 reason = f"{type(error).__name__}: {error}"
                 self.run_again += attempt < RERUNS
             except _FailedError as error:
                 reason = str(error)
                 break
-        failed = chat.finish(status="failed")
-        return [self._seen(failed, Score.invalid(f"workflow failed: {reason}"), step)]
+        return [self._seen(chat.failed(), Score.invalid(f"workflow failed: {reason}"), step)]
 
     async def _attempt(self, task: Task, chat: TokenChat, group: str) -> Sequence[Rollout]:
         try:
@@ -109,6 +112,13 @@ class Producer:
         finally:
             chat.close()
         return [produced] if isinstance(produced, Rollout) else list(produced)
+
+    async def _scores(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        if not self._at_end or not rollouts:
+            return [await self._score(rollout) for rollout in rollouts]
+        end = await self._score(rollouts[-1])
+        # Its token rewards stand at positions that the others do not have.
+        return [*[attrs.evolve(end, token_rewards=None)] * (len(rollouts) - 1), end]
 
     async def _score(self, rollout: Rollout) -> Score:
         if self._scorer is None:

@@ -70,9 +70,9 @@ def _found(
     greedy: Sequence[Group], sampled: Sequence[Group], samples: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Accuracy, and the same with mean rewards."""
-    right = [[is_correct(s) for s in g.scores] for g in sampled]
+    right = [[is_correct(s) for s in ends(g)] for g in sampled]
     accuracy = {
-        "greedy": _mean([is_correct(s) for g in greedy for s in g.scores]),
+        "greedy": _mean([is_correct(s) for g in greedy for s in ends(g)]),
         "sampled": _mean([r for group in right for r in group]),
     }
     k = 2
@@ -85,6 +85,16 @@ def _found(
 def is_correct(score: Score) -> bool:
     """Whether an answer counts as right: its reward says so by the metric `correct`, else its value reaches 1."""
     return score.valid and bool(score.metrics.get("correct", score.value >= 1.0))
+
+
+def ends(group: Group) -> list[Score]:
+    """The scores of a group's trajectories: of several rollouts of one, the last step's; any other is one by itself."""
+    last: dict[str, tuple[int, Score]] = {}
+    for i, (rollout, score) in enumerate(zip(group.rollouts, group.scores, strict=True)):
+        label = rollout.trajectory or f"\0{i}"
+        if label not in last or rollout.step >= last[label][0]:
+            last[label] = (rollout.step, score)
+    return [score for _, score in last.values()]
 
 
 def pass_at(k: int, n: int, correct: int) -> float:

@@ -14,16 +14,16 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import attrs
 import yaml
 from rich.console import Console
 from rich.logging import RichHandler
 
 from rlsdk import preflight
 from rlsdk.config import Plan, check
-from rlsdk.contracts import Requires, Sampling
+from rlsdk.contracts import Requires
 from rlsdk.errors import ConfigError, PluginError, RunError
 from rlsdk.plugins import load
-from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.codec import Codec
 from rlsdk.rollout.producer import Producer, first_error
@@ -39,6 +39,7 @@ from rlsdk.trainer.loop import Loop, Parts
 from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.rewarding import reward_actors
 from rlsdk.trainer.session import Session
+from rlsdk.trainer.setting import setting_of
 from rlsdk.trainer.stream import Source, TaskStream, TaskStreams, opened
 from rlsdk.trainer.worlds import Fleets, world_workers
 from rlsdk.types import Task
@@ -243,11 +244,7 @@ def _assemble(
     config, resolve = plan.config, plan.plugins.resolve
     codec = Codec.open(plan.model)
     client = EngineClient(actors.engines, codec.decode) if actors.engines else None
-    stops, ids = codec.split_stops(config.sampling.stop)
     s = config.sampling
-    sampling = Sampling(
-        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens, stop=stops, stop_token_ids=ids
-    )
     if s.top_p < 1 or s.top_k:
         log.warning(
             "top_p=%s, top_k=%s: the learner cannot reproduce the distribution that was sampled from", s.top_p, s.top_k
@@ -264,9 +261,7 @@ def _assemble(
     return Parts(
         plan=plan,
         actors=actors,
-        setting=Setting(
-            codec=codec, client=client, sampling=sampling, max_length=config.model.max_length, worlds=worlds.train
-        ),
+        setting=attrs.evolve(setting_of(plan, codec, client), worlds=worlds.train),
         eval_worlds=worlds.eval,
         producer=Producer(workflow, scorer, seed, observer),
         demonstrator=demonstrator if plan.algorithm.rollouts == "mixed" else None,
