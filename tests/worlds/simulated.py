@@ -120,7 +120,7 @@ class Load:
     group_size: int = 8
     turns: int = 8
     tokens: int = 16
-    rate: float = 65_536
+    rate: float = 131_072
     median: float = 0.3
     workers: int = 1
     threads: int = 64
