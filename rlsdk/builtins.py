@@ -29,6 +29,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "filter": ("rlsdk.algorithms.filters",),
     "workflow": (
         "rlsdk.workflows.single_turn",
+        "rlsdk.workflows.agent",
         "rlsdk.workflows.demonstration",
         "rlsdk.workflows.dialogue",
         "rlsdk.workflows.self_refine",
@@ -36,7 +37,12 @@ MODULES: dict[str, tuple[str, ...]] = {
         "rlsdk.workflows.tools",
     ),
     "environment": ("rlsdk.environments.gymnasium",),
-    "tasks": ("rlsdk.sources.countdown", "rlsdk.sources.files", "rlsdk.sources.seeds"),
+    "tasks": (
+        "rlsdk.sources.countdown",
+        "rlsdk.sources.environments",
+        "rlsdk.sources.files",
+        "rlsdk.sources.seeds",
+    ),
     "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers"),
     "learner": ("rlsdk.learners.deepspeed",),
     "tracker": ("rlsdk.runlog.trackers",),

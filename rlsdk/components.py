@@ -39,6 +39,8 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Where = Literal["pool", "driver", "actor"]
 WHERE: tuple[Where, ...] = get_args(Where)
+Isolation = Literal["thread", "lock", "process"]
+ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
 T = TypeVar("T", bound=Callable[..., Any])
 _MARK = "__rlsdk_component__"
 
@@ -58,6 +60,7 @@ class Component:
         imports: Modules that a reward imports when it first scores, and a pool beforehand, once for all its processes.
         whole_batch: A policy loss that reads `x.whole`.
         rewards: A workflow that gives rewards itself.
+        isolation: What keeps the calls of an environment apart from those of others.
     """
 
     kind: Kind
@@ -70,6 +73,7 @@ class Component:
     imports: tuple[str, ...] = ()
     whole_batch: bool = False
     rewards: bool = False
+    isolation: Isolation = "thread"
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -264,9 +268,20 @@ def workflow(name: str, *, rewards: bool = False) -> Callable[[T], T]:
     return _mark("workflow", name, rewards=rewards)
 
 
-def environment(name: str) -> Callable[[T], T]:
-    """Mark an environment: a class with `reset(seed) -> Observation` and `step(text) -> Step`."""
-    return _mark("environment", name)
+def environment(name: str, *, isolation: Isolation = "thread") -> Callable[[T], T]:
+    """Mark an environment: a class with `reset(seed) -> Observation` and `step(text) -> Step`, sync or async.
+
+    Args:
+        name: Its name within its plugin.
+        isolation: `thread`: calls of several instances run at once, in threads of one process. `lock`: one after the
+            other, for what has state that instances share. `process`: each instance has a process of its own, which
+            is killed when a call takes too long.
+    """
+    if isolation not in ISOLATIONS:
+        raise PluginError(
+            f"@rlsdk.environment({name!r}): isolation is one of {', '.join(ISOLATIONS)}; got {isolation!r}"
+        )
+    return _mark("environment", name, isolation=isolation)
 
 
 def tasks(name: str) -> Callable[[T], T]:

@@ -79,6 +79,10 @@ class OutOfRoomError(RlsdkError):
     """A conversation fills the model's length: nothing more can be sampled, and the rollout ends as truncated."""
 
 
+class WorldLostError(RlsdkError):
+    """The worker that held a rollout's environment is gone; the rollout begins anew in another."""
+
+
 class LearnerError(RlsdkError):
     """The learner failed."""
 

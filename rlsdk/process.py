@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
 
 
 def redirect(path: str | os.PathLike[str]) -> None:
@@ -23,3 +28,12 @@ def settle() -> None:
     """Keep the garbage collector from going through what was imported and loaded, again and again: it stays."""
     gc.collect()
     gc.freeze()
+
+
+def fork_alone() -> None:
+    """Make a fork a process group that is killed as one; it ends with its parent, and no interrupt reaches it."""
+    os.setpgid(0, 0)  # no session of its own: that would be a scheduling group, in which niceness means nothing
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends

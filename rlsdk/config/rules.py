@@ -32,6 +32,12 @@ LEAST: dict[str, int] = {
     "placement.engine_threads": 0,
     "placement.learner_threads": 0,
     "placement.gpus_per_engine": 1,
+    "environments.workers": 1,
+    "environments.per_worker": 1,
+    "environments.threads": 1,
+    "eval.environments.workers": 1,
+    "eval.environments.per_worker": 1,
+    "eval.environments.threads": 1,
     "canary.tokens": 2,
     "scoring.workers": 0,
     "scoring.memory": 64,
@@ -61,7 +67,7 @@ def _too_small(config: RunConfig) -> Iterable[str]:
     for path, least in LEAST.items():
         value: Any = config
         for key in path.split("."):
-            value = getattr(value, key)
+            value = None if value is None else getattr(value, key)
         if value is not None and value < least:
             yield f"{path}: at least {least}, got {value}"
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from rlsdk.components import Kind, Use
+from rlsdk.components import Isolation, Kind, Use
 from rlsdk.contracts import DType, Rule, ScoringLimits
 from rlsdk.options import CONVERTER, Mismatches, structure
 
@@ -103,6 +103,24 @@ class SamplingSection:
 
 
 @attrs.frozen(kw_only=True)
+class EnvironmentsSection:
+    """The workers that host environments; they start when a workflow first asks for one.
+
+    Attributes:
+        workers: Processes.
+        per_worker: Environments at once in each; further rollouts wait in line for a place, the first come first.
+        threads: Calls that run at once in each; `async` environments need none.
+        isolation: What keeps environments apart, in place of what each declares: `thread`, `lock` (one call at a time
+            in each worker) or `process` (one for each environment); null: as they declare.
+    """
+
+    workers: int = 1
+    per_worker: int = 1024
+    threads: int = 64
+    isolation: Isolation | None = None
+
+
+@attrs.frozen(kw_only=True)
 class EvalSection:
     """Evaluation on held-out tasks: greedy once, and sampled at temperature 1.
 
@@ -113,6 +131,7 @@ class EvalSection:
         samples: Sampled answers per task; above 1, pass@k is reported for k = 1, 2, 4, … up to it.
         limit: Tasks of each source to evaluate on; null for all.
         max_tokens: Of one response; null takes the training's.
+        environments: Workers of its own for environments; null shares those of the training.
     """
 
     every: int = 0
@@ -121,6 +140,7 @@ class EvalSection:
     samples: int = 1
     limit: int | None = None
     max_tokens: int | None = None
+    environments: EnvironmentsSection | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -191,6 +211,7 @@ class RunConfig:
         max_prompt_tokens: Longest prompt.
         long_prompts: What becomes of longer ones: dropped and counted, or an error.
         workflow: How a task becomes rollouts.
+        environments: Where the environments of workflows run.
         reward: One component, or a list with weights.
         scoring: What rewards may take.
         max_invalid: Share of rollouts of a step that may fail to be scored before the run stops.
@@ -224,6 +245,7 @@ class RunConfig:
     max_prompt_tokens: int = 512
     long_prompts: Literal["drop", "error"] = "drop"
     workflow: Use | None = None
+    environments: EnvironmentsSection = EnvironmentsSection()
     reward: tuple[RewardUse, ...] = ()
     scoring: ScoringLimits = ScoringLimits()
     max_invalid: float = 0.2

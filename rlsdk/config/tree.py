@@ -72,7 +72,9 @@ def _load(source: str | Path | Mapping[str, Any]) -> tuple[Tree, dict[tuple[str 
 def _take_objects(value: Any, path: tuple[str | int, ...], objects: dict[tuple[str | int, ...], Any]) -> Any:
     """Marked objects stand where names stand; omegaconf holds plain values only, so they are kept aside."""
     if isinstance(value, Mapping):
-        return {str(k): _take_objects(v, (*path, str(k)), objects) for k, v in value.items()}
+        # Numbers stay numbers, as a file's keys do: an environment's table has some.
+        keyed = {k if isinstance(k, str | int) else str(k): v for k, v in value.items()}
+        return {k: _take_objects(v, (*path, k), objects) for k, v in keyed.items()}
     if isinstance(value, list | tuple):
         return [_take_objects(v, (*path, i), objects) for i, v in enumerate(value)]
     if component_of(value) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -11,10 +12,31 @@ import attrs
 if TYPE_CHECKING:
     from rlsdk.components import Use
     from rlsdk.types import Message, Observation, Rollout, Score, Status, Step, Task
+    from rlsdk.workflows.dialects import Dialect
 
 
 Speaker = Literal["user", "system"]
 """Who says what the policy did not write."""
+
+
+class World(Protocol):
+    """An environment that a rollout plays in, wherever it runs."""
+
+    async def reset(self) -> Observation:
+        """Wait for a place, make the environment, start its episode.
+
+        An environment that raises or takes too long is a `RuntimeError` or a `TimeoutError` that says which it is, its
+        seed and the call; nothing else is to be asked of it then. `WorldLostError`: its worker is gone.
+        """
+        ...
+
+    async def step(self, text: str) -> Step:
+        """Act; fails as `reset` does."""
+        ...
+
+    def leave(self) -> None:
+        """Give the place back; nobody waits for the environment's `close`."""
+        ...
 
 
 class Chat(Protocol):
@@ -69,13 +91,68 @@ class Chat(Protocol):
         """What the run's reward says of the rollout as it stands."""
         ...
 
+    def world(self, environment: Use, seed: int, *, step_timeout: float = 30.0) -> World:
+        """An environment to play in; in a training it runs in a worker, in the driver's threads elsewhere.
+
+        `step_timeout` is what one call of it may take, in seconds. What the workflow does not leave is left at its end.
+        """
+        ...
+
+    def serve(
+        self, *, dialect: Dialect | None = None, max_turns: int | None = None, max_tokens: int | None = None
+    ) -> AbstractAsyncContextManager[Served]:
+        """Serve the policy to an agent, as an OpenAI-compatible endpoint of this rollout, until the block ends.
+
+        What is said there is no part of this conversation: `Served.finish` gives its rollouts.
+        """
+        ...
+
     def finish(self, **changes: Any) -> Rollout:
         """The rollout as it stands; `changes` replace fields such as `status`, and add to its `metrics`."""
         ...
 
 
+class Served(Protocol):
+    """The policy as an endpoint that only one rollout knows."""
+
+    @property
+    def base_url(self) -> str:
+        """`http://127.0.0.1:PORT/SECRET/v1`; dead once the rollout has ended."""
+        ...
+
+    @property
+    def api_key(self) -> str:
+        """For clients that insist on one; the secret is in the URL."""
+        ...
+
+    @property
+    def calls(self) -> int:
+        """Requests for an answer so far."""
+        ...
+
+    @property
+    def cut(self) -> bool:
+        """Whether a request was refused for want of room or turns."""
+        ...
+
+    def reward(self, value: float) -> None:
+        """Reward the last answer, at its last sampled token."""
+        ...
+
+    def finish(self, **changes: Any) -> tuple[Rollout, ...]:
+        """The conversations, as rollouts of one trajectory, the one that was answered last behind the others.
+
+        `changes` are of the last one, as in `Chat.finish`; `metrics` of all.
+        """
+        ...
+
+
 class Workflow(Protocol):
-    """Turns a task into one rollout, or several of one trajectory."""
+    """Turns a task into one rollout, or several of one trajectory.
+
+    Each rollout is scored by itself. Where the class says `scored_at_end = True`, the last one is, and its score is
+    that of all.
+    """
 
     async def run(self, task: Task, chat: Chat) -> Rollout | Sequence[Rollout]:
         """Run one task."""
@@ -85,8 +162,9 @@ class Workflow(Protocol):
 class Environment(Protocol):
     """A world that answers text with observations.
 
-    Each rollout has an instance of its own, whose calls come one after the other, each in any thread. A `close()` is
-    called at the end where there is one.
+    Each rollout has an instance of its own, whose calls come one after the other, each in any thread. Methods may be
+    `async`: they run on the event loop of a worker, which thousands share, and must not block it. A `close()` is called
+    at the end where there is one.
     """
 
     def reset(self, seed: int) -> Observation:

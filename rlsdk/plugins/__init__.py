@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rlsdk.plugins.entries import CORE, GROUP, Entry, discover, version
 from rlsdk.plugins.fingerprints import Fingerprint, Reference
-from rlsdk.plugins.loading import load, names
+from rlsdk.plugins.loading import faults_of, load, names
 from rlsdk.plugins.manager import Plugins
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Plugins",
     "Reference",
     "discover",
+    "faults_of",
     "load",
     "names",
     "version",

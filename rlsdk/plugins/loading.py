@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rlsdk.components import Kind
-from rlsdk.errors import PluginError
+from rlsdk.components import Kind, Use
+from rlsdk.errors import OptionError, PluginError
+from rlsdk.options import Fault
 from rlsdk.plugins.entries import CORE
 from rlsdk.plugins.manager import Plugins, check_kind, present
 
@@ -36,6 +37,25 @@ def load(kind: Kind, name: Any, /, **options: Any) -> Any:
     """
     plugins = present() or _default()
     return plugins.resolve(plugins.reference(kind, name, options))
+
+
+def faults_of(kind: Kind, use: Use, path: str) -> list[Fault]:
+    """What is wrong with a component that an option names.
+
+    Args:
+        kind: Of the component.
+        use: The choice, as it is written.
+        path: Of the option.
+    """
+    try:
+        made = load(kind, use.name, **use.options)
+    except OptionError as error:
+        return [(f"{path}.{below}", text) for below, text in error.faults]
+    except PluginError as error:
+        return [(path, str(error))]
+    if hasattr(made, "close"):
+        made.close()
+    return []
 
 
 def names(kind: Kind) -> list[str]:

@@ -140,13 +140,21 @@ class Plugins(pluggy.PluginManager):
             FingerprintError: This process has other code than the driver that made the reference.
             OptionError: The options do not fit.
         """
+        return self.bind(self.component(reference), reference.options)
+
+    def component(self, reference: Reference) -> Component:
+        """The component that a reference names, on a driver or a worker.
+
+        Raises:
+            FingerprintError: This process has other code than the driver that made the reference.
+        """
         if reference.obj is not None:
             component = component_of(reference.obj)
             if component is None:
                 raise PluginError(
                     f"{reference.obj!r} lost its mark on the way to this worker; make @rlsdk.{reference.kind} outermost"
                 )
-            return self._bind(component, reference.options)
+            return component
         plugin = reference.name.partition("/")[0]
         if reference.file is not None:
             self.add_file(*reference.file)
@@ -157,9 +165,14 @@ class Plugins(pluggy.PluginManager):
                 f"plugin {plugin!r} differs between driver and worker: driver {reference.fingerprint}, worker {here}; "
                 "install the same version on every node"
             )
-        return self._bind(component, reference.options)
+        return component
 
-    def _bind(self, component: Component, options: Mapping[str, Any]) -> Any:
+    def bind(self, component: Component, options: Mapping[str, Any]) -> Any:
+        """What is ready to run; what it loads while it is made is looked for among these plugins.
+
+        Raises:
+            OptionError: The options do not fit.
+        """
         with _present(self):
             return component.bind(options)
 

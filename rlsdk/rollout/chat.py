@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, get_args
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, get_args
 
 import attrs
 import numpy as np
 
-from rlsdk.contracts import Sampling, Speaker
+from rlsdk.components import Use
+from rlsdk.contracts import Sampling, Speaker, World
 from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
 from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.codec import NOTHING, Codec
 from rlsdk.rollout.seeds import derive
+from rlsdk.rollout.worlds.local import LocalWorlds, Worlds
 from rlsdk.types import Message, Rollout, Score, Status, Task
+
+if TYPE_CHECKING:
+    from rlsdk.rollout.recording import Recorder
 
 _STATUS: dict[str, Status] = {"stop": "finished", "length": "truncated", "abort": "aborted"}
 
 
 @attrs.frozen(eq=False)
 class Prompt:
-    """A task's prompt, tokenised once for its whole group."""
+    """A task's prompt, tokenised once for its whole group; `plain`: the conversation is text, without a template."""
 
     task: Task
     messages: tuple[Message, ...]
     token_ids: np.ndarray
+    plain: bool = attrs.field()
+
+    @plain.default
+    def _is_text(self) -> bool:
+        return isinstance(self.task.prompt, str)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -36,12 +48,14 @@ class Setting:
         client: The engines; None where nothing is sampled.
         sampling: How tokens are sampled, stop strings already split.
         max_length: Tokens of prompt and response together.
+        worlds: Where environments run.
     """
 
     codec: Codec
     client: EngineClient | None
     sampling: Sampling
     max_length: int
+    worlds: Worlds = attrs.field(factory=LocalWorlds)
 
 
 class TokenChat:
@@ -75,7 +89,7 @@ class TokenChat:
         """
         self._prompt, self._setting, self._group = prompt, setting, group
         self._seed, self._member, self._scorer = seed, member, scorer
-        self._plain = isinstance(prompt.task.prompt, str)
+        self._plain = prompt.plain
         self._messages = list(prompt.messages)
         self._parts: list[tuple[np.ndarray, bool, np.ndarray | None, np.ndarray | None]] = [
             (prompt.token_ids, False, None, None)
@@ -90,6 +104,8 @@ class TokenChat:
         self._ended = NOTHING
         self._engine: int | None = None
         self._pending: np.ndarray | None = NOTHING
+        self._worlds: list[World] = []
+        self._recorder: Recorder | None = None
 
     @property
     def status(self) -> Status:
@@ -223,6 +239,43 @@ class TokenChat:
         if self._scorer is None:
             raise ConfigError(["reward: none given, but the workflow asks what an answer is worth; name one"])
         return await self._scorer(self.finish())
+
+    def world(self, environment: Use, seed: int, *, step_timeout: float = 30.0) -> World:
+        """An environment to play in.
+
+        Args:
+            environment: Which one, with its options.
+            seed: Of its episode.
+            step_timeout: Seconds that one call of it may take.
+        """
+        self._worlds.append(self._setting.worlds.open(environment, seed, step_timeout))
+        return self._worlds[-1]
+
+    def close(self) -> None:
+        """Leave what the workflow did not leave."""
+        while self._worlds:
+            self._worlds.pop().leave()
+
+    def serve(self, **how: Any) -> AbstractAsyncContextManager[Recorder]:
+        """Serve the policy to an agent, as an OpenAI-compatible endpoint of this rollout; see `Chat.serve`."""
+        from rlsdk.rollout.recording import Recorder
+
+        about = (self._prompt.task, self._setting, self._group, self._seed, self._member)
+        self._recorder = Recorder(*about, **how)
+        return self._recorder.serving()
+
+    def failed(self) -> Rollout:
+        """The rollout as it stands when its workflow failed; of an agent, the conversation that was last answered."""
+        if self._recorder is not None and self._recorder.answers:
+            return self._recorder.finish(status="failed")[-1]
+        return self.finish(status="failed")
+
+    def branch(self, seed: int | None) -> TokenChat:
+        """A conversation that goes on from here by itself; this one stays as it is."""
+        other = copy.copy(self)
+        other._seed, other._worlds = seed, []
+        other._messages, other._parts, other._rewards = [*self._messages], [*self._parts], [*self._rewards]
+        return other
 
     def finish(self, **changes: Any) -> Rollout:
         """The rollout as it stands.

@@ -141,6 +141,11 @@ class Codec:
         plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return list(self._tokenizer.batch_decode(list(ids), **plain))
 
+    def shown(self, ids: np.ndarray) -> str:
+        """The text of tokens for a person, special tokens included."""
+        text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        return text
+
     @property
     def end(self) -> int | None:
         """The token that ends a text."""

@@ -6,17 +6,24 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from rlsdk.errors import DataError, EngineError, OutOfRoomError, RlsdkError
+import attrs
+
+from rlsdk.errors import DataError, EngineError, OutOfRoomError, RlsdkError, WorldLostError
 from rlsdk.rollout.chat import Prompt, Setting, TokenChat
 from rlsdk.rollout.seeds import derive
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.types import Group, Rollout, Score, Task
 
 Observer = Callable[[Rollout, Score, int], Any]
+RERUNS = 3
+"""How often a rollout begins anew whose environment was lost with its worker; then it has failed."""
 
 
 class Producer:
-    """Runs the workflow on tasks, `group_size` times each."""
+    """Runs the workflow on tasks, `group_size` times each.
+
+    `run_again` counts how often a rollout began anew, since the worker was lost that held its environment.
+    """
 
     def __init__(
         self, workflow: Any, scorer: Scorer | None, seed: int | None, observer: Observer | None = None
@@ -32,9 +39,11 @@ class Producer:
         self._run: Callable[[Task, TokenChat], Awaitable[Rollout | Sequence[Rollout]]] = getattr(
             workflow, "run", workflow
         )
+        self._at_end = bool(getattr(workflow, "scored_at_end", False))
         self._scorer = scorer
         self._seed = seed
         self._observer = observer
+        self.run_again = 0
 
     async def produce(
         self, tasks: Sequence[Task], setting: Setting, group_size: int, key: str, step: int = -1
@@ -75,21 +84,41 @@ class Producer:
     ) -> list[tuple[Rollout, Score]]:
         seed = None if self._seed is None else derive(self._seed, group, prompt.task.id)
         scorer = None if self._scorer is None else self._scorer.score
-        chat = TokenChat(prompt, setting, group, seed, member=member, scorer=scorer)
+        for attempt in range(RERUNS + 1):
+            chat = TokenChat(prompt, setting, group, seed, member=member, scorer=scorer)
+            try:
+                rollouts = await self._attempt(prompt.task, chat, group)
+                scores = await self._scores(rollouts)
+                return [self._seen(rollout, score, step) for rollout, score in zip(rollouts, scores, strict=True)]
+            except WorldLostError as error:
+                reason = f"{type(error).__name__}: {error}"
+                self.run_again += attempt < RERUNS
+            except _FailedError as error:
+                reason = str(error)
+                break
+        return [self._seen(chat.failed(), Score.invalid(f"workflow failed: {reason}"), step)]
+
+    async def _attempt(self, task: Task, chat: TokenChat, group: str) -> Sequence[Rollout]:
         try:
-            produced = await self._run(prompt.task, chat)
+            produced = await self._run(task, chat)
         except OutOfRoomError:
             produced = chat.finish()
         except (RlsdkError, asyncio.CancelledError):
             raise
         except Exception as error:
             if _from_ray(error):
-                raise EngineError(f"{group}, task {prompt.task.id!r}: the engine failed: {error}") from error
-            failed = chat.finish(status="failed")
-            reason = f"workflow failed: {type(error).__name__}: {error}"
-            return [self._seen(failed, Score.invalid(reason), step)]
-        rollouts = [produced] if isinstance(produced, Rollout) else list(produced)
-        return [self._seen(rollout, await self._score(rollout), step) for rollout in rollouts]
+                raise EngineError(f"{group}, task {task.id!r}: the engine failed: {error}") from error
+            raise _FailedError(f"{type(error).__name__}: {error}") from error
+        finally:
+            chat.close()
+        return [produced] if isinstance(produced, Rollout) else list(produced)
+
+    async def _scores(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        if not self._at_end or not rollouts:
+            return [await self._score(rollout) for rollout in rollouts]
+        end = await self._score(rollouts[-1])
+        # Its token rewards stand at positions that the others do not have.
+        return [*[attrs.evolve(end, token_rewards=None)] * (len(rollouts) - 1), end]
 
     async def _score(self, rollout: Rollout) -> Score:
         if self._scorer is None:
@@ -100,6 +129,10 @@ class Producer:
         if self._observer is not None:
             self._observer(rollout, score, step)
         return rollout, score
+
+
+class _FailedError(Exception):
+    """The workflow raised; its rollout has failed, and the run goes on."""
 
 
 def _from_ray(error: BaseException) -> bool:

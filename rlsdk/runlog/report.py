@@ -72,7 +72,9 @@ def print_report(
         f"{summary['steps']} steps, {summary['tokens_per_second']:,.0f} sampled tokens/s while generating",
         highlight=False,
     )
+    _print_tasks(console, summary.get("tasks") or {})
     _print_invalid(console, summary.get("invalid") or {})
+    _print_environments(console, summary.get("environments") or {})
     for when, rows in samples.items():
         for row in rows:
             mark = "right" if row["correct"] else "wrong"
@@ -95,3 +97,24 @@ def _print_invalid(console: Console, invalid: Mapping[str, Any]) -> None:
     )
     for reason, count in invalid["reasons"].items():
         console.print(f"  {count} × {escape(reason)}", highlight=False)
+
+
+def _print_tasks(console: Console, tasks: Mapping[str, int]) -> None:
+    """What became of the tasks, if not all were trained on."""
+    if tasks.get("issued", 0) == tasks.get("trained", 0):
+        return
+    ends = ", ".join(f"{tasks[name]:,} {name}" for name in ("trained", "filtered", "failed"))
+    console.print(f"{tasks['issued']:,} tasks: {ends}", highlight=False)
+
+
+def _print_environments(console: Console, found: Mapping[str, Any]) -> None:
+    """What became of workers, if any were lost."""
+    if not found.get("workers_lost"):
+        return
+    console.print(
+        f"[yellow]{found['workers_lost']} environment workers were lost; {found['rollouts_run_again']} rollouts were "
+        "run again:[/]",
+        highlight=False,
+    )
+    for reason in found["reasons"]:
+        console.print(f"  {escape(reason)}", highlight=False)

@@ -6,7 +6,6 @@ Calls arrive pickled from the driver, which is trusted. Results go back as JSON:
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import importlib
 import inspect
@@ -24,10 +23,9 @@ from typing import Any, NoReturn
 from rlsdk.components import component_of
 from rlsdk.errors import DataError, RlsdkError
 from rlsdk.plugins import Plugins, Reference
+from rlsdk.process import fork_alone
 from rlsdk.types import Rollout, Score, Task
 
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
 _MAX_REASON = 2_000
 """Characters of a reason: what a scorer raises may quote the whole answer."""
 BROKEN = b"e"
@@ -148,15 +146,12 @@ def _confine(memory: int) -> None:
     """A process group to be killed as one, an end with the template's, and limits."""
     import resource  # not on Windows, where there is no pool
 
-    os.setpgid(0, 0)  # no session of its own: that would be a scheduling group, in which niceness means nothing
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    fork_alone()
+    if sys.platform == "linux":
         with open("/proc/self/statm", encoding="ascii") as file:
             size = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + memory, size + memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
 
 
 def _call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, Any]:

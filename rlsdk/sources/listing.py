@@ -18,11 +18,13 @@ class TaskList(Sequence[Task]):
         make: Gives the task at an index from 0 to `size - 1`, the same each time.
         size: Number of tasks.
         skipped: Why rows that could not be used were left out, one line each.
+        ordered: A training takes the tasks in this order, not shuffled.
     """
 
     make: Callable[[int], Task]
     size: int
     skipped: tuple[str, ...] = ()
+    ordered: bool = False
 
     def __len__(self) -> int:
         return self.size

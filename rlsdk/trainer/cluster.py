@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -109,49 +109,64 @@ class Actors:
 
 def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
     """Start engines and learner side by side and wait until all are ready."""
-    import ray
-
     config = plan.config
-    cores = os.cpu_count() or 1
-    found = layout(config.placement, cores, gpus)
+    found = layout(config.placement, os.cpu_count() or 1, gpus)
     folder = plan.folder.resolve()
     adapter = exchanged_adapter(plan)
-    common: Any = {"device": found.device, "seed": config.seed, "cpus": cores, "colocated": config.placement.colocate}
-    engines = []
-    starting = []
-    for rank in range(config.placement.engines if plan.needs_engine else 0):
-        place = Place(
-            role="engine",
-            rank=rank,
-            world=config.placement.engines,
-            threads=found.engine_threads,
-            cache=str(folder / "cache" / f"engine-{rank}"),
-            **common,
-        )
-        name, path = f"engine-{rank}", folder / "logs" / f"engine-{rank}.log"
-        engine = launch_engine(plan.engine, place, cpus=1, gpus=found.engine_gpus, name=name, log_path=path)
-        engines.append(engine)
-        starting.append(engine.start.remote(plan.model, place, adapter))
+    starting = start_engines(plan, found, adapter) if plan.needs_engine else []
     learner = LearnerGroup.launch(
         plan.learner,
         roles(plan),
         plan.loss,
-        Place(role="learner", world=config.placement.learners, threads=found.learner_threads, **common),
+        Place(
+            role="learner", world=config.placement.learners, threads=found.learner_threads, **_everywhere(plan, found)
+        ),
         total_updates=total_updates,
         gpus=found.learner_gpus,
         log_dir=folder / "logs",
         cache=folder / "cache",
     )
     learner.adapter_only = adapter is not None
-    for rank, started in enumerate(starting):
+    return Actors(started_engines(plan, starting), learner, found)
+
+
+def start_engines(plan: Plan, found: Layout, adapter: Adapter | None = None) -> list[tuple[Any, Any]]:
+    """Begin to start the engines: their handles, each with what `started_engines` waits for."""
+    folder, world = plan.folder.resolve(), plan.config.placement.engines
+    starting = []
+    for rank in range(world):
+        cache = str(folder / "cache" / f"engine-{rank}")
+        common = _everywhere(plan, found)
+        place = Place(role="engine", rank=rank, world=world, threads=found.engine_threads, cache=cache, **common)
+        name, path = f"engine-{rank}", folder / "logs" / f"engine-{rank}.log"
+        engine = launch_engine(plan.engine, place, cpus=1, gpus=found.engine_gpus, name=name, log_path=path)
+        starting.append((engine, engine.start.remote(plan.model, place, adapter)))
+    return starting
+
+
+def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """The engines, once all are ready.
+
+    Raises:
+        EngineError: One did not start.
+    """
+    import ray
+
+    for rank, (_, started) in enumerate(starting):
         try:
             ray.get(started)
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
-            path = folder / "logs" / f"engine-{rank}.log"
+            path = plan.folder.resolve() / "logs" / f"engine-{rank}.log"
             said = f"{type(cause).__name__}: {cause}"
             raise EngineError(f"engine {rank} did not start: {said}; its log is {path}") from error
-    return Actors(engines, learner, found)
+    return [engine for engine, _ in starting]
+
+
+def _everywhere(plan: Plan, found: Layout) -> dict[str, Any]:
+    """What is the same in every place."""
+    colocated = plan.config.placement.colocate
+    return {"device": found.device, "seed": plan.config.seed, "cpus": os.cpu_count() or 1, "colocated": colocated}
 
 
 def exchanged_adapter(plan: Plan) -> Adapter | None:

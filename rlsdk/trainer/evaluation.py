@@ -20,7 +20,8 @@ class Evaluation:
 
     Attributes:
         accuracy: `greedy`, `sampled`, and `pass@k` for each k asked for.
-        metrics: The same, the mean rewards, and what the workflow measured in sampled answers, under `eval/`.
+        metrics: The same, the mean rewards, and what the workflow measured in sampled answers, under `eval/`; of
+            several sources also each one's, `eval/SOURCE/`.
         samples: A few sampled answers, for a person.
     """
 
@@ -51,9 +52,28 @@ async def evaluate(
     sampled = await producer.produce(
         tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=1.0)), samples, "eval sampled"
     )
-    right = [[is_correct(s) for s in g.scores] for g in sampled]
+    accuracy, metrics = _found(greedy, sampled, samples)
+    for source, (plainly, drawn) in by_source(greedy, sampled).items():
+        metrics |= {f"{source}/{name}": value for name, value in _found(plainly, drawn, samples)[1].items()}
+    named = {f"eval/{name}": value for name, value in metrics.items()}
+    return Evaluation(accuracy, named, tuple(_shown(g) for g in sampled[:show]))
+
+
+def by_source(*batches: Sequence[Group]) -> dict[str, tuple[list[Group], ...]]:
+    """Groups by the source of their tasks, if there are several; else nothing."""
+    sources = sorted({group.task.source for batch in batches for group in batch})
+    if len(sources) < 2:
+        return {}
+    return {source: tuple([g for g in batch if g.task.source == source] for batch in batches) for source in sources}
+
+
+def _found(
+    greedy: Sequence[Group], sampled: Sequence[Group], samples: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Accuracy, and the same with mean rewards and the workflow's metrics."""
+    right = [[is_correct(s) for s in ends(g)] for g in sampled]
     accuracy = {
-        "greedy": _mean([is_correct(s) for g in greedy for s in g.scores]),
+        "greedy": _mean([is_correct(s) for g in greedy for s in ends(g)]),
         "sampled": _mean([r for group in right for r in group]),
     }
     k = 2
@@ -61,9 +81,7 @@ async def evaluate(
         accuracy[f"pass@{k}"] = _mean([pass_at(k, len(g), sum(g)) for g in right])
         k *= 2
     rewards = {"greedy_reward": _reward(greedy), "sampled_reward": _reward(sampled)}
-    found = {**accuracy, **rewards, **measured([r for g in sampled for r in g.rollouts])}
-    metrics = {f"eval/{name}": value for name, value in found.items()}
-    return Evaluation(accuracy, metrics, tuple(_shown(g) for g in sampled[:show]))
+    return accuracy, {**accuracy, **rewards, **measured([r for g in sampled for r in g.rollouts])}
 
 
 def is_correct(score: Score) -> bool:
@@ -75,6 +93,16 @@ def measured(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """The means of what workflows measured, each as `workflow/NAME`."""
     names = sorted({name for r in rollouts for name in r.metrics})
     return {f"workflow/{n}": _mean([r.metrics[n] for r in rollouts if n in r.metrics]) for n in names}
+
+
+def ends(group: Group) -> list[Score]:
+    """The scores of a group's trajectories: of several rollouts of one, the last step's; any other is one by itself."""
+    last: dict[str, tuple[int, Score]] = {}
+    for i, (rollout, score) in enumerate(zip(group.rollouts, group.scores, strict=True)):
+        label = rollout.trajectory or f"\0{i}"
+        if label not in last or rollout.step >= last[label][0]:
+            last[label] = (rollout.step, score)
+    return [score for _, score in last.values()]
 
 
 def pass_at(k: int, n: int, correct: int) -> float:

@@ -19,18 +19,21 @@ from rlsdk.contracts import TrainBatch
 from rlsdk.errors import CanaryError, EngineError
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.producer import Producer
+from rlsdk.rollout.worlds.fleet import Fleet
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.canary import Canary, describe_checksums
 from rlsdk.trainer.checkpoint import Checkpoints
 from rlsdk.trainer.cluster import Actors
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
-from rlsdk.trainer.evaluation import Evaluation, evaluate, is_correct, measured
+from rlsdk.trainer.evaluation import Evaluation, by_source, evaluate, is_correct, measured
+from rlsdk.trainer.ledger import Ledger
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
 from rlsdk.trainer.stream import TaskStreams
 from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
-REASON = 120
+MOST_REASONS = 20
+REASON = 240
 """Characters of why a rollout could not be scored, as the summary counts them."""
 
 
@@ -50,6 +53,7 @@ class Parts:
     credit: CreditAssigner
     canary: Canary
     checkpoints: Checkpoints
+    eval_worlds: Fleet | None = None
 
 
 class Clock:
@@ -79,6 +83,7 @@ class Loop:
         self.steps = steps
         self.done = 0
         self.interrupted = False
+        self.ledger = Ledger()
         self.tokens = 0
         self.scored = 0
         self.unscored: Counter[str] = Counter()
@@ -93,6 +98,7 @@ class Loop:
         self.p.actors.learner.load(self.p.checkpoints.path(step) / "learner")
         self.p.streams.restore(state["tasks"])
         self.p.credit.restore(state["components"])
+        self.ledger = Ledger.restored(state.get("ledger"))
         self.done = step
 
     async def publish(self, *, updated: bool) -> float:
@@ -117,6 +123,8 @@ class Loop:
         """Evaluate the weights as they are."""
         section = self.p.plan.config.eval
         setting = self.p.setting
+        if self.p.eval_worlds is not None:
+            setting = attrs.evolve(setting, worlds=self.p.eval_worlds)
         if section.max_tokens is not None:
             setting = attrs.evolve(setting, sampling=attrs.evolve(setting.sampling, max_tokens=section.max_tokens))
         return await evaluate(
@@ -140,9 +148,12 @@ class Loop:
         with clock("credit"):
             kept = apply_filters(groups, self.p.filters)
             packed = pack(kept, experts, baselines)
+        trained = 0 if packed is None else len(set(packed.groups[: packed.sampled].tolist()))
+        self.ledger = self.ledger.after(groups, trained)
         metrics = {
             **rollout_metrics(groups),
             **reward_metrics(groups, scored=self.p.plan.sampled),
+            **source_metrics(groups, scored=self.p.plan.sampled),
             "rollouts/invalid": float(invalid),
             "groups/trained": len(kept) / len(groups),
         }
@@ -209,6 +220,13 @@ class Loop:
             computed["values"] = learner.values(batch)
         return computed
 
+    def environments(self) -> dict[str, Any]:
+        """What became of the workers that host environments, and what that made necessary."""
+        fleets = {id(f): f for f in (self.p.setting.worlds, self.p.eval_worlds) if isinstance(f, Fleet)}
+        lost = [event for fleet in fleets.values() for event in fleet.lost]
+        again = self.p.producer.run_again + self.p.evaluator.run_again
+        return {"workers_lost": len(lost), "reasons": lost[:MOST_REASONS], "rollouts_run_again": again}
+
     def save(self, *, last: bool) -> Path:
         """Write a checkpoint of the steps done."""
         learner, wanted = self.p.actors.learner, self.p.plan.config.checkpoint.export
@@ -220,6 +238,7 @@ class Loop:
 
         state = {
             "tasks": self.p.streams.state(),
+            "ledger": attrs.asdict(self.ledger),
             "components": self.p.credit.state(),
             "plugins": self.p.plan.code,
         }
@@ -310,3 +329,12 @@ def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]
     for name in sorted({n for s in valid for n in s.metrics if n.startswith("reward/")}):
         metrics[name] = float(np.mean([s.metrics[name] for s in valid if name in s.metrics]))
     return metrics
+
+
+def source_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
+    """What workflows measured, rewards and accuracy of each source, if there are several: `source/NAME/…`."""
+    return {
+        f"source/{source}/{name}": value
+        for source, (own,) in by_source(groups).items()
+        for name, value in {**rollout_metrics(own), **reward_metrics(own, scored=scored)}.items()
+    }

@@ -14,16 +14,16 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import attrs
 import yaml
 from rich.console import Console
 from rich.logging import RichHandler
 
 from rlsdk import preflight
 from rlsdk.config import Plan, check
-from rlsdk.contracts import Requires, Sampling
+from rlsdk.contracts import Requires
 from rlsdk.errors import ConfigError, PluginError, RunError
 from rlsdk.plugins import load
-from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.codec import Codec
 from rlsdk.rollout.producer import Producer, first_error
@@ -39,7 +39,9 @@ from rlsdk.trainer.loop import Loop, Parts
 from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.rewarding import reward_actors
 from rlsdk.trainer.session import Session
+from rlsdk.trainer.setting import setting_of
 from rlsdk.trainer.stream import Source, TaskStream, TaskStreams, opened
+from rlsdk.trainer.worlds import Fleets, world_workers
 from rlsdk.types import Task
 
 log = logging.getLogger(__name__)
@@ -93,8 +95,8 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
             updates = steps * plan.config.minibatches * plan.config.passes
             actors = start_actors(plan, gpus, updates)
             try:
-                with _scorer(plan) as scorer:
-                    parts = _assemble(plan, actors, checkpoints, tasks, scorer)
+                with _scorer(plan) as scorer, world_workers(plan) as worlds:
+                    parts = _assemble(plan, actors, checkpoints, tasks, scorer, worlds)
                     loop = Loop(parts, steps)
                     seconds["start"] = time.perf_counter() - start
                     session = Session(plan, loop, console, resumed, seconds)
@@ -232,16 +234,17 @@ def _scorer(plan: Plan) -> Iterator[Scorer | None]:
 
 
 def _assemble(
-    plan: Plan, actors: Actors, checkpoints: Checkpoints, tasks: Sequence[Sequence[Task]], scorer: Scorer | None
+    plan: Plan,
+    actors: Actors,
+    checkpoints: Checkpoints,
+    tasks: Sequence[Sequence[Task]],
+    scorer: Scorer | None,
+    worlds: Fleets,
 ) -> Parts:
     config, resolve = plan.config, plan.plugins.resolve
     codec = Codec.open(plan.model)
     client = EngineClient(actors.engines, codec.decode) if actors.engines else None
-    stops, ids = codec.split_stops(config.sampling.stop)
     s = config.sampling
-    sampling = Sampling(
-        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens, stop=stops, stop_token_ids=ids
-    )
     if s.top_p < 1 or s.top_k:
         log.warning(
             "top_p=%s, top_k=%s: the learner cannot reproduce the distribution that was sampled from", s.top_p, s.top_k
@@ -258,7 +261,8 @@ def _assemble(
     return Parts(
         plan=plan,
         actors=actors,
-        setting=Setting(codec=codec, client=client, sampling=sampling, max_length=config.model.max_length),
+        setting=attrs.evolve(setting_of(plan, codec, client), worlds=worlds.train),
+        eval_worlds=worlds.eval,
         producer=Producer(workflow, scorer, seed, observer),
         demonstrator=demonstrator if plan.algorithm.rollouts == "mixed" else None,
         # What is evaluated is always the policy, also where training imitates demonstrations.
@@ -295,4 +299,6 @@ def _canary_tokens(codec: Codec, tasks: Sequence[Task], count: int) -> Any:
     import numpy as np
 
     ids = [codec.prompt(tasks[i])[1] for i in range(min(len(tasks), count))]
-    return np.concatenate(ids)[: max(count, 2)]
+    # Tasks of environments may have an empty prompt: any other text serves as well.
+    found = np.concatenate([*ids, codec.encode("+".join(map(str, range(max(count, 2)))))])
+    return found[: max(count, 2)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 from rich.console import Console
 
 from rlsdk.config import Plan
@@ -120,6 +122,8 @@ class Session:
                 "share": loop.unscored.total() / max(loop.scored, 1),
                 "reasons": dict(loop.unscored.most_common(5)),
             },
+            "tasks": attrs.asdict(loop.ledger),
+            "environments": loop.environments(),
             "seconds": {**self._seconds, **loop.phases},
             "tokens_per_second": loop.tokens / max(generating, 1e-9),
             "export": str(export) if export.is_dir() else None,
@@ -131,7 +135,7 @@ def accuracy_at(folder: Path, step: int) -> dict[str, float] | None:
     lines = [line for line in read_metrics(folder) if line["step"] == step and "eval/greedy" in line]
     if not lines:
         return None
-    return {k.removeprefix("eval/"): v for k, v in lines[-1].items() if k.startswith("eval/") and "reward" not in k}
+    return {k.removeprefix("eval/"): v for k, v in lines[-1].items() if re.fullmatch(r"eval/[^/]+(?<!_reward)", k)}
 
 
 def _log(trackers: Sequence[Any], step: int, metrics: Mapping[str, float]) -> None:

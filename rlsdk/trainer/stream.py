@@ -18,6 +18,8 @@ from rlsdk.types import Task
 class TaskStream:
     """Each epoch is a permutation that depends on seed and epoch alone, so that a position is all there is to save.
 
+    A source with a true attribute `ordered` is taken in its own order, in every epoch.
+
     Attributes:
         position: Tasks drawn so far, dropped ones included.
         dropped: Of these, how many had a prompt over the limit.
@@ -70,6 +72,8 @@ class TaskStream:
 
     def _at(self, position: int) -> Task:
         epoch, index = divmod(position, len(self._tasks))
+        if is_ordered(self._tasks):
+            return self._tasks[index]
         if self._order[0] != epoch:
             self._order = (epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self._tasks)))
         return self._tasks[int(self._order[1][index])]
@@ -81,10 +85,17 @@ def opened(source: TaskSource, plugins: Plugins) -> Sequence[Task]:
     Raises:
         DataError: The source cannot be read.
     """
-    tasks: Sequence[Task] = plugins.resolve(source.reference)()
+    made = plugins.resolve(source.reference)
+    tasks: Sequence[Task] = made() if callable(made) else made  # a source is a function, or a class of sequences
     if not source.renamed:
         return tasks
-    return TaskList(lambda i: attrs.evolve(tasks[i], source=source.name), len(tasks))
+    renamed = TaskList(lambda i: attrs.evolve(tasks[i], source=source.name), len(tasks))
+    return attrs.evolve(renamed, ordered=is_ordered(tasks))
+
+
+def is_ordered(tasks: Sequence[Task]) -> bool:
+    """Whether a training takes these tasks in their own order, not shuffled."""
+    return bool(getattr(tasks, "ordered", False))
 
 
 class Allocator:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +15,13 @@ from rlsdk.contracts import Chat
 from rlsdk.errors import ConfigError, OptionError, ValueFault
 from rlsdk.options import nearest
 from rlsdk.plugins.importing import find
+from rlsdk.threads import Threads
 from rlsdk.types import Rollout, Status, Task
+from rlsdk.workflows.dialects import Dialect
 from rlsdk.workflows.functions import Tool, WrongCallError, as_text
 from rlsdk.workflows.limits import limited
 from rlsdk.workflows.mcp_servers import Connection, McpTool, Server, ServerGoneError
-from rlsdk.workflows.threads import Threads
-from rlsdk.workflows.tool_calls import PARSERS, Call, Malformed, Parser
+from rlsdk.workflows.tool_calls import Call, Malformed
 
 NAME = "workflow 'tools'"
 Offered = Mapping[str, Tool | McpTool]
@@ -68,7 +68,7 @@ class Tools:
     threads: int = 16
     _tools: dict[str, Tool] = attrs.field(init=False, eq=False, repr=False)
     _connections: tuple[Connection, ...] = attrs.field(init=False, eq=False, repr=False)
-    _parse: Parser = attrs.field(init=False, eq=False, repr=False)
+    _dialect: Dialect = attrs.field(init=False, eq=False, repr=False)
     _threads: Threads = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Tools:
         connections = tuple(Connection(name, server) for name, server in self.servers.items())
         object.__setattr__(self, "_connections", connections)
         object.__setattr__(self, "_tools", {tool.name: tool for tool in found})
-        object.__setattr__(self, "_parse", _parser(self.parser))
+        object.__setattr__(self, "_dialect", Dialect.named(self.parser, NAME))
         object.__setattr__(self, "_threads", Threads(self.threads))
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
@@ -111,14 +111,12 @@ class Tools:
     def _introduce(self, chat: Chat, offered: Offered) -> None:
         schemas = [tool.schema for tool in offered.values()]
         if not chat.offer(schemas) and self.describe:
-            told = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
-            how = PARSERS[self.parser][1] if self.parser in PARSERS else ""
-            chat.say(f"You may call these tools:\n{told}\n{how}".rstrip())
+            chat.say(self._dialect.introduce(schemas))
 
     async def _talk(self, chat: Chat, offered: Offered, metrics: dict[str, float]) -> Status:
         for _ in range(self.max_turns):
             answer = await chat.sample(max_tokens=self.max_tokens)
-            calls = self._parse(answer.content)
+            calls = self._dialect.parse(answer.content)
             if not calls or chat.status == "aborted":
                 return chat.status
             for index, call in enumerate(calls):
@@ -170,22 +168,3 @@ def _tool(path: str, index: int) -> Tool:
         return Tool.of(found)
     except ValueFault as error:
         raise OptionError(NAME, [(f"tools[{index}]", str(error))]) from error
-
-
-def _parser(name: str) -> Parser:
-    if name in PARSERS:
-        return PARSERS[name][0]
-    if ":" not in name:
-        raise OptionError(NAME, [("parser", f"expected {', '.join(PARSERS)} or FILE.py:FUNCTION, got {name!r}")])
-    try:
-        own = find(name)
-    except ValueFault as error:
-        raise OptionError(NAME, [("parser", str(error))]) from error
-
-    def parse(text: str) -> list[Call | Malformed]:
-        try:
-            return [Call(called, dict(arguments)) for called, arguments in own(text)]
-        except ValueError as error:
-            return [Malformed(str(error))]
-
-    return parse

@@ -16,7 +16,7 @@ from rlsdk.testing.conformance import Check, checks
 CORE, BROKEN = checks(rlsdk.Plugins(), "core", options={"code_tests": {"isolation": "none"}})
 NEED_OPTIONS = {
     *("jsonl", "parquet", "hub", "foreign", "regex", "length_penalty", "judge", "tools", "environment", "gymnasium"),
-    "reward_model",
+    *("reward_model", "environments"),
 }
 NEED_TASKS = {"code_tests"}
 

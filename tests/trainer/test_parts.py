@@ -1,5 +1,6 @@
 """The task stream, the canary, pass@k, placement."""
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,9 +10,9 @@ from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import CanaryError, DataError, EnvironmentFault
 from rlsdk.trainer.canary import Canary, describe_checksums
 from rlsdk.trainer.cluster import layout
-from rlsdk.trainer.evaluation import is_correct, measured, pass_at
+from rlsdk.trainer.evaluation import ends, is_correct, measured, pass_at
 from rlsdk.trainer.stream import TaskStream
-from rlsdk.types import Rollout, Score, Task
+from rlsdk.types import Group, Rollout, Score, Task
 
 
 def stream(count: int, *, limit: int = 99, on_long: str = "drop", seed: int = 0) -> TaskStream:
@@ -91,6 +92,14 @@ def test_checksums_name_the_tensors_that_differ() -> None:
 )
 def test_pass_at_k(k: int, n: int, correct: int, expected: float) -> None:
     assert pass_at(k, n, correct) == pytest.approx(expected)
+
+
+def test_a_trajectory_counts_once_by_its_last_step() -> None:
+    task = Task(id="t", prompt="?")
+    labels = [("a", 0), ("a", 1), ("", 0), ("b", 1), ("b", 0), ("", 0)]
+    rollouts = [attrs.evolve(Rollout.from_text(task, ""), trajectory=label, step=step) for label, step in labels]
+    scores = [Score(float(i)) for i in range(len(labels))]
+    assert [s.value for s in ends(Group(task, rollouts, scores))] == [1.0, 2.0, 3.0, 5.0]
 
 
 def test_correct_is_what_the_reward_says_or_a_full_reward() -> None:

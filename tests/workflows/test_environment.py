@@ -15,8 +15,8 @@ from rlsdk.contracts import Rule
 from rlsdk.errors import DataError, OptionError
 from rlsdk.scoring.scorer import Part, Scorer
 from rlsdk.testing import run_workflow
+from rlsdk.threads import Threads
 from rlsdk.types import Group, Message, Observation, Score, Step, Task
-from rlsdk.workflows.threads import Threads
 from tests.rollout.codecs import chatml, plain
 
 
@@ -160,7 +160,7 @@ def test_one_that_hangs_or_raises_fails_with_its_reason_while_others_go_on() -> 
     seeds = [next(s for s in range(99) if random.Random(s).randrange(10) == n) for n in range(10)]
     bad = {seeds[1]: "99", seeds[2]: "13"}
     began = time.perf_counter()
-    groups = play(script, *(task(s) for s in seeds), step_timeout=0.3, threads=2, group_size=2)
+    groups = play(script, *(task(s) for s in seeds), step_timeout=0.3, group_size=2)
     assert time.perf_counter() - began < 5
     by_seed = dict(zip(seeds, groups, strict=True))
     for seed, reason in (

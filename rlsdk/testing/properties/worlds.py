@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from rlsdk.testing import samples
@@ -24,11 +27,11 @@ LOOKED_AT = 16
 
 def _play(subject: Subject, world: Any, seed: int, actions: tuple[str, ...]) -> list[Observation | Step]:
     """What it shows and answers, until it ends."""
-    shown: list[Observation | Step] = [subject.call(world.reset, seed)]
+    shown: list[Observation | Step] = [_done(subject, world.reset, seed)]
     if not isinstance(shown[0], Observation):
         raise Violated("form", "an rlsdk.Observation from reset", shape(shown[0]))
     for action in actions:
-        step = subject.call(world.step, action)
+        step = _done(subject, world.step, action)
         if not isinstance(step, Step) or not isinstance(step.observation, Observation):
             raise Violated("form", "an rlsdk.Step with an rlsdk.Observation from step", shape(step))
         if not math.isfinite(step.reward):
@@ -37,6 +40,12 @@ def _play(subject: Subject, world: Any, seed: int, actions: tuple[str, ...]) -> 
         if step.terminated or step.truncated:
             break
     return shown
+
+
+def _done(subject: Subject, method: Callable[[Any], Any], given: Any) -> Any:
+    """What a method gives, be it `async` or not."""
+    result = subject.call(method, given)
+    return subject.call(asyncio.run, result) if inspect.iscoroutine(result) else result
 
 
 def _seeds(_: Subject) -> list[Case[Any]]:

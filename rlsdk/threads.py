@@ -34,6 +34,12 @@ class Threads:
         self._slots = weakref.WeakKeyDictionary()
         weakref.finalize(self, _dismiss, self._idle)
 
+    @property
+    def stuck(self) -> int:
+        """Calls that hang, each in a thread that was left to it."""
+        self._stuck = {worker for worker in self._stuck if worker.busy}
+        return len(self._stuck)
+
     async def call(self, function: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T:
         """What a function returns.
 
@@ -48,9 +54,8 @@ class Threads:
         """
         loop = asyncio.get_running_loop()
         async with self._slots.setdefault(loop, asyncio.Semaphore(self._limit)):
-            self._stuck = {worker for worker in self._stuck if worker.busy}
-            if len(self._stuck) >= MOST_STUCK:
-                raise RuntimeError(f"{len(self._stuck)} calls hang; {function!r} is not begun")
+            if self.stuck >= MOST_STUCK:
+                raise RuntimeError(f"{MOST_STUCK} calls hang; {function!r} is not begun")
             worker = self._idle.pop() if self._idle else _Worker()
             future = worker.begin(function, arguments)
             try:

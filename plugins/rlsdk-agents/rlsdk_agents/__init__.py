@@ -1,0 +1,8 @@
+"""The plugin `agents`: agents of the OpenAI Agents SDK, trained as they are; imported by kind.
+
+`pip install rlsdk-agents`, then `workflow: {use: agents/workflow, agent: "my_agent.py:assistant"}`.
+"""
+
+from __future__ import annotations
+
+MODULES: dict[str, tuple[str, ...]] = {"workflow": ("rlsdk_agents.workflow",)}

@@ -1,0 +1,84 @@
+"""`rlsdk debug engine` and `rlsdk debug workflow`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from rlsdk.cli import transcripts
+from rlsdk.cli.listing import console
+from rlsdk.cli.settings import SettingsCommand
+from rlsdk.config import check
+
+_PLUGIN = {"metavar": "FILE", "multiple": True, "help": "A Python file as a plugin, named by its stem."}
+
+
+@click.group()
+def debug() -> None:
+    """Look at rollouts without a training: the engine in one terminal, the workflow in another."""
+
+
+@debug.command(cls=SettingsCommand)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--plugin", "files", **_PLUGIN)  # type: ignore[arg-type]
+def engine(config: Path, settings: tuple[str, ...], files: tuple[str, ...]) -> None:
+    """Serve the engine of the YAML file CONFIG on this machine until Ctrl-C; nothing is trained."""
+    from rlsdk.trainer.debug import serve_engines
+
+    plan = check(config, settings, files)
+
+    def ready(url: str) -> None:
+        out.write(f"{url}\n")
+        out.flush()
+        click.echo(f"rlsdk: {plan.config.model.path} is served there; Ctrl-C ends it", err=True)
+
+    out = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the URL's
+        serve_engines(plan, ready)
+
+
+@debug.command(cls=SettingsCommand)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--plugin", "files", **_PLUGIN)  # type: ignore[arg-type]
+@click.option("--task", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of tasks.train.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Rollouts.")
+@click.option("--url", default="", help="Base URL of an OpenAI-compatible server.  [default: `debug engine`'s]")
+@click.option("--api-key", default="", envvar="RLSDK_API_KEY", show_envvar=True, help="For that server.")
+@click.option("--model", default="", metavar="NAME", help="The model's name there.  [default: the first that it lists]")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the rollouts here, as JSON lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rollouts as JSON.")
+def workflow(
+    config: Path,
+    settings: tuple[str, ...],
+    files: tuple[str, ...],
+    task: int,
+    samples: int,
+    url: str,
+    api_key: str,
+    model: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Run the workflow of the YAML file CONFIG on one task, and show messages, tokens, rewards and times.
+
+    The model is that of `rlsdk debug engine CONFIG`, which runs in another terminal, or of a server with /completions.
+    """
+    from rlsdk.trainer.debug import debug_workflow
+
+    with contextlib.redirect_stdout(sys.stderr):
+        plan = check(config, settings, files)
+        found = debug_workflow(plan, task, samples=samples, url=url, api_key=api_key, model=model)
+    rows = transcripts.rows(found)
+    if out is not None:
+        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
+        out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(transcripts.summary(found, rows), indent=2, ensure_ascii=False))
+    else:
+        transcripts.show(found, console())

@@ -1,0 +1,111 @@
+"""Rollouts for a person, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from rlsdk.types import Rollout, Score
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.debug import Debugged
+
+SAMPLED, GIVEN = "green", "dim"
+
+
+def rows(found: Debugged) -> list[dict[str, Any]]:
+    """One mapping of JSON values for each rollout: conversation, score, and every token with its mask."""
+    pairs = zip(found.group.rollouts, found.group.scores, found.seconds, strict=True)
+    return [_row(rollout, score, seconds) for rollout, score, seconds in pairs]
+
+
+def _row(rollout: Rollout, score: Score, seconds: float) -> dict[str, Any]:
+    return {
+        "task": rollout.task.id,
+        "source": rollout.task.source,
+        "trajectory": rollout.trajectory,
+        "step": rollout.step,
+        "status": rollout.status,
+        "reward": score.value if score.valid else None,
+        "valid": score.valid,
+        "reason": score.reason,
+        "metrics": {**rollout.metrics, **score.metrics},
+        "rewards": [list(pair) for pair in rollout.rewards],
+        "seconds": round(seconds, 4),
+        "messages": [
+            {"role": m.role, "content": m.content, **({"name": m.name} if m.name else {})} for m in rollout.messages
+        ],
+        "token_ids": rollout.token_ids.tolist(),
+        "loss_mask": rollout.loss_mask.tolist(),
+        "logprobs": [float(value) for value in rollout.logprobs],
+        "policy_versions": rollout.policy_versions.tolist(),
+    }
+
+
+def summary(found: Debugged, told: list[dict[str, Any]]) -> dict[str, Any]:
+    """All that was found, as JSON values."""
+    return {"task": found.group.task.id, "requests": _requests(found), "notes": list(found.notes), "rollouts": told}
+
+
+def _requests(found: Debugged) -> dict[str, float]:
+    seconds, tokens = sum(r.seconds for r in found.requests), sum(r.tokens for r in found.requests)
+    longest = max((r.seconds for r in found.requests), default=0.0)
+    return {
+        "count": len(found.requests),
+        "tokens": tokens,
+        "seconds": round(seconds, 4),
+        "longest_seconds": round(longest, 4),
+    }
+
+
+def show(found: Debugged, out: Console) -> None:
+    """Print messages, tokens with their mask, rewards and times."""
+    group = found.group
+    out.print(f"[bold]task[/bold] {Text(group.task.id).markup}, answer {Text(repr(group.task.answer)).markup}")
+    for i, (rollout, score, seconds) in enumerate(zip(group.rollouts, group.scores, found.seconds, strict=True), 1):
+        part = f", step {rollout.step} of {rollout.trajectory}" if rollout.trajectory else ""
+        out.rule(f"rollout {i} of {len(group)}{part}: {rollout.status}")
+        for message in rollout.messages:
+            name = f" {message.name}" if message.name else ""
+            out.print(Text.assemble((f"{message.role}{name}: ", "bold"), message.content), soft_wrap=True)
+        out.print(_tokens(rollout, found), soft_wrap=True)
+        value = f"{score.value:g}" if score.valid else "invalid"
+        out.print(Text.assemble(("reward: ", "bold"), value, f" ({score.reason})" if score.reason else ""))
+        for position, given in rollout.rewards:
+            out.print(f"  {given:g} at token {position}")
+        metrics = "  ".join(f"{name} {number:g}" for name, number in {**rollout.metrics, **score.metrics}.items())
+        out.print(Text.assemble(("metrics: ", "bold"), metrics), soft_wrap=True)
+        out.print(Text.assemble(("time: ", "bold"), f"{seconds:.2f} s from the start, scoring included"))
+    r = _requests(found)
+    out.rule()
+    rate = r["tokens"] / r["seconds"] if r["seconds"] else 0.0
+    out.print(
+        f"{r['count']:g} requests: {r['tokens']:g} tokens, {rate:.0f} a second within a request, the longest "
+        f"{r['longest_seconds']:.2f} s"
+    )
+    for note in found.notes:
+        out.print(f"note: {note}", markup=False)
+
+
+def _tokens(rollout: Rollout, found: Debugged) -> Text:
+    """All tokens as text: what was sampled, and so is trained on, and what was given."""
+    sampled = int(rollout.loss_mask.sum())
+    count = f"{len(rollout.token_ids)}, {sampled} sampled"
+    text = Text.assemble(("tokens", "bold"), f" ({count}: ", ("sampled", SAMPLED), ", ", ("given", GIVEN), "): ")
+    for trained, start, end in _spans(rollout):
+        part = found.codec.shown(rollout.token_ids[start:end])
+        # Without colours, brackets tell which is which.
+        text.append(f"⟦{part}⟧" if trained else part, style=SAMPLED if trained else GIVEN)
+    return text
+
+
+def _spans(rollout: Rollout) -> Iterator[tuple[bool, int, int]]:
+    """(mask, start, end) of what follows each other with one mask."""
+    mask, start = rollout.loss_mask, 0
+    for end in range(1, len(mask) + 1):
+        if end == len(mask) or mask[end] != mask[start]:
+            yield bool(mask[start]), start, end
+            start = end

@@ -1,0 +1,161 @@
+"""Groups of environments as tasks: so many groups of each tag in every round, each with a seed of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import attrs
+
+import rlsdk
+from rlsdk.components import Use
+from rlsdk.errors import OptionError
+from rlsdk.plugins import faults_of
+from rlsdk.sources.listing import TaskList
+from rlsdk.types import Message, Task
+
+NAME = "tasks 'environments'"
+ROUNDS = {"train": 10_000, "test": 1}
+_SEEDS = 2**30
+"""Seeds of training are below, those of the tests from here on."""
+
+
+@rlsdk.tasks("environments")
+@attrs.frozen(kw_only=True)
+class Environments:
+    """Groups of environments: a task is a group, whose rollouts (`group_size`) share one environment and one seed.
+
+    Every round has `groups` tasks, so many of each tag as `partition` says, spread evenly over the round. A training
+    takes them in their order: with `batch_size` equal to `groups` each step holds exactly the partition, and each step
+    has new seeds. Seeds of training and of tests are apart; an evaluation sees the same levels each time.
+
+    The workflow `environment` without an environment of its own plays what the task names. Where there are several
+    tags, metrics come for each of them, too: `source/TAG/…` and `eval/TAG/…`.
+
+    Attributes:
+        environments: Tag -> environment with its options.
+        groups: Tasks in a round.
+        tags: Which of the environments are played; left out, all.
+        partition: Groups of each tag, in the order of the tags; left out, equal shares.
+        split: `train`, or `test`.
+        rounds: Of tasks; left out, 10,000 to train and 1 to test.
+        seed: Other seeds give other levels.
+        prompt: What stands before the first observation.
+        system: System message of a chat.
+        form: Messages for a chat template, or text for a model without one.
+    """
+
+    environments: Mapping[str, Use]
+    groups: int
+    tags: tuple[str, ...] | None = None
+    partition: tuple[int, ...] | None = None
+    split: Literal["train", "test"] = "train"
+    rounds: int | None = None
+    seed: int = 0
+    prompt: str = ""
+    system: str | None = None
+    form: Literal["chat", "text"] = "chat"
+    _tasks: TaskList = attrs.field(init=False, eq=False, repr=False)
+    ordered: ClassVar[bool] = True
+
+    def __attrs_post_init__(self) -> None:
+        faults = [*self._own_faults(), *self._faults_of_environments()]
+        if faults:
+            raise OptionError(NAME, faults)
+        object.__setattr__(self, "_tasks", self._all())
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        return self._tasks[index]
+
+    def _all(self) -> TaskList:
+        rounds = ROUNDS[self.split] if self.rounds is None else self.rounds
+        before = (Message("system", self.system),) if self.system else ()
+        prompt = self.prompt if self.form == "text" else (*before, Message("user", self.prompt))
+        maker = _Maker(
+            split=self.split,
+            environments={tag: {"use": use.name, **use.options} for tag, use in self.environments.items()},
+            round=spread(dict(zip(self._tags, self._partition, strict=True))),
+            first=int.from_bytes(hashlib.blake2b(f"{self.seed}".encode(), digest_size=4).digest(), "big") % _SEEDS,
+            prompt=prompt,
+        )
+        return TaskList(maker, self.groups * rounds)
+
+    @property
+    def _tags(self) -> tuple[str, ...]:
+        return tuple(self.environments) if self.tags is None else self.tags
+
+    @property
+    def _partition(self) -> tuple[int, ...]:
+        if self.partition is not None:
+            return self.partition
+        share, more = divmod(self.groups, len(self._tags))
+        return tuple(share + (i < more) for i in range(len(self._tags)))
+
+    def _own_faults(self) -> list[tuple[str, str]]:
+        tags, known = self._tags, ", ".join(self.environments)
+        if not tags:
+            return [("tags" if self.environments else "environments", "expected at least one; got none")]
+        unknown = [tag for tag in tags if tag not in self.environments]
+        partition = self._partition
+        rules = [
+            ("tags", f"{', '.join(unknown)} is not among environments: {known}", not unknown),
+            ("tags", f"each once; got {list(tags)}", len(set(tags)) == len(tags)),
+            ("groups", f"at least one for each of {len(tags)} tags; got {self.groups}", self.groups >= len(tags)),
+            ("rounds", f"at least 1; got {self.rounds}", self.rounds is None or self.rounds > 0),
+            (
+                "partition",
+                f"a number for each of {len(tags)} tags ({', '.join(tags)}), at least 1, which add up to groups="
+                f"{self.groups}; got {list(partition)}, together {sum(partition)}",
+                self.partition is None
+                or (len(partition) == len(tags) and min(partition) > 0 and sum(partition) == self.groups),
+            ),
+            (
+                "system",
+                "a text has no system message; write it into the prompt",
+                self.form == "chat" or not self.system,
+            ),
+        ]
+        return [(option, text) for option, text, kept in rules if not kept]
+
+    def _faults_of_environments(self) -> list[tuple[str, str]]:
+        found = (faults_of("environment", use, f"environments.{tag}") for tag, use in self.environments.items())
+        return [fault for each in found for fault in each]
+
+
+@attrs.frozen(kw_only=True)
+class _Maker:
+    """Gives the task at an index."""
+
+    split: str
+    environments: Mapping[str, Mapping[str, object]]
+    round: tuple[str, ...]
+    first: int
+    prompt: str | tuple[Message, ...]
+
+    def __call__(self, index: int) -> Task:
+        """Make a task."""
+        tag = self.round[index % len(self.round)]
+        return Task(
+            id=f"{tag}/{self.split}/{index}",
+            prompt=self.prompt,
+            metadata={
+                "environment": dict(self.environments[tag]),
+                "seed": (self.first + index) % _SEEDS + (_SEEDS if self.split == "test" else 0),
+                "tag": tag,
+            },
+            source=tag,
+        )
+
+
+def spread(counts: Mapping[str, int]) -> tuple[str, ...]:
+    """Each name so many times, all as evenly as can be.
+
+    Args:
+        counts: Name -> how many times.
+    """
+    places = [((k + 0.5) / count, i, name) for i, (name, count) in enumerate(counts.items()) for k in range(count)]
+    return tuple(name for _, _, name in sorted(places))

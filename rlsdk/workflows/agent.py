@@ -1,0 +1,167 @@
+"""An agent written with any framework, which asks the policy as it would ask a model behind OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+
+import rlsdk
+from rlsdk.contracts import Chat, Served
+from rlsdk.errors import OptionError, ValueFault
+from rlsdk.plugins.importing import find
+from rlsdk.threads import Threads
+from rlsdk.types import Rollout, Task
+from rlsdk.workflows.dialects import Dialect
+
+NAME = "workflow 'agent'"
+
+
+class LateError(Exception):
+    """The agent reached a limit: its rollout ends as truncated."""
+
+
+@rlsdk.workflow("agent")
+@attrs.frozen(kw_only=True)
+class Agent:
+    """Runs a function that asks the policy through an OpenAI-compatible endpoint, and trains on what was sampled.
+
+    The function takes `(task, base_url, api_key)` and is sync, in a thread, or async. What it returns may be nothing; a
+    number: the rollout's reward (of the reward `environment`); a text: its answer, which rewards read where it is not
+    the policy's last; or a mapping with `reward`, `answer` and further numbers, which are metrics. What it raises makes
+    the rollout failed; behind a request that was refused for want of room or turns, truncated.
+
+    The endpoint is on this machine alone, and its URL ends with the rollout. Each conversation that the agent holds is
+    a rollout of one trajectory; the last one is scored, and its score is that of all. Metrics: `calls` and
+    `conversations`.
+
+    Attributes:
+        agent: `my_agent.py:solve` or `package.module:function`.
+        parser: How calls of tools are written: `hermes`, `json`, `pythonic`, or `my_file.py:function` of one's own.
+        max_turns: Answers that the agent gets.
+        max_tokens: Of one answer; left out, the run's setting. An agent may ask for less.
+        timeout: Seconds until the rollout ends as truncated; left out, there is no limit.
+        threads: Sync agents that run at once.
+    """
+
+    scored_at_end: ClassVar[bool] = True
+
+    agent: str
+    parser: str = "hermes"
+    max_turns: int = 32
+    max_tokens: int | None = None
+    timeout: float | None = None
+    threads: int = 64
+    _agent: Any = attrs.field(init=False, eq=False, repr=False)
+    _dialect: Dialect = attrs.field(init=False, eq=False, repr=False)
+    _threads: Threads = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("max_turns", "max_tokens", "timeout", "threads"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise OptionError(NAME, [(name, f"above 0, got {value}")])
+        try:
+            agent = find(self.agent)
+            inspect.signature(agent).bind("task", "base_url", "api_key")
+        except (ValueFault, TypeError) as error:
+            said = f"{self.agent} does not take (task, base_url, api_key): {error}"
+            raise OptionError(NAME, [("agent", str(error) if isinstance(error, ValueFault) else said)]) from error
+        object.__setattr__(self, "_agent", agent)
+        object.__setattr__(self, "_dialect", Dialect.named(self.parser, NAME))
+        object.__setattr__(self, "_threads", Threads(self.threads))
+
+    async def run(self, task: Task, chat: Chat) -> Sequence[Rollout]:
+        """Let the agent work."""
+        how = {"dialect": self._dialect, "max_turns": self.max_turns, "max_tokens": self.max_tokens}
+        return await attended(chat, lambda served: self._call(task, served), name=self.agent, **how)
+
+    async def _call(self, task: Task, served: Served) -> Any:
+        """What the agent returns.
+
+        Raises:
+            LateError: It took too long.
+        """
+        arguments = (task, served.base_url, served.api_key)
+        if inspect.iscoroutinefunction(self._agent):
+            return await within(self.timeout, self._agent(*arguments))
+
+        def call() -> tuple[Any, Exception | None]:
+            try:
+                return self._agent(*arguments), None
+            except Exception as error:  # noqa: BLE001 - raised below: a timeout of the agent's own is not this one
+                return None, error
+
+        try:
+            result, error = await self._threads.call(call, seconds=self.timeout)
+        except TimeoutError as late:
+            raise LateError from late
+        if error is not None:
+            raise error
+        return result
+
+
+async def attended(
+    chat: Chat, work: Callable[[Served], Awaitable[Any]], *, name: str, **how: Any
+) -> tuple[Rollout, ...]:
+    """The rollouts of an agent while it works: what plugins for libraries of agents build on.
+
+    Args:
+        chat: Of the rollout.
+        work: Runs the agent against what is served; it returns what a function of the workflow `agent` may, and raises
+            `LateError` where a limit is reached.
+        name: Of the agent, for messages.
+        **how: As `chat.serve` takes them.
+    """
+    changes: dict[str, Any] = {"status": "truncated"}
+    async with chat.serve(**how) as served:
+        try:
+            changes = _read(await work(served), served, name)
+        except LateError:
+            pass
+        except Exception:
+            if not served.cut:
+                raise
+    return served.finish(**changes)
+
+
+async def within(seconds: float | None, work: Awaitable[Any]) -> Any:
+    """What comes of work.
+
+    Args:
+        seconds: That it may take; None: as long as it likes.
+        work: To be awaited.
+
+    Raises:
+        LateError: It took longer.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await work
+    except TimeoutError as error:
+        if limit.expired():
+            raise LateError from error
+        raise
+
+
+def _read(result: Any, served: Served, agent: str) -> dict[str, Any]:
+    """What an agent returned, as changes of its rollout."""
+    if result is None:
+        return {}
+    if isinstance(result, str):
+        return {"answer": result}
+    given: Mapping[str, Any] = result if isinstance(result, Mapping) else {"reward": result}
+    numbers = {name: value for name, value in given.items() if name != "answer"}
+    answer = given.get("answer")
+    if not all(isinstance(value, int | float) for value in numbers.values()) or not isinstance(answer, str | None):
+        raise TypeError(
+            f"{agent} returned {result!r:.200}; expected None, a number (the reward), a text (the answer) or a mapping "
+            "of reward, answer and metrics that are numbers"
+        )
+    if "reward" in numbers:
+        served.reward(float(numbers.pop("reward")))
+    metrics = {name: float(value) for name, value in numbers.items()}
+    return {"metrics": metrics} | ({} if answer is None else {"answer": answer})

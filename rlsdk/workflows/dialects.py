@@ -1,0 +1,90 @@
+"""How calls of tools are written: read from what a model wrote, told to it, written for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from rlsdk.errors import OptionError, ValueFault
+from rlsdk.plugins.importing import find
+from rlsdk.workflows.tool_calls import PARSERS, Call, Malformed, Parser
+
+Writer = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
+"""(name, arguments) pairs -> the text of an answer that calls these."""
+
+
+def _hermes(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    return "\n".join(f"<tool_call>\n{_object(*call)}\n</tool_call>" for call in calls)
+
+
+def _json(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    objects = [_object(*call) for call in calls]
+    return objects[0] if len(objects) == 1 else f"[{', '.join(objects)}]"
+
+
+def _pythonic(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    written = [f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls]
+    return written[0] if len(written) == 1 else f"[{', '.join(written)}]"
+
+
+def _object(name: str, arguments: Mapping[str, Any]) -> str:
+    return json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
+
+
+WRITERS: dict[str, Writer] = {"hermes": _hermes, "json": _json, "pythonic": _pythonic}
+"""Name of a parser -> what writes what it reads."""
+
+
+@attrs.frozen
+class Dialect:
+    """One way of writing calls.
+
+    Attributes:
+        parse: Text of an answer -> the calls in it.
+        how: What a policy is told of it where its chat template does not; empty where nobody knows.
+        write: Calls -> text; for a parser of one's own, as `hermes`.
+    """
+
+    parse: Parser
+    how: str = ""
+    write: Writer = _hermes
+
+    @classmethod
+    def named(cls, name: str, component: str) -> Dialect:
+        """The dialect that an option `parser` names: `hermes`, `json`, `pythonic` or `FILE.py:FUNCTION`.
+
+        Args:
+            name: The option's value.
+            component: Whose option it is.
+
+        Raises:
+            OptionError: There is no such parser.
+        """
+        if name in PARSERS:
+            return cls(*PARSERS[name], WRITERS[name])
+        if ":" not in name:
+            raise OptionError(
+                component, [("parser", f"expected {', '.join(PARSERS)} or FILE.py:FUNCTION, got {name!r}")]
+            )
+        try:
+            return cls(_guarded(find(name)))
+        except ValueFault as error:
+            raise OptionError(component, [("parser", str(error))]) from error
+
+    def introduce(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """What tools there are, and how they are called, for a policy whose chat template does not say."""
+        told = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
+        return f"You may call these tools:\n{told}\n{self.how}".rstrip()
+
+
+def _guarded(own: Callable[[str], Any]) -> Parser:
+    def parse(text: str) -> list[Call | Malformed]:
+        try:
+            return [Call(called, dict(arguments)) for called, arguments in own(text)]
+        except ValueError as error:
+            return [Malformed(str(error))]
+
+    return parse

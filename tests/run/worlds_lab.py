@@ -1,0 +1,36 @@
+"""An environment that raises on some levels, hangs on one, and once takes its worker down."""
+
+import os
+import time
+from pathlib import Path
+
+import rlsdk
+
+
+@rlsdk.environment("moody")
+class Moody:
+    """Rewards answers with a digit.
+
+    Args:
+        folder: Where it notes that it has taken its worker down.
+    """
+
+    def __init__(self, *, folder: str) -> None:
+        self.mark = Path(folder) / "taken"
+
+    def reset(self, seed: int) -> rlsdk.Observation:
+        self.kind, self.steps = seed % 8, 0
+        return rlsdk.Observation("3,5,17>9:")
+
+    def step(self, text: str) -> rlsdk.Step:
+        self.steps += 1
+        if self.kind == 1:
+            raise ValueError("the world is ill")
+        if self.kind == 2:
+            time.sleep(600)
+        if self.kind == 3 and not self.mark.exists():
+            self.mark.touch()
+            os._exit(9)
+        digits = sum(letter.isdigit() for letter in text)
+        over = self.steps == 2
+        return rlsdk.Step(rlsdk.Observation("go>1:"), float(digits % 2), over, metrics={"success": float(digits % 2)})
