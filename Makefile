@@ -4,10 +4,12 @@ PYTHON ?= python3
 SEED ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
+NANO_frozen_lake := --largest 3 --layers 3 --hidden 64 --heads 2 --intermediate 128
+NANO_calculator := --largest 500
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start test test-slow bench curves lint types layers docs
+.PHONY: help venv quickstart warm-start gridworlds test test-slow bench curves lint types layers docs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -24,10 +26,20 @@ quickstart: $(STAMP)  ## train the small model on Countdown and show what it lea
 	@$(BIN)/rlsdk train examples/quickstart.yaml seed=$(SEED) --overwrite
 
 # Random weights, taught the task, then made to show it seldom: what the quickstart starts from. Takes a few minutes.
-warm-start: $(STAMP)  ## make examples/models/countdown-nano again, in runs/warm-start (SEED=0)
+# With TASK, what one of the examples with several turns starts from: each file of examples/warm_start/TASK in its order.
+warm-start: $(STAMP)  ## make examples/models/countdown-nano again, in runs/warm-start (SEED=0; TASK=frozen_lake, calculator, dialogue)
+ifdef TASK
+	@test $(TASK) != frozen_lake || $(MAKE) --no-print-directory gridworlds
+	@$(BIN)/rlsdk model new nano runs/$(TASK)-new --seed $(SEED) $(NANO_$(TASK)) --overwrite
+	@for config in examples/warm_start/$(TASK)/*.yaml; do $(BIN)/rlsdk train $$config seed=$(SEED) --overwrite || exit 1; done
+else
 	@$(BIN)/rlsdk model new nano runs/nano --seed $(SEED)
 	@$(BIN)/rlsdk train examples/warm_start/1_skill.yaml seed=$(SEED) --overwrite
 	@$(BIN)/rlsdk train examples/warm_start/2_dilute.yaml seed=$(SEED) --overwrite
+endif
+
+gridworlds: $(STAMP)  ## install plugins/rlsdk-gridworlds into the virtual environment
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation plugins/rlsdk-gridworlds
 
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -55,5 +67,6 @@ test-slow: $(STAMP)  ## whole trainings, kills
 bench: $(STAMP)  ## against TRL, overhead, estimators, the head; the machine must have nothing else to do
 	$(BIN)/pytest tests/benchmarks -m bench -s
 
-curves: $(STAMP)  ## train the quickstart's task with many algorithms, write docs/curves.md; an hour or less
+curves: $(STAMP) gridworlds  ## train with many algorithms, and with several turns; write docs/curves*.md; an hour or more
 	@$(BIN)/python tools/curves.py $(ALGORITHMS)
+	@$(BIN)/python tools/curves_multiturn.py $(TASKS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -37,6 +37,8 @@ def countdown(
     system: str | None = None,
     prefill: str | None = None,
     demonstrations: float | None = None,
+    turns: int = 1,
+    feedback: str = "That is not right. Try again.",
 ) -> TaskList:
     """Make a target from given numbers: every task has a solution, and no test problem occurs in training.
 
@@ -60,6 +62,9 @@ def countdown(
         prefill: Beginning of the answer in `chat`; it is not trained on.
         demonstrations: Give each task an answer to imitate, as `metadata["demonstration"]`: this share of them is
             right, the others are random expressions over the same numbers.
+        turns: Answers in a demonstration at most. Above 1 it is a conversation like those of the workflow `dialogue`:
+            an answer with another value than the target is followed by feedback and the next answer.
+        feedback: What follows it.
 
     Returns:
         Tasks whose answer is `{"target": 9, "numbers": [3, 5, 17]}`.
@@ -80,6 +85,8 @@ def countdown(
         system=system,
         prefill=prefill,
         demonstrations=demonstrations,
+        turns=turns,
+        feedback=feedback,
     )
     size = SIZES[split] if size is None else size
     faults = [*maker.faults(), *([] if size > 0 else [("size", f"expected at least 1, got {size}")])]
@@ -111,6 +118,8 @@ class _Maker:
     system: str | None
     prefill: str | None
     demonstrations: float | None
+    turns: int
+    feedback: str
 
     def faults(self) -> list[tuple[str, str]]:
         """Options that make no sense."""
@@ -126,6 +135,7 @@ class _Maker:
             ("target_range", "expected the lesser first", self.target_range[0] <= self.target_range[1]),
             ("operators", "expected some of + - * /, each once", _is_choice(self.operators)),
             ("demonstrations", "expected a share from 0 to 1", share is None or 0 <= share <= 1),
+            ("turns", "expected at least 1", self.turns >= 1),
             *((name, f"belongs to template chat, not {self.template}", False) for name in only_chat),
         ]
         given = {**attrs.asdict(self), "numbers": self.counts}
@@ -163,17 +173,28 @@ class _Maker:
         low, high = self.number_range
         return tuple(low + pick(random, high - low + 1) for _ in range(count))
 
-    def _demonstration(self, problem: _Problem, index: int) -> dict[str, str]:
+    def _demonstration(self, problem: _Problem, index: int) -> dict[str, Any]:
         if self.demonstrations is None:
             return {}
         # A source of chance of its own: the tasks are the same with and without demonstrations.
         random = Random(f"{self.seed}/{self.split}/{index}/demonstration")
-        right = random.random() < self.demonstrations
+        value, text = self._answer(problem, random, self.demonstrations)
+        if self.turns == 1:
+            return {"demonstration": text}
+        talk = [{"role": "assistant", "content": text}]
+        while value != problem.target and len(talk) < 2 * self.turns - 1:
+            value, text = self._answer(problem, random, self.demonstrations)
+            talk += [{"role": "user", "content": self.feedback}, {"role": "assistant", "content": text}]
+        return {"demonstration": talk}
+
+    def _answer(self, problem: _Problem, random: Random, share: float) -> Drawn:
+        """The value of an answer, which is right with chance `share` and random else, and the answer."""
+        right = random.random() < share
         drawn: Drawn | None = (problem.target, problem.solution) if right else None
         while drawn is None:
             drawn = draw(random, problem.numbers, self.operators, natural=self.natural)
         value, expression = drawn
-        return {"demonstration": demonstration(self.template, expression, value, self.prefill)}
+        return value, demonstration(self.template, expression, value, self.prefill)
 
 
 def is_test(numbers: tuple[int, ...], target: int) -> bool:

@@ -25,7 +25,7 @@ class Columns:
         prompt: Text or a list of messages; left out, `prompt`.
         answer: Left out, `reward_model.ground_truth` as in veRL's files, or `answer`, where there is such a column.
         source: Name of the data source; left out, `data_source`, or the name of the file.
-        demonstration: An expert's answer; left out, `demonstration`, where there is such a column.
+        demonstration: An expert's answer or list of messages; left out, `demonstration`, where there is such a column.
         id: Left out, tasks are named by file and row.
     """
 
@@ -96,7 +96,7 @@ class RowReader:
         found = {field: _value(row, place) for field, place in places.items() if place}
         metadata = {key: value for key, value in row.items() if key not in places.values()}
         if "demonstration" in found:
-            metadata["demonstration"] = _text(found["demonstration"], places["demonstration"])
+            metadata["demonstration"] = _demonstration(found["demonstration"], str(places["demonstration"]))
         return Task(
             id=str(found["id"]) if "id" in found else name,
             prompt=self.wording.put(_prompt(found["prompt"], str(places["prompt"]), _is_text(row))),
@@ -140,6 +140,12 @@ def _text(value: Any, place: str | None) -> str:
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise BadRowError(f"the text in {place} is no Unicode: it holds half of a surrogate pair")
     return value
+
+
+def _demonstration(value: Any, place: str) -> str | tuple[Message, ...]:
+    if not isinstance(value, list | tuple):
+        return _text(value, place)
+    return tuple(_message(message, f"{place}[{index}]") for index, message in enumerate(value))
 
 
 def _prompt(value: Any, place: str, as_text: bool) -> str | tuple[Message, ...]:

@@ -16,7 +16,7 @@ from rlsdk.rollout.producer import Observer, Producer
 from rlsdk.runlog.rollouts import prompt_text
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.trainer.stream import opened
-from rlsdk.types import Group, Score, Task
+from rlsdk.types import Group, Rollout, Score, Task
 
 
 @attrs.frozen
@@ -25,7 +25,8 @@ class Evaluation:
 
     Attributes:
         accuracy: `greedy`, `sampled`, and `pass@k` for each k asked for.
-        metrics: The same and the mean rewards, under `eval/`; of several sources also each one's, `eval/SOURCE/`.
+        metrics: The same, the mean rewards, and what the workflow measured in sampled answers, under `eval/`; of
+            several sources also each one's, `eval/SOURCE/`.
         samples: A few sampled answers, for a person.
     """
 
@@ -107,7 +108,7 @@ def by_source(*batches: Sequence[Group]) -> dict[str, tuple[list[Group], ...]]:
 def _found(
     greedy: Sequence[Group], sampled: Sequence[Group], samples: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Accuracy, and the same with mean rewards."""
+    """Accuracy, and the same with mean rewards and the workflow's metrics."""
     right = [[is_correct(s) for s in ends(g)] for g in sampled]
     accuracy = {
         "greedy": _mean([is_correct(s) for g in greedy for s in ends(g)]),
@@ -117,12 +118,19 @@ def _found(
     while k <= samples:
         accuracy[f"pass@{k}"] = _mean([pass_at(k, len(g), sum(g)) for g in right])
         k *= 2
-    return accuracy, {**accuracy, "greedy_reward": _reward(greedy), "sampled_reward": _reward(sampled)}
+    rewards = {"greedy_reward": _reward(greedy), "sampled_reward": _reward(sampled)}
+    return accuracy, {**accuracy, **rewards, **measured([r for g in sampled for r in g.rollouts])}
 
 
 def is_correct(score: Score) -> bool:
     """Whether an answer counts as right: its reward says so by the metric `correct`, else its value reaches 1."""
     return score.valid and bool(score.metrics.get("correct", score.value >= 1.0))
+
+
+def measured(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The means of what workflows measured, each as `workflow/NAME`."""
+    names = sorted({name for r in rollouts for name in r.metrics})
+    return {f"workflow/{n}": _mean([r.metrics[n] for r in rollouts if n in r.metrics]) for n in names}
 
 
 def ends(group: Group) -> list[Score]:

@@ -26,7 +26,7 @@ from rlsdk.trainer.canary import Canary, describe_checksums
 from rlsdk.trainer.checkpoint import Checkpoints
 from rlsdk.trainer.cluster import Actors
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
-from rlsdk.trainer.evaluation import Evaluation, by_source, evaluate, figures, is_correct
+from rlsdk.trainer.evaluation import Evaluation, by_source, evaluate, figures, is_correct, measured
 from rlsdk.trainer.ledger import Ledger
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
 from rlsdk.trainer.stream import TaskStreams
@@ -311,9 +311,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Lengths of a step's rollouts, how they ended, and the means of what their workflows measured."""
     rollouts = [r for g in groups for r in g.rollouts]
     lengths = np.array([int(r.loss_mask.sum()) for r in rollouts])
-    names = sorted({name for r in rollouts for name in r.metrics})
     return {
-        **{f"workflow/{n}": float(np.mean([r.metrics[n] for r in rollouts if n in r.metrics])) for n in names},
+        **measured(rollouts),
         "rollouts/tokens": float(lengths.sum()),
         "rollouts/length": float(lengths.mean()),
         "rollouts/truncated": float(np.mean([r.status == "truncated" for r in rollouts])),

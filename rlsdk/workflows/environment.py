@@ -23,9 +23,10 @@ NAME = "workflow 'environment'"
 class EnvironmentWorkflow:
     """Drives any environment: its observations are said, what the policy answers are its actions.
 
-    The first observation joins the task's prompt. The seed is `seed` of the task's metadata, or made from the task's
-    id, so that the rollouts of a group begin in one state. Each reward lies on the last token of its answer. A call of
-    the environment that takes too long is left behind, and its rollout fails, while others go on.
+    The first observation joins the task's prompt, unless it is the prompt. The seed is `seed` of the task's metadata,
+    or made from the task's id, so that the rollouts of a group begin in one state. Each reward lies on the last token
+    of its answer. A call of the environment that takes too long is left behind, and its rollout fails, while others go
+    on.
 
     Attributes:
         environment: Which one, with its options; left out, `environment` of each task's metadata.
@@ -56,7 +57,9 @@ class EnvironmentWorkflow:
         metrics: dict[str, float] = {}
         status: Status = "truncated"
         try:
-            chat.say((await world.reset()).text)  # it may wait for a place, which takes nothing of the episode's time
+            first = (await world.reset()).text  # it may wait for a place, which takes nothing of the episode's time
+            if first != _asked(task):
+                chat.say(first)
             async with limited(self.timeout):
                 status = await self._play(world, chat, metrics)
         finally:
@@ -108,3 +111,8 @@ def seed_of(task: Task) -> int:
     if type(given) is not int:
         raise DataError(f"task {task.id!r}: metadata 'seed' is {given!r}; expected a whole number")
     return given
+
+
+def _asked(task: Task) -> str:
+    """What the prompt ends with."""
+    return task.prompt if isinstance(task.prompt, str) else task.prompt[-1].content if task.prompt else ""

@@ -5,21 +5,61 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
+import rlsdk
 from rlsdk.config import check
+from rlsdk.plugins import loading
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
 
 
+@pytest.fixture
+def gridworlds(tmp_path, monkeypatch):
+    """The plugin of FrozenLake as pip would have installed it; where it stands is on the path already."""
+    pytest.importorskip("gymnasium")
+    info = tmp_path / "rlsdk_gridworlds-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlsdk-gridworlds\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[rlsdk.v1]\ngridworlds = rlsdk_gridworlds\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loading._default.cache_clear()
+    yield
+    loading._default.cache_clear()
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.relative_to(ROOT / "examples").as_posix())
-def test_the_example_passes_the_check(path, tmp_path, monkeypatch):
+def test_the_example_passes_the_check(path, tmp_path, monkeypatch, request):
+    if "gridworlds/" in path.read_text():
+        request.getfixturevalue("gridworlds")
     monkeypatch.chdir(ROOT)
     (tmp_path / "config.json").write_text("{}")
-    made_by_another = ["model.path=" + str(tmp_path)] if path.parent.name == "warm_start" else []
+    made_by_another = ["model.path=" + str(tmp_path)] if "warm_start" in path.parts else []
     plan = check(path, made_by_another)
     assert plan.config.tasks.eval is not None
 
 
 def test_there_are_examples():
-    assert {"quickstart.yaml", "countdown_nano.yaml", "countdown_qwen2.5_0.5b.yaml"} <= {p.name for p in EXAMPLES}
+    nano = {"countdown_nano.yaml", "frozen_lake_nano.yaml", "calculator_nano.yaml", "dialogue_nano.yaml"}
+    assert {"quickstart.yaml", "countdown_qwen2.5_0.5b.yaml", *nano} <= {p.name for p in EXAMPLES}
+
+
+def test_the_parts_of_an_example_agree(gridworlds):
+    """The warm start plays in the environment of the example, and its levels are none that it is evaluated on."""
+    played = read("frozen_lake_nano.yaml")
+    world = played["workflow"]["environment"]
+    tested = tasks(played["tasks"]["eval"])
+    assert len(tested) == 200
+    for name in ("1_skill", "2_dilute"):
+        taught = read(f"warm_start/frozen_lake/{name}.yaml")["tasks"]["train"]
+        assert taught["environment"] == played["tasks"]["train"]["environment"] == world
+        assert not {task.prompt for task in tested} & {task.prompt for task in tasks({**taught, "size": 1_000})}
+
+
+def read(name):
+    return yaml.safe_load((ROOT / "examples" / name).read_text())
+
+
+def tasks(chosen):
+    return rlsdk.load("tasks", chosen["use"], **{k: v for k, v in chosen.items() if k != "use"})()

@@ -86,6 +86,16 @@ def test_columns_are_mapped(tmp_path, kind):
     assert dict(task.metadata) == {"meta": {"gold": 2, "who": "x"}, "level": 3, "demonstration": "one more"}
 
 
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_demonstration_may_be_a_conversation(tmp_path, kind):
+    turns = [("assistant", "1"), ("user", "No."), ("assistant", "2")]
+    rows = [{"prompt": "1 + 1?", "demonstration": [{"role": role, "content": text} for role, text in turns]}]
+    path = tmp_path / "a"
+    (save_parquet if kind == "parquet" else save)(path, rows)
+    given = load(kind, path=str(path))[0].metadata["demonstration"]
+    assert [(message.role, message.content) for message in given] == turns
+
+
 def test_wording(tmp_path):
     path = save(tmp_path / "a.jsonl", [{"prompt": "1?"}])
     assert load("jsonl", path=path)[0].prompt == "1?"
@@ -145,6 +155,7 @@ BAD = [
     ('{"prompt": "?", "reward_model": {"style": "rule"}}', "reward_model.ground_truth"),
     ('{"prompt": "?", "data_source": 3}', "data_source"),
     ('{"prompt": "?", "demonstration": 3}', "demonstration"),
+    ('{"prompt": "?", "demonstration": ["2"]}', r"role and content in demonstration\[0\]"),
     ('{"prompt": "\\ud800"}', "surrogate"),
     ("[" * 100_000, "not JSON"),
     ('{"prompt": "?", "answer": ' + "9" * 5_000 + "}", "not JSON"),

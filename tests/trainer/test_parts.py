@@ -10,7 +10,7 @@ from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import CanaryError, DataError, EnvironmentFault
 from rlsdk.trainer.canary import Canary, describe_checksums
 from rlsdk.trainer.cluster import layout
-from rlsdk.trainer.evaluation import ends, is_correct, pass_at
+from rlsdk.trainer.evaluation import ends, is_correct, measured, pass_at
 from rlsdk.trainer.stream import TaskStream
 from rlsdk.types import Group, Rollout, Score, Task
 
@@ -106,6 +106,13 @@ def test_correct_is_what_the_reward_says_or_a_full_reward() -> None:
     assert is_correct(Score(0.1, metrics={"correct": 1}))
     assert not is_correct(Score(1.0, metrics={"correct": 0}))
     assert is_correct(Score(1.0)) and not is_correct(Score(0.9)) and not is_correct(Score.invalid("x"))
+
+
+def test_what_workflows_measure_is_averaged_over_those_that_measured_it() -> None:
+    found = [{"turns": 1.0, "right": 1.0}, {"turns": 3.0}, {"turns": 2.0, "right": 0.0}]
+    rollouts = [Rollout(Task("a", "?"), (), (), (), (), (), metrics=metrics) for metrics in found]
+    assert measured(rollouts) == {"workflow/right": 0.5, "workflow/turns": 2.0}
+    assert measured([]) == {}
 
 
 def test_threads_are_divided_and_gpus_counted() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar
 
@@ -18,6 +19,8 @@ _CELLS = {0: "player", 1: "empty", 2: "hole", 3: "goal", 4: "player in hole", 5:
 _TILES = {"S": 1, "F": 1, "H": 2, "G": 3}
 _WITH_PLAYER = {1: 0, 2: 4, 3: 5}
 _DIRECTIONS = {0: "left", 1: "down", 2: "right", 3: "up"}
+_MOVES = {0: (0, -1), 1: (1, 0), 2: (0, 1), 3: (-1, 0)}
+"""Action -> rows down, columns to the right."""
 
 
 @rlsdk.environment("frozen_lake")
@@ -103,6 +106,16 @@ class Lake:
         grid[row][column] = _WITH_PLAYER[grid[row][column]]
         return grid
 
+    def best(self) -> int:
+        """The first action of a shortest way to the goal, as if no step went astray."""
+        size = len(self._tiles)
+        letters = ["FHG"[tile - 1] for row in self._tiles for tile in row]
+        steps = ways(letters, size, letters.index("G"))
+        row, column = divmod(self._place, size)
+        after = {action: (row + down) * size + column + right for action, (down, right) in _MOVES.items()}
+        near = _neighbours(self._place, size)
+        return next(a for a, place in after.items() if place in near and steps.get(place) == steps[self._place] - 1)
+
     def _tile(self, place: int) -> int:
         row, column = divmod(place, len(self._tiles[0]))
         return self._tiles[row][column]
@@ -128,18 +141,31 @@ def frozen_map(random: Random, size: int, p: float) -> list[str]:
         letters = ["F" if random.random() < p else "H" for _ in range(size * size)]
         start, goal = draw(random, range(size * size), 2)
         letters[start], letters[goal] = "S", "G"
-        if _reachable(letters, size, start, goal):
+        if start in ways(letters, size, goal):
             return ["".join(letters[row * size : (row + 1) * size]) for row in range(size)]
     raise ValueFault(f"{_ATTEMPTS:,} maps of size {size} with p={p} had no way to the goal; give a greater p")
 
 
-def _reachable(letters: list[str], size: int, start: int, goal: int) -> bool:
-    seen, edge = {start}, [start]
+def ways(letters: Sequence[str], size: int, goal: int) -> dict[int, int]:
+    """The steps to the goal from each place from which it can be reached.
+
+    Args:
+        letters: The map, row after row, in gymnasium's letters.
+        size: Cells of a side.
+        goal: A place, an index of `letters`.
+    """
+    steps = {goal: 0}
+    edge = deque([goal])
     while edge:
-        row, column = divmod(edge.pop(), size)
-        for r, c in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
-            place = r * size + c
-            if 0 <= r < size and 0 <= c < size and letters[place] != "H" and place not in seen:
-                seen.add(place)
-                edge.append(place)
-    return goal in seen
+        place = edge.popleft()
+        for near in _neighbours(place, size):
+            if letters[near] != "H" and near not in steps:
+                steps[near] = steps[place] + 1
+                edge.append(near)
+    return steps
+
+
+def _neighbours(place: int, size: int) -> set[int]:
+    row, column = divmod(place, size)
+    around = ((row + down, column + right) for down, right in _MOVES.values())
+    return {r * size + c for r, c in around if 0 <= r < size and 0 <= c < size}

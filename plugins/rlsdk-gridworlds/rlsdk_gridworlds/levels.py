@@ -13,6 +13,7 @@ from rlsdk import Task, Use
 from rlsdk.errors import DataError, OptionError
 from rlsdk.sources.listing import TaskList
 from rlsdk.types import Message, Observation
+from rlsdk_gridworlds.chance import pick
 
 SIZES = {"train": 10_000, "test": 200}
 _MAX_DRAWS = 2_000
@@ -28,6 +29,7 @@ def levels(
     size: int | None = None,
     seed: int = 0,
     chat: bool = False,
+    demonstrations: float | None = None,
 ) -> TaskList:
     """Levels of an environment: no level of the tests occurs in training.
 
@@ -41,6 +43,8 @@ def levels(
         size: How many tasks; left out, 10,000 to train and 200 to test.
         seed: Other seeds give other levels.
         chat: Make the prompt the message of a user, not plain text.
+        demonstrations: Give each task an episode to imitate, as `metadata["demonstration"]`: this share of its actions
+            are those of the environment's `expert()`, the others any of its `answers()`, each as likely.
 
     Returns:
         Tasks whose prompt is the first observation; `metadata["seed"]` makes the environment show it at `reset`, and
@@ -55,7 +59,9 @@ def levels(
         raise OptionError("tasks 'levels'", [("size", f"expected at least 1, got {size}")])
     if not isinstance(environment.name, str):
         raise OptionError("tasks 'levels'", [("environment", "expected the name of an environment")])
-    maker = _Maker(environment.name, dict(environment.options), split, seed, chat)
+    if demonstrations is not None and not 0 <= demonstrations <= 1:
+        raise OptionError("tasks 'levels'", [("demonstrations", f"expected a share from 0 to 1, got {demonstrations}")])
+    maker = _Maker(environment.name, dict(environment.options), split, seed, chat, demonstrations)
     maker(0)  # an environment that cannot be made fails here, not in the middle of a run
     return TaskList(maker, size)
 
@@ -69,10 +75,13 @@ class _Maker:
     split: Literal["train", "test"]
     seed: int
     chat: bool
+    demonstrations: float | None
 
     def __call__(self, index: int) -> Task:
         """Make a task."""
-        level, text = self._level(Random(f"levels/{self.seed}/{self.split}/{index}"))
+        key = f"levels/{self.seed}/{self.split}/{index}"
+        environment = rlsdk.load("environment", self.name, **self.options)
+        level, text = self._level(environment, Random(key))
         return Task(
             id=f"{self.name}/{self.split}/{index}",
             prompt=(Message("user", text),) if self.chat else text,
@@ -81,13 +90,32 @@ class _Maker:
                 "environment": {"use": self.name, **self.options},
                 "split": self.split,
                 "index": index,
+                **self._demonstration(environment, level, Random(f"{key}/demonstration")),
             },
             source=self.name,
         )
 
-    def _level(self, random: Random) -> tuple[int, str]:
+    def _demonstration(self, environment: Any, level: int, random: Random) -> dict[str, list[dict[str, str]]]:
+        """A whole episode, as the workflow `environment` would have had it with an expert who errs."""
+        if self.demonstrations is None:
+            return {}
+        if not hasattr(environment, "expert") or not hasattr(environment, "answers"):
+            raise DataError(
+                f"tasks 'levels': environment {self.name!r} has no expert() and answers() to demonstrate it"
+            )
+        environment.reset(level)
+        episode: list[dict[str, str]] = []
+        while True:
+            errs = random.random() >= self.demonstrations
+            text = pick(random, environment.answers()) if errs else environment.expert()
+            episode.append({"role": "assistant", "content": text})
+            step = environment.step(text)
+            if step.terminated or step.truncated:
+                return {"demonstration": episode}
+            episode.append({"role": "user", "content": step.observation.text})
+
+    def _level(self, environment: Any, random: Random) -> tuple[int, str]:
         """A seed whose level is in the split, and what it shows first."""
-        environment = rlsdk.load("environment", self.name, **self.options)
         for _ in range(_MAX_DRAWS):
             level = int(random.random() * 2**31)
             shown = environment.reset(level)

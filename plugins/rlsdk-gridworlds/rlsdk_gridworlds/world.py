@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from random import Random
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import attrs
 import numpy as np
@@ -50,6 +50,15 @@ class World(Protocol):
 
     def cells(self) -> Cells:
         """The grid as it is."""
+        ...
+
+
+@runtime_checkable
+class Guide(Protocol):
+    """A world that knows what to do."""
+
+    def best(self) -> int:
+        """The key of `action_lookup` to play now."""
         ...
 
 
@@ -160,6 +169,25 @@ class GridWorld(abc.ABC):
         self._over = outcome.over or truncated
         return Step(observation, outcome.reward, outcome.over, truncated, self._metrics(outcome.solved))
 
+    def expert(self) -> str:
+        """An answer with the best action, as a demonstration; nothing is done.
+
+        Raises:
+            ValueFault: The episode is over, or none was begun; or nobody knows the best action of this puzzle.
+        """
+        world = self._playing()
+        if not isinstance(world, Guide):
+            raise ValueFault(f"{self.NAME} has no expert; demonstrations exist for puzzles whose world has best()")
+        return self._answer(world.best())
+
+    def answers(self) -> list[str]:
+        """An answer for each action, in the form that is asked for.
+
+        Raises:
+            ValueFault: `action_pattern` does not find the action in that form.
+        """
+        return [self._answer(action) for action in self.ACTIONS]
+
     def render(self, mode: Literal["text", "rgb_array"] = "text") -> str | np.ndarray:
         """The level as it is.
 
@@ -208,6 +236,16 @@ class GridWorld(abc.ABC):
 
     def _text(self, cells: Cells) -> str:
         return "\n".join("".join(self.grid_lookup[cell] for cell in row) for row in cells)
+
+    def _answer(self, action: int) -> str:
+        name = self.action_lookup[action]
+        text = self._form().replace("[your answer]", name).replace("[your thoughts]", "")
+        if (self._actions.find(text) or "").casefold() != name.strip().casefold():
+            raise ValueFault(
+                f"the action {name!r} is not found in {text!r}: user_prompt_format must hold '[your answer]' where "
+                "action_pattern looks for it"
+            )
+        return text
 
     def _form(self) -> str:
         return self.user_prompt_format or (THINK_FORM if self.think else FORM)

@@ -154,3 +154,39 @@ def test_step_and_render_before_reset():
     for call in (lambda: FrozenLake().step("x"), lambda: FrozenLake().render()):
         with pytest.raises(ValueFault, match=re.escape("call reset(seed)")):
             call()
+
+
+def test_the_expert_takes_a_shortest_way(lake):
+    """From (0, 0) to (1, 2) it is three steps; of Down and Right the first in the order of actions is Down."""
+    lake.reset(0)
+    assert lake.expert() == "<answer> Down </answer>"
+    assert [lake.step(name).reward for name in [lake.expert()]] == [0.0]
+    assert lake.expert() == "<answer> Right </answer>"
+    lake.step("<answer>Up</answer>")
+    walked = []
+    while not walked or not walked[-1].terminated:
+        walked.append(lake.step(lake.expert()))
+    assert [step.reward for step in walked] == [0.0, 0.0, 1.0]
+
+
+def test_the_expert_solves_every_level_in_as_few_steps_as_there_can_be():
+    for size in (2, 4, 7):
+        world = FrozenLake(size=size, p=0.7, max_steps=100)
+        for seed in range(40):
+            world.reset(seed)
+            steps = 1
+            while not (step := world.step(world.expert())).terminated:
+                steps += 1
+            assert step.reward == 1.0
+            assert steps == shortest(frozen_map(Random(f"frozen_lake/{seed}"), size, 0.7))
+
+
+def test_experts_answer_in_the_form_that_is_asked_for():
+    thinking = FrozenLake(think=True)
+    thinking.reset(0)
+    assert thinking.expert() in thinking.answers()
+    assert thinking.answers()[0] == "<think>  </think> <answer> Left </answer>"
+    bare = {"action_pattern": "[0-3]", "action_lookup": {i: str(i) for i in range(4)}}
+    assert FrozenLake(**bare, user_prompt_format="[your answer]").answers() == ["0", "1", "2", "3"]
+    with pytest.raises(ValueFault, match="user_prompt_format must hold"):
+        FrozenLake(user_prompt_format="one word").answers()

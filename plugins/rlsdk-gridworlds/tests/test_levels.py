@@ -8,8 +8,10 @@ import pytest
 from rlsdk_gridworlds.levels import levels
 
 import rlsdk
-from rlsdk import Message
-from rlsdk.errors import DataError, OptionError
+from rlsdk import Message, nano
+from rlsdk.errors import DataError, OptionError, ValueFault
+from rlsdk.rollout.codec import Codec
+from rlsdk.testing import run_workflow
 
 pytestmark = pytest.mark.usefixtures("installed")
 CONSTANT = """
@@ -100,3 +102,60 @@ def test_an_environment_that_ignores_its_seed_has_no_levels(installed, tmp_path)
             assert "does its seed change what it shows first?" in str(error)
             found += 1
     assert found == 1
+
+
+GRID = {
+    "use": "gridworlds/frozen_lake",
+    "template": "grid",
+    "action_pattern": "[0-3]",
+    "action_lookup": {i: str(i) for i in range(4)},
+    "user_prompt_format": "[your answer]",
+    "max_steps": 8,
+}
+
+
+def test_demonstrations_leave_the_levels_as_they_are():
+    without, with_ = load(environment=GRID, size=30), load(environment=GRID, size=30, demonstrations=0.5)
+    for one, other in zip(without, with_, strict=True):
+        assert (one.id, one.prompt, one.metadata["seed"]) == (other.id, other.prompt, other.metadata["seed"])
+    assert "demonstration" not in without[0].metadata
+
+
+def test_an_expert_reaches_the_goal_and_one_that_errs_less_often():
+    def solved(share):
+        tasks = load(environment=GRID, size=100, demonstrations=share)
+        world = rlsdk.load("environment", GRID["use"], **{k: v for k, v in GRID.items() if k != "use"})
+        return sum(replayed(world, task)[-1].metrics["success"] for task in tasks)
+
+    assert solved(1.0) == 100
+    assert 25 < solved(0.5) < 95
+    assert 2 < solved(0.0) < 50
+
+
+def replayed(world, task):
+    """The steps of a demonstration, whose observations are those that it shows."""
+    world.reset(task.metadata["seed"])
+    messages = task.metadata["demonstration"]
+    steps = [world.step(message["content"]) for message in messages[::2]]
+    assert [s.observation.text for s in steps[:-1]] == [m["content"] for m in messages[1::2]]
+    assert steps[-1].terminated or steps[-1].truncated
+    return steps
+
+
+def test_a_demonstration_is_what_the_workflow_would_have_been():
+    codec = Codec(nano.make_tokenizer(3))
+    for task in load(environment=GRID, size=5, demonstrations=0.7):
+        said = iter([m["content"] for m in task.metadata["demonstration"][::2]])
+        workflow = rlsdk.load("workflow", "environment", environment=GRID)
+        [played] = run_workflow(workflow, [task], codec, lambda _, said=said: next(said))
+        [shown] = run_workflow(rlsdk.load("workflow", "demonstration"), [task], codec, lambda _: "")
+        assert played.rollouts[0].token_ids.tolist() == shown.rollouts[0].token_ids.tolist()
+        assert played.rollouts[0].loss_mask.tolist() == shown.rollouts[0].loss_mask.tolist()
+        assert played.rollouts[0].messages[0].content == task.prompt  # the level is shown once
+
+
+def test_who_has_no_expert_is_named():
+    with pytest.raises(OptionError, match="demonstrations: expected a share from 0 to 1, got"):
+        load(demonstrations=1.5)
+    with pytest.raises(ValueFault, match="sokoban has no expert"):
+        load(environment="gridworlds/sokoban", demonstrations=1.0)

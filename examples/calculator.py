@@ -1,0 +1,107 @@
+"""Arithmetic with a calculator: the tasks, the tool, and how a model of few tokens writes a call.
+
+A plugin in one file, which a config names: `plugins: [examples/calculator.py]`. See `examples/calculator_nano.yaml`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+from functools import partial
+from random import Random
+from typing import Any, Literal
+
+import rlsdk
+from rlsdk.errors import OptionError
+from rlsdk.rewards.arithmetic import evaluate, tokenize
+from rlsdk.sources.expressions import draw, pick
+from rlsdk.sources.listing import TaskList
+
+LONGEST = 100
+"""Characters of an expression: what keeps its numbers small."""
+SIZES = {"train": 20_000, "test": 500}
+
+
+def calculate(expression: str) -> str:
+    """The exact value of an expression.
+
+    Args:
+        expression: Whole numbers, + - * / and brackets.
+    """
+    if len(expression) > LONGEST:
+        raise ValueError(f"{len(expression)} characters are more than {LONGEST}")
+    return str(Fraction(*evaluate(tokenize(expression))))
+
+
+def read_call(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """A call is `>` and an expression: `>(17*3)-4`."""
+    return [("calculate", {"expression": text[1:]})] if text.startswith(">") else []
+
+
+@rlsdk.tasks("problems")
+def problems(
+    *,
+    split: Literal["train", "test"] = "train",
+    size: int | None = None,
+    largest: int = 500,
+    seed: int = 0,
+    demonstrations: float | None = None,
+) -> TaskList:
+    """Expressions over three numbers from 1 to 20, with their value: `(17*3)-4=`.
+
+    A hash of the sorted numbers decides whether a problem is for training or for tests.
+
+    Args:
+        split: `train`, or `test` (a tenth of all numbers).
+        size: How many tasks; left out, 20,000 to train and 500 to test.
+        largest: The greatest value.
+        seed: Other seeds give other tasks.
+        demonstrations: Give each task a conversation to imitate: this share of them calls the calculator and answers
+            what it says, the others answer any number at once.
+
+    Raises:
+        OptionError: A number is out of range.
+    """
+    size = SIZES[split] if size is None else size
+    rules = [
+        ("size", "at least 1", size, size >= 1),
+        ("largest", "at least 20", largest, largest >= 20),
+        ("demonstrations", "a share from 0 to 1", demonstrations, demonstrations is None or 0 <= demonstrations <= 1),
+    ]
+    if faults := [(name, f"expected {rule}, got {given}") for name, rule, given, kept in rules if not kept]:
+        raise OptionError("tasks 'problems'", faults)
+    return TaskList(partial(_task, split, largest, seed, demonstrations), size)
+
+
+def _task(split: str, largest: int, seed: int, demonstrations: float | None, index: int) -> rlsdk.Task:
+    key = f"{seed}/{split}/{index}"
+    expression, value = _problem(Random(key), split, largest)
+    metadata: dict[str, Any] = {"split": split, "index": index}
+    if demonstrations is not None:
+        metadata["demonstration"] = _demonstration(Random(f"{key}/demo"), demonstrations, expression, value, largest)
+    name = f"calculator/{split}/{index}"
+    return rlsdk.Task(id=name, prompt=f"{expression}=", answer=str(value), metadata=metadata, source="calculator")
+
+
+def _problem(random: Random, split: str, largest: int) -> tuple[str, int]:
+    while True:
+        numbers = tuple(1 + pick(random, 20) for _ in range(3))
+        drawn = draw(random, numbers, "+-*", natural=True)
+        if drawn is not None and drawn[0] <= largest and is_test(numbers) == (split == "test"):
+            return drawn[1], int(drawn[0])
+
+
+def is_test(numbers: tuple[int, ...]) -> bool:
+    """Whether problems over these numbers are for tests."""
+    digest = hashlib.md5(f"{sorted(numbers)}".encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:8], "big") % 10 == 0
+
+
+def _demonstration(random: Random, share: float, expression: str, value: int, largest: int) -> list[dict[str, str]]:
+    if random.random() >= share:
+        return [{"role": "assistant", "content": f"<answer>{pick(random, largest + 1)}</answer>"}]
+    return [
+        {"role": "assistant", "content": f">{expression}"},
+        {"role": "tool", "name": "calculate", "content": calculate(expression)},
+        {"role": "assistant", "content": f"<answer>{value}</answer>"},
+    ]

@@ -1,0 +1,100 @@
+"""Demonstrations of several turns: the very tokens that the workflow would have had from an expert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rlsdk
+from rlsdk import nano
+from rlsdk.contracts import Rule
+from rlsdk.errors import DataError
+from rlsdk.plugins.importing import find
+from rlsdk.rollout.codec import Codec
+from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.sources.countdown import countdown
+from rlsdk.testing import run_workflow
+from rlsdk.types import Message, Rollout, Task
+from tests.rollout.codecs import chatml, plain
+
+CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator.py"
+SMALL = {"numbers": 3, "number_range": (1, 20), "target_range": (1, 100), "operators": "+-", "template": "compact"}
+
+
+def shown(task: Task, codec: Codec) -> Rollout:
+    [group] = run_workflow(rlsdk.load("workflow", "demonstration"), [task], codec, lambda _: "")
+    return group.rollouts[0]
+
+
+def acted(task: Task, codec: Codec, name: str, reward: str, **options: object) -> Rollout:
+    """The rollout of a workflow whose policy says what the demonstration says."""
+    said = iter([m["content"] for m in task.metadata["demonstration"] if m["role"] == "assistant"])
+    scorer = Scorer([Part(Rule(reward), rlsdk.load("reward", reward))])
+    workflow = rlsdk.load("workflow", name, **options)
+    [group] = run_workflow(workflow, [task], codec, lambda _: next(said), scorer=scorer)
+    assert next(said, None) is None
+    return group.rollouts[0]
+
+
+def the_same(one: Rollout, other: Rollout) -> bool:
+    return (one.token_ids.tolist(), one.loss_mask.tolist()) == (other.token_ids.tolist(), other.loss_mask.tolist())
+
+
+def talk(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+def test_turns_are_trained_on_and_what_stands_between_them_is_not() -> None:
+    codec = plain()
+    answers = talk(("assistant", "1+2"), ("user", ":"), ("assistant", "2+1"))
+    rollout = shown(Task(id="d", prompt="3:", metadata={"demonstration": answers}), codec)
+    assert codec.decode([rollout.token_ids]) == ["3:1+2\n:2+1"]
+    # prompt 2, answer and end 4, line break and colon 2, answer and end 4
+    assert rollout.loss_mask.tolist() == [False] * 2 + [True] * 4 + [False] * 2 + [True] * 4
+    assert [m.role for m in rollout.messages] == ["user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize("prompt", ["1:", (Message("user", "1:"),)])
+def test_they_are_what_a_dialogue_would_have_been(prompt: object) -> None:
+    answers = talk(("assistant", "no"), ("user", "Again."), ("assistant", "yes"))
+    task = Task(id="d", prompt=prompt, answer="yes", metadata={"demonstration": answers})
+    codec = plain() if isinstance(prompt, str) else chatml()
+    assert the_same(shown(task, codec), acted(task, codec, "dialogue", "exact_match", feedback="Again."))
+
+
+def test_countdown_shows_dialogues_that_end_at_the_first_right_answer() -> None:
+    for task in countdown(size=60, demonstrations=0.3, turns=3, feedback=":", **SMALL):
+        assert the_same(shown(task, plain()), acted(task, plain(), "dialogue", "countdown", turns=3, feedback=":"))
+    lengths = {len(t.metadata["demonstration"]) for t in countdown(size=60, demonstrations=0.3, turns=3, **SMALL)}
+    assert lengths == {1, 3, 5}
+    singles = countdown(size=60, demonstrations=0.3, **SMALL)
+    doubles = countdown(size=60, demonstrations=0.3, turns=2, **SMALL)
+    firsts = [task.metadata["demonstration"][0]["content"] for task in doubles]
+    assert firsts == [task.metadata["demonstration"] for task in singles]
+
+
+def test_the_calculators_examples_are_what_the_workflow_tools_would_have_been() -> None:
+    tools = {"tools": [f"{CALCULATOR}:calculate"], "parser": f"{CALCULATOR}:read_call", "describe": False}
+    codec = Codec(nano.make_tokenizer(500))
+    for task in find(f"{CALCULATOR}:problems")(size=20, demonstrations=1.0):
+        rollout = acted(task, codec, "tools", "exact_match", **tools)
+        assert the_same(shown(task, codec), rollout)
+        assert rollout.text == f"<answer>{task.answer}</answer>"
+        assert rollout.metrics["calls"] == 1 and rollout.metrics["failed_calls"] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "no message of its demonstration has the role assistant"),
+        (talk(("user", "and?")), "no message of its demonstration has the role assistant"),
+        (["1+2"], r"demonstration\[0\] is '1\+2'; expected a message with content and a role"),
+        (talk(("assistant", "1"), ("expert", "2")), r"demonstration\[1\] is .*expert"),
+        ({"role": "assistant", "content": "1"}, "task 'd' has no demonstration"),
+    ],
+)
+def test_what_is_no_conversation_is_named(given: object, message: str) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        shown(Task(id="d", prompt="3:", metadata={"demonstration": given}), plain())
+    assert caught.group_contains(DataError, match=message)
