@@ -81,12 +81,12 @@ def save(frames: Sequence[np.ndarray | str], path: Path) -> Path:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(frames[0], str):
-        text = path.with_suffix(".txt")
+        text = path.with_name(f"{path.name}.txt")
         text.write_text("\n\n".join(str(frame) for frame in frames) + "\n", encoding="utf-8")
         return text
     from PIL import Image
 
     pictures = [Image.fromarray(np.asarray(frame, dtype=np.uint8)) for frame in frames]
-    gif = path.with_suffix(".gif")
+    gif = path.with_name(f"{path.name}.gif")
     pictures[0].save(gif, save_all=True, append_images=pictures[1:], duration=_FRAME_MS, loop=0)
     return gif
