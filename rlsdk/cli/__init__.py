@@ -11,8 +11,9 @@ from rlsdk.cli.lazy import LazyGroup
 
 COMMANDS = {
     "check": "Check that a plugin's components keep the promises of their kinds.",
-    "debug": "Serve a configuration's engine, and try its workflow on one task, without a training.",
     "data": "Make data sets, and look at them.",
+    "debug": "Serve a configuration's engine, and try its workflow on one task, without a training.",
+    "eval": "Evaluate a model on held-out tasks, without a training.",
     "explain": "Check a configuration and say what it would run; nothing starts.",
     "export": "Write a run's model to a folder that transformers opens.",
     "model": "Make models.",
@@ -22,7 +23,7 @@ COMMANDS = {
 }
 """Name -> help; each is the attribute of that name in the module `rlsdk.cli.NAME`."""
 
-READS_MODELS = frozenset({"data", "debug", "explain", "export", "model", "train"})
+READS_MODELS = frozenset({"data", "debug", "eval", "explain", "export", "model", "train"})
 """Commands that import transformers, and so meet a torchvision that does not fit this torch."""
 
 

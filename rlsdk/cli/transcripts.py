@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from rlsdk.types import Rollout, Score
+from rlsdk.runlog.rollouts import transcript
+from rlsdk.types import Rollout
 
 if TYPE_CHECKING:
     from rlsdk.trainer.debug import Debugged
@@ -19,30 +20,7 @@ SAMPLED, GIVEN = "green", "dim"
 def rows(found: Debugged) -> list[dict[str, Any]]:
     """One mapping of JSON values for each rollout: conversation, score, and every token with its mask."""
     pairs = zip(found.group.rollouts, found.group.scores, found.seconds, strict=True)
-    return [_row(rollout, score, seconds) for rollout, score, seconds in pairs]
-
-
-def _row(rollout: Rollout, score: Score, seconds: float) -> dict[str, Any]:
-    return {
-        "task": rollout.task.id,
-        "source": rollout.task.source,
-        "trajectory": rollout.trajectory,
-        "step": rollout.step,
-        "status": rollout.status,
-        "reward": score.value if score.valid else None,
-        "valid": score.valid,
-        "reason": score.reason,
-        "metrics": {**rollout.metrics, **score.metrics},
-        "rewards": [list(pair) for pair in rollout.rewards],
-        "seconds": round(seconds, 4),
-        "messages": [
-            {"role": m.role, "content": m.content, **({"name": m.name} if m.name else {})} for m in rollout.messages
-        ],
-        "token_ids": rollout.token_ids.tolist(),
-        "loss_mask": rollout.loss_mask.tolist(),
-        "logprobs": [float(value) for value in rollout.logprobs],
-        "policy_versions": rollout.policy_versions.tolist(),
-    }
+    return [{**transcript(rollout, score), "seconds": round(seconds, 4)} for rollout, score, seconds in pairs]
 
 
 def summary(found: Debugged, told: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Saved rollouts: one parquet file per step under `rollouts/`, written beside the training, for any data tool."""
+"""Saved rollouts: one parquet file per step under `rollouts/`, written beside the training, and single ones as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlsdk.types import Group, Task
+from rlsdk.types import Group, Rollout, Score, Task
 
 
 class RolloutWriter:
@@ -69,3 +69,26 @@ def _row(step: int, group: Group, index: int) -> dict[str, Any]:
 def prompt_text(task: Task) -> str:
     """A prompt as one text."""
     return task.prompt if isinstance(task.prompt, str) else "\n".join(f"{m.role}: {m.content}" for m in task.prompt)
+
+
+def transcript(rollout: Rollout, score: Score) -> dict[str, Any]:
+    """A rollout as JSON values: conversation, score, and every token with its mask."""
+    return {
+        "task": rollout.task.id,
+        "source": rollout.task.source,
+        "trajectory": rollout.trajectory,
+        "step": rollout.step,
+        "status": rollout.status,
+        "reward": score.value if score.valid else None,
+        "valid": score.valid,
+        "reason": score.reason,
+        "metrics": {**rollout.metrics, **score.metrics},
+        "rewards": [list(pair) for pair in rollout.rewards],
+        "messages": [
+            {"role": m.role, "content": m.content, **({"name": m.name} if m.name else {})} for m in rollout.messages
+        ],
+        "token_ids": rollout.token_ids.tolist(),
+        "loss_mask": rollout.loss_mask.tolist(),
+        "logprobs": [float(value) for value in rollout.logprobs],
+        "policy_versions": rollout.policy_versions.tolist(),
+    }

@@ -25,10 +25,10 @@ from rlsdk.rollout.endpoint import endpoint
 from rlsdk.rollout.producer import Producer, first_error
 from rlsdk.rollout.remote import RemoteClient, Timed
 from rlsdk.rollout.serving import EngineService
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.scoring.scorer import Scorer
 from rlsdk.trainer.cluster import layout, ray_cluster, start_engines, started_engines
 from rlsdk.trainer.reaper import reaped
-from rlsdk.trainer.rewarding import reward_actors
+from rlsdk.trainer.rewarding import scoring
 from rlsdk.trainer.setting import setting_of
 from rlsdk.trainer.stream import opened
 from rlsdk.types import Group, Rollout, Score, Task
@@ -167,7 +167,7 @@ def debug_workflow(
         finally:
             await client.close()
 
-    with _scorer(plan) as scorer:
+    with scoring(plan) as scorer:
         try:
             group = asyncio.run(play(scorer))
         except BaseExceptionGroup as errors:
@@ -184,21 +184,3 @@ def _task(plan: Plan, position: int) -> Task:
             return tasks[left]
         left -= len(tasks)
     raise DataError(f"task {position}: tasks.train has {position - left}, from 0 to {position - left - 1}")
-
-
-@contextmanager
-def _scorer(plan: Plan) -> Iterator[Scorer | None]:
-    """The plan's reward; Ray is started only for a part that asks for an actor."""
-    if not plan.rewards:
-        yield None
-        return
-    parts = [Part(each.rule, plan.plugins.resolve(each.reference), each.reference) for each in plan.rewards]
-    with contextlib.ExitStack() as stack:
-        actor = None
-        if any(part.where == "actor" for part in parts):
-            stack.enter_context(reaped())
-            stack.enter_context(ray_cluster(plan))
-            actor = stack.enter_context(reward_actors(plan))
-        scorer = Scorer(parts, plan.config.scoring, actor=actor)
-        stack.callback(scorer.close)
-        yield scorer

@@ -8,9 +8,14 @@ from typing import Any
 
 import attrs
 
+from rlsdk.config import Plan
+from rlsdk.config.schema import EvalSection
+from rlsdk.plugins import load
 from rlsdk.rollout.chat import Setting
-from rlsdk.rollout.producer import Producer
+from rlsdk.rollout.producer import Observer, Producer
 from rlsdk.runlog.rollouts import prompt_text
+from rlsdk.scoring.scorer import Scorer
+from rlsdk.trainer.stream import opened
 from rlsdk.types import Group, Rollout, Score, Task
 
 
@@ -30,33 +35,66 @@ class Evaluation:
     samples: tuple[dict[str, Any], ...]
 
 
+@attrs.frozen
+class Answers:
+    """The groups of an evaluation: one greedy answer to each task, and several sampled at temperature 1."""
+
+    greedy: tuple[Group, ...]
+    sampled: tuple[Group, ...]
+
+
+def held_out(plan: Plan) -> list[Task]:
+    """The tasks that a plan evaluates on, those of several sources behind each other."""
+    sources, limit = [opened(source, plan.plugins) for source in plan.tasks_eval], plan.config.eval.limit
+    return [tasks[i] for tasks in sources for i in range(min(len(tasks), limit or len(tasks)))]
+
+
+def evaluator_of(plan: Plan, scorer: Scorer | None, observer: Observer | None = None) -> Producer:
+    """What runs a plan's evaluation: always the policy, also where training imitates demonstrations."""
+    workflow = plan.plugins.resolve(plan.workflow) if plan.sampled else load("workflow", "single_turn")
+    config = plan.config
+    return Producer(workflow, scorer, config.seed if config.sampling.seeds == "request" else None, observer)
+
+
 async def evaluate(
-    producer: Producer, tasks: Sequence[Task], setting: Setting, samples: int, *, reseed: Any, show: int = 3
-) -> Evaluation:
-    """Evaluate.
+    producer: Producer, tasks: Sequence[Task], setting: Setting, section: EvalSection, *, reseed: Any
+) -> Answers:
+    """Have the policy answer held-out tasks.
 
     Args:
         producer: Runs the workflow and scores.
         tasks: Held-out tasks.
         setting: Of the training; temperature, top-p and top-k are replaced.
-        samples: Sampled answers per task.
+        section: How many sampled answers, and how long.
         reseed: Awaited before each pass, so that evaluations repeat.
-        show: How many samples to keep for a person.
     """
-    plain = attrs.evolve(setting.sampling, top_p=1.0, top_k=0)
+    plain = attrs.evolve(
+        setting.sampling, top_p=1.0, top_k=0, max_tokens=section.max_tokens or setting.sampling.max_tokens
+    )
     await reseed()
     greedy = await producer.produce(
         tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=0.0)), 1, "eval greedy"
     )
     await reseed()
     sampled = await producer.produce(
-        tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=1.0)), samples, "eval sampled"
+        tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=1.0)), section.samples, "eval sampled"
     )
-    accuracy, metrics = _found(greedy, sampled, samples)
-    for source, (plainly, drawn) in by_source(greedy, sampled).items():
+    return Answers(tuple(greedy), tuple(sampled))
+
+
+def figures(answers: Answers, samples: int, *, show: int = 3) -> Evaluation:
+    """What an evaluation found.
+
+    Args:
+        answers: The groups.
+        samples: Sampled answers per task.
+        show: How many samples to keep for a person.
+    """
+    accuracy, metrics = _found(answers.greedy, answers.sampled, samples)
+    for source, (plainly, drawn) in by_source(answers.greedy, answers.sampled).items():
         metrics |= {f"{source}/{name}": value for name, value in _found(plainly, drawn, samples)[1].items()}
     named = {f"eval/{name}": value for name, value in metrics.items()}
-    return Evaluation(accuracy, named, tuple(_shown(g) for g in sampled[:show]))
+    return Evaluation(accuracy, named, tuple(_shown(g) for g in answers.sampled[:show]))
 
 
 def by_source(*batches: Sequence[Group]) -> dict[str, tuple[list[Group], ...]]:

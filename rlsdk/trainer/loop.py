@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rlsdk.trainer.canary import Canary, describe_checksums
 from rlsdk.trainer.checkpoint import Checkpoints
 from rlsdk.trainer.cluster import Actors
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
-from rlsdk.trainer.evaluation import Evaluation, by_source, evaluate, is_correct, measured
+from rlsdk.trainer.evaluation import Evaluation, by_source, evaluate, figures, is_correct, measured
 from rlsdk.trainer.ledger import Ledger
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
 from rlsdk.trainer.stream import TaskStreams
@@ -125,11 +126,9 @@ class Loop:
         setting = self.p.setting
         if self.p.eval_worlds is not None:
             setting = attrs.evolve(setting, worlds=self.p.eval_worlds)
-        if section.max_tokens is not None:
-            setting = attrs.evolve(setting, sampling=attrs.evolve(setting.sampling, max_tokens=section.max_tokens))
-        return await evaluate(
-            self.p.evaluator, self.p.eval_tasks, setting, section.samples, reseed=lambda: self._reseed(0)
-        )
+        reseed = partial(self._reseed, 0)
+        answers = await evaluate(self.p.evaluator, self.p.eval_tasks, setting, section, reseed=reseed)
+        return figures(answers, section.samples)
 
     async def step(self) -> tuple[dict[str, float], list[Group]]:
         """One training step; returns its metrics and all its groups."""
@@ -260,8 +259,7 @@ class Loop:
 
     async def _reseed(self, step: int) -> None:
         """The engines' own generators: a step's samples depend on the seed and the step, not on what came before."""
-        root = np.random.SeedSequence([self.p.plan.config.seed, step])
-        seeds = [int(s.generate_state(1)[0] >> 1) for s in root.spawn(len(self.p.actors.engines))]
+        seeds = engine_seeds(self.p.plan.config.seed, step, len(self.p.actors.engines))
         await asyncio.gather(*(self._engine(rank, "reseed", seed) for rank, seed in enumerate(seeds)))
 
     async def _inside(self) -> dict[str, float]:
@@ -295,6 +293,12 @@ class Loop:
             "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
             "time/tokens_per_second": tokens / max(clock.seconds["produce"], 1e-9),
         }
+
+
+def engine_seeds(seed: int, step: int, engines: int) -> list[int]:
+    """Of the engines' own generators in a step; 0: in evaluations."""
+    root = np.random.SeedSequence([seed, step])
+    return [int(s.generate_state(1)[0] >> 1) for s in root.spawn(engines)]
 
 
 def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:

@@ -1,16 +1,19 @@
-"""Rewards that hold a model: each in a Ray actor of its own."""
+"""What scores a run's rollouts; rewards that hold a model are each in a Ray actor of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from rlsdk.config import Plan
 from rlsdk.errors import ScoringError
 from rlsdk.plugins import Plugins, Reference
 from rlsdk.process import redirect
-from rlsdk.scoring.scorer import Part
+from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.trainer.cluster import ray_cluster
+from rlsdk.trainer.reaper import reaped
 from rlsdk.types import Rollout, Score
 
 
@@ -58,3 +61,31 @@ def reward_actors(plan: Plan) -> Iterator[Callable[[Part], Callable[[Sequence[Ro
     finally:
         for actor in started:
             ray.kill(actor)
+
+
+@contextmanager
+def scoring(plan: Plan, *, log_to: Path | None = None) -> Iterator[Scorer | None]:
+    """What scores a plan's rollouts, None if it has no reward; its processes and actors end with the block.
+
+    Ray is started here if a part asks for an actor and nobody has started it.
+
+    Args:
+        plan: The plan.
+        log_to: File that takes what rewards print; left out, it is dropped.
+    """
+    if not plan.rewards:
+        yield None
+        return
+    parts = [Part(each.rule, plan.plugins.resolve(each.reference), each.reference) for each in plan.rewards]
+    with ExitStack() as stack:
+        actor = None
+        if any(part.where == "actor" for part in parts):
+            import ray
+
+            if not ray.is_initialized():
+                stack.enter_context(reaped())
+                stack.enter_context(ray_cluster(plan))
+            actor = stack.enter_context(reward_actors(plan))
+        scorer = Scorer(parts, plan.config.scoring, log_to=log_to, actor=actor)
+        stack.callback(scorer.close)
+        yield scorer

@@ -7,14 +7,12 @@ import errno
 import logging
 import shutil
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-import attrs
 import yaml
 from rich.console import Console
 from rich.logging import RichHandler
@@ -30,14 +28,15 @@ from rlsdk.rollout.producer import Producer, first_error
 from rlsdk.rollout.seeds import derive
 from rlsdk.runlog.progress import log_console
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.scoring.scorer import Scorer
 from rlsdk.trainer.canary import TOLERANCE, Canary
 from rlsdk.trainer.checkpoint import Checkpoints
 from rlsdk.trainer.cluster import Actors, exchanged_adapter, ray_cluster, start_actors
 from rlsdk.trainer.credit import CreditAssigner
+from rlsdk.trainer.evaluation import evaluator_of, held_out
 from rlsdk.trainer.loop import Loop, Parts
 from rlsdk.trainer.reaper import reaped
-from rlsdk.trainer.rewarding import reward_actors
+from rlsdk.trainer.rewarding import scoring
 from rlsdk.trainer.session import Session
 from rlsdk.trainer.setting import setting_of
 from rlsdk.trainer.stream import Source, TaskStream, TaskStreams, opened
@@ -95,7 +94,10 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
             updates = steps * plan.config.minibatches * plan.config.passes
             actors = start_actors(plan, gpus, updates)
             try:
-                with _scorer(plan) as scorer, world_workers(plan) as worlds:
+                with (
+                    scoring(plan, log_to=plan.folder / "logs" / "scoring.log") as scorer,
+                    world_workers(plan) as worlds,
+                ):
                     parts = _assemble(plan, actors, checkpoints, tasks, scorer, worlds)
                     loop = Loop(parts, steps)
                     seconds["start"] = time.perf_counter() - start
@@ -217,22 +219,6 @@ def _log_to(plan: Plan, console: Console) -> None:
     root.addHandler(kept)
 
 
-@contextmanager
-def _scorer(plan: Plan) -> Iterator[Scorer | None]:
-    """What scores rollouts; its processes and actors end with the run."""
-    if not plan.rewards:
-        yield None
-        return
-    parts = [Part(each.rule, plan.plugins.resolve(each.reference), each.reference) for each in plan.rewards]
-    log_to = plan.folder / "logs" / "scoring.log"
-    with reward_actors(plan) as actor:
-        scorer = Scorer(parts, plan.config.scoring, log_to=log_to, actor=actor)
-        try:
-            yield scorer
-        finally:
-            scorer.close()
-
-
 def _assemble(
     plan: Plan,
     actors: Actors,
@@ -256,19 +242,17 @@ def _assemble(
     )
     workflow = resolve(plan.workflow)
     demonstrator = Producer(load("workflow", "demonstration"), None, None)
-    held_out = [opened(source, plan.plugins) for source in plan.tasks_eval]
     tolerance = config.canary.tolerance or TOLERANCE[config.model.dtype]
     return Parts(
         plan=plan,
         actors=actors,
-        setting=attrs.evolve(setting_of(plan, codec, client), worlds=worlds.train),
+        setting=setting_of(plan, codec, client, worlds.train),
         eval_worlds=worlds.eval,
         producer=Producer(workflow, scorer, seed, observer),
         demonstrator=demonstrator if plan.algorithm.rollouts == "mixed" else None,
-        # What is evaluated is always the policy, also where training imitates demonstrations.
-        evaluator=Producer(workflow if plan.sampled else load("workflow", "single_turn"), scorer, seed),
+        evaluator=evaluator_of(plan, scorer),
         streams=_streams(plan, tasks, codec),
-        eval_tasks=[some[i] for some in held_out for i in range(min(len(some), config.eval.limit or len(some)))],
+        eval_tasks=held_out(plan),
         filters=[resolve(f) for f in plan.filters],
         credit=CreditAssigner(
             [resolve(r) for r in plan.shaping],

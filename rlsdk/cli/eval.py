@@ -1,0 +1,101 @@
+"""`rlsdk eval`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Column, Table
+
+from rlsdk.cli.listing import console
+from rlsdk.cli.settings import SettingsCommand
+from rlsdk.config import check
+from rlsdk.errors import ConfigError
+
+
+@click.command(cls=SettingsCommand, name="eval")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="A run's folder, one of its checkpoints, or a model's folder.  [default: model.path of CONFIG]",
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where to.  [default: in the run's folder]")
+@click.option("--overwrite", is_flag=True, help="Delete what an earlier evaluation left there.")
+@click.option("--pictures", type=click.IntRange(0), default=8, show_default=True, help="Episodes to draw of a source.")
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def eval(  # noqa: A001 - the command's name
+    config: Path,
+    settings: tuple[str, ...],
+    checkpoint: Path | None,
+    out: Path | None,
+    overwrite: bool,
+    pictures: int,
+    files: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Evaluate a model on tasks.eval of the YAML file CONFIG, without a training.
+
+    To each task there is one greedy answer, and some sampled ones; they are saved as transcripts, and episodes in
+    environments as pictures, too.
+    """
+    from rlsdk.trainer.examination import examine, model_of
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # libraries greet on standard output
+        if checkpoint is not None:
+            model = stack.enter_context(model_of(checkpoint, files))
+            settings = (*settings, f"model.path={json.dumps(str(model))}")
+        plan = check(config, settings, files)
+        folder = out or plan.folder / "eval" / (checkpoint or Path(plan.config.model.path)).resolve().name
+        _prepare(folder, overwrite=overwrite)
+        here = (f"out={json.dumps(str(folder.parent))}", f"name={json.dumps(folder.name)}")
+        plan = check(config, (*settings, *here), files)
+        progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
+        bar = progress.add_task("rollouts", total=None)
+        found = examine(
+            plan, pictures=pictures, seen=lambda done, total: progress.update(bar, completed=done, total=total)
+        )
+    if checkpoint is not None:
+        found["model"] = str(checkpoint)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _show(found)
+
+
+def _prepare(folder: Path, *, overwrite: bool) -> None:
+    if overwrite and (folder / "evaluation.json").is_file():
+        shutil.rmtree(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError([f"--out: {folder} holds something already; choose another folder, or --overwrite"])
+
+
+def _show(found: dict[str, Any]) -> None:
+    names = list(found["accuracy"])
+    table = Table("", Column("tasks", justify="right"), title=f"accuracy of {found['model']}")
+    for name in [*names, "mean reward"]:
+        table.add_column(name, justify="right")
+    whole = {"": sum(found["tasks"].values())}
+    rows = {**found["tasks"], **whole} if len(found["tasks"]) > 1 else whole
+    for source, count in rows.items():
+        at = "/".join(filter(None, ("eval", source)))
+        cells = [f"{found['metrics'][f'{at}/{name}']:.1%}" for name in names]
+        table.add_row(source or "all", str(count), *cells, f"{found['metrics'][f'{at}/sampled_reward']:.3f}")
+    out = console()
+    out.print(table)
+    for reason, count in found["invalid"]["reasons"].items():
+        out.print(f"could not be scored: {count} × {reason}", markup=False)
+    out.print(f"transcripts: {found['transcripts']}", markup=False, soft_wrap=True)
+    if found["pictures"]:
+        out.print(f"pictures: {Path(found['pictures'][0]).parent}", markup=False, soft_wrap=True)

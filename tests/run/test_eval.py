@@ -1,0 +1,34 @@
+"""`rlsdk eval`: a checkpoint is as good as the run said it was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+
+def test_a_checkpoint_is_as_good_as_its_run_said(runner: Any) -> None:
+    short = ("engine=transformers", "steps=1", "eval.before=false", "checkpoint.export=last")
+    runner.train(*short)
+    command = [sys.executable, "-m", "rlsdk.cli", "eval", str(runner.config), *short]
+    checkpoint = runner.path() / "checkpoints" / "step-1"
+    ran = subprocess.run(
+        [*command, "--checkpoint", str(checkpoint), "--json"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["accuracy"] == runner.summary()["accuracy_after"]
+    assert found["tasks"] == {"countdown": 8}
+    assert found["invalid"]["rollouts"] == 0
+    rows = [json.loads(line) for line in Path(found["transcripts"]).read_text(encoding="utf-8").splitlines()]
+    assert [row["kind"] for row in rows] == ["greedy"] * 8 + ["sampled"] * 8
+    assert all(row["messages"][-1]["role"] == "assistant" and any(row["loss_mask"]) for row in rows)
+    again = subprocess.run([*command, "--checkpoint", str(checkpoint)], capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "holds something already" in again.stderr
