@@ -39,8 +39,7 @@ def test_the_shipped_model_can_be_made_again(tmp_path: Path) -> None:
     """The commands of `make warm-start` end within 3 points of what is shipped."""
     rlsdk("model", "new", "nano", str(tmp_path / "nano"))
     out = f"out={tmp_path}"
-    two = "placement.learners=2"  # one for each core: half of the time, the same gradients
-    rlsdk("train", "examples/warm_start/1_skill.yaml", out, f"model.path={tmp_path}/nano", "eval.after=false", two)
+    rlsdk("train", "examples/warm_start/1_skill.yaml", out, f"model.path={tmp_path}/nano", "eval.after=false")
     skilled = tmp_path / "warm-start-skill" / "checkpoints" / "step-1200" / "export"
     rlsdk("train", "examples/warm_start/2_dilute.yaml", out, f"model.path={skilled}")
     shipped = ("examples/quickstart.yaml", out, "steps=1", "eval.after=false", "eval.samples=4", "save_rollouts=0")
