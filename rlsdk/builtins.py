@@ -31,6 +31,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "rlsdk.workflows.single_turn",
         "rlsdk.workflows.agent",
         "rlsdk.workflows.demonstration",
+        "rlsdk.workflows.best_of",
         "rlsdk.workflows.dialogue",
         "rlsdk.workflows.self_refine",
         "rlsdk.workflows.environment",

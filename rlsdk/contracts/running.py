@@ -91,6 +91,10 @@ class Chat(Protocol):
         """What the run's reward says of the rollout as it stands."""
         ...
 
+    def branch(self) -> Chat:
+        """A conversation that goes on from here by itself; this one stays as it is."""
+        ...
+
     def world(self, environment: Use, seed: int, *, step_timeout: float = 30.0) -> World:
         """An environment to play in; in a training it runs in a worker, in the driver's threads elsewhere.
 

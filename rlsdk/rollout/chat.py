@@ -105,6 +105,7 @@ class TokenChat:
         self._engine: int | None = None
         self._pending: np.ndarray | None = NOTHING
         self._worlds: list[World] = []
+        self._branches = 0
         self._recorder: Recorder | None = None
 
     @property
@@ -270,11 +271,14 @@ class TokenChat:
             return self._recorder.finish(status="failed")[-1]
         return self.finish(status="failed")
 
-    def branch(self, seed: int | None) -> TokenChat:
-        """A conversation that goes on from here by itself; this one stays as it is."""
+    def branch(self) -> TokenChat:
+        """A conversation that goes on from here by itself, with a seed of its own; this one stays as it is."""
         other = copy.copy(self)
-        other._seed, other._worlds = seed, []
+        if self._seed is not None:
+            other._seed = derive(self._seed, self._member, "branch", self._branches)
+        self._branches += 1
         other._messages, other._parts, other._rewards = [*self._messages], [*self._parts], [*self._rewards]
+        other._worlds, other._branches = [], 0
         return other
 
     def finish(self, **changes: Any) -> Rollout:

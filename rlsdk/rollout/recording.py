@@ -181,13 +181,13 @@ class Recorder:
             raise Refusal(f"the rollout has had its {self._max_turns} answers (max_turns)", code="max_turns")
         self.calls += 1
         serial = next(self._serial)
-        # Each request has a seed of its own: with that of the group, members that ask alike would be answered alike.
-        seed = None if self._seed is None else derive(self._seed, self._member, "call", serial)
         parent = self._parent(asked)
         if parent is None:
+            # A seed of its own: with that of the group, members that ask alike would be answered alike.
+            seed = None if self._seed is None else derive(self._seed, self._member, "call", serial)
             chat = begun(asked, self._task, self._setting, self._group, seed, self._dialect)
         else:
-            chat = parent.chat.branch(seed)
+            chat = parent.chat.branch()
             for said in asked.messages[_answered(asked) :]:
                 _say(chat, asked.named(said))
         message = await self._sampled(chat, asked)
