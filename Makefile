@@ -33,7 +33,7 @@ ifdef TASK
 	@$(BIN)/rlsdk model new nano runs/$(TASK)-new --seed $(SEED) $(NANO_$(TASK)) --overwrite
 	@for config in examples/warm_start/$(TASK)/*.yaml; do $(BIN)/rlsdk train $$config seed=$(SEED) --overwrite || exit 1; done
 else
-	@$(BIN)/rlsdk model new nano runs/nano --seed $(SEED)
+	@$(BIN)/rlsdk model new nano runs/nano --seed $(SEED) --overwrite
 	@$(BIN)/rlsdk train examples/warm_start/1_skill.yaml seed=$(SEED) --overwrite
 	@$(BIN)/rlsdk train examples/warm_start/2_dilute.yaml seed=$(SEED) --overwrite
 endif
