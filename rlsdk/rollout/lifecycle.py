@@ -1,0 +1,204 @@
+"""What becomes of every task that is issued: states, the legal ways between them, and counts that add up.
+
+Plain bookkeeping, without time, engines or events, so that it can be checked as a state machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import attrs
+
+from rlsdk.errors import RunError
+from rlsdk.types import Group, Task
+
+
+class State(StrEnum):
+    """Of a task that was issued, and of the group that it becomes."""
+
+    INIT = "init"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    TRAINED = "trained"
+
+
+LEGAL: Mapping[State, frozenset[State]] = {
+    State.INIT: frozenset({State.RUNNING}),
+    State.RUNNING: frozenset({State.COMPLETED, State.ABORTED, State.FILTERED, State.FAILED}),
+    State.COMPLETED: frozenset({State.TRAINED, State.EXPIRED, State.FILTERED}),
+    State.ABORTED: frozenset({State.RUNNING, State.EXPIRED}),
+    State.EXPIRED: frozenset({State.RUNNING}),
+    State.FILTERED: frozenset(),
+    State.FAILED: frozenset(),
+    State.TRAINED: frozenset(),
+}
+"""State -> those that may follow. From what ends a task nothing follows."""
+ENDS = frozenset(state for state, after in LEGAL.items() if not after)
+
+
+@attrs.define(eq=False)
+class Ticket:
+    """One task on its way.
+
+    Attributes:
+        number: In the order of issue.
+        source: Name of the source of the task.
+        task: The task.
+        state: Where it is; changed by `Lifecycle.move` alone.
+        group: What it became, from `completed` on; let go of where nobody needs it any more.
+        attempts: How often it was started.
+    """
+
+    number: int
+    source: str
+    task: Task
+    state: State = State.INIT
+    group: Group | None = None
+    attempts: int = 0
+
+
+@attrs.frozen
+class Counts:
+    """Of one source, absolute: since the run began.
+
+    Attributes:
+        target: Groups that the trainer has asked for.
+        consumed: Groups that were trained.
+        available: Groups that wait for the trainer.
+        scheduled: Tasks that are issued or run.
+        waiting: Aborted and expired tasks, which are started before fresh ones.
+        filtered: Groups that a filter left out.
+        failed: Tasks that gave no group.
+    """
+
+    target: int = 0
+    consumed: int = 0
+    available: int = 0
+    scheduled: int = 0
+    waiting: int = 0
+    filtered: int = 0
+    failed: int = 0
+
+    @property
+    def gap(self) -> int:
+        """Groups that are asked for and neither trained nor there."""
+        return max(0, self.target - self.consumed - self.available)
+
+
+class Lifecycle:
+    """All tickets that have not ended, and the counts of those that have."""
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        """Make one.
+
+        Args:
+            sources: Names, which differ.
+        """
+        self._live: dict[int, Ticket] = {}
+        self._numbers = itertools.count()
+        self._target = dict.fromkeys(sources, 0)
+        self._ended: dict[str, Counter[State]] = {name: Counter() for name in sources}
+        self._at: dict[str, Counter[State]] = {name: Counter() for name in sources}
+
+    def issue(self, source: str, task: Task) -> Ticket:
+        """A new ticket.
+
+        Raises:
+            KeyError: There is no such source.
+        """
+        self._at[source][State.INIT] += 1
+        ticket = Ticket(next(self._numbers), source, task)
+        self._live[ticket.number] = ticket
+        return ticket
+
+    def move(self, ticket: Ticket, to: State, group: Group | None = None) -> None:
+        """Change a ticket's state.
+
+        Args:
+            ticket: Which one.
+            to: The new state.
+            group: What it became, with `completed`; of an aborted one, what there is of it.
+
+        Raises:
+            RunError: The way is not legal: a task would end twice, or be lost.
+        """
+        if to not in LEGAL[ticket.state] or self._live.get(ticket.number) is not ticket:
+            raise RunError(
+                f"task {ticket.task.id!r} of {ticket.source}, ticket {ticket.number}: {ticket.state} cannot become {to}"
+            )
+        self._at[ticket.source][ticket.state] -= 1
+        ticket.state = to
+        ticket.attempts += to is State.RUNNING
+        ticket.group = group
+        if to in ENDS:
+            del self._live[ticket.number]
+            self._ended[ticket.source][to] += 1
+        else:
+            self._at[ticket.source][to] += 1
+
+    def ask(self, source: str, target: int) -> None:
+        """The trainer wants so many groups of a source in all; a lower figure than before changes nothing."""
+        self._target[source] = max(self._target[source], target)
+
+    def counts(self, source: str) -> Counts:
+        """Where a source stands.
+
+        Raises:
+            KeyError: There is no such source.
+        """
+        at, ended = self._at[source], self._ended[source]
+        return Counts(
+            target=self._target[source],
+            consumed=ended[State.TRAINED],
+            available=at[State.COMPLETED],
+            scheduled=at[State.INIT] + at[State.RUNNING],
+            waiting=at[State.ABORTED] + at[State.EXPIRED],
+            filtered=ended[State.FILTERED],
+            failed=ended[State.FAILED],
+        )
+
+    def wanted(self, source: str, batch: int, oversample: float) -> int:
+        """How many tasks should be started now.
+
+        What is scheduled stays within the target and a reserve, which is a share of the batch and not of the gap: as the
+        gap closes, the reserve does not shrink.
+
+        Args:
+            source: Which one.
+            batch: Groups of it in a batch.
+            oversample: Reserve, as a share of the batch; 0 for none.
+        """
+        counts = self.counts(source)
+        reserve = math.ceil(batch * oversample) if counts.gap else 0
+        return max(0, counts.gap + reserve - counts.scheduled)
+
+    def tickets(self, source: str, *states: State) -> list[Ticket]:
+        """The live tickets of a source in these states, in the order of the states and, within one, of issue."""
+        return [t for state in states for t in self._live.values() if t.source == source and t.state is state]
+
+    @property
+    def issued(self) -> int:
+        """Tickets in all."""
+        return len(self._live) + sum(count.total() for count in self._ended.values())
+
+    def state(self) -> dict[str, Any]:
+        """Targets and what has ended, as plain JSON; what is on its way is issued again."""
+        return {
+            name: {"target": self._target[name], **{s.value: self._ended[name][s] for s in sorted(ENDS)}}
+            for name in self._target
+        }
+
+    def restore(self, state: Mapping[str, Mapping[str, int]]) -> None:
+        """Go on from `state()`; a source that was not there then begins at zero."""
+        for name in self._target.keys() & state.keys():
+            self._target[name] = state[name]["target"]
+            self._ended[name] = Counter({s: state[name][s.value] for s in ENDS})

@@ -1,0 +1,147 @@
+"""Every task that is issued ends once, and the counts add up, whatever happens in whatever order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rlsdk.errors import RunError
+from rlsdk.rollout.lifecycle import ENDS, LEGAL, Lifecycle, State
+from rlsdk.rollout.staleness import expires_at, masked, staleness
+from rlsdk.types import Group, Rollout, Score, Task
+
+SOURCES = ("a", "b")
+TASK = Task(id="t", prompt="x")
+
+
+class Production(RuleBasedStateMachine):
+    """A producer and a trainer that do anything that is legal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = Lifecycle(SOURCES)
+        self.issued = dict.fromkeys(SOURCES, 0)
+        self.ended: dict[str, list[int]] = {name: [] for name in SOURCES}
+        self.targets = dict.fromkeys(SOURCES, 0)
+
+    @rule(source=st.sampled_from(SOURCES), groups=st.integers(0, 30))
+    def asked(self, source: str, groups: int) -> None:
+        self.book.ask(source, groups)
+        assert self.book.counts(source).target >= self.targets[source]  # it never falls
+        self.targets[source] = self.book.counts(source).target
+
+    @rule(source=st.sampled_from(SOURCES), oversample=st.sampled_from([0.0, 0.5, 2.0]))
+    def filled(self, source: str, oversample: float) -> None:
+        before = self.book.counts(source).scheduled
+        for _ in range(self.book.wanted(source, 4, oversample)):
+            self.book.issue(source, TASK)
+            self.issued[source] += 1
+        assert self.book.wanted(source, 4, oversample) == 0  # asking again adds nothing
+        counts = self.book.counts(source)
+        reserve = int(np.ceil(4 * oversample)) if counts.gap else 0
+        # What was scheduled under a larger reserve stays; nothing is added to it.
+        assert counts.scheduled == max(counts.gap + reserve, before)
+
+    @rule(data=st.data())
+    def moved(self, data: st.DataObject) -> None:
+        live = [t for source in SOURCES for t in self.book.tickets(source, *State)]
+        if not live:
+            return
+        ticket = data.draw(st.sampled_from(live))
+        to = data.draw(st.sampled_from(sorted(State)))
+        before = {source: self.book.counts(source) for source in SOURCES}
+        if to not in LEGAL[ticket.state]:
+            with pytest.raises(RunError, match="cannot become"):
+                self.book.move(ticket, to)
+            assert {source: self.book.counts(source) for source in SOURCES} == before
+            return
+        was = ticket.state
+        self.book.move(ticket, to)
+        gap, after = before[ticket.source].gap, self.book.counts(ticket.source).gap
+        if was is State.COMPLETED and to is State.TRAINED:
+            assert after == gap  # consuming never opens the gap again
+        if was is State.COMPLETED and to in (State.EXPIRED, State.FILTERED):
+            assert after >= gap  # what expires or is left out is wanted anew
+        if to in ENDS:
+            self.ended[ticket.source].append(ticket.number)
+            with pytest.raises(RunError):
+                self.book.move(ticket, State.RUNNING)
+
+    @rule()
+    def saved(self) -> None:
+        fresh = Lifecycle(SOURCES)
+        fresh.restore(self.book.state())
+        for source in SOURCES:
+            before, after = self.book.counts(source), fresh.counts(source)
+            assert (after.target, after.consumed, after.filtered, after.failed) == (
+                before.target,
+                before.consumed,
+                before.filtered,
+                before.failed,
+            )
+            assert (after.available, after.scheduled, after.waiting) == (0, 0, 0)
+
+    @invariant()
+    def it_adds_up(self) -> None:
+        assert self.book.issued == sum(self.issued.values())
+        for source in SOURCES:
+            counts = self.book.counts(source)
+            live = counts.available + counts.scheduled + counts.waiting
+            ended = counts.consumed + counts.filtered + counts.failed
+            assert live + ended == self.issued[source]
+            assert len(set(self.ended[source])) == len(self.ended[source]) == ended
+
+
+Production.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestProduction = Production.TestCase
+
+
+def test_a_source_that_is_not_there_is_an_error() -> None:
+    book = Lifecycle(["a"])
+    with pytest.raises(KeyError):
+        book.counts("b")
+    with pytest.raises(KeyError):
+        book.issue("b", TASK)
+
+
+def test_the_reserve_is_a_share_of_the_batch_not_of_what_is_missing() -> None:
+    book = Lifecycle(["a"])
+    book.ask("a", 8)
+    assert book.wanted("a", 8, 0.25) == 10
+    tickets = [book.issue("a", TASK) for _ in range(10)]
+    for ticket in tickets[:7]:
+        book.move(ticket, State.RUNNING)
+        book.move(ticket, State.COMPLETED)
+    assert book.counts("a").gap == 1
+    assert book.wanted("a", 8, 0.25) == 0  # three run: one that is missing, and the reserve of two
+
+
+def test_those_that_wait_come_in_the_order_asked_for() -> None:
+    book = Lifecycle(["a"])
+    first, second, third = (book.issue("a", TASK) for _ in range(3))
+    for ticket in (first, second, third):
+        book.move(ticket, State.RUNNING)
+    book.move(first, State.ABORTED)
+    book.move(second, State.COMPLETED)
+    book.move(second, State.EXPIRED)
+    book.move(third, State.ABORTED)
+    assert book.tickets("a", State.EXPIRED, State.ABORTED) == [second, first, third]
+
+
+def sampled(versions: list[int]) -> Rollout:
+    mask = [v >= 0 for v in versions]
+    return Rollout(TASK, (), [1] * len(versions), mask, [0.0] * len(versions), versions)
+
+
+def test_a_group_is_as_old_as_its_oldest_trained_token() -> None:
+    group = Group(TASK, (sampled([-1, 5, 4]), sampled([-1, 6])), (Score(0), Score(0)))
+    assert staleness(group, 6) == 2
+    assert staleness(Group(TASK, (sampled([-1]),), (Score(0),)), 6) == 0
+    assert [expires_at(m, n) for m, n in ((0, 1), (1, 1), (0, 2), (4, 3))] == [1, 2, 2, 15]
+
+
+def test_old_tokens_are_masked_one_by_one() -> None:
+    assert masked(sampled([-1, 3, 5, 6]), step=6, most=1).tolist() == [False, False, True, True]
