@@ -34,7 +34,7 @@ class State(StrEnum):
 LEGAL: Mapping[State, frozenset[State]] = {
     State.INIT: frozenset({State.RUNNING}),
     State.RUNNING: frozenset({State.COMPLETED, State.ABORTED, State.FILTERED, State.FAILED}),
-    State.COMPLETED: frozenset({State.TRAINED, State.EXPIRED, State.FILTERED}),
+    State.COMPLETED: frozenset({State.TRAINED, State.EXPIRED, State.FILTERED, State.FAILED}),
     State.ABORTED: frozenset({State.RUNNING, State.EXPIRED}),
     State.EXPIRED: frozenset({State.RUNNING}),
     State.FILTERED: frozenset(),
@@ -56,6 +56,7 @@ class Ticket:
         state: Where it is; changed by `Lifecycle.move` alone.
         group: What it became, from `completed` on; let go of where nobody needs it any more.
         attempts: How often it was started.
+        taken: The trainer has it; what is left is to say what became of it.
     """
 
     number: int
@@ -64,6 +65,7 @@ class Ticket:
     state: State = State.INIT
     group: Group | None = None
     attempts: int = 0
+    taken: bool = False
 
 
 @attrs.frozen
@@ -72,12 +74,13 @@ class Counts:
 
     Attributes:
         target: Groups that the trainer has asked for.
-        consumed: Groups that were trained.
+        consumed: Groups that the trainer took, whatever became of them.
         available: Groups that wait for the trainer.
         scheduled: Tasks that are issued or run.
         waiting: Aborted and expired tasks, which are started before fresh ones.
+        trained: Groups that were trained.
         filtered: Groups that a filter left out.
-        failed: Tasks that gave no group.
+        failed: Tasks that gave no group that could be trained.
     """
 
     target: int = 0
@@ -85,12 +88,13 @@ class Counts:
     available: int = 0
     scheduled: int = 0
     waiting: int = 0
+    trained: int = 0
     filtered: int = 0
     failed: int = 0
 
     @property
     def gap(self) -> int:
-        """Groups that are asked for and neither trained nor there."""
+        """Groups that are asked for and neither taken nor there."""
         return max(0, self.target - self.consumed - self.available)
 
 
@@ -106,6 +110,7 @@ class Lifecycle:
         self._live: dict[int, Ticket] = {}
         self._numbers = itertools.count()
         self._target = dict.fromkeys(sources, 0)
+        self._consumed = dict.fromkeys(sources, 0)
         self._ended: dict[str, Counter[State]] = {name: Counter() for name in sources}
         self._at: dict[str, Counter[State]] = {name: Counter() for name in sources}
 
@@ -131,7 +136,8 @@ class Lifecycle:
         Raises:
             RunError: The way is not legal: a task would end twice, or be lost.
         """
-        if to not in LEGAL[ticket.state] or self._live.get(ticket.number) is not ticket:
+        legal = LEGAL[ticket.state] - ({State.EXPIRED} if ticket.taken else set())
+        if to not in legal or self._live.get(ticket.number) is not ticket:
             raise RunError(
                 f"task {ticket.task.id!r} of {ticket.source}, ticket {ticket.number}: {ticket.state} cannot become {to}"
             )
@@ -145,6 +151,18 @@ class Lifecycle:
         else:
             self._at[ticket.source][to] += 1
 
+    def take(self, ticket: Ticket) -> Group:
+        """Hand a group to the trainer, once.
+
+        Raises:
+            RunError: There is no group, or the trainer has it.
+        """
+        if ticket.state is not State.COMPLETED or ticket.taken or ticket.group is None:
+            raise RunError(f"ticket {ticket.number} of {ticket.source} is {ticket.state}: there is nothing to take")
+        ticket.taken = True
+        self._consumed[ticket.source] += 1
+        return ticket.group
+
     def ask(self, source: str, target: int) -> None:
         """The trainer wants so many groups of a source in all; a lower figure than before changes nothing."""
         self._target[source] = max(self._target[source], target)
@@ -156,12 +174,14 @@ class Lifecycle:
             KeyError: There is no such source.
         """
         at, ended = self._at[source], self._ended[source]
+        taken = sum(t.taken for t in self._live.values() if t.source == source)
         return Counts(
             target=self._target[source],
-            consumed=ended[State.TRAINED],
-            available=at[State.COMPLETED],
+            consumed=self._consumed[source],
+            available=at[State.COMPLETED] - taken,
             scheduled=at[State.INIT] + at[State.RUNNING],
             waiting=at[State.ABORTED] + at[State.EXPIRED],
+            trained=ended[State.TRAINED],
             filtered=ended[State.FILTERED],
             failed=ended[State.FAILED],
         )
@@ -169,8 +189,8 @@ class Lifecycle:
     def wanted(self, source: str, batch: int, oversample: float) -> int:
         """How many tasks should be started now.
 
-        What is scheduled stays within the target and a reserve, which is a share of the batch and not of the gap: as the
-        gap closes, the reserve does not shrink.
+        What is scheduled stays within the target and a reserve. The reserve is a share of the batch, not of the gap: as
+        the gap closes, it does not shrink.
 
         Args:
             source: Which one.
@@ -193,12 +213,16 @@ class Lifecycle:
     def state(self) -> dict[str, Any]:
         """Targets and what has ended, as plain JSON; what is on its way is issued again."""
         return {
-            name: {"target": self._target[name], **{s.value: self._ended[name][s] for s in sorted(ENDS)}}
+            name: {
+                "target": self._target[name],
+                "consumed": self._consumed[name],
+                **{s.value: self._ended[name][s] for s in sorted(ENDS)},
+            }
             for name in self._target
         }
 
     def restore(self, state: Mapping[str, Mapping[str, int]]) -> None:
         """Go on from `state()`; a source that was not there then begins at zero."""
         for name in self._target.keys() & state.keys():
-            self._target[name] = state[name]["target"]
+            self._target[name], self._consumed[name] = state[name]["target"], state[name]["consumed"]
             self._ended[name] = Counter({s: state[name][s.value] for s in ENDS})

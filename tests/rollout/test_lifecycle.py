@@ -15,6 +15,7 @@ from rlsdk.types import Group, Rollout, Score, Task
 
 SOURCES = ("a", "b")
 TASK = Task(id="t", prompt="x")
+GROUP = Group(TASK, (), ())
 
 
 class Production(RuleBasedStateMachine):
@@ -26,6 +27,7 @@ class Production(RuleBasedStateMachine):
         self.issued = dict.fromkeys(SOURCES, 0)
         self.ended: dict[str, list[int]] = {name: [] for name in SOURCES}
         self.targets = dict.fromkeys(SOURCES, 0)
+        self.in_hand = dict.fromkeys(SOURCES, 0)
 
     @rule(source=st.sampled_from(SOURCES), groups=st.integers(0, 30))
     def asked(self, source: str, groups: int) -> None:
@@ -53,22 +55,40 @@ class Production(RuleBasedStateMachine):
         ticket = data.draw(st.sampled_from(live))
         to = data.draw(st.sampled_from(sorted(State)))
         before = {source: self.book.counts(source) for source in SOURCES}
-        if to not in LEGAL[ticket.state]:
+        if to not in LEGAL[ticket.state] or (ticket.taken and to is State.EXPIRED):
             with pytest.raises(RunError, match="cannot become"):
                 self.book.move(ticket, to)
             assert {source: self.book.counts(source) for source in SOURCES} == before
             return
-        was = ticket.state
-        self.book.move(ticket, to)
+        was, taken = ticket.state, ticket.taken
+        self.book.move(ticket, to, GROUP if to is State.COMPLETED else None)
         gap, after = before[ticket.source].gap, self.book.counts(ticket.source).gap
-        if was is State.COMPLETED and to is State.TRAINED:
-            assert after == gap  # consuming never opens the gap again
-        if was is State.COMPLETED and to in (State.EXPIRED, State.FILTERED):
+        if taken:
+            assert after == gap  # what was taken never opens the gap again, whatever becomes of it
+        elif was is State.COMPLETED:
             assert after >= gap  # what expires or is left out is wanted anew
         if to in ENDS:
+            self.in_hand[ticket.source] -= taken
             self.ended[ticket.source].append(ticket.number)
             with pytest.raises(RunError):
                 self.book.move(ticket, State.RUNNING)
+
+    @rule(data=st.data())
+    def taken(self, data: st.DataObject) -> None:
+        there = [t for source in SOURCES for t in self.book.tickets(source, State.COMPLETED)]
+        if not there:
+            return
+        ticket = data.draw(st.sampled_from(there))
+        before = self.book.counts(ticket.source)
+        if ticket.taken:
+            with pytest.raises(RunError, match="nothing to take"):
+                self.book.take(ticket)
+            return
+        assert self.book.take(ticket) is GROUP
+        after = self.book.counts(ticket.source)
+        assert after.gap == before.gap
+        assert (after.consumed, after.available) == (before.consumed + 1, before.available - 1)
+        self.in_hand[ticket.source] += 1
 
     @rule()
     def saved(self) -> None:
@@ -76,12 +96,8 @@ class Production(RuleBasedStateMachine):
         fresh.restore(self.book.state())
         for source in SOURCES:
             before, after = self.book.counts(source), fresh.counts(source)
-            assert (after.target, after.consumed, after.filtered, after.failed) == (
-                before.target,
-                before.consumed,
-                before.filtered,
-                before.failed,
-            )
+            kept = ("target", "consumed", "trained", "filtered", "failed")
+            assert [getattr(after, name) for name in kept] == [getattr(before, name) for name in kept]
             assert (after.available, after.scheduled, after.waiting) == (0, 0, 0)
 
     @invariant()
@@ -89,8 +105,8 @@ class Production(RuleBasedStateMachine):
         assert self.book.issued == sum(self.issued.values())
         for source in SOURCES:
             counts = self.book.counts(source)
-            live = counts.available + counts.scheduled + counts.waiting
-            ended = counts.consumed + counts.filtered + counts.failed
+            live = counts.available + counts.scheduled + counts.waiting + self.in_hand[source]
+            ended = counts.trained + counts.filtered + counts.failed
             assert live + ended == self.issued[source]
             assert len(set(self.ended[source])) == len(self.ended[source]) == ended
 
@@ -114,7 +130,7 @@ def test_the_reserve_is_a_share_of_the_batch_not_of_what_is_missing() -> None:
     tickets = [book.issue("a", TASK) for _ in range(10)]
     for ticket in tickets[:7]:
         book.move(ticket, State.RUNNING)
-        book.move(ticket, State.COMPLETED)
+        book.move(ticket, State.COMPLETED, GROUP)
     assert book.counts("a").gap == 1
     assert book.wanted("a", 8, 0.25) == 0  # three run: one that is missing, and the reserve of two
 
@@ -125,7 +141,7 @@ def test_those_that_wait_come_in_the_order_asked_for() -> None:
     for ticket in (first, second, third):
         book.move(ticket, State.RUNNING)
     book.move(first, State.ABORTED)
-    book.move(second, State.COMPLETED)
+    book.move(second, State.COMPLETED, GROUP)
     book.move(second, State.EXPIRED)
     book.move(third, State.ABORTED)
     assert book.tickets("a", State.EXPIRED, State.ABORTED) == [second, first, third]

@@ -1,0 +1,158 @@
+"""Rollouts that never wait for training: tasks start as the trainer's wants allow, groups are handed over in batches.
+
+One machine for all modes. With nothing asked for ahead of the step it is synchronous: a step's tasks start together,
+and the next ones when their groups have been trained. With more, tasks run on while the trainer works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import attrs
+
+from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
+from rlsdk.rollout.staleness import staleness
+from rlsdk.types import Group, Task
+
+
+@attrs.frozen(kw_only=True)
+class Pace:
+    """How far rollouts may run ahead.
+
+    Attributes:
+        ahead: Batches beyond the present step's that are asked for.
+        limit: Staleness from which on a group is never trained.
+        oversample: Reserve of tasks that run beside those that are wanted, as a share of a batch.
+    """
+
+    ahead: int = 0
+    limit: int = 1
+    oversample: float = 0.0
+
+
+class Production:
+    """Starts tasks, keeps their groups, gives batches to the trainer."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        pace: Pace,
+        *,
+        parts: Callable[[], Mapping[str, int]],
+        draw: Callable[[str], Task],
+        make: Callable[[Ticket], Awaitable[Group]],
+        wanted: Callable[[Group], bool] = lambda group: True,
+        first: int = 0,
+    ) -> None:
+        """Make one; nothing runs before the first `take`.
+
+        Args:
+            lifecycle: Of its tasks.
+            pace: How far ahead.
+            parts: Divides the next batch among the sources; called once for each batch, in order.
+            draw: A fresh task of a source.
+            make: The scored group of a task; what it raises ends the run.
+            wanted: Whether a group may be trained on; another task takes the place of one that may not.
+            first: Step of the first batch.
+        """
+        self._book, self._pace = lifecycle, pace
+        self._parts, self._draw, self._make, self._wanted = parts, draw, make, wanted
+        self._batches: dict[int, Mapping[str, int]] = {}
+        self._targets: dict[str, int] = {}
+        self._asked = first
+        self._running: dict[asyncio.Task[None], Ticket] = {}
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._paused = False
+        self.expired = 0
+
+    async def take(self, step: int) -> list[Ticket]:
+        """The batch of a step, as soon as all of it is there; its groups are the oldest that have not expired.
+
+        Args:
+            step: Steps that are done.
+
+        Raises:
+            BaseException: What `make` raised first, with its traceback.
+        """
+        self._paused = False
+        batch = self._ask(step)
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            self._expire(step)
+            self._fill()
+            there = {source: self._available(source) for source in batch}
+            if all(len(there[source]) >= count for source, count in batch.items()):
+                break
+            await self._changed.wait()
+        taken = [ticket for source, count in batch.items() for ticket in there[source][:count]]
+        for ticket in taken:
+            self._book.take(ticket)
+        del self._batches[step]
+        self._fill()
+        return taken
+
+    def settle(self, tickets: Sequence[Ticket], states: Sequence[State]) -> None:
+        """Say what became of tickets that were taken: trained, filtered or failed."""
+        for ticket, state in zip(tickets, states, strict=True):
+            self._book.move(ticket, state)
+
+    async def pause(self) -> int:
+        """Start nothing more and end what runs; its tasks are started again by the next `take`. How many there were."""
+        self._paused = True
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        return len(running)
+
+    def _ask(self, step: int) -> Mapping[str, int]:
+        """Want all batches up to the one of `step`, and those ahead of it; the parts of that of `step`."""
+        while self._asked <= step + self._pace.ahead:
+            parts = self._batches[self._asked] = dict(self._parts())
+            for source, count in parts.items():
+                self._targets[source] = self._targets.get(source, 0) + count
+                self._book.ask(source, self._targets[source])
+            self._asked += 1
+        return self._batches[step]
+
+    def _available(self, source: str) -> list[Ticket]:
+        return [t for t in self._book.tickets(source, State.COMPLETED) if not t.taken]
+
+    def _expire(self, step: int) -> None:
+        for source in self._targets:
+            for ticket in self._available(source):
+                if ticket.group is not None and staleness(ticket.group, step) >= self._pace.limit:
+                    self._book.move(ticket, State.EXPIRED)
+                    self.expired += 1
+
+    def _fill(self) -> None:
+        if self._paused:
+            return
+        for source in self._targets:
+            batch = self._batches[min(self._batches)].get(source, 0) if self._batches else 0
+            again = self._book.tickets(source, State.EXPIRED, State.ABORTED)
+            for i in range(self._book.wanted(source, batch, self._pace.oversample)):
+                self._start(again[i] if i < len(again) else self._book.issue(source, self._draw(source)))
+
+    def _start(self, ticket: Ticket) -> None:
+        self._book.move(ticket, State.RUNNING)
+        running = asyncio.get_running_loop().create_task(self._run(ticket))
+        self._running[running] = ticket
+        running.add_done_callback(lambda task: self._running.pop(task, None))
+
+    async def _run(self, ticket: Ticket) -> None:
+        try:
+            group = await self._make(ticket)
+        except asyncio.CancelledError:
+            self._book.move(ticket, State.ABORTED)
+        except BaseException as error:  # noqa: BLE001 - whoever takes gets it
+            self._failure = self._failure or error
+        else:
+            self._book.move(ticket, *(State.COMPLETED, group) if self._wanted(group) else (State.FILTERED, None))
+        finally:
+            self._changed.set()

@@ -1,0 +1,134 @@
+"""Production ahead of training, on an event loop: what is there in time, what expires, what a pause leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
+from rlsdk.rollout.production import Pace, Production
+from rlsdk.types import Group, Rollout, Score, Task
+
+
+class Bench:
+    """A production whose groups take a given time, sampled by the weights that are there when they begin."""
+
+    def __init__(self, pace: Pace, seconds: Callable[[int], float] = lambda number: 0.01, **how: Any) -> None:
+        self.book = Lifecycle(["a", "b"])
+        self.version, self.drawn, self.started = 0, 0, []
+        self.seconds = seconds
+        self.production = Production(
+            self.book, pace, parts=lambda: {"a": 3, "b": 1}, draw=self.draw, make=self.make, **how
+        )
+
+    def draw(self, source: str) -> Task:
+        self.drawn += 1
+        return Task(id=f"{source}{self.drawn}", prompt="x")
+
+    async def make(self, ticket: Ticket) -> Group:
+        version = self.version
+        self.started.append(ticket.number)
+        await asyncio.sleep(self.seconds(ticket.number))
+        rollout = Rollout(ticket.task, (), [1, 1], [False, True], [0.0, -1.0], [-1, version])
+        return Group(ticket.task, (rollout,), (Score(1.0),))
+
+    async def step(self, step: int) -> list[Ticket]:
+        taken = await self.production.take(step)
+        self.production.settle(taken, [State.TRAINED] * len(taken))
+        self.version = step + 1
+        return taken
+
+
+def test_without_batches_ahead_it_is_synchronous() -> None:
+    async def run() -> None:
+        bench = Bench(Pace())
+        for step in range(3):
+            taken = await bench.step(step)
+            assert [t.source for t in taken] == ["a", "a", "a", "b"]
+            assert all(t.attempts == 1 for t in taken)
+            assert bench.drawn == 4 * (step + 1)  # nothing was started for the next step
+            await asyncio.sleep(0.02)
+            assert bench.drawn == 4 * (step + 1)
+        assert bench.production.expired == 0
+
+    asyncio.run(run())
+
+
+def test_with_a_batch_ahead_the_next_one_is_made_meanwhile() -> None:
+    async def run() -> None:
+        bench = Bench(Pace(ahead=1, limit=2))
+        await bench.step(0)
+        assert bench.drawn >= 8
+        await asyncio.sleep(0.05)  # the trainer works
+        taken = await asyncio.wait_for(bench.production.take(1), 0.005)  # it was there already
+        assert {t.group.rollouts[0].policy_versions[1] for t in taken if t.group} <= {0, 1}
+
+    asyncio.run(run())
+
+
+def test_what_is_too_old_is_made_again_and_never_taken() -> None:
+    async def run() -> None:
+        bench = Bench(Pace(ahead=2, limit=1))
+        await bench.step(0)
+        await asyncio.sleep(0.05)  # all of the next two batches are there, of version 0
+        bench.version = 1
+        taken = await bench.step(1)
+        assert bench.production.expired == 8
+        assert {int(t.group.rollouts[0].policy_versions[1]) for t in taken if t.group} == set()  # let go of
+        assert bench.drawn == 16  # those that expired are tasks again, before any fresh one
+        assert all(t.attempts == 2 for t in taken)
+
+    asyncio.run(run())
+
+
+def test_a_slow_group_keeps_nobody_from_working() -> None:
+    async def run() -> None:
+        bench = Bench(Pace(ahead=1, limit=9, oversample=0.5), lambda number: 0.5 if number == 0 else 0.01)
+        numbers = [t.number for step in range(3) for t in await bench.step(step)]
+        assert 0 not in numbers
+        assert len(set(numbers)) == 12
+
+    asyncio.run(asyncio.wait_for(run(), 0.4))
+
+
+def test_a_pause_ends_what_runs_and_loses_no_task() -> None:
+    async def run() -> None:
+        bench = Bench(Pace(ahead=1, limit=9), lambda number: 0.05)
+        first = asyncio.ensure_future(bench.production.take(0))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        assert await bench.production.pause() == 8
+        assert bench.book.counts("a").waiting == 6
+        await asyncio.sleep(0.1)
+        assert len(bench.started) == 8
+        taken = await bench.step(0)
+        assert bench.drawn == 8
+        assert sorted(t.number for t in taken) == sorted(t.number for t in taken if t.attempts == 2)
+
+    asyncio.run(run())
+
+
+def test_a_task_that_fails_ends_the_run_at_once_with_its_own_traceback() -> None:
+    async def run() -> None:
+        bench = Bench(Pace(), lambda number: 5.0 if number else 1 / number)
+        with pytest.raises(ZeroDivisionError) as caught:
+            await asyncio.wait_for(bench.production.take(0), 1)
+        assert any(frame.name == "make" for frame in caught.traceback)
+        await bench.production.pause()
+
+    asyncio.run(run())
+
+
+def test_groups_that_are_not_wanted_are_replaced() -> None:
+    async def run() -> None:
+        bench = Bench(Pace(), wanted=lambda group: int(group.task.id[1:]) % 2 == 0)
+        taken = await bench.step(0)
+        assert all(int(t.task.id[1:]) % 2 == 0 for t in taken)
+        counts = bench.book.counts("a")
+        assert counts.trained == 3
+        assert counts.filtered + bench.book.counts("b").filtered == bench.drawn - 4
+
+    asyncio.run(run())
