@@ -103,6 +103,25 @@ class SamplingSection:
 
 
 @attrs.frozen(kw_only=True)
+class ProductionSection:
+    """How far rollouts may run ahead of training; with the defaults they do not, and training is synchronous.
+
+    Attributes:
+        max_staleness: Syncs of weights that a group may lie behind when it is trained; 1: the next batch is made while
+            the learner works on this one. What is older is made again, never trained.
+        sync_interval: Steps between two syncs.
+        oversample: Tasks that run beside those that a batch wants, as a share of it, so that none waits for the
+            slowest; their groups are for the next batches.
+        dynamic_sampling: Start another task for each group that a filter leaves out, so that every batch is full.
+    """
+
+    max_staleness: int = 0
+    sync_interval: int = 1
+    oversample: float = 0.0
+    dynamic_sampling: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class EnvironmentsSection:
     """The workers that host environments; they start when a workflow first asks for one.
 
@@ -217,6 +236,7 @@ class RunConfig:
         max_invalid: Share of rollouts of a step that may fail to be scored before the run stops.
         algorithm: By name, with any part replaced.
         sampling: Of rollouts.
+        production: How far they may run ahead of training.
         engine: Generates tokens.
         learner: Updates the model.
         steps: How long the run lasts, in trainer steps; or
@@ -251,6 +271,7 @@ class RunConfig:
     max_invalid: float = 0.2
     algorithm: Use = Use("grpo")
     sampling: SamplingSection = SamplingSection()
+    production: ProductionSection = ProductionSection()
     engine: Use = Use("vllm")
     learner: Use = Use("deepspeed")
     steps: int | None = None

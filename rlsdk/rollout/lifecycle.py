@@ -53,6 +53,7 @@ class Ticket:
         number: In the order of issue.
         source: Name of the source of the task.
         task: The task.
+        position: In the source's stream: what a checkpoint keeps of a task that is on its way.
         state: Where it is; changed by `Lifecycle.move` alone.
         group: What it became, from `completed` on; let go of where nobody needs it any more.
         attempts: How often it was started.
@@ -62,6 +63,7 @@ class Ticket:
     number: int
     source: str
     task: Task
+    position: int = 0
     state: State = State.INIT
     group: Group | None = None
     attempts: int = 0
@@ -76,8 +78,8 @@ class Counts:
         target: Groups that the trainer has asked for.
         consumed: Groups that the trainer took, whatever became of them.
         available: Groups that wait for the trainer.
-        scheduled: Tasks that are issued or run.
-        waiting: Aborted and expired tasks, which are started before fresh ones.
+        scheduled: Tasks that run.
+        waiting: Tasks that are issued, were aborted or have expired; they are started before fresh ones.
         trained: Groups that were trained.
         filtered: Groups that a filter left out.
         failed: Tasks that gave no group that could be trained.
@@ -114,14 +116,19 @@ class Lifecycle:
         self._ended: dict[str, Counter[State]] = {name: Counter() for name in sources}
         self._at: dict[str, Counter[State]] = {name: Counter() for name in sources}
 
-    def issue(self, source: str, task: Task) -> Ticket:
+    def issue(self, source: str, task: Task, position: int = 0) -> Ticket:
         """A new ticket.
+
+        Args:
+            source: Name of its source.
+            task: The task.
+            position: In the source's stream.
 
         Raises:
             KeyError: There is no such source.
         """
         self._at[source][State.INIT] += 1
-        ticket = Ticket(next(self._numbers), source, task)
+        ticket = Ticket(next(self._numbers), source, task, position)
         self._live[ticket.number] = ticket
         return ticket
 
@@ -179,8 +186,8 @@ class Lifecycle:
             target=self._target[source],
             consumed=self._consumed[source],
             available=at[State.COMPLETED] - taken,
-            scheduled=at[State.INIT] + at[State.RUNNING],
-            waiting=at[State.ABORTED] + at[State.EXPIRED],
+            scheduled=at[State.RUNNING],
+            waiting=at[State.INIT] + at[State.ABORTED] + at[State.EXPIRED],
             trained=ended[State.TRAINED],
             filtered=ended[State.FILTERED],
             failed=ended[State.FAILED],

@@ -54,30 +54,29 @@ class Producer:
             tasks: What to solve.
             setting: Codec, engines, sampling.
             group_size: Rollouts per task.
-            key: Names this batch, such as "step 3"; part of every seed.
+            key: Names this batch, such as "eval greedy"; part of every seed.
             step: Trainer step that the rollouts are for.
 
         Raises:
             DataError: A task cannot be used.
             EngineError: Generation failed.
         """
-        # Chats are made, and so requests admitted, in the order of the tasks: with one engine a step is reproducible.
         async with asyncio.TaskGroup() as running:
             groups = [
-                [
-                    running.create_task(self._one(prompt, setting, f"{key}/{i}", member, step))
-                    for member in range(group_size)
-                ]
-                for i, prompt in enumerate(self._prompts(tasks, setting))
+                running.create_task(self.group(task, setting, group_size, f"{key}/{i}", step))
+                for i, task in enumerate(tasks)
             ]
-        finished = (
-            (task, [pair for each in group for pair in each.result()])
-            for task, group in zip(tasks, groups, strict=True)
-        )
-        return [Group(task, tuple(r for r, _ in pairs), tuple(s for _, s in pairs)) for task, pairs in finished]
+        return [group.result() for group in groups]
 
-    def _prompts(self, tasks: Sequence[Task], setting: Setting) -> list[Prompt]:
-        return [Prompt(task, *setting.codec.prompt(task)) for task in tasks]
+    async def group(self, task: Task, setting: Setting, group_size: int, key: str, step: int = -1) -> Group:
+        """The group of one task; see `produce`. Groups that are begun together admit their requests in that order."""
+        prompt = Prompt(task, *setting.codec.prompt(task))
+        async with asyncio.TaskGroup() as running:
+            members = [
+                running.create_task(self._one(prompt, setting, key, member, step)) for member in range(group_size)
+            ]
+        pairs = [pair for member in members for pair in member.result()]
+        return Group(task, tuple(rollout for rollout, _ in pairs), tuple(score for _, score in pairs))
 
     async def _one(
         self, prompt: Prompt, setting: Setting, group: str, member: int, step: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import attrs
 
@@ -31,6 +32,22 @@ class Pace:
     oversample: float = 0.0
 
 
+class Streams(Protocol):
+    """Sources of tasks, as `rollout.stream.TaskStreams` has them."""
+
+    def divide(self, count: int) -> Mapping[str, int]:
+        """How many of the next `count` tasks each source gives; called once for each batch, in order."""
+        ...
+
+    def draw(self, source: str) -> tuple[Task, int]:
+        """A fresh task, and its position."""
+        ...
+
+    def at(self, source: str, position: int) -> Task:
+        """A task that was drawn before."""
+        ...
+
+
 class Production:
     """Starts tasks, keeps their groups, gives batches to the trainer."""
 
@@ -39,8 +56,8 @@ class Production:
         lifecycle: Lifecycle,
         pace: Pace,
         *,
-        parts: Callable[[], Mapping[str, int]],
-        draw: Callable[[str], Task],
+        batch: int,
+        streams: Streams,
         make: Callable[[Ticket], Awaitable[Group]],
         wanted: Callable[[Group], bool] = lambda group: True,
         first: int = 0,
@@ -50,14 +67,14 @@ class Production:
         Args:
             lifecycle: Of its tasks.
             pace: How far ahead.
-            parts: Divides the next batch among the sources; called once for each batch, in order.
-            draw: A fresh task of a source.
+            streams: Where tasks come from, and how a batch is divided among them.
+            batch: Groups of a batch.
             make: The scored group of a task; what it raises ends the run.
             wanted: Whether a group may be trained on; another task takes the place of one that may not.
             first: Step of the first batch.
         """
         self._book, self._pace = lifecycle, pace
-        self._parts, self._draw, self._make, self._wanted = parts, draw, make, wanted
+        self._streams, self._batch, self._make, self._wanted = streams, batch, make, wanted
         self._batches: dict[int, Mapping[str, int]] = {}
         self._targets: dict[str, int] = {}
         self._asked = first
@@ -100,6 +117,27 @@ class Production:
         for ticket, state in zip(tickets, states, strict=True):
             self._book.move(ticket, state)
 
+    def state(self) -> dict[str, Any]:
+        """What was asked for, and the tasks that have not ended, as plain JSON; their groups are made again."""
+        return {
+            "asked": self._asked,
+            "batches": {str(step): dict(parts) for step, parts in self._batches.items()},
+            "on_the_way": {
+                source: sorted(t.position for t in self._book.tickets(source, *State)) for source in self._targets
+            },
+            "ended": self._book.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`; a source that is gone has its tasks left out."""
+        self._asked = state["asked"]
+        self._batches = {int(step): parts for step, parts in state["batches"].items()}
+        self._book.restore(state["ended"])
+        for source, positions in state["on_the_way"].items():
+            self._targets[source] = self._book.counts(source).target
+            for position in positions:
+                self._book.issue(source, self._streams.at(source, position), position)
+
     async def pause(self) -> int:
         """Start nothing more and end what runs; its tasks are started again by the next `take`. How many there were."""
         self._paused = True
@@ -113,7 +151,7 @@ class Production:
     def _ask(self, step: int) -> Mapping[str, int]:
         """Want all batches up to the one of `step`, and those ahead of it; the parts of that of `step`."""
         while self._asked <= step + self._pace.ahead:
-            parts = self._batches[self._asked] = dict(self._parts())
+            parts = self._batches[self._asked] = dict(self._streams.divide(self._batch))
             for source, count in parts.items():
                 self._targets[source] = self._targets.get(source, 0) + count
                 self._book.ask(source, self._targets[source])
@@ -135,9 +173,10 @@ class Production:
             return
         for source in self._targets:
             batch = self._batches[min(self._batches)].get(source, 0) if self._batches else 0
-            again = self._book.tickets(source, State.EXPIRED, State.ABORTED)
+            again = self._book.tickets(source, State.EXPIRED, State.ABORTED, State.INIT)
             for i in range(self._book.wanted(source, batch, self._pace.oversample)):
-                self._start(again[i] if i < len(again) else self._book.issue(source, self._draw(source)))
+                fresh = i >= len(again)
+                self._start(self._book.issue(source, *self._streams.draw(source)) if fresh else again[i])
 
     def _start(self, ticket: Ticket) -> None:
         self._book.move(ticket, State.RUNNING)

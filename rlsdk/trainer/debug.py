@@ -25,12 +25,12 @@ from rlsdk.rollout.endpoint import endpoint
 from rlsdk.rollout.producer import Producer, first_error
 from rlsdk.rollout.remote import RemoteClient, Timed
 from rlsdk.rollout.serving import EngineService
+from rlsdk.rollout.stream import opened
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.trainer.cluster import layout, ray_cluster, start_engines, started_engines
 from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.rewarding import scoring
 from rlsdk.trainer.setting import setting_of
-from rlsdk.trainer.stream import opened
 from rlsdk.types import Group, Rollout, Score, Task
 from rlsdk.workflows.dialects import Dialect
 

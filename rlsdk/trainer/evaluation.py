@@ -13,9 +13,9 @@ from rlsdk.config.schema import EvalSection
 from rlsdk.plugins import load
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.producer import Observer, Producer
+from rlsdk.rollout.stream import opened
 from rlsdk.runlog.rollouts import prompt_text
 from rlsdk.scoring.scorer import Scorer
-from rlsdk.trainer.stream import opened
 from rlsdk.types import Group, Rollout, Score, Task
 
 

@@ -19,7 +19,11 @@ from rlsdk.config import Plan
 from rlsdk.contracts import TrainBatch
 from rlsdk.errors import CanaryError, EngineError
 from rlsdk.rollout.chat import Setting
+from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
 from rlsdk.rollout.producer import Producer
+from rlsdk.rollout.production import Pace, Production
+from rlsdk.rollout.staleness import expires_at
+from rlsdk.rollout.stream import TaskStreams
 from rlsdk.rollout.worlds.fleet import Fleet
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.canary import Canary, describe_checksums
@@ -27,9 +31,7 @@ from rlsdk.trainer.checkpoint import Checkpoints
 from rlsdk.trainer.cluster import Actors
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.evaluation import Evaluation, by_source, evaluate, figures, is_correct, measured
-from rlsdk.trainer.ledger import Ledger
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
-from rlsdk.trainer.stream import TaskStreams
 from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
@@ -84,7 +86,20 @@ class Loop:
         self.steps = steps
         self.done = 0
         self.interrupted = False
-        self.ledger = Ledger()
+        section = parts.plan.config.production
+        limit = expires_at(section.max_staleness, section.sync_interval)
+        self.ahead = limit - 1
+        self._book = Lifecycle(parts.streams.names)
+        self.production = Production(
+            self._book,
+            Pace(ahead=self.ahead, limit=limit, oversample=section.oversample),
+            streams=parts.streams,
+            batch=parts.plan.config.batch_size,
+            make=self._make,
+            wanted=self._wanted if section.dynamic_sampling else lambda group: True,
+        )
+        self._baselines: dict[int, float] = {}
+        self._updated = False
         self.tokens = 0
         self.scored = 0
         self.unscored: Counter[str] = Counter()
@@ -93,13 +108,24 @@ class Loop:
         # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
         self._shared = parts.actors.layout.device == "cuda" and placement.colocate
 
+    @property
+    def ledger(self) -> dict[str, int]:
+        """What became of the tasks that were issued; the others add up to `issued`."""
+        counts = [self._book.counts(name) for name in self.p.streams.names]
+        ends = {name: sum(getattr(c, name) for c in counts) for name in ("trained", "filtered", "failed")}
+        left = sum(c.available + c.scheduled + c.waiting for c in counts)
+        return {"issued": sum(ends.values()) + left, **ends, "returned": left}
+
+    def _wanted(self, group: Group) -> bool:
+        return bool(apply_filters([group], self.p.filters))
+
     def restore(self, step: int) -> None:
         """Go on from the checkpoint of `step`."""
         state = self.p.checkpoints.read(step)
         self.p.actors.learner.load(self.p.checkpoints.path(step) / "learner")
         self.p.streams.restore(state["tasks"])
         self.p.credit.restore(state["components"])
-        self.ledger = Ledger.restored(state.get("ledger"))
+        self.production.restore(state["production"])
         self.done = step
 
     async def publish(self, *, updated: bool) -> float:
@@ -136,9 +162,12 @@ class Loop:
         inside = await self._inside()
         config = self.p.plan.config
         with clock("produce"):
-            tasks = self.p.streams.take(config.batch_size)
-            await self._reseed(self.done + 1)
-            groups, experts, baselines = await self._produce(tasks)
+            if not self.ahead:
+                await self._reseed(self.done + 1)
+            tickets = await self.production.take(self.done)
+            groups = [ticket.group for ticket in tickets if ticket.group is not None]
+            experts = await self._experts([group.task for group in groups])
+            baselines = {id(t.task): self._baselines.pop(t.number) for t in tickets if t.number in self._baselines}
         rollouts = [r for g in groups for r in g.rollouts]
         scores = [s for g in groups for s in g.scores]
         self.scored += len(scores)
@@ -146,9 +175,8 @@ class Loop:
         invalid = check_budget(rollouts, scores, config.max_invalid, self.done + 1)
         with clock("credit"):
             kept = apply_filters(groups, self.p.filters)
-            packed = pack(kept, experts, baselines)
-        trained = 0 if packed is None else len(set(packed.groups[: packed.sampled].tolist()))
-        self.ledger = self.ledger.after(groups, trained)
+            packed = pack(kept, experts, baselines or None)
+        self.production.settle(tickets, _ends(tickets, kept, packed))
         metrics = {
             **rollout_metrics(groups),
             **reward_metrics(groups, scored=self.p.plan.sampled),
@@ -162,26 +190,32 @@ class Loop:
                 await self._engines("sleep")
             metrics |= await self._learn(packed, clock)
         self.done += 1
-        with clock("sync"):  # also where nothing was trained: the version counts steps
-            metrics["canary/gap"] = await self.publish(updated=metrics.get("actor/grad_norm", 0.0) > 0)
+        self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
+        if self.done % config.production.sync_interval == 0 or self.done == self.steps:
+            with clock("sync"):  # also where nothing was trained: the version counts steps
+                metrics["canary/gap"] = await self.publish(updated=self._updated)
+            self._updated = False
         metrics |= self._times(clock, time.perf_counter() - start, inside, await self._inside(), metrics)
         return metrics, groups
 
-    async def _produce(self, tasks: Sequence[Task]) -> tuple[list[Group], list[Group], dict[int, float] | None]:
-        """Scored groups, what experts wrote, and by task the reward of the greedy answer; of these, what is wanted."""
-        p, step, size = self.p, self.done + 1, self.p.plan.config.group_size
-        plain = attrs.evolve(p.setting, sampling=attrs.evolve(p.setting.sampling, temperature=0.0))
+    async def _make(self, ticket: Ticket) -> Group:
+        """The scored group of a task and, where it is wanted, the reward of the greedy answer."""
+        p, size, key = self.p, self.p.plan.config.group_size, f"task {ticket.number}.{ticket.attempts}"
         async with asyncio.TaskGroup() as running:
-            own = running.create_task(p.producer.produce(tasks, p.setting, size, f"step {step}", step))
-            experts = greedy = None
-            if p.demonstrator is not None:
-                experts = running.create_task(p.demonstrator.produce(tasks, p.setting, 1, f"step {step} expert"))
+            own = running.create_task(p.producer.group(ticket.task, p.setting, size, key, self.done + 1))
+            greedy = None
             if "baseline_rewards" in p.plan.needs:
-                greedy = running.create_task(p.evaluator.produce(tasks, plain, 1, f"step {step} greedy"))
-        if greedy is None:
-            return own.result(), experts.result() if experts else [], None
-        baselines = {id(g.task): g.scores[0].value for g in greedy.result() if g.scores[0].valid}
-        return own.result(), experts.result() if experts else [], baselines
+                plain = attrs.evolve(p.setting, sampling=attrs.evolve(p.setting.sampling, temperature=0.0))
+                greedy = running.create_task(p.evaluator.group(ticket.task, plain, 1, f"{key} greedy"))
+        if greedy is not None and greedy.result().scores[0].valid:
+            self._baselines[ticket.number] = greedy.result().scores[0].value
+        return own.result()
+
+    async def _experts(self, tasks: Sequence[Task]) -> list[Group]:
+        """What experts wrote, if it is wanted."""
+        if self.p.demonstrator is None:
+            return []
+        return await self.p.demonstrator.produce(tasks, self.p.setting, 1, f"step {self.done + 1} expert")
 
     async def _learn(self, packed: Packed, clock: Clock) -> dict[str, float]:
         learner, config, plan = self.p.actors.learner, self.p.plan.config, self.p.plan
@@ -237,7 +271,7 @@ class Loop:
 
         state = {
             "tasks": self.p.streams.state(),
-            "ledger": attrs.asdict(self.ledger),
+            "production": self.production.state(),
             "components": self.p.credit.state(),
             "plugins": self.p.plan.code,
         }
@@ -305,6 +339,19 @@ def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:
     """Take what experts wrote, behind the first `sampled` tokens, for sampled by the policy before the update."""
     behaviour = np.concatenate([batch.tokens["behaviour_logprobs"][:sampled], batch.tokens["old_logprobs"][sampled:]])
     return batch.with_tokens(behaviour_logprobs=behaviour)
+
+
+def _ends(tickets: Sequence[Ticket], kept: Sequence[Group], packed: Packed | None) -> list[State]:
+    """What became of the groups of a batch: trained, if a rollout of it reached the learner."""
+    trained = set() if packed is None else {id(kept[i].task) for i in set(packed.groups[: packed.sampled].tolist())}
+
+    def end(ticket: Ticket) -> State:
+        if id(ticket.task) in trained:
+            return State.TRAINED
+        scored = ticket.group is not None and any(score.valid for score in ticket.group.scores)
+        return State.FILTERED if scored else State.FAILED
+
+    return [end(ticket) for ticket in tickets]
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

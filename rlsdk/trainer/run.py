@@ -26,6 +26,7 @@ from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.codec import Codec
 from rlsdk.rollout.producer import Producer, first_error
 from rlsdk.rollout.seeds import derive
+from rlsdk.rollout.stream import Source, TaskStream, TaskStreams, opened
 from rlsdk.runlog.progress import log_console
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
 from rlsdk.scoring.scorer import Scorer
@@ -39,7 +40,6 @@ from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.rewarding import scoring
 from rlsdk.trainer.session import Session
 from rlsdk.trainer.setting import setting_of
-from rlsdk.trainer.stream import Source, TaskStream, TaskStreams, opened
 from rlsdk.trainer.worlds import Fleets, world_workers
 from rlsdk.types import Task
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 from rich.console import Console
 
 from rlsdk.config import Plan
@@ -79,6 +78,7 @@ class Session:
                 if last or loop.interrupted or (every and loop.done % every == 0):
                     await self._save(last=last or loop.interrupted)
         finally:
+            await loop.production.pause()
             bar.close()
             if writer:
                 writer.close()
@@ -122,7 +122,7 @@ class Session:
                 "share": loop.unscored.total() / max(loop.scored, 1),
                 "reasons": dict(loop.unscored.most_common(5)),
             },
-            "tasks": attrs.asdict(loop.ledger),
+            "tasks": loop.ledger,
             "environments": loop.environments(),
             "seconds": {**self._seconds, **loop.phases},
             "tokens_per_second": loop.tokens / max(generating, 1e-9),

@@ -39,7 +39,7 @@ class Production(RuleBasedStateMachine):
     def filled(self, source: str, oversample: float) -> None:
         before = self.book.counts(source).scheduled
         for _ in range(self.book.wanted(source, 4, oversample)):
-            self.book.issue(source, TASK)
+            self.book.move(self.book.issue(source, TASK), State.RUNNING)
             self.issued[source] += 1
         assert self.book.wanted(source, 4, oversample) == 0  # asking again adds nothing
         counts = self.book.counts(source)
@@ -128,8 +128,9 @@ def test_the_reserve_is_a_share_of_the_batch_not_of_what_is_missing() -> None:
     book.ask("a", 8)
     assert book.wanted("a", 8, 0.25) == 10
     tickets = [book.issue("a", TASK) for _ in range(10)]
-    for ticket in tickets[:7]:
+    for ticket in tickets:
         book.move(ticket, State.RUNNING)
+    for ticket in tickets[:7]:
         book.move(ticket, State.COMPLETED, GROUP)
     assert book.counts("a").gap == 1
     assert book.wanted("a", 8, 0.25) == 0  # three run: one that is missing, and the reserve of two

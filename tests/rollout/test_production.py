@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +21,17 @@ class Bench:
         self.book = Lifecycle(["a", "b"])
         self.version, self.drawn, self.started = 0, 0, []
         self.seconds = seconds
-        self.production = Production(
-            self.book, pace, parts=lambda: {"a": 3, "b": 1}, draw=self.draw, make=self.make, **how
-        )
+        self.production = Production(self.book, pace, streams=self, batch=4, make=self.make, **how)
 
-    def draw(self, source: str) -> Task:
+    def divide(self, count: int) -> dict[str, int]:
+        return {"a": count - 1, "b": 1}
+
+    def draw(self, source: str) -> tuple[Task, int]:
         self.drawn += 1
-        return Task(id=f"{source}{self.drawn}", prompt="x")
+        return self.at(source, self.drawn), self.drawn
+
+    def at(self, source: str, position: int) -> Task:
+        return Task(id=f"{source}{position}", prompt="x")
 
     async def make(self, ticket: Ticket) -> Group:
         version = self.version
@@ -130,5 +135,25 @@ def test_groups_that_are_not_wanted_are_replaced() -> None:
         counts = bench.book.counts("a")
         assert counts.trained == 3
         assert counts.filtered + bench.book.counts("b").filtered == bench.drawn - 4
+
+    asyncio.run(run())
+
+
+def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way() -> None:
+    async def run() -> None:
+        pace = Pace(ahead=1, limit=9)
+        bench = Bench(pace)
+        await bench.step(0)
+        await asyncio.sleep(0.03)  # the next batch is there, and lost with the program
+        other = Bench(pace)
+        other.drawn = bench.drawn
+        other.production.restore(json.loads(json.dumps(bench.production.state())))
+        await bench.production.pause()
+        assert other.book.counts("a").waiting == 3
+        taken = await other.step(1)
+        assert {t.task.id for t in taken} == {f"{t.source}{t.position}" for t in taken}
+        assert sorted(t.position for t in taken) == [4, 5, 6, 8]
+        assert other.book.counts("a").trained == 6
+        assert other.book.counts("a").target == 9
 
     asyncio.run(run())

@@ -13,11 +13,11 @@ from rlsdk.contracts import Rule, Sampling
 from rlsdk.errors import OptionError
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.producer import Producer
+from rlsdk.rollout.stream import TaskStream
 from rlsdk.scoring.scorer import Part, Scorer
 from rlsdk.testing import ScriptedPolicy, check_component, run_workflow
 from rlsdk.trainer.evaluation import evaluate
 from rlsdk.trainer.loop import source_metrics
-from rlsdk.trainer.stream import TaskStream
 from rlsdk.types import Message, Observation, Step
 from tests.rollout.codecs import plain
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import CanaryError, DataError, EnvironmentFault
+from rlsdk.rollout.stream import TaskStream
 from rlsdk.trainer.canary import Canary, describe_checksums
 from rlsdk.trainer.cluster import layout
 from rlsdk.trainer.evaluation import ends, is_correct, measured, pass_at
-from rlsdk.trainer.stream import TaskStream
 from rlsdk.types import Group, Rollout, Score, Task
 
 
@@ -23,29 +23,33 @@ def stream(count: int, *, limit: int = 99, on_long: str = "drop", seed: int = 0)
 @given(st.integers(1, 20), st.lists(st.integers(1, 7), min_size=1, max_size=8))
 def test_each_epoch_holds_every_task_once_and_a_position_is_all_there_is_to_save(count: int, takes: list[int]) -> None:
     whole = stream(count)
-    drawn = [t.id for n in takes for t in whole.take(n)]
+    drawn = [whole.draw()[0].id for _ in range(sum(takes))]
     for start in range(0, len(drawn) - count + 1, count):
         assert sorted(drawn[start : start + count], key=int) == [str(i) for i in range(count)]
     resumed = stream(count)
     resumed.position = takes[0]
-    assert [t.id for n in takes[1:] for t in resumed.take(n)] == drawn[takes[0] :]
+    rest = [resumed.draw() for _ in range(sum(takes[1:]))]
+    assert [task.id for task, _ in rest] == drawn[takes[0] :]
+    assert all(resumed.at(position).id == task.id for task, position in rest)
 
 
 def test_long_prompts_are_dropped_and_counted() -> None:
     s = stream(10, limit=5)
-    drawn = {t.id for t in s.take(5)}
+    drawn = {s.draw()[0].id for _ in range(5)}
     assert drawn == {"0", "1", "2", "3", "4"}
     assert s.dropped == s.position - 5
 
 
 def test_long_prompts_may_be_an_error() -> None:
     with pytest.raises(DataError, match=r"its prompt has \d+ tokens, max_prompt_tokens allows 5"):
-        stream(10, limit=5, on_long="error").take(10)
+        one = stream(10, limit=5, on_long="error")
+        for _ in range(10):
+            one.draw()
 
 
 def test_no_task_that_fits_is_an_error_not_a_loop() -> None:
     with pytest.raises(DataError, match="no task fits max_prompt_tokens=0: all 3 prompts"):
-        stream(3, limit=0).take(1)
+        stream(3, limit=0).draw()
 
 
 def test_the_canary_names_version_position_and_gap() -> None:

@@ -14,7 +14,6 @@ import pytest
 from rlsdk.components import Use
 from rlsdk.errors import FingerprintError
 from rlsdk.plugins.fingerprints import Fingerprint
-from rlsdk.trainer.ledger import Ledger
 from tests.worlds.test_host import on_seed
 
 pytestmark = [pytest.mark.stack]
@@ -32,7 +31,7 @@ async def until(condition, seconds: float = 60.0) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_killed_hung_and_raising_fail_alone_and_the_ledger_adds_up(in_workers, tmp_path) -> None:
+def test_killed_hung_and_raising_fail_alone(in_workers, tmp_path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
 
@@ -63,8 +62,6 @@ def test_killed_hung_and_raising_fail_alone_and_the_ledger_adds_up(in_workers, t
         again = [pid for seed, pid in noted(notes, "reset") if seed == 0 and pid != killed[0]]
         assert again and by_seed[0].rollouts[0].metrics["turns"] == 3
         assert {r.metrics["pid"] for r in by_seed[3].rollouts} <= {float(pid) for _, pid in noted(notes, "reset")}
-        ledger = Ledger().after(groups, trained=2)
-        assert ledger == Ledger(issued=5, trained=2, filtered=0, failed=3)
 
     in_workers(body, step_timeout=1.0)
     pids = {pid for _, pid in noted(notes, "reset")}

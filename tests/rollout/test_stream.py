@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.trainer.stream import Allocator, Source, TaskStream, TaskStreams
+from rlsdk.rollout.stream import Allocator, Source, TaskStream, TaskStreams
 from rlsdk.types import Task
 
 
@@ -46,20 +46,25 @@ def test_batches_are_full_and_every_source_stays_near_its_share(weights: list[fl
         assert weight or not got
 
 
+def drawn(tasks: TaskStreams, count: int) -> list[str]:
+    """A batch."""
+    return [tasks.draw(source)[0].id for source, part in tasks.divide(count).items() for _ in range(part)]
+
+
 @given(takes=st.lists(st.integers(1, 9), min_size=2, max_size=8), at=st.integers(1, 7))
 def test_a_resumed_run_draws_what_one_left_alone_draws(takes: list[int], at: int) -> None:
     whole, first = streams(a=0.2, b=1, c=0.5), streams(a=0.2, b=1, c=0.5)
-    drawn = [[t.id for t in whole.take(n)] for n in takes]
+    batches = [drawn(whole, n) for n in takes]
     for n in takes[:at]:
-        first.take(n)
+        drawn(first, n)
     resumed = streams(a=0.2, b=1, c=0.5)
     resumed.restore(first.state())
-    assert [[t.id for t in resumed.take(n)] for n in takes[at:]] == drawn[at:]
+    assert [drawn(resumed, n) for n in takes[at:]] == batches[at:]
 
 
 def test_a_new_source_begins_at_its_start() -> None:
     before = streams(a=1)
-    before.take(3)
+    drawn(before, 3)
     after = streams(a=1, b=1)
     after.restore(before.state())
     assert after.state()["a"]["position"] == 3

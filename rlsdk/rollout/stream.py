@@ -42,35 +42,28 @@ class TaskStream:
         self.position = 0
         self.dropped = 0
 
-    def take(self, count: int) -> list[Task]:
-        """The next `count` tasks whose prompts fit.
+    def draw(self) -> tuple[Task, int]:
+        """The next task whose prompt fits, and its position, by which `at` finds it again.
 
         Raises:
             DataError: A prompt is too long and the run says that this is an error, or none fits.
         """
-        taken: list[Task] = []
-        misses = 0
-        while len(taken) < count:
-            task = self._at(self.position)
+        for _ in range(len(self._tasks)):
+            position = self.position
+            task = self.at(position)
             self.position += 1
             length = self._count(task)
             if length <= self._limit:
-                taken.append(task)
-                misses = 0
-                continue
+                return task, position
             if self._on_long == "error":
                 raise DataError(
                     f"task {task.id!r}: its prompt has {length} tokens, max_prompt_tokens allows {self._limit}"
                 )
             self.dropped += 1
-            misses += 1
-            if misses >= len(self._tasks):
-                raise DataError(
-                    f"no task fits max_prompt_tokens={self._limit}: all {len(self._tasks)} prompts are longer"
-                )
-        return taken
+        raise DataError(f"no task fits max_prompt_tokens={self._limit}: all {len(self._tasks)} prompts are longer")
 
-    def _at(self, position: int) -> Task:
+    def at(self, position: int) -> Task:
+        """The task at a position, counted over all epochs."""
         epoch, index = divmod(position, len(self._tasks))
         if is_ordered(self._tasks):
             return self._tasks[index]
@@ -148,7 +141,7 @@ class Source:
 
 
 class TaskStreams:
-    """One stream out of several, in the proportions of their weights."""
+    """Several streams, and what each gives to a batch."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         """Make one.
@@ -156,28 +149,40 @@ class TaskStreams:
         Args:
             sources: With names that differ.
         """
-        self._sources = list(sources)
+        self._sources = {source.name: source for source in sources}
         self._allocator = Allocator([source.weight for source in sources])
+
+    @property
+    def names(self) -> list[str]:
+        """Of the sources."""
+        return list(self._sources)
 
     @property
     def dropped(self) -> int:
         """Tasks whose prompts were over the limit, of all sources."""
-        return sum(source.stream.dropped for source in self._sources)
+        return sum(source.stream.dropped for source in self._sources.values())
 
-    def take(self, count: int) -> list[Task]:
-        """The next `count` tasks, those of one source behind each other.
+    def divide(self, count: int) -> dict[str, int]:
+        """How many of the next `count` tasks each source gives."""
+        return dict(zip(self._sources, self._allocator.divide(count), strict=True))
+
+    def draw(self, source: str) -> tuple[Task, int]:
+        """The next task of a source, and its position.
 
         Raises:
-            DataError: A prompt is too long and the run says that this is an error, or none of a source fits.
+            DataError: A prompt is too long and the run says that this is an error, or none of the source fits.
         """
-        parts = self._allocator.divide(count)
-        return [task for source, part in zip(self._sources, parts, strict=True) for task in source.stream.take(part)]
+        return self._sources[source].stream.draw()
+
+    def at(self, source: str, position: int) -> Task:
+        """A task that was drawn before."""
+        return self._sources[source].stream.at(position)
 
     def state(self) -> dict[str, Any]:
         """Where every source stands, as plain JSON."""
         return {
-            source.name: {"position": source.stream.position, "dropped": source.stream.dropped, "carry": carry}
-            for source, carry in zip(self._sources, self._allocator.carry, strict=True)
+            name: {"position": source.stream.position, "dropped": source.stream.dropped, "carry": carry}
+            for (name, source), carry in zip(self._sources.items(), self._allocator.carry, strict=True)
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -186,8 +191,8 @@ class TaskStreams:
         Args:
             state: By name.
         """
-        for i, source in enumerate(self._sources):
-            then = state.get(source.name)
+        for i, (name, source) in enumerate(self._sources.items()):
+            then = state.get(name)
             if then is not None:
                 source.stream.position, source.stream.dropped = then["position"], then["dropped"]
                 self._allocator.carry[i] = then["carry"]
