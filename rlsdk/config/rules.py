@@ -110,7 +110,12 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
 def _sampling(config: RunConfig, algorithm: AlgorithmDefaults, rewarded: bool) -> list[tuple[bool, str]]:
     sampled = algorithm.rollouts != "demonstrations"
     section, length = config.sampling, config.model.max_length
+    ahead = config.production.max_staleness or config.production.sync_interval > 1 or config.production.oversample
     return [
+        (
+            bool(ahead) and not sampled,
+            "production: nothing is sampled by an algorithm that trains on demonstrations; leave it out",
+        ),
         (
             sampled and not rewarded,
             "reward: none given; name one, such as 'countdown', or a workflow that gives rewards itself",

@@ -5,7 +5,6 @@ Plain bookkeeping, without time, engines or events, so that it can be checked as
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -110,7 +109,7 @@ class Lifecycle:
             sources: Names, which differ.
         """
         self._live: dict[int, Ticket] = {}
-        self._numbers = itertools.count()
+        self._next = 0
         self._target = dict.fromkeys(sources, 0)
         self._consumed = dict.fromkeys(sources, 0)
         self._ended: dict[str, Counter[State]] = {name: Counter() for name in sources}
@@ -128,7 +127,8 @@ class Lifecycle:
             KeyError: There is no such source.
         """
         self._at[source][State.INIT] += 1
-        ticket = Ticket(next(self._numbers), source, task, position)
+        ticket = Ticket(self._next, source, task, position)
+        self._next += 1
         self._live[ticket.number] = ticket
         return ticket
 
@@ -218,8 +218,8 @@ class Lifecycle:
         return len(self._live) + sum(count.total() for count in self._ended.values())
 
     def state(self) -> dict[str, Any]:
-        """Targets and what has ended, as plain JSON; what is on its way is issued again."""
-        return {
+        """Targets, what has ended, and the next number, as plain JSON; what is on its way is issued again."""
+        sources = {
             name: {
                 "target": self._target[name],
                 "consumed": self._consumed[name],
@@ -227,9 +227,12 @@ class Lifecycle:
             }
             for name in self._target
         }
+        return {"next": self._next, "sources": sources}
 
-    def restore(self, state: Mapping[str, Mapping[str, int]]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`; a source that was not there then begins at zero."""
-        for name in self._target.keys() & state.keys():
-            self._target[name], self._consumed[name] = state[name]["target"], state[name]["consumed"]
-            self._ended[name] = Counter({s: state[name][s.value] for s in ENDS})
+        self._next = state["next"]
+        for name, then in state["sources"].items():
+            if name in self._target:
+                self._target[name], self._consumed[name] = then["target"], then["consumed"]
+                self._ended[name] = Counter({s: then[s.value] for s in ENDS})

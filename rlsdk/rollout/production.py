@@ -35,6 +35,11 @@ class Pace:
 class Streams(Protocol):
     """Sources of tasks, as `rollout.stream.TaskStreams` has them."""
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the sources."""
+        ...
+
     def divide(self, count: int) -> Mapping[str, int]:
         """How many of the next `count` tasks each source gives; called once for each batch, in order."""
         ...
@@ -128,15 +133,20 @@ class Production:
             "ended": self._book.state(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`; a source that is gone has its tasks left out."""
+    def restore(self, state: Mapping[str, Any]) -> int:
+        """Go on from `state()`; how many tasks on their way are made again. Those of a source that is gone are not."""
         self._asked = state["asked"]
         self._batches = {int(step): parts for step, parts in state["batches"].items()}
         self._book.restore(state["ended"])
+        again = 0
         for source, positions in state["on_the_way"].items():
+            if source not in self._streams.names:
+                continue
             self._targets[source] = self._book.counts(source).target
             for position in positions:
                 self._book.issue(source, self._streams.at(source, position), position)
+            again += len(positions)
+        return again
 
     async def pause(self) -> int:
         """Start nothing more and end what runs; its tasks are started again by the next `take`. How many there were."""

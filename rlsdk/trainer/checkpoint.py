@@ -13,7 +13,7 @@ from typing import Any
 
 from rlsdk.errors import CheckpointError, LearnerError
 
-FORMAT = 1
+FORMAT = 2
 _NOTHING_LEFT = 2**20
 """Bytes below which a disk is full: what did not fit is not always counted."""
 

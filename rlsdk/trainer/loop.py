@@ -17,7 +17,7 @@ import numpy as np
 
 from rlsdk.config import Plan
 from rlsdk.contracts import TrainBatch
-from rlsdk.errors import CanaryError, EngineError
+from rlsdk.errors import CanaryError, ConfigError, EngineError
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
 from rlsdk.rollout.producer import Producer
@@ -86,7 +86,15 @@ class Loop:
         self.steps = steps
         self.done = 0
         self.interrupted = False
+        placement = parts.plan.config.placement
+        # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
+        self._shared = parts.actors.layout.device == "cuda" and placement.colocate
         section = parts.plan.config.production
+        if self._shared and (section.max_staleness or section.sync_interval > 1 or section.oversample):
+            fault = (
+                "production: rollouts cannot run ahead of a learner on their own device; set placement.colocate=false"
+            )
+            raise ConfigError([fault])
         limit = expires_at(section.max_staleness, section.sync_interval)
         self.ahead = limit - 1
         self._book = Lifecycle(parts.streams.names)
@@ -104,9 +112,6 @@ class Loop:
         self.scored = 0
         self.unscored: Counter[str] = Counter()
         self.phases: dict[str, float] = {}
-        placement = parts.plan.config.placement
-        # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
-        self._shared = parts.actors.layout.device == "cuda" and placement.colocate
 
     @property
     def ledger(self) -> dict[str, int]:
@@ -125,7 +130,9 @@ class Loop:
         self.p.actors.learner.load(self.p.checkpoints.path(step) / "learner")
         self.p.streams.restore(state["tasks"])
         self.p.credit.restore(state["components"])
-        self.production.restore(state["production"])
+        again = self.production.restore(state["production"])
+        if again:
+            log.info("%d tasks that were on their way at the checkpoint are made again", again)
         self.done = step
 
     async def publish(self, *, updated: bool) -> float:

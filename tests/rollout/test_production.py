@@ -17,8 +17,10 @@ from rlsdk.types import Group, Rollout, Score, Task
 class Bench:
     """A production whose groups take a given time, sampled by the weights that are there when they begin."""
 
+    names = ("a", "b")
+
     def __init__(self, pace: Pace, seconds: Callable[[int], float] = lambda number: 0.01, **how: Any) -> None:
-        self.book = Lifecycle(["a", "b"])
+        self.book = Lifecycle(self.names)
         self.version, self.drawn, self.started = 0, 0, []
         self.seconds = seconds
         self.production = Production(self.book, pace, streams=self, batch=4, make=self.make, **how)
@@ -147,7 +149,7 @@ def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way() -> N
         await asyncio.sleep(0.03)  # the next batch is there, and lost with the program
         other = Bench(pace)
         other.drawn = bench.drawn
-        other.production.restore(json.loads(json.dumps(bench.production.state())))
+        assert other.production.restore(json.loads(json.dumps(bench.production.state()))) == 4
         await bench.production.pause()
         assert other.book.counts("a").waiting == 3
         taken = await other.step(1)

@@ -54,7 +54,7 @@ def test_a_damaged_or_foreign_one_is_refused(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     folder = checkpoints.save(1, {}, write)
     (folder / "state.json").write_text('{"format": 99}')
-    with pytest.raises(CheckpointError, match="has format 99; this rlsdk reads 1"):
+    with pytest.raises(CheckpointError, match="has format 99; this rlsdk reads 2"):
         checkpoints.read(1)
     (folder / "state.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):
