@@ -103,7 +103,7 @@ def _print_tasks(console: Console, tasks: Mapping[str, int]) -> None:
     """What became of the tasks, if not all were trained on."""
     if tasks.get("issued", 0) == tasks.get("trained", 0):
         return
-    ends = ", ".join(f"{tasks[name]:,} {name}" for name in ("trained", "filtered", "failed"))
+    ends = ", ".join(f"{count:,} {name}" for name, count in tasks.items() if name != "issued")
     console.print(f"{tasks['issued']:,} tasks: {ends}", highlight=False)
 
 
