@@ -163,10 +163,32 @@ print(json.dumps(played))
 """
 
 
-def episodes(hash_seed: str) -> list:
+TRAJECTORIES = """
+import json
+import rlsdk
+from rlsdk import nano
+from rlsdk.rollout.codec import Codec
+from rlsdk.testing import run_workflow
+from rlsdk_gridworlds.frozen_lake import FrozenLake
+from rlsdk_gridworlds.sokoban import Sokoban
+codec, played = Codec(nano.make_tokenizer(100)), []
+for world in (FrozenLake, Sokoban):
+    options = {"template": "grid", "max_steps": 6, "action_pattern": "[1-4]",
+               "action_lookup": {n: str(1 + i) for i, n in enumerate(world.ACTIONS)}}
+    workflow = rlsdk.load("workflow", "environment", environment=rlsdk.Use(world, options))
+    tasks = rlsdk.load("tasks", "seeds", size=6, form="text")()
+    groups = run_workflow(workflow, list(tasks), codec, lambda text: str(1 + len(text) * 7 % 4), group_size=2)
+    for rollout in (r for g in groups for r in g.rollouts):
+        played.append([rollout.token_ids.tolist(), rollout.loss_mask.tolist(), list(rollout.rewards), rollout.status,
+                       [m.content for m in rollout.messages], dict(rollout.metrics)])
+print(json.dumps(played))
+"""
+
+
+def episodes(hash_seed: str, program: str = EPISODES) -> list:
     path = os.pathsep.join(filter(None, [*map(str, sys.path)]))
     variables = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
-    ran = subprocess.run([sys.executable, "-c", EPISODES], capture_output=True, check=True, env=variables)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, env=variables)
     return json.loads(ran.stdout)
 
 
@@ -174,6 +196,15 @@ def test_the_same_seed_and_actions_give_the_same_in_every_process():
     first = episodes("1")
     assert len(first) > 100
     assert episodes("2") == first
+
+
+@pytest.mark.slow
+def test_a_scripted_policy_has_the_same_trajectories_in_every_process():
+    first = episodes("1", TRAJECTORIES)
+    assert len(first) == 24
+    assert any(len(rollout[4]) > 4 for rollout in first)  # several turns
+    assert first[0] == first[1] != first[2]  # a group begins in one state, another group in another
+    assert episodes("2", TRAJECTORIES) == first
 
 
 def test_levels_are_those_that_they_have_always_been():
