@@ -182,8 +182,8 @@ class Loop:
         invalid = check_budget(rollouts, scores, config.max_invalid, self.done + 1)
         with clock("credit"):
             kept = apply_filters(groups, self.p.filters)
-            packed = pack(kept, experts, baselines or None)
-        self.production.settle(tickets, _ends(tickets, kept, packed))
+            packed = pack(kept, experts, baselines if "baseline_rewards" in self.p.plan.needs else None)
+        self.production.settle(tickets, ends_of(tickets, packed))
         metrics = {
             **rollout_metrics(groups),
             **reward_metrics(groups, scored=self.p.plan.sampled),
@@ -348,9 +348,9 @@ def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:
     return batch.with_tokens(behaviour_logprobs=behaviour)
 
 
-def _ends(tickets: Sequence[Ticket], kept: Sequence[Group], packed: Packed | None) -> list[State]:
+def ends_of(tickets: Sequence[Ticket], packed: Packed | None) -> list[State]:
     """What became of the groups of a batch: trained, if a rollout of it reached the learner."""
-    trained = set() if packed is None else {id(kept[i].task) for i in set(packed.groups[: packed.sampled].tolist())}
+    trained = set() if packed is None else {id(rollout.task) for rollout in packed.rollouts[: packed.sampled]}
 
     def end(ticket: Ticket) -> State:
         if id(ticket.task) in trained:

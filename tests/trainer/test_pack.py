@@ -1,5 +1,6 @@
 """Packing: groups of rollouts to arrays, and what reaches credit assignment."""
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 import rlsdk
 from rlsdk.contracts import TrainBatch
+from rlsdk.rollout.lifecycle import State, Ticket
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
+from rlsdk.trainer.loop import ends_of
 from rlsdk.trainer.pack import labels, minibatches, pack, spans
 from rlsdk.types import Group, Rollout, Score, Task
 
@@ -201,3 +204,17 @@ def test_filters_see_valid_rollouts_and_may_take_parts() -> None:
     assert [len(g) for g in best] == [1]
     assert apply_filters([group], [lambda g: len(g) == 3]) == []
     assert [len(g) for g in apply_filters([group], [])] == [2]
+
+
+def test_each_group_of_a_batch_ends_as_what_became_of_it() -> None:
+    def ticket(number: int, mask: list[bool], *, valid: bool = True) -> Ticket:
+        task = Task(id=f"t{number}", prompt="p")
+        made = attrs.evolve(rollout(1, mask), task=task)
+        score = Score(1.0) if valid else Score.invalid("hung")
+        return Ticket(number, "a", task, group=Group(task, [made, made], [score, Score.invalid("hung")]))
+
+    tickets = [ticket(0, [False]), ticket(1, [True], valid=False), ticket(2, [True]), ticket(3, [True])]
+    left_out = tickets[3].group
+    packed = pack([t.group for t in tickets if t.group is not None and t.group is not left_out])
+    assert ends_of(tickets, packed) == [State.FILTERED, State.FAILED, State.TRAINED, State.FILTERED]
+    assert ends_of(tickets[:2], None) == [State.FILTERED, State.FAILED]
