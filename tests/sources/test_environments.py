@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import rlsdk
+from rlsdk.config.schema import EvalSection
 from rlsdk.contracts import Rule, Sampling
 from rlsdk.errors import OptionError
 from rlsdk.rollout.chat import Setting
@@ -16,7 +17,7 @@ from rlsdk.rollout.producer import Producer
 from rlsdk.rollout.stream import TaskStream
 from rlsdk.scoring.scorer import Part, Scorer
 from rlsdk.testing import ScriptedPolicy, check_component, run_workflow
-from rlsdk.trainer.evaluation import evaluate
+from rlsdk.trainer.evaluation import evaluate, figures
 from rlsdk.trainer.loop import source_metrics
 from rlsdk.types import Message, Observation, Step
 from tests.rollout.codecs import plain
@@ -75,7 +76,7 @@ def test_a_training_takes_them_in_order_so_that_each_step_holds_the_partition() 
     found = tasks(groups=6, partition=[4, 2], rounds=3)
     stream = TaskStream(found, 0, lambda _: 1, 9, "drop")
     for _ in range(4):  # one step more than there are rounds
-        assert Counter(t.source for t in stream.take(6)) == {"easy": 4, "hard": 2}
+        assert Counter(t.source for t, _ in (stream.draw() for _ in range(6))) == {"easy": 4, "hard": 2}
 
 
 def test_faults_are_told_together_with_their_paths() -> None:
@@ -128,11 +129,10 @@ def test_an_evaluation_reports_each_tag() -> None:
         policy: Any = ScriptedPolicy(plain(), lambda _: "1")
         setting = Setting(codec=plain(), client=policy, sampling=Sampling(), max_length=64)
         producer = Producer(rlsdk.load("workflow", "environment"), scorer, 0)
-        return await evaluate(
-            producer, list(tasks(split="test", partition=[3, 1], form="text")), setting, 2, reseed=nothing
-        )
+        held_out = list(tasks(split="test", partition=[3, 1], form="text"))
+        return await evaluate(producer, held_out, setting, EvalSection(samples=2), reseed=nothing)
 
-    found = asyncio.run(go())
+    found = figures(asyncio.run(go()), 2)
     assert found.accuracy == {"greedy": 0.75, "sampled": 0.75, "pass@2": 0.75}
     assert found.metrics["eval/easy/greedy"] == 1.0 and found.metrics["eval/hard/pass@2"] == 0.0
     assert found.metrics["eval/easy/sampled_reward"] == 1.0 and found.metrics["eval/greedy_reward"] == 0.75

@@ -15,6 +15,7 @@ import pytest
 
 import rlsdk
 from rlsdk.errors import ConfigError, EnvironmentFault, OptionError
+from rlsdk.rollout.producer import first_error
 from rlsdk.testing import run_workflow
 from rlsdk.types import Group, Message, Rollout, Task
 from tests.rollout.codecs import chatml
@@ -140,7 +141,7 @@ def raise_first(server: dict[str, Any], **options: Any) -> None:
     try:
         talk(server, lambda _: "", **options)
     except ExceptionGroup as group:
-        raise group.exceptions[0] from None
+        raise first_error(group) from None
 
 
 def test_a_server_at_an_address(program: str) -> None:
