@@ -108,12 +108,15 @@ class Lifecycle:
         Args:
             sources: Names, which differ.
         """
-        self._live: dict[int, Ticket] = {}
+        # Tickets that have not ended, by source, state and number: what is asked for at every turn costs no search.
+        self._live: dict[str, dict[State, dict[int, Ticket]]] = {
+            name: {state: {} for state in State if state not in ENDS} for name in sources
+        }
+        self._in_hand: dict[str, int] = dict.fromkeys(sources, 0)
         self._next = 0
         self._target = dict.fromkeys(sources, 0)
         self._consumed = dict.fromkeys(sources, 0)
         self._ended: dict[str, Counter[State]] = {name: Counter() for name in sources}
-        self._at: dict[str, Counter[State]] = {name: Counter() for name in sources}
 
     def issue(self, source: str, task: Task, position: int = 0) -> Ticket:
         """A new ticket.
@@ -126,10 +129,10 @@ class Lifecycle:
         Raises:
             KeyError: There is no such source.
         """
-        self._at[source][State.INIT] += 1
+        there = self._live[source][State.INIT]
         ticket = Ticket(self._next, source, task, position)
         self._next += 1
-        self._live[ticket.number] = ticket
+        there[ticket.number] = ticket
         return ticket
 
     def move(self, ticket: Ticket, to: State, group: Group | None = None) -> None:
@@ -144,19 +147,20 @@ class Lifecycle:
             RunError: The way is not legal: a task would end twice, or be lost.
         """
         legal = LEGAL[ticket.state] - ({State.EXPIRED} if ticket.taken else set())
-        if to not in legal or self._live.get(ticket.number) is not ticket:
+        live = self._live[ticket.source]
+        if to not in legal or live[ticket.state].get(ticket.number) is not ticket:
             raise RunError(
                 f"task {ticket.task.id!r} of {ticket.source}, ticket {ticket.number}: {ticket.state} cannot become {to}"
             )
-        self._at[ticket.source][ticket.state] -= 1
+        del live[ticket.state][ticket.number]
         ticket.state = to
         ticket.attempts += to is State.RUNNING
         ticket.group = group
         if to in ENDS:
-            del self._live[ticket.number]
             self._ended[ticket.source][to] += 1
+            self._in_hand[ticket.source] -= ticket.taken
         else:
-            self._at[ticket.source][to] += 1
+            live[to][ticket.number] = ticket
 
     def take(self, ticket: Ticket) -> Group:
         """Hand a group to the trainer, once.
@@ -168,6 +172,7 @@ class Lifecycle:
             raise RunError(f"ticket {ticket.number} of {ticket.source} is {ticket.state}: there is nothing to take")
         ticket.taken = True
         self._consumed[ticket.source] += 1
+        self._in_hand[ticket.source] += 1
         return ticket.group
 
     def ask(self, source: str, target: int) -> None:
@@ -180,14 +185,13 @@ class Lifecycle:
         Raises:
             KeyError: There is no such source.
         """
-        at, ended = self._at[source], self._ended[source]
-        taken = sum(t.taken for t in self._live.values() if t.source == source)
+        live, ended = self._live[source], self._ended[source]
         return Counts(
             target=self._target[source],
             consumed=self._consumed[source],
-            available=at[State.COMPLETED] - taken,
-            scheduled=at[State.RUNNING],
-            waiting=at[State.INIT] + at[State.ABORTED] + at[State.EXPIRED],
+            available=len(live[State.COMPLETED]) - self._in_hand[source],
+            scheduled=len(live[State.RUNNING]),
+            waiting=len(live[State.INIT]) + len(live[State.ABORTED]) + len(live[State.EXPIRED]),
             trained=ended[State.TRAINED],
             filtered=ended[State.FILTERED],
             failed=ended[State.FAILED],
@@ -210,12 +214,14 @@ class Lifecycle:
 
     def tickets(self, source: str, *states: State) -> list[Ticket]:
         """The live tickets of a source in these states, in the order of the states and, within one, of issue."""
-        return [t for state in states for t in self._live.values() if t.source == source and t.state is state]
+        live = self._live[source]
+        return [live[state][number] for state in states if state in live for number in sorted(live[state])]
 
     @property
     def issued(self) -> int:
         """Tickets in all."""
-        return len(self._live) + sum(count.total() for count in self._ended.values())
+        live = sum(len(tickets) for states in self._live.values() for tickets in states.values())
+        return live + sum(count.total() for count in self._ended.values())
 
     def state(self) -> dict[str, Any]:
         """Targets, what has ended, and the next number, as plain JSON; what is on its way is issued again."""

@@ -100,16 +100,19 @@ class Production:
         """
         self._paused = False
         batch = self._ask(step)
+        self._expire(step)
         while True:
             if self._failure is not None:
                 raise self._failure
             self._changed.clear()
-            self._expire(step)
             self._fill()
-            there = {source: self._available(source) for source in batch}
-            if all(len(there[source]) >= count for source, count in batch.items()):
-                break
-            await self._changed.wait()
+            if self._enough(batch):
+                self._expire(step)  # what was begun long ago may be too old when it comes
+                if self._enough(batch):
+                    break
+            else:
+                await self._changed.wait()
+        there = {source: self._available(source) for source in batch}
         taken = [ticket for source, count in batch.items() for ticket in there[source][:count]]
         for ticket in taken:
             self._book.take(ticket)
@@ -168,6 +171,9 @@ class Production:
             self._asked += 1
         return self._batches[step]
 
+    def _enough(self, batch: Mapping[str, int]) -> bool:
+        return all(self._book.counts(source).available >= count for source, count in batch.items())
+
     def _available(self, source: str) -> list[Ticket]:
         return [t for t in self._book.tickets(source, State.COMPLETED) if not t.taken]
 
@@ -183,8 +189,9 @@ class Production:
             return
         for source in self._targets:
             batch = self._batches[min(self._batches)].get(source, 0) if self._batches else 0
-            again = self._book.tickets(source, State.EXPIRED, State.ABORTED, State.INIT)
-            for i in range(self._book.wanted(source, batch, self._pace.oversample)):
+            wanted = self._book.wanted(source, batch, self._pace.oversample)
+            again = self._book.tickets(source, State.EXPIRED, State.ABORTED, State.INIT)[:wanted] if wanted else []
+            for i in range(wanted):
                 fresh = i >= len(again)
                 self._start(self._book.issue(source, *self._streams.draw(source)) if fresh else again[i])
 
