@@ -10,9 +10,9 @@ from rlsdk.types import Group, Rollout
 
 
 def oldest(rollouts: Iterable[Rollout]) -> int | None:
-    """The least version of weights that sampled a trained token of them; None if there is no such token."""
-    versions = [int(r.policy_versions[r.loss_mask].min()) for r in rollouts if r.loss_mask.any()]
-    return min(versions, default=None)
+    """The least version of weights that sampled a token of them; None if none was sampled, as in demonstrations."""
+    sampled = [r.policy_versions[r.policy_versions >= 0] for r in rollouts]
+    return min((int(versions.min()) for versions in sampled if len(versions)), default=None)
 
 
 def staleness(group: Group, step: int) -> int:

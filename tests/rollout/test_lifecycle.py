@@ -157,6 +157,8 @@ def test_a_group_is_as_old_as_its_oldest_trained_token() -> None:
     group = Group(TASK, (sampled([-1, 5, 4]), sampled([-1, 6])), (Score(0), Score(0)))
     assert staleness(group, 6) == 2
     assert staleness(Group(TASK, (sampled([-1]),), (Score(0),)), 6) == 0
+    demonstration = Rollout(TASK, (), [1, 2], [False, True], [0.0, 0.0], [-1, -1])
+    assert staleness(Group(TASK, (demonstration,), (Score(0),)), 6) == 0  # trained on, but sampled by nobody
     assert [expires_at(m, n) for m, n in ((0, 1), (1, 1), (0, 2), (4, 3))] == [1, 2, 2, 15]
 
 
