@@ -65,7 +65,6 @@ class Production:
         streams: Streams,
         make: Callable[[Ticket], Awaitable[Group]],
         wanted: Callable[[Group], bool] = lambda group: True,
-        first: int = 0,
     ) -> None:
         """Make one; nothing runs before the first `take`.
 
@@ -76,14 +75,12 @@ class Production:
             batch: Groups of a batch.
             make: The scored group of a task; what it raises ends the run.
             wanted: Whether a group may be trained on; another task takes the place of one that may not.
-            first: Step of the first batch.
         """
         self._book, self._pace = lifecycle, pace
         self._streams, self._batch, self._make, self._wanted = streams, batch, make, wanted
         self._batches: dict[int, Mapping[str, int]] = {}
-        self._targets: dict[str, int] = {}
-        self._asked = first
-        self._running: dict[asyncio.Task[None], Ticket] = {}
+        self._asked = 0
+        self._running: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._paused = False
@@ -112,8 +109,7 @@ class Production:
                     break
             else:
                 await self._changed.wait()
-        there = {source: self._available(source) for source in batch}
-        taken = [ticket for source, count in batch.items() for ticket in there[source][:count]]
+        taken = [ticket for source, count in batch.items() for ticket in self._available(source)[:count]]
         for ticket in taken:
             self._book.take(ticket)
         del self._batches[step]
@@ -131,7 +127,7 @@ class Production:
             "asked": self._asked,
             "batches": {str(step): dict(parts) for step, parts in self._batches.items()},
             "on_the_way": {
-                source: sorted(t.position for t in self._book.tickets(source, *State)) for source in self._targets
+                source: sorted(t.position for t in self._book.tickets(source, *State)) for source in self._streams.names
             },
             "ended": self._book.state(),
         }
@@ -145,7 +141,6 @@ class Production:
         for source, positions in state["on_the_way"].items():
             if source not in self._streams.names:
                 continue
-            self._targets[source] = self._book.counts(source).target
             for position in positions:
                 self._book.issue(source, self._streams.at(source, position), position)
             again += len(positions)
@@ -166,8 +161,7 @@ class Production:
         while self._asked <= step + self._pace.ahead:
             parts = self._batches[self._asked] = dict(self._streams.divide(self._batch))
             for source, count in parts.items():
-                self._targets[source] = self._targets.get(source, 0) + count
-                self._book.ask(source, self._targets[source])
+                self._book.ask(source, self._book.counts(source).target + count)
             self._asked += 1
         return self._batches[step]
 
@@ -178,7 +172,7 @@ class Production:
         return [t for t in self._book.tickets(source, State.COMPLETED) if not t.taken]
 
     def _expire(self, step: int) -> None:
-        for source in self._targets:
+        for source in self._streams.names:
             for ticket in self._available(source):
                 if ticket.group is not None and staleness(ticket.group, step) >= self._pace.limit:
                     self._book.move(ticket, State.EXPIRED)
@@ -187,7 +181,7 @@ class Production:
     def _fill(self) -> None:
         if self._paused:
             return
-        for source in self._targets:
+        for source in self._streams.names:
             batch = self._batches[min(self._batches)].get(source, 0) if self._batches else 0
             wanted = self._book.wanted(source, batch, self._pace.oversample)
             again = self._book.tickets(source, State.EXPIRED, State.ABORTED, State.INIT)[:wanted] if wanted else []
@@ -198,8 +192,8 @@ class Production:
     def _start(self, ticket: Ticket) -> None:
         self._book.move(ticket, State.RUNNING)
         running = asyncio.get_running_loop().create_task(self._run(ticket))
-        self._running[running] = ticket
-        running.add_done_callback(lambda task: self._running.pop(task, None))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
 
     async def _run(self, ticket: Ticket) -> None:
         try:

@@ -104,7 +104,7 @@ class Loop:
             streams=parts.streams,
             batch=parts.plan.config.batch_size,
             make=self._make,
-            wanted=self._wanted if section.dynamic_sampling else lambda group: True,
+            wanted=self._wanted,
         )
         self._baselines: dict[int, float] = {}
         self._updated = False
@@ -122,7 +122,8 @@ class Loop:
         return {"issued": sum(ends.values()) + left, **ends, "returned": left}
 
     def _wanted(self, group: Group) -> bool:
-        return bool(apply_filters([group], self.p.filters))
+        """Whether a group is for the trainer: any is, unless others are to take the place of what filters drop."""
+        return not self.p.plan.config.production.dynamic_sampling or bool(apply_filters([group], self.p.filters))
 
     def restore(self, step: int) -> None:
         """Go on from the checkpoint of `step`."""
