@@ -26,8 +26,9 @@ from typing import Any
 import attrs
 
 from rlsdk.errors import DataError, ScoringError
+from rlsdk.framing import receive, receive_async, send, send_async
 from rlsdk.plugins import Reference
-from rlsdk.scoring.worker import BROKEN, FORK, receive, send
+from rlsdk.scoring.worker import BROKEN, FORK
 from rlsdk.types import Rollout, Score
 
 log = logging.getLogger(__name__)
@@ -70,8 +71,8 @@ class _Worker:
     async def ask(self, message: bytes) -> bytes:
         """Send a call, wait for its reply; raises EOFError where the process ends first."""
         try:
-            await asyncio.get_running_loop().sock_sendall(self.connection, len(message).to_bytes(8, "big") + message)
-            return await _receive(self.connection)
+            await send_async(self.connection, message)
+            return await receive_async(self.connection)
         except ConnectionError as error:
             raise EOFError from error
 
@@ -105,21 +106,6 @@ class _Worker:
         self.connection.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-
-
-async def _receive(connection: socket.socket) -> bytes:
-    return await _exactly(connection, int.from_bytes(await _exactly(connection, 8), "big"))
-
-
-async def _exactly(connection: socket.socket, count: int) -> bytes:
-    loop, parts = asyncio.get_running_loop(), []
-    while count:
-        part = await loop.sock_recv(connection, min(count, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 class Pool:
@@ -263,7 +249,7 @@ class Pool:
                         raise ScoringError("the scoring processes end as soon as they are started; is memory left?")
         here.setblocking(False)
         try:
-            pid, cpu = json.loads(await _receive(here))
+            pid, cpu = json.loads(await receive_async(here))
         except (EOFError, ConnectionError) as error:
             here.close()
             raise ScoringError("a scoring process could not be forked; are memory and processes left?") from error

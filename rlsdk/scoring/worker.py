@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from rlsdk.components import component_of
 from rlsdk.errors import DataError, RlsdkError
+from rlsdk.framing import receive, send
 from rlsdk.plugins import Plugins, Reference
 from rlsdk.process import fork_alone
 from rlsdk.types import Rollout, Score, Task
@@ -31,27 +32,6 @@ _MAX_REASON = 2_000
 BROKEN = b"e"
 READY = b"r"
 FORK = b"f"
-
-
-def send(connection: socket.socket, message: bytes) -> None:
-    """Send a message behind its length."""
-    connection.sendall(len(message).to_bytes(8, "big") + message)
-
-
-def receive(connection: socket.socket) -> bytes:
-    """The next message; raises EOFError where the other end is closed."""
-    return _exactly(connection, int.from_bytes(_exactly(connection, 8), "big"))
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    parts = []
-    while count:
-        part = connection.recv(min(count, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 def main(descriptor: int) -> None:

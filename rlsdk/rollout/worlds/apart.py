@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from rlsdk.errors import EnvironmentFault, PluginError
+from rlsdk.framing import receive_async, send_async
 from rlsdk.plugins import Reference
 from rlsdk.rollout.worlds.fork import FORK, READY
 from rlsdk.types import Observation, Step
@@ -67,8 +68,8 @@ class Template:
         weakref.finalize(self, _ended, self._process, self._control)
         self._control.setblocking(False)
         try:
-            await _send(self._control, cloudpickle.dumps(self._reference))
-            reply = await _receive(self._control)
+            await send_async(self._control, cloudpickle.dumps(self._reference))
+            reply = await receive_async(self._control)
         except (EOFError, ConnectionError) as error:
             raise EnvironmentFault(
                 f"the process that environments {self._reference.name!r} are forked from did not start"
@@ -116,8 +117,8 @@ class Apart:
         options = cloudpickle.dumps(dict(self._options))
         self._connection = self._template.fork()
         async with self._limited(seconds):
-            self._pid = int(await _receive(self._connection))
-            await _send(self._connection, options)
+            self._pid = int(await receive_async(self._connection))
+            await send_async(self._connection, options)
         found = await self._ask({"reset": seed}, seconds)
         return Observation(**found["observation"]) if set(found) == {"observation"} else found
 
@@ -141,8 +142,8 @@ class Apart:
         if self._connection is None:
             raise RuntimeError("its process was ended")
         async with self._limited(seconds):
-            await _send(self._connection, json.dumps(call).encode())
-            found: dict[str, Any] = json.loads(await _receive(self._connection))
+            await send_async(self._connection, json.dumps(call).encode())
+            found: dict[str, Any] = json.loads(await receive_async(self._connection))
         if "raised" in found:
             name, text = found["raised"]
             raise type(name, (Exception,), {})(text)  # named as what was raised there
@@ -171,22 +172,3 @@ class Apart:
         if self._pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
-
-
-async def _send(connection: socket.socket, message: bytes) -> None:
-    await asyncio.get_running_loop().sock_sendall(connection, len(message).to_bytes(8, "big") + message)
-
-
-async def _receive(connection: socket.socket) -> bytes:
-    return await _exactly(connection, int.from_bytes(await _exactly(connection, 8), "big"))
-
-
-async def _exactly(connection: socket.socket, count: int) -> bytes:
-    loop, parts = asyncio.get_running_loop(), []
-    while count:
-        part = await loop.sock_recv(connection, min(count, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)

@@ -22,9 +22,9 @@ import attrs
 
 from rlsdk.components import Component
 from rlsdk.errors import RlsdkError
+from rlsdk.framing import receive, send
 from rlsdk.plugins import Plugins
 from rlsdk.process import fork_alone
-from rlsdk.scoring.worker import receive, send
 from rlsdk.types import Observation, Step
 
 READY = b"r"
