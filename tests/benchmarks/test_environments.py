@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.worlds.conftest import cluster  # noqa: F401 - a fixture
 from tests.worlds.simulated import Load, in_lock_step, measure, side_by_side
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -25,20 +25,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return tiny.make_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
-
-    if ray.is_initialized():  # tests of other folders may share it
-        yield
-        return
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
-
-
 @attrs.frozen
 class Subject:
     """An engine under test: `run(body, *args)` calls `body(engine, *args)` where the engine lives."""

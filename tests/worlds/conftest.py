@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +23,6 @@ from rlsdk.types import Group, Task
 from tests.rollout.codecs import plain
 
 LAB = Path(__file__).with_name("worlds_lab.py")
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
-    """Ray, on this machine."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    import ray
-
-    if ray.is_initialized():  # tests of other folders may share it
-        yield
-        return
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
 
 
 @attrs.define
