@@ -23,9 +23,9 @@ from rlsdk.rollout.codec import Codec
 from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.rollouts import transcript
 from rlsdk.trainer.cluster import layout, ray_cluster, start_engines, started_engines
+from rlsdk.trainer.engines import Engines
 from rlsdk.trainer.evaluation import Answers, evaluate, evaluator_of, figures, held_out
 from rlsdk.trainer.export import export
-from rlsdk.trainer.loop import engine_seeds
 from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.replay import draw
 from rlsdk.trainer.rewarding import scoring
@@ -109,8 +109,7 @@ async def _answers(
             seen(min(done, total), total)
 
     async def reseed() -> None:
-        seeds = engine_seeds(plan.config.seed, 0, len(engines))
-        await asyncio.gather(*(e.reseed.remote(seed) for e, seed in zip(engines, seeds, strict=True)))
+        await Engines(engines, shared=False).reseed(plan.config.seed, 0)
 
     logs = plan.folder / "logs"
     with scoring(plan, log_to=logs / "scoring.log") as scorer, world_workers(plan) as worlds:

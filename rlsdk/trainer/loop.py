@@ -17,7 +17,7 @@ import numpy as np
 
 from rlsdk.config import Plan
 from rlsdk.contracts import TrainBatch
-from rlsdk.errors import CanaryError, ConfigError, EngineError
+from rlsdk.errors import ConfigError
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
 from rlsdk.rollout.producer import Producer
@@ -26,11 +26,13 @@ from rlsdk.rollout.staleness import expires_at
 from rlsdk.rollout.stream import TaskStreams
 from rlsdk.rollout.worlds.fleet import Fleet
 from rlsdk.scoring.scorer import check_budget
-from rlsdk.trainer.canary import Canary, describe_checksums
+from rlsdk.trainer.canary import Canary
 from rlsdk.trainer.checkpoint import Checkpoints
 from rlsdk.trainer.cluster import Actors
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
-from rlsdk.trainer.evaluation import Evaluation, by_source, evaluate, figures, is_correct, measured
+from rlsdk.trainer.engines import Engines
+from rlsdk.trainer.evaluation import Evaluation, evaluate, figures
+from rlsdk.trainer.figures import reward_metrics, rollout_metrics, source_metrics
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
 from rlsdk.types import Group, Task
 
@@ -88,9 +90,10 @@ class Loop:
         self.interrupted = False
         placement = parts.plan.config.placement
         # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
-        self._shared = parts.actors.layout.device == "cuda" and placement.colocate
+        shared = parts.actors.layout.device == "cuda" and placement.colocate
+        self.engines = Engines(parts.actors.engines, shared=shared)
         section = parts.plan.config.production
-        if self._shared and (section.max_staleness or section.sync_interval > 1 or section.oversample):
+        if shared and (section.max_staleness or section.sync_interval > 1 or section.oversample):
             fault = (
                 "production: rollouts cannot run ahead of a learner on their own device; set placement.colocate=false"
             )
@@ -138,21 +141,7 @@ class Loop:
 
     async def publish(self, *, updated: bool) -> float:
         """Send the learner's weights to the engines and compare; returns the canary's gap in nats."""
-        actors = self.p.actors
-        if not actors.engines:
-            return 0.0
-        weights = await asyncio.to_thread(actors.learner.weights, self.done)
-        if self._shared:
-            await self._engines("wake")
-        ids = self.p.canary.token_ids
-        loads, canary = self._engines("load_weights", weights, ids), asyncio.to_thread(actors.learner.canary, ids)
-        seen, own = await asyncio.gather(loads, canary)
-        try:
-            return self.p.canary.check(self.done, own, seen, updated=updated)
-        except CanaryError as error:
-            received = await actors.engines[0].checksums.remote(weights)
-            sent = await asyncio.to_thread(actors.learner.checksums)
-            raise CanaryError(f"{error}\n{describe_checksums(sent, received)}") from error
+        return await self.engines.publish(self.p.actors.learner, self.done, self.p.canary, updated=updated)
 
     async def evaluate(self) -> Evaluation:
         """Evaluate the weights as they are."""
@@ -160,18 +149,19 @@ class Loop:
         setting = self.p.setting
         if self.p.eval_worlds is not None:
             setting = attrs.evolve(setting, worlds=self.p.eval_worlds)
-        reseed = partial(self._reseed, 0)
+        reseed = partial(self.engines.reseed, self.p.plan.config.seed, 0)
         answers = await evaluate(self.p.evaluator, self.p.eval_tasks, setting, section, reseed=reseed)
         return figures(answers, section.samples)
 
     async def step(self) -> tuple[dict[str, float], list[Group]]:
         """One training step; returns its metrics and all its groups."""
         clock, start = Clock(), time.perf_counter()
+        self.engines.step = self.done + 1
         inside = await self._inside()
         config = self.p.plan.config
         with clock("produce"):
             if not self.ahead:
-                await self._reseed(self.done + 1)
+                await self.engines.reseed(config.seed, self.done + 1)
             tickets = await self.production.take(self.done)
             groups = [ticket.group for ticket in tickets if ticket.group is not None]
             experts = await self._experts([group.task for group in groups])
@@ -194,8 +184,8 @@ class Loop:
         }
         metrics["tasks/dropped"] = float(self.p.streams.dropped)
         if packed is not None:
-            if self._shared:
-                await self._engines("sleep")
+            if self.engines.shared:
+                await self.engines.all("sleep")
             metrics |= await self._learn(packed, clock)
         self.done += 1
         self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
@@ -285,34 +275,10 @@ class Loop:
         }
         return self.p.checkpoints.save(self.done, state, write)
 
-    async def _engine(self, rank: int, method: str, *arguments: Any) -> Any:
-        """Call an engine; the error of one that fails names it."""
-        try:
-            return await getattr(self.p.actors.engines[rank], method).remote(*arguments)
-        except Exception as error:
-            cause = getattr(error, "cause", None) or error
-            said = f"{type(cause).__name__}: {cause}"
-            raise EngineError(f"step {self.done + 1}: engine {rank} failed in {method}: {said}") from error
-
-    async def _engines(self, method: str, *arguments: Any) -> list[Any]:
-        """Call all engines."""
-        ranks = range(len(self.p.actors.engines))
-        return list(await asyncio.gather(*(self._engine(rank, method, *arguments) for rank in ranks)))
-
-    async def _reseed(self, step: int) -> None:
-        """The engines' own generators: a step's samples depend on the seed and the step, not on what came before."""
-        seeds = engine_seeds(self.p.plan.config.seed, step, len(self.p.actors.engines))
-        await asyncio.gather(*(self._engine(rank, "reseed", seed) for rank, seed in enumerate(seeds)))
-
     async def _inside(self) -> dict[str, float]:
         """Seconds and tokens counted inside the actors so far; of several, the slowest."""
-        clocks: list[Mapping[str, float]] = await self._engines("clock")
         learner = await asyncio.to_thread(self.p.actors.learner.clock)
-        return {
-            "engine": max((c["step_seconds"] for c in clocks), default=0.0),
-            "tokens": float(sum(c["tokens"] for c in clocks)),
-            "learner": sum(v for k, v in learner.items() if k.endswith("_seconds")),
-        }
+        return {**await self.engines.clock(), "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}
 
     def _times(
         self,
@@ -337,12 +303,6 @@ class Loop:
         }
 
 
-def engine_seeds(seed: int, step: int, engines: int) -> list[int]:
-    """Of the engines' own generators in a step; 0: in evaluations."""
-    root = np.random.SeedSequence([seed, step])
-    return [int(s.generate_state(1)[0] >> 1) for s in root.spawn(engines)]
-
-
 def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:
     """Take what experts wrote, behind the first `sampled` tokens, for sampled by the policy before the update."""
     behaviour = np.concatenate([batch.tokens["behaviour_logprobs"][:sampled], batch.tokens["old_logprobs"][sampled:]])
@@ -360,40 +320,3 @@ def ends_of(tickets: Sequence[Ticket], packed: Packed | None) -> list[State]:
         return State.FILTERED if scored else State.FAILED
 
     return [end(ticket) for ticket in tickets]
-
-
-def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Lengths of a step's rollouts, how they ended, and the means of what their workflows measured."""
-    rollouts = [r for g in groups for r in g.rollouts]
-    lengths = np.array([int(r.loss_mask.sum()) for r in rollouts])
-    return {
-        **measured(rollouts),
-        "rollouts/tokens": float(lengths.sum()),
-        "rollouts/length": float(lengths.mean()),
-        "rollouts/truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
-    }
-
-
-def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
-    """Means over the valid scores of a step: reward, its parts, accuracy; nothing for demonstrations."""
-    valid = [s for g in groups for s in g.scores if s.valid and scored]
-    if not valid:
-        return {}
-    values = np.array([s.value for s in valid])
-    metrics = {
-        "reward/mean": float(values.mean()),
-        "reward/std": float(values.std()),
-        "accuracy/mean": float(np.mean([is_correct(s) for s in valid])),
-    }
-    for name in sorted({n for s in valid for n in s.metrics if n.startswith("reward/")}):
-        metrics[name] = float(np.mean([s.metrics[name] for s in valid if name in s.metrics]))
-    return metrics
-
-
-def source_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
-    """What workflows measured, rewards and accuracy of each source, if there are several: `source/NAME/…`."""
-    return {
-        f"source/{source}/{name}": value
-        for source, (own,) in by_source(groups).items()
-        for name, value in {**rollout_metrics(own), **reward_metrics(own, scored=scored)}.items()
-    }

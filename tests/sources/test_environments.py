@@ -18,7 +18,7 @@ from rlsdk.rollout.stream import TaskStream
 from rlsdk.scoring.scorer import Part, Scorer
 from rlsdk.testing import ScriptedPolicy, check_component, run_workflow
 from rlsdk.trainer.evaluation import evaluate, figures
-from rlsdk.trainer.loop import source_metrics
+from rlsdk.trainer.figures import source_metrics
 from rlsdk.types import Message, Observation, Step
 from tests.rollout.codecs import plain
 
