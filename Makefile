@@ -63,7 +63,7 @@ test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSp
 
 # Two files at a time: a training keeps little more than one core busy, as engine and learner take turns.
 test-slow: $(STAMP)  ## whole trainings, kills
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 1500 --durations 40
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40
 
 bench: $(STAMP)  ## against TRL, overhead, estimators, the head; the machine must have nothing else to do
 	$(BIN)/pytest tests/benchmarks -m bench -s
