@@ -70,6 +70,7 @@ class Plan:
         advantage: How rewards become advantages.
         filters: In the order of application.
         loss: What an update minimises.
+        buffer: Which groups are trained first.
         engine: Generates tokens.
         learner: Updates the model.
         trackers: Where metrics go.
@@ -88,6 +89,7 @@ class Plan:
     advantage: Reference
     filters: tuple[Reference, ...]
     loss: LossSpec
+    buffer: Reference
     engine: Reference
     learner: Reference
     trackers: tuple[Reference, ...]
@@ -237,6 +239,7 @@ class _Resolver:
         engine = self.reference("engine", "engine", config.engine)
         learner = self.reference("learner", "learner", config.learner)
         trackers = self.many("trackers", "tracker", config.trackers)
+        buffer = self.reference("production.buffer", "buffer", config.production.buffer)
         self.faults += limits(config)
         if algorithm is None:
             self.rewards(config, None)
@@ -248,7 +251,7 @@ class _Resolver:
         parts = self.parts(algorithm)
         rewarded = bool(config.reward or rewards or workflow is None)
         self.faults += cross_checks(config, algorithm, self.needs, rewarded=rewarded)
-        if self.faults or engine is None or learner is None or workflow is None:
+        if self.faults or engine is None or learner is None or workflow is None or buffer is None:
             return None
         return Plan(
             config=config,
@@ -272,6 +275,7 @@ class _Resolver:
                 value_clip=algorithm.value_clip,
                 temperature=config.sampling.temperature if sampled else 1.0,
             ),
+            buffer=buffer,
             engine=engine,
             learner=learner,
             trackers=trackers,

@@ -103,6 +103,34 @@ class SamplingSection:
 
 
 @attrs.frozen(kw_only=True)
+class ReplaySection:
+    """Groups that are trained more than once.
+
+    Attributes:
+        share: Of a batch: that many of its groups were trained before, as far as there are any that are young enough.
+        most_uses: Times that a group is trained in all.
+    """
+
+    share: float = 0.0
+    most_uses: int = 2
+
+
+@attrs.frozen(kw_only=True)
+class StorageSection:
+    """The database that keeps rollouts.
+
+    Attributes:
+        url: Of a PostgreSQL database, `postgresql+psycopg://USER@HOST/NAME`, without a password; null is a file of
+            SQLite in the run's folder.
+        password_env: Name of the environment variable that holds the password; the password itself belongs into no
+            config.
+    """
+
+    url: str | None = None
+    password_env: str | None = None
+
+
+@attrs.frozen(kw_only=True)
 class ProductionSection:
     """How far rollouts may run ahead of training; with the defaults they do not, and training is synchronous.
 
@@ -113,12 +141,18 @@ class ProductionSection:
         oversample: Tasks that run beside those that a batch wants, as a share of it, so that none waits for the
             slowest; their groups are for the next batches.
         dynamic_sampling: Start another task for each group that a filter leaves out, so that every batch is full.
+        buffer: Which of the groups that are there are trained first, and which never.
+        replay: Groups that are trained more than once.
+        storage: Where rollouts are kept (`save_rollouts` says which).
     """
 
     max_staleness: int = 0
     sync_interval: int = 1
     oversample: float = 0.0
     dynamic_sampling: bool = False
+    buffer: Use = Use("fifo")
+    replay: ReplaySection = ReplaySection()
+    storage: StorageSection = StorageSection()
 
 
 @attrs.frozen(kw_only=True)
@@ -250,7 +284,8 @@ class RunConfig:
         eval: Evaluation.
         checkpoint: Checkpoints.
         trackers: Where metrics go, beside `metrics.jsonl`, which is always written.
-        save_rollouts: Steps between saved batches of rollouts; 0 for none.
+        save_rollouts: Steps between saved batches of rollouts; 0 for none. A checkpoint also saves what waits to be
+            trained, so that a resumed run need not make it again.
         canary: Engine against learner.
         placement: Counts and devices.
     """
@@ -294,6 +329,7 @@ COMPONENT_KEYS: Mapping[str, Kind] = {
     "algorithm": "algorithm",
     "engine": "engine",
     "learner": "learner",
+    "production.buffer": "buffer",
 }
 """Path of a single component -> its kind; lists and the parts of an algorithm come beside."""
 

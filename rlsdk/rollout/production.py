@@ -32,6 +32,19 @@ class Pace:
     oversample: float = 0.0
 
 
+class Policy(Protocol):
+    """A buffer policy, as components of the kind `buffer` are."""
+
+    def __call__(self, group: Group, /, *, step: int, uses: int) -> float | None:
+        """Priority of a group, the greatest first; None drops it."""
+        ...
+
+
+def first_come(group: Group, /, *, step: int, uses: int) -> float:
+    """The policy that prefers none: tasks are trained in the order of issue."""
+    return 0.0
+
+
 class Streams(Protocol):
     """Sources of tasks, as `rollout.stream.TaskStreams` has them."""
 
@@ -65,6 +78,7 @@ class Production:
         streams: Streams,
         make: Callable[[Ticket], Awaitable[Group]],
         wanted: Callable[[Group], bool] = lambda group: True,
+        policy: Policy = first_come,
     ) -> None:
         """Make one; nothing runs before the first `take`.
 
@@ -75,8 +89,10 @@ class Production:
             batch: Groups of a batch.
             make: The scored group of a task; what it raises ends the run.
             wanted: Whether a group may be trained on; another task takes the place of one that may not.
+            policy: Which of the groups that are there come first; one that it drops counts as filtered, and another
+                task takes its place.
         """
-        self._book, self._pace = lifecycle, pace
+        self._book, self._pace, self._policy = lifecycle, pace, policy
         self._streams, self._batch, self._make, self._wanted = streams, batch, make, wanted
         self._batches: dict[int, Mapping[str, int]] = {}
         self._asked = 0
@@ -85,9 +101,10 @@ class Production:
         self._failure: BaseException | None = None
         self._paused = False
         self.expired = 0
+        self.dropped = 0
 
     async def take(self, step: int) -> list[Ticket]:
-        """The batch of a step, as soon as all of it is there; its groups are the oldest that have not expired.
+        """The batch of a step, as soon as all of it is there: of what has not expired, what the policy puts first.
 
         Args:
             step: Steps that are done.
@@ -97,19 +114,19 @@ class Production:
         """
         self._paused = False
         batch = self._ask(step)
-        self._expire(step)
+        self._sift(step)
         while True:
             if self._failure is not None:
                 raise self._failure
             self._changed.clear()
             self._fill()
             if self._enough(batch):
-                self._expire(step)  # what was begun long ago may be too old when it comes
+                ranks = self._sift(step)  # what was begun long ago may be too old when it comes
                 if self._enough(batch):
                     break
             else:
                 await self._changed.wait()
-        taken = [ticket for source, count in batch.items() for ticket in self._available(source)[:count]]
+        taken = [ticket for source, count in batch.items() for ticket in ranks[source][:count]]
         for ticket in taken:
             self._book.take(ticket)
         del self._batches[step]
@@ -171,12 +188,28 @@ class Production:
     def _available(self, source: str) -> list[Ticket]:
         return [t for t in self._book.tickets(source, State.COMPLETED) if not t.taken]
 
-    def _expire(self, step: int) -> None:
+    def _sift(self, step: int) -> dict[str, list[Ticket]]:
+        """Let go of what is too old and of what the policy drops; the rest of each source, the first to train first.
+
+        The policy is asked anew for each step, since priorities change with it: work in proportion to what waits, which
+        the trainer's wants bound to a few batches, whatever the length of the run.
+        """
+        found: dict[str, list[Ticket]] = {}
         for source in self._streams.names:
+            ranked = []
             for ticket in self._available(source):
-                if ticket.group is not None and staleness(ticket.group, step) >= self._pace.limit:
+                if ticket.group is None:
+                    continue
+                if staleness(ticket.group, step) >= self._pace.limit:
                     self._book.move(ticket, State.EXPIRED)
                     self.expired += 1
+                elif (priority := self._policy(ticket.group, step=step, uses=0)) is None:
+                    self._book.move(ticket, State.FILTERED)
+                    self.dropped += 1
+                else:
+                    ranked.append((-priority, ticket.number, ticket))
+            found[source] = [ticket for *_, ticket in sorted(ranked, key=lambda each: each[:2])]
+        return found
 
     def _fill(self) -> None:
         if self._paused:

@@ -21,7 +21,7 @@ from rlsdk.errors import ConfigError
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
 from rlsdk.rollout.producer import Producer
-from rlsdk.rollout.production import Pace, Production
+from rlsdk.rollout.production import Pace, Policy, Production
 from rlsdk.rollout.staleness import expires_at
 from rlsdk.rollout.stream import TaskStreams
 from rlsdk.rollout.worlds.fleet import Fleet
@@ -55,6 +55,7 @@ class Parts:
     streams: TaskStreams
     eval_tasks: Sequence[Task]
     filters: Sequence[Any]
+    policy: Policy
     credit: CreditAssigner
     canary: Canary
     checkpoints: Checkpoints
@@ -108,6 +109,7 @@ class Loop:
             batch=parts.plan.config.batch_size,
             make=self._make,
             wanted=self._wanted,
+            policy=parts.policy,
         )
         self._baselines: dict[int, float] = {}
         self._updated = False

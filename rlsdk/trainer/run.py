@@ -254,6 +254,7 @@ def _assemble(
         streams=_streams(plan, tasks, codec),
         eval_tasks=held_out(plan),
         filters=[resolve(f) for f in plan.filters],
+        policy=resolve(plan.buffer),
         credit=CreditAssigner(
             [resolve(r) for r in plan.shaping],
             resolve(plan.advantage),

@@ -141,6 +141,38 @@ def test_groups_that_are_not_wanted_are_replaced() -> None:
     asyncio.run(run())
 
 
+def test_the_policy_says_what_is_trained_first() -> None:
+    async def run() -> None:
+        later_first = lambda group, *, step, uses: float(group.task.id[1:]) if group.task.id[0] == "a" else 0.0  # noqa: E731
+        bench = Bench(Pace(ahead=2, limit=9), policy=later_first)
+        await bench.production.take(0)  # of what there was, whatever that is
+        await asyncio.sleep(0.05)
+        there = [t.number for t in bench.book.tickets("a", State.COMPLETED) if not t.taken]
+        taken = await bench.production.take(1)
+        assert [t.number for t in taken if t.source == "a"] == sorted(there, reverse=True)[:3]
+
+    asyncio.run(run())
+
+
+def test_what_the_policy_drops_is_never_trained_and_another_task_takes_its_place() -> None:
+    async def run() -> None:
+        asked: list[tuple[int, int]] = []
+
+        def even(group: Group, *, step: int, uses: int) -> float | None:
+            asked.append((step, uses))
+            return 0.0 if int(group.task.id[1:]) % 2 == 0 else None
+
+        bench = Bench(Pace(), policy=even)
+        taken = await bench.step(0)
+        assert all(int(t.task.id[1:]) % 2 == 0 for t in taken)
+        counts = [bench.book.counts(source) for source in bench.names]
+        assert sum(c.trained for c in counts) == 4
+        assert bench.production.dropped == sum(c.filtered for c in counts) == bench.drawn - 4 > 0
+        assert set(asked) == {(0, 0)}
+
+    asyncio.run(run())
+
+
 def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way() -> None:
     async def run() -> None:
         pace = Pace(ahead=1, limit=9)
