@@ -32,6 +32,10 @@ class Pace:
     oversample: float = 0.0
 
 
+Recall = Callable[[Mapping[int, Task]], Mapping[int, Group]]
+"""Number of a ticket -> its task, to number -> the group that was made of it."""
+
+
 class Policy(Protocol):
     """A buffer policy, as components of the kind `buffer` are."""
 
@@ -139,29 +143,44 @@ class Production:
             self._book.move(ticket, state)
 
     def state(self) -> dict[str, Any]:
-        """What was asked for, and the tasks that have not ended, as plain JSON; their groups are made again."""
+        """What was asked for, and the tasks that have not ended, as plain JSON; of these, `kept` have their groups."""
         return {
             "asked": self._asked,
             "batches": {str(step): dict(parts) for step, parts in self._batches.items()},
             "on_the_way": {
                 source: sorted(t.position for t in self._book.tickets(source, *State)) for source in self._streams.names
             },
+            "kept": [[t.source, t.position, t.number] for t in self.available()],
             "ended": self._book.state(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> int:
-        """Go on from `state()`; how many tasks on their way are made again. Those of a source that is gone are not."""
+    def available(self) -> list[Ticket]:
+        """Those whose groups wait for the trainer."""
+        return [ticket for source in self._streams.names for ticket in self._available(source)]
+
+    def restore(self, state: Mapping[str, Any], recall: Recall = lambda tasks: {}) -> int:
+        """Go on from `state()`; how many tasks on their way are made again. Those of a source that is gone are not.
+
+        Args:
+            state: From `state`.
+            recall: Gives groups that were there, by the numbers of their tickets; what it lacks is made again.
+        """
         self._asked = state["asked"]
         self._batches = {int(step): parts for step, parts in state["batches"].items()}
         self._book.restore(state["ended"])
-        again = 0
-        for source, positions in state["on_the_way"].items():
-            if source not in self._streams.names:
-                continue
-            for position in positions:
-                self._book.issue(source, self._streams.at(source, position), position)
-            again += len(positions)
-        return again
+        kept = {n: (s, p, self._streams.at(s, p)) for s, p, n in state.get("kept", ()) if s in self._streams.names}
+        groups = recall({number: task for number, (_, _, task) in kept.items()})
+        for number, group in sorted(groups.items()):
+            source, position, task = kept[number]
+            ticket = self._book.issue(source, task, position, number)
+            self._book.move(ticket, State.RUNNING)
+            self._book.move(ticket, State.COMPLETED, group)
+        back = {kept[number][:2] for number in groups}
+        ways = [(s, p) for s, found in state["on_the_way"].items() for p in found if s in self._streams.names]
+        again = [way for way in ways if way not in back]
+        for source, position in again:
+            self._book.issue(source, self._streams.at(source, position), position)
+        return len(again)
 
     async def pause(self) -> int:
         """Start nothing more and end what runs; its tasks are started again by the next `take`. How many there were."""

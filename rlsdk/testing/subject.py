@@ -84,7 +84,7 @@ class Subject:
         """
         made = self.component.bind(self.options)
         supplied = SUPPLIED.get(self.component.kind)
-        return functools.partial(made, **supplied) if supplied else made  # type: ignore[no-any-return]
+        return functools.partial(made, **supplied) if supplied else made
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the component's code.

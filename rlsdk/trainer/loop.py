@@ -16,15 +16,19 @@ import attrs
 import numpy as np
 
 from rlsdk.config import Plan
+from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import TrainBatch
 from rlsdk.errors import ConfigError
 from rlsdk.rollout.chat import Setting
-from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
+from rlsdk.rollout.experience import Experience
+from rlsdk.rollout.lifecycle import Lifecycle, Ticket
 from rlsdk.rollout.producer import Producer
-from rlsdk.rollout.production import Pace, Policy, Production
+from rlsdk.rollout.production import Pace, Policy, Production, Recall
 from rlsdk.rollout.staleness import expires_at
 from rlsdk.rollout.stream import TaskStreams
 from rlsdk.rollout.worlds.fleet import Fleet
+from rlsdk.runlog.store import RolloutStore
+from rlsdk.runlog.tables import Entry
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.canary import Canary
 from rlsdk.trainer.checkpoint import Checkpoints
@@ -33,6 +37,7 @@ from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.engines import Engines
 from rlsdk.trainer.evaluation import Evaluation, evaluate, figures
 from rlsdk.trainer.figures import reward_metrics, rollout_metrics, source_metrics
+from rlsdk.trainer.keeping import ended_entry, ends_of, used_entry, used_of, waiting_entry
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
 from rlsdk.types import Group, Task
 
@@ -81,7 +86,8 @@ class Clock:
 class Loop:
     """One run's steps. `done` steps are behind it; the weights that engines hold have that version.
 
-    `scored` rollouts were scored since it was made, of which those `unscored` could not be, by reason.
+    `scored` rollouts were scored since it was made, of which those `unscored` could not be, by reason; `reused` ones
+    were trained again.
     """
 
     def __init__(self, parts: Parts, steps: int) -> None:
@@ -102,18 +108,22 @@ class Loop:
         limit = expires_at(section.max_staleness, section.sync_interval)
         self.ahead = limit - 1
         self._book = Lifecycle(parts.streams.names)
+        fresh = fresh_groups(parts.plan.config)
         self.production = Production(
             self._book,
             Pace(ahead=self.ahead, limit=limit, oversample=section.oversample),
             streams=parts.streams,
-            batch=parts.plan.config.batch_size,
+            batch=fresh,
             make=self._make,
             wanted=self._wanted,
             policy=parts.policy,
         )
+        again = parts.plan.config.batch_size - fresh
+        self.experience = Experience(parts.policy, count=again, most_uses=section.replay.most_uses, limit=limit)
         self._baselines: dict[int, float] = {}
         self._updated = False
         self.tokens = 0
+        self.reused = 0
         self.scored = 0
         self.unscored: Counter[str] = Counter()
         self.phases: dict[str, float] = {}
@@ -130,15 +140,24 @@ class Loop:
         """Whether a group is for the trainer: any is, unless others are to take the place of what filters drop."""
         return not self.p.plan.config.production.dynamic_sampling or bool(apply_filters([group], self.p.filters))
 
-    def restore(self, step: int) -> None:
-        """Go on from the checkpoint of `step`."""
+    def restore(self, step: int, store: RolloutStore | None = None) -> None:
+        """Go on from the checkpoint of `step`, with the groups that the store kept for it."""
         state = self.p.checkpoints.read(step)
         self.p.actors.learner.load(self.p.checkpoints.path(step) / "learner")
         self.p.streams.restore(state["tasks"])
         self.p.credit.restore(state["components"])
-        again = self.production.restore(state["production"])
-        if again:
-            log.info("%d tasks that were on their way at the checkpoint are made again", again)
+        recall: Recall = lambda tasks: {}  # noqa: E731
+        if store is not None:
+            waiting = {n: ("completed", None, 0) for *_, n in state["production"].get("kept", ())}
+            used = {u["number"]: ("trained", u["step"], u["uses"]) for u in state.get("replay", ())}
+            with store.transaction():
+                store.rewind(step, {**waiting, **used})
+            recall = partial(store.recall, step=step)
+        again = self.production.restore(state["production"], recall)
+        self.experience.restore(state.get("replay", ()), self.p.streams, recall)
+        self._baselines = {int(number): value for number, value in state.get("baselines", {}).items()}
+        back = len(self.production.available())
+        log.info("%d groups that waited at the checkpoint are back, %d tasks on their way are made again", back, again)
         self.done = step
 
     async def publish(self, *, updated: bool) -> float:
@@ -155,8 +174,8 @@ class Loop:
         answers = await evaluate(self.p.evaluator, self.p.eval_tasks, setting, section, reseed=reseed)
         return figures(answers, section.samples)
 
-    async def step(self) -> tuple[dict[str, float], list[Group]]:
-        """One training step; returns its metrics and all its groups."""
+    async def step(self) -> tuple[dict[str, float], list[Entry]]:
+        """One training step; returns its metrics and its groups, with what became of them."""
         clock, start = Clock(), time.perf_counter()
         self.engines.step = self.done + 1
         inside = await self._inside()
@@ -167,7 +186,10 @@ class Loop:
             tickets = await self.production.take(self.done)
             groups = [ticket.group for ticket in tickets if ticket.group is not None]
             experts = await self._experts([group.task for group in groups])
-            baselines = {id(t.task): self._baselines.pop(t.number) for t in tickets if t.number in self._baselines}
+            used = self.experience.draw(self.done)
+            greedy = {t.number: self._baselines.pop(t.number, None) for t in tickets}
+            told = [(t.task, greedy[t.number]) for t in tickets] + [(u.group.task, u.baseline) for u in used]
+            baselines = {id(task): value for task, value in told if value is not None}
         rollouts = [r for g in groups for r in g.rollouts]
         scores = [s for g in groups for s in g.scores]
         self.scored += len(scores)
@@ -175,15 +197,24 @@ class Loop:
         invalid = check_budget(rollouts, scores, config.max_invalid, self.done + 1)
         with clock("credit"):
             kept = apply_filters(groups, self.p.filters)
-            packed = pack(kept, experts, baselines if "baseline_rewards" in self.p.plan.needs else None)
-        self.production.settle(tickets, ends_of(tickets, packed))
+            again = apply_filters([u.group for u in used], self.p.filters)
+            wanted = baselines if "baseline_rewards" in self.p.plan.needs else None
+            packed = pack([*kept, *again], experts, wanted)
+        ends = ends_of(tickets, packed)
+        self.production.settle(tickets, ends)
+        several = list(zip(tickets, groups, ends, strict=True))
+        entries = [ended_entry(*each, self.done + 1) for each in several]
+        trained = [used_of(t, group, self.done + 1, greedy[t.number]) for t, group, end in several if end == "trained"]
+        self.experience.add(trained)
         metrics = {
             **rollout_metrics(groups),
             **reward_metrics(groups, scored=self.p.plan.sampled),
             **source_metrics(groups, scored=self.p.plan.sampled),
             "rollouts/invalid": float(invalid),
             "groups/trained": len(kept) / len(groups),
+            "rollouts/reused": float(sum(map(len, again))),
         }
+        self.reused += sum(map(len, again))
         metrics["tasks/dropped"] = float(self.p.streams.dropped)
         if packed is not None:
             if self.engines.shared:
@@ -196,7 +227,12 @@ class Loop:
                 metrics["canary/gap"] = await self.publish(updated=self._updated)
             self._updated = False
         metrics |= self._times(clock, time.perf_counter() - start, inside, await self._inside(), metrics)
-        return metrics, groups
+        return metrics, [*entries, *(used_entry(u) for u in used)]
+
+    def kept(self) -> list[Entry]:
+        """What a checkpoint of now wants back: groups that wait, and those that may be trained again."""
+        waiting = [waiting_entry(ticket, self.done) for ticket in self.production.available()]
+        return [*waiting, *(used_entry(used, self.done) for used in self.experience.held)]
 
     async def _make(self, ticket: Ticket) -> Group:
         """The scored group of a task and, where it is wanted, the reward of the greedy answer."""
@@ -260,7 +296,18 @@ class Loop:
         again = self.p.producer.run_again + self.p.evaluator.run_again
         return {"workers_lost": len(lost), "reasons": lost[:MOST_REASONS], "rollouts_run_again": again}
 
-    def save(self, *, last: bool) -> Path:
+    def state(self) -> dict[str, Any]:
+        """Where the run stands, as plain JSON; asked for on the event loop, where nothing else moves meanwhile."""
+        return {
+            "tasks": self.p.streams.state(),
+            "production": self.production.state(),
+            "replay": self.experience.state(),
+            "baselines": {str(number): value for number, value in self._baselines.items()},
+            "components": self.p.credit.state(),
+            "plugins": self.p.plan.code,
+        }
+
+    def save(self, state: dict[str, Any], *, last: bool) -> Path:
         """Write a checkpoint of the steps done."""
         learner, wanted = self.p.actors.learner, self.p.plan.config.checkpoint.export
 
@@ -269,12 +316,6 @@ class Loop:
             if wanted == "every" or (wanted == "last" and last):
                 learner.export(folder / "export")
 
-        state = {
-            "tasks": self.p.streams.state(),
-            "production": self.production.state(),
-            "components": self.p.credit.state(),
-            "plugins": self.p.plan.code,
-        }
         return self.p.checkpoints.save(self.done, state, write)
 
     async def _inside(self) -> dict[str, float]:
@@ -309,16 +350,3 @@ def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:
     """Take what experts wrote, behind the first `sampled` tokens, for sampled by the policy before the update."""
     behaviour = np.concatenate([batch.tokens["behaviour_logprobs"][:sampled], batch.tokens["old_logprobs"][sampled:]])
     return batch.with_tokens(behaviour_logprobs=behaviour)
-
-
-def ends_of(tickets: Sequence[Ticket], packed: Packed | None) -> list[State]:
-    """What became of the groups of a batch: trained, if a rollout of it reached the learner."""
-    trained = set() if packed is None else {id(rollout.task) for rollout in packed.rollouts[: packed.sampled]}
-
-    def end(ticket: Ticket) -> State:
-        if id(ticket.task) in trained:
-            return State.TRAINED
-        scored = ticket.group is not None and any(score.valid for score in ticket.group.scores)
-        return State.FILTERED if scored else State.FAILED
-
-    return [end(ticket) for ticket in tickets]

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from rlsdk.config import Plan
 from rlsdk.contracts import Run
 from rlsdk.process import settle
 from rlsdk.runlog.progress import ProgressLine
-from rlsdk.runlog.rollouts import RolloutWriter
+from rlsdk.runlog.store import RolloutStore
+from rlsdk.runlog.tables import Entry
 from rlsdk.runlog.trackers import JsonlTracker, read_metrics
+from rlsdk.runlog.writer import RolloutWriter
 from rlsdk.trainer.loop import Loop
 
 log = logging.getLogger(__name__)
@@ -28,17 +31,28 @@ class Session:
     """Evaluates, steps, logs and saves until the last step, or until a person interrupts."""
 
     def __init__(
-        self, plan: Plan, loop: Loop, console: Console, resumed: int | None, seconds: dict[str, float]
+        self,
+        plan: Plan,
+        loop: Loop,
+        console: Console,
+        resumed: int | None,
+        seconds: dict[str, float],
+        store: RolloutStore | None,
     ) -> None:
         self._plan, self._loop, self._console, self._resumed, self._seconds = plan, loop, console, resumed, seconds
+        self._store = store
+        self._writer: RolloutWriter | None = None
         self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
 
     async def go(self) -> dict[str, Any]:
         """Run to the end, or to an interruption."""
         plan, loop = self._plan, self._loop
         if self._resumed is not None:
-            await asyncio.to_thread(loop.restore, self._resumed)
+            await asyncio.to_thread(loop.restore, self._resumed, self._store)
             log.info("going on from step %d", self._resumed)
+        elif self._store is not None:
+            with self._store.transaction():
+                self._store.rewind(0, {})
         trackers = [JsonlTracker(), *(plan.plugins.resolve(t) for t in plan.trackers)]
         about = Run(plan.config.name, plan.folder, plan.tree, loop.done)
         plan.plugins.hook.rlsdk_run_start(config=plan.tree, folder=plan.folder)
@@ -55,7 +69,7 @@ class Session:
     async def _steps(self, trackers: Sequence[Any]) -> dict[str, Any]:
         plan, loop, section = self._plan, self._loop, self._plan.config.eval
         undo = _on_interrupt(self._interrupt)
-        writer = RolloutWriter(plan.folder / "rollouts", loop.done) if plan.config.save_rollouts else None
+        writer = self._writer = RolloutWriter(self._store) if self._store is not None else None
         bar = ProgressLine(self._console, loop.steps, loop.done, every=max(1, loop.steps // 20))
         try:
             settle()
@@ -63,9 +77,9 @@ class Session:
             if section.before and loop.p.eval_tasks and loop.done == 0:
                 _log(trackers, 0, await self._evaluate("before", bar))
             while loop.done < loop.steps and not loop.interrupted:
-                metrics, groups = await loop.step()
-                if writer and loop.done % plan.config.save_rollouts == 0:
-                    writer.write(loop.done, groups)
+                metrics, entries = await loop.step()
+                if writer:
+                    await writer.submit(partial(_keep, entries, step=loop.done, every=plan.config.save_rollouts))
                 last = loop.done == loop.steps
                 if loop.p.eval_tasks and (
                     (section.every and loop.done % section.every == 0) or (last and section.after)
@@ -81,7 +95,7 @@ class Session:
             await loop.production.pause()
             bar.close()
             if writer:
-                writer.close()
+                await asyncio.to_thread(writer.close)
             undo()
         return self._summary()
 
@@ -95,8 +109,14 @@ class Session:
         return found.metrics
 
     async def _save(self, *, last: bool) -> None:
-        start = time.perf_counter()
-        folder = await asyncio.to_thread(self._loop.save, last=last)
+        start, loop, writer = time.perf_counter(), self._loop, self._writer
+        state, kept = loop.state(), loop.kept()  # of one moment
+        if writer:
+            await writer.submit(lambda store: store.put(kept))
+            await writer.flush()  # what the checkpoint refers to is there before it
+        folder = await asyncio.to_thread(loop.save, state, last=last)
+        if writer:
+            await writer.submit(lambda store: store.forget(loop.done, self._plan.config.save_rollouts))
         self._seconds["checkpoints"] = self._seconds.get("checkpoints", 0.0) + time.perf_counter() - start
         self._plan.plugins.hook.rlsdk_checkpoint_saved(step=self._loop.done, folder=folder)
 
@@ -123,11 +143,20 @@ class Session:
                 "reasons": dict(loop.unscored.most_common(5)),
             },
             "tasks": loop.ledger,
+            "rollouts_reused": loop.reused,
             "environments": loop.environments(),
             "seconds": {**self._seconds, **loop.phases},
             "tokens_per_second": loop.tokens / max(generating, 1e-9),
             "export": str(export) if export.is_dir() else None,
         }
+
+
+def _keep(entries: Sequence[Entry], store: RolloutStore, *, step: int, every: int) -> None:
+    """Keep a step's groups, or, between the steps whose groups are kept, what became of those that are there."""
+    fresh = [entry for entry in entries if entry.step == step]
+    if step % every == 0:
+        store.put(fresh)
+    store.settle([(e.number, e.state, e.step, e.uses) for e in entries])
 
 
 def accuracy_at(folder: Path, step: int) -> dict[str, float] | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
 from rlsdk.rollout.production import Pace, Production
@@ -189,5 +192,69 @@ def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way() -> N
         assert sorted(t.position for t in taken) == [4, 5, 6, 8]
         assert other.book.counts("a").trained == 6
         assert other.book.counts("a").target == 9
+
+    asyncio.run(run())
+
+
+def test_groups_that_waited_come_back_from_what_was_kept_and_only_the_others_are_made_again() -> None:
+    async def run() -> None:
+        pace = Pace(ahead=1, limit=9)
+        bench = Bench(pace)
+        await bench.step(0)
+        await asyncio.sleep(0.03)
+        there = {ticket.number: ticket.group for ticket in bench.production.available()}
+        assert len(there) == 4
+        lost = min(there)
+        del there[lost]
+        other = Bench(pace)
+        other.drawn = bench.drawn
+        state = json.loads(json.dumps(bench.production.state()))
+        assert other.production.restore(state, lambda tasks: {n: g for n, g in there.items() if n in tasks and g}) == 1
+        assert [t.number for t in other.production.available()] == sorted(there)
+        taken = await other.step(1)
+        assert len(taken) == 4
+        assert set(there) & set(other.started) == set()
+        assert {t.attempts for t in taken} == {1}
+        await other.production.pause()
+        await bench.production.pause()
+
+    asyncio.run(run())
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.sampled_from([0.0, 0.5]),
+    st.randoms(use_true_random=False),
+)
+def test_every_task_ends_once_in_the_course_that_survives(
+    courses: list[tuple[int, int]], ahead: int, oversample: float, random: Random
+) -> None:
+    async def run() -> None:
+        pace = Pace(ahead=ahead, limit=ahead + 1, oversample=oversample)
+        bench, step, trained = Bench(pace, lambda number: 0.0), 0, []
+        for until_saved, until_killed in courses:
+            for _ in range(until_saved):
+                trained += [t.task.id for t in await bench.step(step)]
+                step += 1
+            for _ in range(random.randrange(3)):
+                await asyncio.sleep(0)
+            state = json.loads(json.dumps({"production": bench.production.state(), "drawn": bench.drawn}))
+            # What the store lost is made again; what is there is not.
+            kept = {t.number: t.group for t in bench.production.available() if t.group and random.random() < 0.7}
+            for later in range(until_killed):
+                await bench.step(step + later)
+            await bench.production.pause()
+            bench = Bench(pace, lambda number: 0.0)
+            bench.drawn, bench.version = state["drawn"], step
+            bench.production.restore(state["production"], lambda tasks, kept=kept: kept)
+        for _ in range(2):
+            trained += [t.task.id for t in await bench.step(step)]
+            step += 1
+        await bench.production.pause()
+        live = [t.task.id for name in bench.names for t in bench.book.tickets(name, *State)]
+        assert len(trained) == 4 * step
+        assert len({*trained, *live}) == len(trained) + len(live) == bench.drawn == bench.book.issued
 
     asyncio.run(run())
