@@ -18,6 +18,7 @@ COMMANDS = {
     "export": "Write a run's model to a folder that transformers opens.",
     "model": "Make models.",
     "plugins": "List plugins, and the components and options that they offer.",
+    "rollouts": "Show the rollouts of a run, those that meet a condition.",
     "score": "Score the responses in a file with a reward.",
     "train": "Train a model.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,8 @@ def _reader(address: Address) -> sa.Engine:
     how: dict[str, Any] = {"poolclass": sa.pool.NullPool}
     if address.is_file:
         # SQLAlchemy would make a file that is missing; sqlite3 opens what is there, to read.
-        name = f"file:{quote(str(address.file))}?mode=ro"
+        name = f"file:{quote(address.file)}?mode=ro"
+        if not os.access(Path(address.file).parent, os.W_OK) and not Path(f"{address.file}-wal").exists():
+            name += "&immutable=1"  # readers of a database that is written to keep a file beside it
         return address.engine(creator=lambda: sqlite3.connect(name, uri=True, timeout=60), **how)
     return address.engine(connect_args={"options": "-c default_transaction_read_only=on"}, **how)

@@ -17,6 +17,7 @@ from tests.run.conftest import Runner, wait_for
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 SETTINGS = (
     "steps=7",
+    "engine=transformers",
     "batch_size=8",
     "production={max_staleness: 2, buffer: stalest_first, replay: {share: 0.25, most_uses: 2}}",
     "checkpoint={every: 2, keep: 9, export: never}",
@@ -26,7 +27,7 @@ SETTINGS = (
 
 def test_a_killed_run_goes_on_with_the_groups_that_waited(runner: Runner) -> None:
     process = runner.start(*SETTINGS)
-    wait_for(lambda: (runner.path() / "checkpoints" / "step-4").is_dir(), 120, process)
+    wait_for((runner.path() / "checkpoints" / "step-4").is_dir, 120, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     killed = query(runner.path())
@@ -55,4 +56,4 @@ def test_a_killed_run_goes_on_with_the_groups_that_waited(runner: Runner) -> Non
     where = "reward is not null and step >= 2"
     command = [sys.executable, "-m", "rlsdk.cli", "rollouts", str(runner.path()), "--where", where, "--limit", "3"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "3 of " in shown.stdout
+    assert "the first 3; --limit shows more" in shown.stdout
