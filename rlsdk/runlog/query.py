@@ -66,10 +66,13 @@ def query(run: str | Path, where: str = "", *, order_by: str = "", limit: int | 
 def _statement(run: str, where: str, order_by: str, limit: int | None) -> sa.Select[Any]:
     same = (GROUPS.c.run == ROLLOUTS.c.run) & (GROUPS.c.number == ROLLOUTS.c.number)
     columns = [GROUPS.c[name] if name in GROUPS.c else ROLLOUTS.c[name] for name in COLUMNS]
-    rows = sa.select(*columns).select_from(GROUPS.join(ROLLOUTS, same)).where(GROUPS.c.run == run).subquery("rollouts")
+    whole = sa.select(*columns).select_from(GROUPS.join(ROLLOUTS, same))
+    # A file holds one run; to name it there would mislead SQLite, which takes any equality for a narrow one.
+    rows = (whole.where(GROUPS.c.run == run) if run else whole).subquery("rollouts")
     found = sa.select(rows).order_by(*_order(rows, order_by)).limit(limit)
-    # A line break, so that a comment at the end of the condition ends with it.
-    return found.where(sa.literal_column(f"({where}\n)", sa.Boolean)) if where else found
+    # A line break, so that a comment at the end of the condition ends with it. Not typed as a condition: SQLAlchemy
+    # would compare it with 1, and SQLite then uses no index.
+    return found.where(sa.literal_column(f"({where}\n)")) if where else found
 
 
 def _order(rows: sa.Subquery, order_by: str) -> list[sa.ColumnElement[Any]]:

@@ -19,8 +19,8 @@ METADATA = sa.MetaData()
 GROUPS = sa.Table(
     "rlsdk_groups",
     METADATA,
-    sa.Column("run", sa.Text, primary_key=True),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("run", sa.Text, primary_key=True),
     sa.Column("source", sa.Text, nullable=False),
     sa.Column("task", sa.Text, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
@@ -29,14 +29,14 @@ GROUPS = sa.Table(
     sa.Column("kept_at", sa.BigInteger),
     sa.Column("newest", sa.BigInteger, nullable=False),
     sa.Column("payload", sa.LargeBinary, nullable=False),
-    sa.Index("rlsdk_groups_step", "run", "step"),
+    sa.Index("rlsdk_groups_step", "step", "number"),
 )
 """One row a group. `kept_at` is the step of the last checkpoint that wants it back; `newest` its greatest version."""
 ROLLOUTS = sa.Table(
     "rlsdk_rollouts",
     METADATA,
-    sa.Column("run", sa.Text, primary_key=True),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("run", sa.Text, primary_key=True),
     sa.Column("rollout", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("reward", sa.Double),
     sa.Column("valid", sa.Boolean, nullable=False),
@@ -50,7 +50,7 @@ ROLLOUTS = sa.Table(
     sa.Column("trajectory", sa.Text, nullable=False),
     sa.Column("prompt", sa.Text, nullable=False),
     sa.Column("response", sa.Text, nullable=False),
-    sa.Index("rlsdk_rollouts_reward", "run", "reward"),
+    sa.Index("rlsdk_rollouts_reward", "reward"),
 )
 """One row a rollout."""
 _OF_GROUP = ("step", "source", "task", "number", "state", "uses")
