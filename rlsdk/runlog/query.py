@@ -65,7 +65,7 @@ def query(run: str | Path, where: str = "", *, order_by: str = "", limit: int | 
 
 def _statement(run: str, where: str, order_by: str, limit: int | None) -> sa.Select[Any]:
     same = (GROUPS.c.run == ROLLOUTS.c.run) & (GROUPS.c.number == ROLLOUTS.c.number)
-    columns = [GROUPS.c[name] if name in GROUPS.c else ROLLOUTS.c[name] for name in COLUMNS]
+    columns = [ROLLOUTS.c[name] if name in ROLLOUTS.c else GROUPS.c[name] for name in COLUMNS]
     whole = sa.select(*columns).select_from(GROUPS.join(ROLLOUTS, same))
     # A file holds one run; to name it there would mislead SQLite, which takes any equality for a narrow one.
     rows = (whole.where(GROUPS.c.run == run) if run else whole).subquery("rollouts")
@@ -76,15 +76,15 @@ def _statement(run: str, where: str, order_by: str, limit: int | None) -> sa.Sel
 
 
 def _order(rows: sa.Subquery, order_by: str) -> list[sa.ColumnElement[Any]]:
-    usual: list[sa.ColumnElement[Any]] = [rows.c.step, rows.c.number, rows.c.rollout]
     if not order_by:
-        return usual
+        return [rows.c.step, rows.c.number, rows.c.rollout]
     name, _, way = order_by.strip().partition(" ")
     if name not in COLUMNS or way.strip().lower() not in ("", "asc", "desc"):
         raise ValueFault(f"{order_by!r}: expected a column, or `COLUMN desc`; there are {', '.join(COLUMNS)}")
-    column = rows.c[name]
-    first = sa.nulls_last(column.desc() if way.strip().lower() == "desc" else column.asc())
-    return [first, *(each for each in usual if each.name != name)]
+    # Equal ones in the order of an index: rewards are of few values, and to sort all equal ones would take long.
+    columns = [rows.c[each] for each in dict.fromkeys((name, "number", "rollout"))]
+    first, *rest = [c.desc() if way.strip().lower() == "desc" else c.asc() for c in columns]
+    return [sa.nulls_last(first), *rest]
 
 
 def _reader(address: Address) -> sa.Engine:

@@ -50,7 +50,7 @@ ROLLOUTS = sa.Table(
     sa.Column("trajectory", sa.Text, nullable=False),
     sa.Column("prompt", sa.Text, nullable=False),
     sa.Column("response", sa.Text, nullable=False),
-    sa.Index("rlsdk_rollouts_reward", "reward"),
+    sa.Index("rlsdk_rollouts_reward", "reward", "number", "rollout"),
 )
 """One row a rollout."""
 _OF_GROUP = ("step", "source", "task", "number", "state", "uses")
