@@ -57,6 +57,7 @@ class Address:
     def make(cls, folder: Path, url: str | None, password_env: str | None) -> Address:
         """That of a run's folder; noted there, if the database is elsewhere."""
         if url is None:
+            (folder / ADDRESS).unlink(missing_ok=True)
             return cls(f"{_LOCAL}{folder / DATABASE}")
         known = cls.of(folder)
         address = cls(url, known.run if known and known.run else f"{folder.name}-{uuid.uuid4().hex[:12]}", password_env)
@@ -207,7 +208,8 @@ class RolloutStore:
             yield
         except sa.exc.DBAPIError as error:
             if self._is_full(error):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.address.url) from error
+                where = self.address.file if self.address.is_file else self.address.url
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where) from error
             said = next(iter(str(error.orig).splitlines()), type(error).__name__)
             raise RunError(f"rollouts cannot be kept in {self.address.url}: {said}") from error
 

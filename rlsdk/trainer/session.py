@@ -47,12 +47,7 @@ class Session:
     async def go(self) -> dict[str, Any]:
         """Run to the end, or to an interruption."""
         plan, loop = self._plan, self._loop
-        if self._resumed is not None:
-            await asyncio.to_thread(loop.restore, self._resumed, self._store)
-            log.info("going on from step %d", self._resumed)
-        elif self._store is not None:
-            with self._store.transaction():
-                self._store.rewind(0, {})
+        await asyncio.to_thread(self._begin)
         trackers = [JsonlTracker(), *(plan.plugins.resolve(t) for t in plan.trackers)]
         about = Run(plan.config.name, plan.folder, plan.tree, loop.done)
         plan.plugins.hook.rlsdk_run_start(config=plan.tree, folder=plan.folder)
@@ -65,6 +60,15 @@ class Session:
         finally:
             for tracker in opened:
                 tracker.close()
+
+    def _begin(self) -> None:
+        """From the checkpoint, or from nothing: what a run that got no further than its first steps kept is gone."""
+        if self._resumed is not None:
+            self._loop.restore(self._resumed, self._store)
+            log.info("going on from step %d", self._resumed)
+        elif self._store is not None:
+            with self._store.transaction():
+                self._store.rewind(0, {})
 
     async def _steps(self, trackers: Sequence[Any]) -> dict[str, Any]:
         plan, loop, section = self._plan, self._loop, self._plan.config.eval
@@ -116,7 +120,8 @@ class Session:
             await writer.flush()  # what the checkpoint refers to is there before it
         folder = await asyncio.to_thread(loop.save, state, last=last)
         if writer:
-            await writer.submit(lambda store: store.forget(loop.done, self._plan.config.save_rollouts))
+            every, done = self._plan.config.save_rollouts, loop.done
+            await writer.submit(lambda store: store.forget(done, every))
         self._seconds["checkpoints"] = self._seconds.get("checkpoints", 0.0) + time.perf_counter() - start
         self._plan.plugins.hook.rlsdk_checkpoint_saved(step=self._loop.done, folder=folder)
 
