@@ -82,8 +82,7 @@ def priority(
 
 def _age(group: Group, step: int) -> int:
     """Steps since the oldest weights that sampled a token; 0 without any."""
-    sampled = [r.policy_versions[r.policy_versions >= 0] for r in group.rollouts]
-    return step - min((int(versions.min()) for versions in sampled if len(versions)), default=step)
+    return 0 if group.oldest_version is None else step - group.oldest_version
 
 
 def _value(group: Group, by: str) -> float:

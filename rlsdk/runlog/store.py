@@ -81,8 +81,8 @@ class Address:
             EnvironmentFault: A package is missing.
         """
         url = sa.URL.create("sqlite", database=self.file) if self.is_file else sa.make_url(self.url)
-        if self.password_env:
-            url = url.set(password=os.environ.get(self.password_env, ""))
+        if password := os.environ.get(self.password_env or ""):
+            url = url.set(password=password)
         try:
             return sa.create_engine(url, hide_parameters=True, **how)
         except ModuleNotFoundError as error:
