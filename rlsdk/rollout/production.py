@@ -304,4 +304,9 @@ class Production:
             group, error = error.group, None
         self._book.move(ticket, to, None if to is State.FILTERED else group)
         self.failure = self.failure or error
+        if to is State.FILTERED:  # another takes its place at once, also while the trainer works
+            try:
+                self._fill()
+            except Exception as failed:  # noqa: BLE001 - whoever takes gets it
+                self.failure = self.failure or failed
         self._changed.set()
