@@ -110,8 +110,7 @@ class ProductionSection:
         max_staleness: Syncs of weights that a group may lie behind when it is trained; 1: the next batch is made while
             the learner works on this one. What is older is made again, never trained.
         sync_interval: Steps between two syncs.
-        oversample: Tasks that run beside those that a batch wants, as a share of it, so that none waits for the
-            slowest; their groups are for the next batches.
+        oversample: Tasks that run beside those that a batch wants, as a share of it; their groups are for the next.
         dynamic_sampling: Start another task for each group that a filter leaves out, so that every batch is full.
         in_flight: Replace weights while answers are being sampled, which go on; false: they are ended first.
         partial_rollouts: Go on with an ended answer from the tokens that are there; false: it begins anew.
