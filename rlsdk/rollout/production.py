@@ -184,7 +184,7 @@ class Production:
     def restore(self, state: Mapping[str, Any]) -> int:
         """Go on from `state()`; how many tasks on their way are made again. Those of a source that is gone are not."""
         self._asked = state["asked"]
-        self._owed |= {name: count for name, count in state["owed"].items() if name in self._owed}
+        self._owed |= {name: count for name, count in state.get("owed", {}).items() if name in self._owed}
         self._batches = {int(step): parts for step, parts in state["batches"].items()}
         self._book.restore(state["ended"])
         again = 0

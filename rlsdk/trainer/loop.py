@@ -145,8 +145,8 @@ class Loop:
 
     async def publish(self, *, updated: bool) -> float:
         """Send the learner's weights to the engines and compare; returns the canary's gap in nats."""
-        frozen = self._gate is None or self.p.plan.config.production.in_flight
-        async with nullcontext() if frozen or self._gate is None else self._gate.held():
+        gate = None if self.p.plan.config.production.in_flight else self._gate
+        async with nullcontext() if gate is None else gate.held():
             return await self.engines.publish(self.p.actors.learner, self.done, self.p.canary, updated=updated)
 
     async def evaluate(self) -> Evaluation:
