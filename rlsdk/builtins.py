@@ -28,6 +28,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "algorithm": ("rlsdk.algorithms.named",),
     "filter": ("rlsdk.algorithms.filters",),
     "buffer": ("rlsdk.algorithms.buffers",),
+    "stop": ("rlsdk.algorithms.stops",),
     "workflow": (
         "rlsdk.workflows.single_turn",
         "rlsdk.workflows.agent",

@@ -41,8 +41,8 @@ Where = Literal["pool", "driver", "actor"]
 WHERE: tuple[Where, ...] = get_args(Where)
 Isolation = Literal["thread", "lock", "process"]
 ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
-SUPPLIED: Mapping[Kind, tuple[str, ...]] = {"buffer": ("step", "uses"), "stop": ("available", "target")}
-"""Keyword arguments that rlsdk gives at each call of a kind; they are no options of a config."""
+SUPPLIED: Mapping[str, tuple[str, ...]] = {"buffer": ("step", "uses"), "stop": ("available", "target")}
+"""Kind -> keywords that rlsdk gives at each call: no options."""
 T = TypeVar("T", bound=Callable[..., Any])
 _MARK = "__rlsdk_component__"
 
@@ -118,7 +118,7 @@ class Bound:
     options: Mapping[str, Any]
 
     def __call__(self, *args: Any, **supplied: Any) -> Any:
-        """Call the function; what its kind is supplied with comes by keyword."""
+        """Call the function."""
         return self.component.obj(*args, **supplied, **self.options)
 
     @property

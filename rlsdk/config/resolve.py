@@ -73,6 +73,7 @@ class Plan:
         buffer: Which groups are trained first.
         engine: Generates tokens.
         learner: Updates the model.
+        stop: Which part of a batch is enough.
         trackers: Where metrics go.
         needs: Optional inputs that the parts read.
         tree: The configuration as plain values, for `config.yaml`.
@@ -92,6 +93,7 @@ class Plan:
     buffer: Reference
     engine: Reference
     learner: Reference
+    stop: Reference
     trackers: tuple[Reference, ...]
     needs: frozenset[str]
     tree: Tree
@@ -238,6 +240,7 @@ class _Resolver:
         held_out = self.sources("tasks.eval", config.tasks.eval)
         engine = self.reference("engine", "engine", config.engine)
         learner = self.reference("learner", "learner", config.learner)
+        stop = self.reference("production.stop", "stop", config.production.stop)
         trackers = self.many("trackers", "tracker", config.trackers)
         buffer = self.reference("production.buffer", "buffer", config.production.buffer)
         self.faults += limits(config)
@@ -251,7 +254,7 @@ class _Resolver:
         parts = self.parts(algorithm)
         rewarded = bool(config.reward or rewards or workflow is None)
         self.faults += cross_checks(config, algorithm, self.needs, rewarded=rewarded)
-        if self.faults or engine is None or learner is None or workflow is None or buffer is None:
+        if self.faults or engine is None or learner is None or workflow is None or buffer is None or stop is None:
             return None
         return Plan(
             config=config,
@@ -278,6 +281,7 @@ class _Resolver:
             buffer=buffer,
             engine=engine,
             learner=learner,
+            stop=stop,
             trackers=trackers,
             needs=frozenset(self.needs),
             tree=tree,

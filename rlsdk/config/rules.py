@@ -27,6 +27,9 @@ LEAST: dict[str, int] = {
     "production.sync_interval": 1,
     "production.oversample": 0,
     "production.replay.most_uses": 2,
+    "production.max_token_staleness": 0,
+    "production.tail_batch": -1,
+    "production.pause_timeout": 0,
     "eval.every": 0,
     "eval.samples": 1,
     "eval.limit": 1,
@@ -53,7 +56,7 @@ LEAST: dict[str, int] = {
 
 def limits(config: RunConfig) -> list[str]:
     """Faults that the typed values show by themselves."""
-    return [*_too_small(config), *(text for wrong, text in _sizes(config) if wrong)]
+    return [*_too_small(config), *(text for wrong, text in [*_sizes(config), *_production(config)] if wrong)]
 
 
 def cross_checks(config: RunConfig, algorithm: AlgorithmDefaults, needs: Iterable[str], *, rewarded: bool) -> list[str]:
@@ -113,8 +116,30 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
 
 def _production(config: RunConfig) -> list[tuple[bool, str]]:
     section = config.production
+    token, group = section.max_token_staleness, section.max_staleness
     share = section.replay.share
+    ahead = "set production.max_staleness to 1 or more"
     return [
+        (
+            section.in_flight and not section.partial_rollouts,
+            "production.partial_rollouts: false has answers begin anew when weights change, but in_flight=true lets "
+            "them go on; set production.in_flight=false, too",
+        ),
+        (
+            section.tail_batch != 0 and not section.runs_ahead,
+            f"production.tail_batch: {section.tail_batch} given, but no group expires in synchronous training; "
+            f"{ahead}, or leave it out",
+        ),
+        (
+            token is not None and not section.runs_ahead,
+            f"production.max_token_staleness: {token} given, but no token is old in synchronous training; {ahead}, or "
+            "leave it out",
+        ),
+        (
+            token is not None and section.runs_ahead and token > group,
+            f"production.max_token_staleness: {token} is above max_staleness={group}: the group expires before its "
+            f"tokens do; at most {group}",
+        ),
         (not 0 <= share < 1, f"production.replay.share: at least 0 and below 1, got {share}"),
         (
             share > 0 and not section.max_staleness and section.sync_interval == 1,
@@ -158,10 +183,9 @@ def url_faults(section: StorageSection) -> list[str]:
 def _sampling(config: RunConfig, algorithm: AlgorithmDefaults, rewarded: bool) -> list[tuple[bool, str]]:
     sampled = algorithm.rollouts != "demonstrations"
     section, length = config.sampling, config.model.max_length
-    ahead = config.production.max_staleness or config.production.sync_interval > 1 or config.production.oversample
     return [
         (
-            bool(ahead) and not sampled,
+            config.production.runs_ahead and not sampled,
             "production: nothing is sampled by an algorithm that trains on demonstrations; leave it out",
         ),
         (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -23,6 +23,22 @@ class Answer:
     engine: int | None = None
 
 
+class Sampler(Protocol):
+    """What a conversation asks for answers: the engines' client, a gate before it, or what stands for them."""
+
+    def sample(
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
+    ) -> Awaitable[Answer]:
+        """One continuation of a prompt."""
+        ...
+
+
 @attrs.define(eq=False)
 class _Wanted:
     """What one engine request serves: equal prompts of one group become one request for several continuations."""
@@ -31,6 +47,7 @@ class _Wanted:
     sampling: Sampling
     seed: int | None
     affinity: int | None
+    begun: int = 0
     futures: list[asyncio.Future[Answer]] = attrs.field(factory=list)
 
     @property
@@ -58,6 +75,7 @@ class EngineClient:
         *,
         seed: int | None = None,
         affinity: int | None = None,
+        begun: int = 0,
     ) -> asyncio.Future[Answer]:
         """One continuation of a prompt.
 
@@ -67,6 +85,7 @@ class EngineClient:
             sampling: How.
             seed: Of the request; None takes the engine's own generator.
             affinity: Engine that holds the prefix, if any.
+            begun: Tokens at the end of the prompt that are the beginning of the answer.
 
         Returns:
             To be awaited. Once all continuations of a request are cancelled, the engine ends it.
@@ -74,11 +93,16 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         if not self._wanted:
             loop.call_soon(self._flush)
-        key = (group, prompt.tobytes(), sampling, seed, affinity)
-        wanted = self._wanted.setdefault(key, _Wanted(prompt, sampling, seed, affinity))
+        key = (group, prompt.tobytes(), sampling, seed, affinity, begun)
+        wanted = self._wanted.setdefault(key, _Wanted(prompt, sampling, seed, affinity, begun))
         future: asyncio.Future[Answer] = loop.create_future()
         wanted.futures.append(future)
         return future
+
+    def abort(self) -> None:
+        """End all that runs on the engines; whoever waits gets what was sampled until then, as `abort`."""
+        for actor in self.actors:
+            actor.abort.remote(None)
 
     def _flush(self) -> None:
         wanted, self._wanted = self._wanted, {}
@@ -94,6 +118,7 @@ class EngineClient:
                 sampling=want.sampling,
                 n=len(want.futures),
                 seed=want.seed,
+                begun=want.begun,
             )
             batches.setdefault(engine, []).append((request, want))
             for future in want.futures:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from rlsdk.rollout.production import Policy, Recall, Streams
-from rlsdk.rollout.staleness import staleness
 from rlsdk.types import Group
 
 
@@ -37,18 +36,20 @@ class Used:
 
 
 class Experience:
-    """What may be trained again. In memory, since no group outlives the limit of staleness."""
+    """What may be trained again. In memory, since none outlives the limit of staleness."""
 
-    def __init__(self, policy: Policy, *, count: int, most_uses: int, limit: int) -> None:
+    def __init__(
+        self, policy: Policy, *, count: int, most_uses: int, young: Callable[[Group, int], Group | None]
+    ) -> None:
         """Make one.
 
         Args:
             policy: Which come first, and which never.
             count: Groups that a step trains again; 0 keeps none.
             most_uses: Times that a group is trained in all.
-            limit: Staleness from which on a group is never trained.
+            young: What of a group may be trained at a step; None for nothing.
         """
-        self._policy, self._count, self._most_uses, self._limit = policy, count, most_uses, limit
+        self._policy, self._count, self._most_uses, self._young = policy, count, most_uses, young
         self._held: list[Used] = []
 
     def draw(self, step: int) -> list[Used]:
@@ -57,13 +58,13 @@ class Experience:
         Args:
             step: Steps that are done.
         """
-        self._held = [u for u in self._held if u.uses < self._most_uses and staleness(u.group, step) < self._limit]
+        self._held = [u for u in self._held if u.uses < self._most_uses and self._young(u.group, step) is not None]
         asked = [(self._policy(u.group, step=step, uses=u.uses), u.number, u) for u in self._held]
         ranked = sorted((-priority, number, used) for priority, number, used in asked if priority is not None)
         drawn = [used for *_, used in ranked[: self._count]]
         for used in drawn:
             used.uses += 1
-        return drawn
+        return [attrs.evolve(used, group=self._young(used.group, step) or used.group) for used in drawn]
 
     def add(self, trained: Sequence[Used]) -> None:
         """Keep groups that were trained for the first time."""

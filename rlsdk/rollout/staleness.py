@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 
 from rlsdk.types import Group, Rollout
@@ -36,5 +37,25 @@ def masked(rollout: Rollout, step: int, most: int) -> np.ndarray:
         step: Steps that are done.
         most: Greatest staleness of a token.
     """
-    young: np.ndarray = rollout.loss_mask & (step - rollout.policy_versions <= most)
+    unsampled = rollout.policy_versions < 0  # demonstrations do not grow old
+    young: np.ndarray = rollout.loss_mask & (unsampled | (step - rollout.policy_versions <= most))
     return young
+
+
+def without_old(group: Group, step: int, most: int | None) -> Group:
+    """The group with its old tokens left out of the loss; itself if none is old.
+
+    Args:
+        group: The group.
+        step: Steps that are done.
+        most: Greatest staleness of a token; None: any.
+    """
+    if most is None or staleness(group, step) <= most:
+        return group
+    young = [attrs.evolve(r, loss_mask=masked(r, step, most)) for r in group.rollouts]
+    return attrs.evolve(group, rollouts=young)
+
+
+def is_trainable(group: Group) -> bool:
+    """Whether a token of it counts in a loss."""
+    return any(rollout.loss_mask.any() for rollout in group.rollouts)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ import numpy as np
 
 from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups
+from rlsdk.config.schema import ProductionSection
 from rlsdk.contracts import TrainBatch
 from rlsdk.errors import ConfigError
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.experience import Experience
+from rlsdk.rollout.gate import Gate
 from rlsdk.rollout.lifecycle import Lifecycle, Ticket
 from rlsdk.rollout.producer import Producer
-from rlsdk.rollout.production import Pace, Policy, Production, Recall
+from rlsdk.rollout.production import Pace, Policy, Production, Recall, UnfinishedError
 from rlsdk.rollout.staleness import expires_at
 from rlsdk.rollout.stream import TaskStreams
 from rlsdk.rollout.worlds.fleet import Fleet
@@ -100,26 +102,28 @@ class Loop:
         shared = parts.actors.layout.device == "cuda" and placement.colocate
         self.engines = Engines(parts.actors.engines, shared=shared)
         section = parts.plan.config.production
-        if shared and (section.max_staleness or section.sync_interval > 1 or section.oversample):
+        if shared and section.runs_ahead:
             fault = (
                 "production: rollouts cannot run ahead of a learner on their own device; set placement.colocate=false"
             )
             raise ConfigError([fault])
-        limit = expires_at(section.max_staleness, section.sync_interval)
-        self.ahead = limit - 1
+        self.ahead = _pace(section).ahead
+        self._gate = parts.setting.client if isinstance(parts.setting.client, Gate) else None
         self._book = Lifecycle(parts.streams.names)
         fresh = fresh_groups(parts.plan.config)
         self.production = Production(
             self._book,
-            Pace(ahead=self.ahead, limit=limit, oversample=section.oversample),
+            _pace(section),
             streams=parts.streams,
             batch=fresh,
             make=self._make,
             wanted=self._wanted,
             policy=parts.policy,
+            stop=parts.plan.plugins.resolve(parts.plan.stop),
+            valve=self._gate,
         )
-        again = parts.plan.config.batch_size - fresh
-        self.experience = Experience(parts.policy, count=again, most_uses=section.replay.most_uses, limit=limit)
+        again, most = parts.plan.config.batch_size - fresh, section.replay.most_uses
+        self.experience = Experience(parts.policy, count=again, most_uses=most, young=self.production.young)
         self._baselines: dict[int, float] = {}
         self._updated = False
         self.tokens = 0
@@ -162,7 +166,9 @@ class Loop:
 
     async def publish(self, *, updated: bool) -> float:
         """Send the learner's weights to the engines and compare; returns the canary's gap in nats."""
-        return await self.engines.publish(self.p.actors.learner, self.done, self.p.canary, updated=updated)
+        gate = None if self.p.plan.config.production.in_flight else self._gate
+        async with nullcontext() if gate is None else gate.held():
+            return await self.engines.publish(self.p.actors.learner, self.done, self.p.canary, updated=updated)
 
     async def evaluate(self) -> Evaluation:
         """Evaluate the weights as they are."""
@@ -238,11 +244,13 @@ class Loop:
         """The scored group of a task and, where it is wanted, the reward of the greedy answer."""
         p, size, key = self.p, self.p.plan.config.group_size, f"task {ticket.number}.{ticket.attempts}"
         async with asyncio.TaskGroup() as running:
-            own = running.create_task(p.producer.group(ticket.task, p.setting, size, key, self.done + 1))
+            own = running.create_task(p.producer.group(ticket.task, p.setting, size, key, self.done + 1, ticket.group))
             greedy = None
             if "baseline_rewards" in p.plan.needs:
                 plain = attrs.evolve(p.setting, sampling=attrs.evolve(p.setting.sampling, temperature=0.0))
                 greedy = running.create_task(p.evaluator.group(ticket.task, plain, 1, f"{key} greedy"))
+        if greedy is not None and greedy.result().rollouts[0].status == "aborted":
+            raise UnfinishedError(own.result())
         if greedy is not None and greedy.result().scores[0].valid:
             self._baselines[ticket.number] = greedy.result().scores[0].value
         return own.result()
@@ -344,6 +352,18 @@ class Loop:
             "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
             "time/tokens_per_second": tokens / max(clock.seconds["produce"], 1e-9),
         }
+
+
+def _pace(section: ProductionSection) -> Pace:
+    limit = expires_at(section.max_staleness, section.sync_interval)
+    token = section.max_token_staleness
+    return Pace(
+        ahead=limit - 1,
+        limit=limit,
+        oversample=section.oversample,
+        token_limit=None if token is None else expires_at(token, section.sync_interval),
+        tail=section.tail_batch,
+    )
 
 
 def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from rich.console import Console
 from rlsdk.config import Plan
 from rlsdk.contracts import Run
 from rlsdk.process import settle
+from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.store import RolloutStore
 from rlsdk.runlog.tables import Entry
@@ -96,7 +98,8 @@ class Session:
                 if last or loop.interrupted or (every and loop.done % every == 0):
                     await self._save(last=last or loop.interrupted)
         finally:
-            await loop.production.pause()
+            await loop.production.pause(plan.config.production.pause_timeout)
+            _report(loop.production.failure)
             bar.close()
             if writer:
                 await asyncio.to_thread(writer.close)
@@ -162,6 +165,13 @@ def _keep(entries: Sequence[Entry], store: RolloutStore, *, step: int, every: in
     if step % every == 0:
         store.put(fresh)
     store.settle([(e.number, e.state, e.step, e.uses) for e in entries])
+
+
+def _report(failure: BaseException | None) -> None:
+    """Say what failed in the background, unless it is what ended the run."""
+    if failure is not None and failure is not sys.exception():
+        cause = first_error(failure)
+        log.error("a task failed after the last batch was taken: %s: %s", type(cause).__name__, cause, exc_info=failure)
 
 
 def accuracy_at(folder: Path, step: int) -> dict[str, float] | None:
