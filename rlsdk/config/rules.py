@@ -104,7 +104,6 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
             or (bool(config.tasks.train) and not any(each.weight for each in config.tasks.train)),
             f"tasks.train: weights are at least 0, and one above; got {[e.weight for e in config.tasks.train]}",
         ),
-        *_production(config),
         (config.scoring.timeout <= 0, f"scoring.timeout: seconds above 0, got {config.scoring.timeout}"),
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),
         (
