@@ -203,6 +203,6 @@ class Production:
         except BaseException as error:  # noqa: BLE001 - whoever takes gets it
             self._failure = self._failure or error
         else:
-            self._book.move(ticket, *(State.COMPLETED, group) if self._wanted(group) else (State.FILTERED, None))
+            self._book.move(ticket, State.COMPLETED if self._wanted(group) else State.FILTERED, group)
         finally:
             self._changed.set()
