@@ -91,10 +91,12 @@ class Engines:
             raise CanaryError(f"{error}\n{describe_checksums(sent, received)}") from error
 
     async def clock(self) -> dict[str, float]:
-        """Since the start: seconds of generation, of the slowest, and tokens of all."""
+        """Since the start: seconds of generation, of the slowest and in the mean; tokens of all; decode steps."""
         clocks: list[Mapping[str, float]] = await self.all("clock")
         return {
             "engine": max((c["step_seconds"] for c in clocks), default=0.0),
+            "engines": sum(c["step_seconds"] for c in clocks) / max(len(clocks), 1),
+            "steps": max((c["steps"] for c in clocks), default=0.0),
             "tokens": float(sum(c["tokens"] for c in clocks)),
         }
 

@@ -18,7 +18,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts import TrainBatch
 from rlsdk.errors import ConfigError
 from rlsdk.rollout.chat import Setting
-from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
+from rlsdk.rollout.lifecycle import Counts, Lifecycle, State, Ticket
 from rlsdk.rollout.producer import Producer
 from rlsdk.rollout.production import Production
 from rlsdk.rollout.stream import TaskStreams
@@ -31,7 +31,13 @@ from rlsdk.trainer.course import Clock, Course, pace_of
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.engines import Engines
 from rlsdk.trainer.evaluation import Evaluation, evaluate, figures
-from rlsdk.trainer.figures import reward_metrics, rollout_metrics, source_metrics
+from rlsdk.trainer.figures import (
+    reward_metrics,
+    rollout_metrics,
+    source_metrics,
+    staleness_metrics,
+    time_metrics,
+)
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
 from rlsdk.types import Group, Task
 
@@ -149,11 +155,17 @@ class Loop:
         metrics: dict[str, float] = {}
         groups: list[Group] = []
 
+        generated = 0.0
+
         async def learn(tickets: list[Ticket]) -> list[State]:
+            nonlocal generated
             groups.extend(ticket.group for ticket in tickets if ticket.group is not None)
             packed = await self._credit(tickets, groups, clock, metrics)
             if packed is not None:
-                metrics.update(await self._learn(packed, clock))
+                before = await self._generating()
+                with clock("learn"):
+                    metrics.update(await self._learn(packed, clock))
+                generated = await self._generating() - before
             self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
             return ends_of(tickets, packed)
 
@@ -164,9 +176,28 @@ class Loop:
         if not self.ahead:
             with clock("produce"):
                 await self.engines.reseed(self.p.plan.config.seed, self.done + 1)
+        wasted = self._wasted
         await self.course.step(clock, learn, publish)
-        metrics |= self._times(clock, time.perf_counter() - start, inside, await self._inside(), metrics)
+        wall, after = time.perf_counter() - start, await self._inside()
+        spent = {name: after[name] - inside[name] for name in inside}
+        metrics |= self._times(clock, wall, spent, generated, metrics["rollouts/tokens"])
+        if self.p.plan.sampled:
+            metrics["rollouts/tokens_wasted"] = float(self._wasted - wasted)
         return metrics, groups
+
+    @property
+    def _wasted(self) -> int:
+        """Tokens that were sampled and never trained on, since the loop was made."""
+        client = self.p.setting.client
+        return self._book.wasted + (client.unheard if client is not None else 0)
+
+    async def _generating(self) -> float:
+        """Seconds inside the engines so far, where they generate while the learner works."""
+        return (await self.engines.clock())["engines"] if self.ahead else 0.0
+
+    def sources(self) -> dict[str, Counts]:
+        """Where each source of tasks stands; nothing where none is sampled for."""
+        return {name: self._book.counts(name) for name in self.p.streams.names} if self.p.plan.sampled else {}
 
     async def _credit(
         self, tickets: Sequence[Ticket], groups: Sequence[Group], clock: Clock, metrics: dict[str, float]
@@ -229,8 +260,9 @@ class Loop:
         with clock("update"):
             metrics = await asyncio.to_thread(learner.update, batch, parts, self.done)
         if plan.sampled:
-            versions = batch.tokens["policy_versions"][: packed.sampled_tokens]
-            metrics["staleness/max"] = float(self.done - versions[batch.loss_mask[: packed.sampled_tokens]].min())
+            trained = batch.loss_mask[: packed.sampled_tokens]
+            versions = batch.tokens["policy_versions"][: packed.sampled_tokens][trained]
+            metrics |= staleness_metrics(versions, self.done, spread=bool(self.ahead))
         return metrics
 
     def _forward(self, packed: Packed) -> dict[str, np.ndarray]:
@@ -280,27 +312,16 @@ class Loop:
         return {**await self.engines.clock(), "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}
 
     def _times(
-        self,
-        clock: Clock,
-        wall: float,
-        before: Mapping[str, float],
-        after: Mapping[str, float],
-        metrics: Mapping[str, float],
+        self, clock: Clock, wall: float, spent: Mapping[str, float], generated: float, sampled: float
     ) -> dict[str, float]:
-        spent = {k: after[k] - before[k] for k in before}
-        tokens = spent["tokens"] or metrics["rollouts/tokens"]
-        clock.seconds["produce"] = clock.seconds.get("produce", 0.0) + clock.seconds.pop("take")
+        tokens = spent["tokens"] or sampled
+        phases = {**clock.seconds, "produce": clock.seconds.get("produce", 0.0) + clock.seconds["take"]}
         self.tokens += int(tokens)
-        for name, seconds in clock.seconds.items():
-            self.phases[name] = self.phases.get(name, 0.0) + seconds
-        return {
-            "time/step": wall,
-            **{f"time/{name}": seconds for name, seconds in clock.seconds.items()},
-            "time/engine_inside": spent["engine"],
-            "time/learner_inside": spent["learner"],
-            "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
-            "time/tokens_per_second": tokens / max(clock.seconds["produce"], 1e-9),
-        }
+        metrics = time_metrics(phases, wall, spent, generated=generated, ahead=bool(self.ahead))
+        for name in phases:
+            if f"time/{name}" in metrics:
+                self.phases[name] = self.phases.get(name, 0.0) + phases[name]
+        return {**metrics, "time/tokens_per_second": tokens / max(phases["produce"], 1e-9)}
 
 
 def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:

@@ -56,7 +56,7 @@ class Session:
         plan, loop, section = self._plan, self._loop, self._plan.config.eval
         undo = _on_interrupt(self._interrupt)
         writer = RolloutWriter(plan.folder / "rollouts", loop.done) if plan.config.save_rollouts else None
-        bar = ProgressLine(self._console, loop.steps, loop.done, every=max(1, loop.steps // 20))
+        bar = ProgressLine(self._console, loop.steps, loop.done, max(1, loop.steps // 20), loop.sources)
         try:
             settle()
             await loop.publish(updated=False)
