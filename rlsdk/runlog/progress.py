@@ -75,7 +75,7 @@ class _Live(Progress):
 class ProgressLine:
     """A bar in a terminal; elsewhere a line now and then, so that a log file stays readable."""
 
-    def __init__(self, console: Console, total: int, done: int, every: int, standings: Standings = lambda: {}) -> None:
+    def __init__(self, console: Console, total: int, done: int, every: int, standings: Standings = dict) -> None:
         """Start.
 
         Args:

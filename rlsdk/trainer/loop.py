@@ -318,9 +318,9 @@ class Loop:
         phases = {**clock.seconds, "produce": clock.seconds.get("produce", 0.0) + clock.seconds["take"]}
         self.tokens += int(tokens)
         metrics = time_metrics(phases, wall, spent, generated=generated, ahead=bool(self.ahead))
-        for name in phases:
+        for name, seconds in phases.items():
             if f"time/{name}" in metrics:
-                self.phases[name] = self.phases.get(name, 0.0) + phases[name]
+                self.phases[name] = self.phases.get(name, 0.0) + seconds
         return {**metrics, "time/tokens_per_second": tokens / max(phases["produce"], 1e-9)}
 
 
