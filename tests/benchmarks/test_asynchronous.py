@@ -1,7 +1,8 @@
 """Rollouts that run ahead of training against training in step, on two cores and long-tailed lengths.
 
 In step, each phase has both cores: two engines, then two ranks of the learner, of one thread each. Ahead, one engine
-and one rank have a core each, all the time. Ratios of throughputs, never times; the machine must have nothing else to do.
+and one rank have a core each, all the time. Ratios of throughputs, never times; the machine must have nothing else to
+do.
 """
 
 from __future__ import annotations
