@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from rlsdk.engines.actor import STEP
 from rlsdk.trainer.evaluation import by_source, is_correct, measured
 from rlsdk.types import Group
 
@@ -65,6 +66,28 @@ def staleness_metrics(versions: np.ndarray, step: int, *, spread: bool) -> dict[
     return metrics
 
 
+def decode_rates(
+    seconds: float, steps: float, running: float, running_squared: float, running_seconds: float
+) -> dict[str, float]:
+    """Seconds of a decode step, and what each running continuation adds, by least squares; nothing where all are alike.
+
+    Args:
+        seconds: Of all decode steps.
+        steps: How many.
+        running: Continuations, summed over the steps.
+        running_squared: Their squares.
+        running_seconds: Their products with the seconds of their step.
+    """
+    spread = running_squared - running**2 / max(steps, 1)
+    if spread <= 1e-6 * running_squared:
+        return {}
+    each = max(0.0, (running_seconds - running * seconds / steps) / spread)
+    fixed = (seconds - each * running) / steps
+    if fixed < 0:
+        each, fixed = running_seconds / running_squared, 0.0
+    return {"engine/step_seconds": fixed, "engine/sequence_seconds": each}
+
+
 def time_metrics(
     phases: Mapping[str, float], wall: float, spent: Mapping[str, float], *, generated: float, ahead: bool
 ) -> dict[str, float]:
@@ -89,6 +112,7 @@ def time_metrics(
         metrics |= {
             "time/engines_idle": float(np.clip(1 - spent["engines"] / wall, 0, 1)),
             "engine/steps": spent["steps"],
+            **decode_rates(*(spent[f"all_{name}"] for name in STEP)),
         }
     if ahead:
         metrics["time/wait_for_rollouts"] = phases["take"]

@@ -101,6 +101,7 @@ class Loop:
         self._baselines: dict[int, float] = {}
         self._updated = False
         self.tokens = 0
+        self.generating = 0.0
         self.scored = 0
         self.unscored: Counter[str] = Counter()
         self.phases: dict[str, float] = {}
@@ -321,7 +322,9 @@ class Loop:
         for name, seconds in phases.items():
             if f"time/{name}" in metrics:
                 self.phases[name] = self.phases.get(name, 0.0) + seconds
-        return {**metrics, "time/tokens_per_second": tokens / max(phases["produce"], 1e-9)}
+        generating = wall if self.ahead else phases["produce"]  # ahead, engines generate all the time
+        self.generating += generating
+        return {**metrics, "time/tokens_per_second": tokens / max(generating, 1e-9)}
 
 
 def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:

@@ -109,7 +109,6 @@ class Session:
     def _summary(self) -> dict[str, Any]:
         plan, loop = self._plan, self._loop
         export = loop.p.checkpoints.path(loop.done) / "export"
-        generating = loop.phases.get("produce", 0.0)
         return {
             "name": plan.config.name,
             "status": "interrupted" if loop.interrupted and loop.done < loop.steps else "finished",
@@ -125,7 +124,7 @@ class Session:
             "tasks": loop.ledger,
             "environments": loop.environments(),
             "seconds": {**self._seconds, **loop.phases},
-            "tokens_per_second": loop.tokens / max(generating, 1e-9),
+            "tokens_per_second": loop.tokens / max(loop.generating, 1e-9),
             "export": str(export) if export.is_dir() else None,
         }
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlsdk.engines.actor import STEP
 from rlsdk.rollout.lifecycle import Lifecycle, State
-from rlsdk.trainer.figures import staleness_metrics, time_metrics
+from rlsdk.trainer.figures import decode_rates, staleness_metrics, time_metrics
 from rlsdk.types import Group, Rollout, Score, Task
 
 SPENT = {"engine": 3.0, "engines": 2.5, "learner": 4.0, "tokens": 100.0, "steps": 20.0}
+SPENT |= {f"all_{name}": 0.0 for name in STEP}
 
 
 def test_the_ages_of_trained_tokens_are_counted() -> None:
@@ -64,3 +66,20 @@ def test_tokens_of_what_is_never_trained_are_waste(ways: tuple[State, ...]) -> N
     book.move(other, State.FILTERED, group)
     assert book.wasted == 8
     assert other.group is None  # nobody needs it any more
+
+
+def sums(running: list[int], seconds: list[float]) -> list[float]:
+    r, s = np.array(running, float), np.array(seconds)
+    return [float(s.sum()), float(len(r)), float(r.sum()), float((r * r).sum()), float((r * s).sum())]
+
+
+def test_the_cost_of_a_decode_step_is_fitted() -> None:
+    running = [256, 100, 10, 1]
+    found = decode_rates(*sums(running, [0.01 + 1e-4 * n for n in running]))
+    assert found == pytest.approx({"engine/step_seconds": 0.01, "engine/sequence_seconds": 1e-4})
+    assert decode_rates(*sums([8, 8, 8], [0.1, 0.2, 0.3])) == {}  # nothing tells the two apart
+    below = decode_rates(*sums([1, 2, 3], [0.0, 2.0, 4.0]))
+    assert below["engine/step_seconds"] == 0.0
+    assert below["engine/sequence_seconds"] == pytest.approx(16 / 14)
+    falling = decode_rates(*sums([1, 2, 3], [3.0, 2.0, 1.0]))
+    assert falling == {"engine/step_seconds": 2.0, "engine/sequence_seconds": 0.0}

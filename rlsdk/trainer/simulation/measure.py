@@ -51,10 +51,10 @@ class Measured:
 def measure(folder: Path, defaults: Rates) -> Measured:
     """What a run says about the speed of its parts.
 
-    Decode steps and tokens of each training step, against the seconds inside the engine, give the two rates of an
-    engine; trained tokens against the seconds of the learner's phases give those of the learner. Reading prompts is
-    part of both. What a synchronous run spends on a batch beside its engines counts as scoring; what belongs to no
-    phase, as the learner's.
+    The two rates of an engine are those that the run logs, fitted over single decode steps; where it logs none, decode
+    steps and tokens of each training step, against the seconds inside the engine, give them. Trained tokens against the
+    seconds of the learner's phases give those of the learner. Reading prompts is part of both. What a synchronous run
+    spends on a batch beside its engines counts as scoring; what belongs to no phase, as the learner's.
 
     Args:
         folder: Of the run.
@@ -81,6 +81,8 @@ def measure(folder: Path, defaults: Rates) -> Measured:
     waves = np.ceil(config.get("batch_size", 64) * config.get("group_size", 8) / place["engines"] / defaults.slots)
     decode_steps = _column(lines, "engine/steps", float(waves * max(lengths.seen, default=lengths.limit)))
     step_seconds, sequence_seconds = fit(decode_steps, tokens / place["engines"], engine)
+    if (own := _mean(lines, "engine/step_seconds")) is not None:
+        step_seconds, sequence_seconds = own, _mean(lines, "engine/sequence_seconds") or 0.0
     learning = np.sum([_column(lines, f"time/{phase}") for phase in LEARNER], axis=0)
     trained = tokens * _column(lines, "groups/trained", 1.0)
     fixed, slope = fit(np.ones(len(lines)), trained, learning)
