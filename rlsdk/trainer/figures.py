@@ -79,7 +79,7 @@ def decode_rates(
         running_seconds: Their products with the seconds of their step.
     """
     spread = running_squared - running**2 / max(steps, 1)
-    if spread <= 1e-6 * running_squared:
+    if steps < 2 or spread <= 1e-6 * running_squared:
         return {}
     each = max(0.0, (running_seconds - running * seconds / steps) / spread)
     fixed = (seconds - each * running) / steps
@@ -108,7 +108,7 @@ def time_metrics(
         "time/learner_inside": spent["learner"],
         "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
     }
-    if spent["steps"]:
+    if spent["steps"] > 0:
         metrics |= {
             "time/engines_idle": float(np.clip(1 - spent["engines"] / wall, 0, 1)),
             "engine/steps": spent["steps"],
