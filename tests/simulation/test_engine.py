@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rlsdk.contracts import Completion, Request, Sampling
 from rlsdk.errors import ValueFault
+from rlsdk.rollout.client import EngineClient
 from rlsdk.trainer.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.trainer.simulation.engine import SimulatedEngine
 from rlsdk.trainer.simulation.rates import Lengths, Rates
@@ -101,6 +102,19 @@ def test_what_is_aborted_gives_what_there_is_and_makes_room() -> None:
     assert at == pytest.approx(21, abs=1e-5)
     assert busy == pytest.approx(21, abs=1e-5)
     assert tokens == 18
+
+
+def test_tokens_that_were_sampled_for_nobody_are_counted_by_the_client() -> None:
+    async def script(engine: SimulatedEngine) -> tuple[int, int]:
+        client = EngineClient([engine], lambda ids: [""] * len(ids))
+        asked = [client.sample("g", np.zeros(3, np.int64), Sampling()) for _ in range(2)]
+        kept = client.sample("h", np.zeros(3, np.int64), Sampling())
+        await asyncio.sleep(10.0)  # 4 tokens of each
+        for future in asked:
+            future.cancel()
+        return client.unheard, len((await kept).completion.token_ids) + client.unheard
+
+    assert run(script) == (0, 10 + 8)
 
 
 def test_an_idle_engine_is_not_busy_and_loads_while_idle_cost_nothing_later() -> None:
