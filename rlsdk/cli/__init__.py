@@ -19,11 +19,12 @@ COMMANDS = {
     "model": "Make models.",
     "plugins": "List plugins, and the components and options that they offer.",
     "score": "Score the responses in a file with a reward.",
+    "simulate": "Predict a training's times in virtual time; nothing starts.",
     "train": "Train a model.",
 }
 """Name -> help; each is the attribute of that name in the module `rlsdk.cli.NAME`."""
 
-READS_MODELS = frozenset({"data", "debug", "eval", "explain", "export", "model", "train"})
+READS_MODELS = frozenset({"data", "debug", "eval", "explain", "export", "model", "simulate", "train"})
 """Commands that import transformers, and so meet a torchvision that does not fit this torch."""
 
 

@@ -57,7 +57,11 @@ class _Wanted:
 
 
 class EngineClient:
-    """Routes requests to the least loaded engine, and a conversation to the engine that holds its prefix."""
+    """Routes requests to the least loaded engine, and a conversation to the engine that holds its prefix.
+
+    Attributes:
+        unheard: Tokens that were sampled for nobody: who asked had gone when they came.
+    """
 
     def __init__(self, actors: Sequence[Any], decode: Any) -> None:
         self.actors = list(actors)
@@ -66,6 +70,7 @@ class EngineClient:
         self._wanted: dict[Any, _Wanted] = {}
         self._serial = itertools.count()
         self._consumers: set[asyncio.Task[None]] = set()
+        self.unheard = 0
 
     def sample(
         self,
@@ -149,7 +154,9 @@ class EngineClient:
                 self._load[engine] -= len(completions)
                 for completion, text in zip(completions, texts, strict=True):
                     future = waiting[completion.request][completion.index]
-                    if not future.done():
+                    if future.done():
+                        self.unheard += len(completion.token_ids)
+                    else:
                         future.set_result(Answer(completion, text, engine))
         except Exception as error:  # noqa: BLE001 - every waiting rollout gets the engine's failure
             for future in itertools.chain.from_iterable(waiting.values()):

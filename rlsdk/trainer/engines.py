@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlsdk.engines.actor import STEP
 from rlsdk.errors import CanaryError, EngineError
 from rlsdk.learners.group import LearnerGroup
 from rlsdk.trainer.canary import Canary, describe_checksums
@@ -91,10 +92,13 @@ class Engines:
             raise CanaryError(f"{error}\n{describe_checksums(sent, received)}") from error
 
     async def clock(self) -> dict[str, float]:
-        """Since the start: seconds of generation, of the slowest, and tokens of all."""
+        """Since the start: seconds, of the slowest and in the mean; tokens of all; decode steps, with sums over all."""
         clocks: list[Mapping[str, float]] = await self.all("clock")
         return {
             "engine": max((c["step_seconds"] for c in clocks), default=0.0),
+            "engines": sum(c["step_seconds"] for c in clocks) / max(len(clocks), 1),
+            "steps": max((c["steps"] for c in clocks), default=0.0),
+            **{f"all_{name}": sum(c[name] for c in clocks) for name in STEP},
             "tokens": float(sum(c["tokens"] for c in clocks)),
         }
 

@@ -58,7 +58,7 @@ class Session:
         plan, loop, section = self._plan, self._loop, self._plan.config.eval
         undo = _on_interrupt(self._interrupt)
         writer = RolloutWriter(plan.folder / "rollouts", loop.done) if plan.config.save_rollouts else None
-        bar = ProgressLine(self._console, loop.steps, loop.done, every=max(1, loop.steps // 20))
+        bar = ProgressLine(self._console, loop.steps, loop.done, max(1, loop.steps // 20), loop.sources)
         try:
             settle()
             await loop.publish(updated=False)
@@ -112,7 +112,6 @@ class Session:
     def _summary(self) -> dict[str, Any]:
         plan, loop = self._plan, self._loop
         export = loop.p.checkpoints.path(loop.done) / "export"
-        generating = loop.phases.get("produce", 0.0)
         return {
             "name": plan.config.name,
             "status": "interrupted" if loop.interrupted and loop.done < loop.steps else "finished",
@@ -128,7 +127,7 @@ class Session:
             "tasks": loop.ledger,
             "environments": loop.environments(),
             "seconds": {**self._seconds, **loop.phases},
-            "tokens_per_second": loop.tokens / max(generating, 1e-9),
+            "tokens_per_second": loop.tokens / max(loop.generating, 1e-9),
             "export": str(export) if export.is_dir() else None,
         }
 

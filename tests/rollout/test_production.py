@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -121,3 +122,21 @@ def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way() -> N
         assert other.book.counts("a").target == 9
 
     asyncio.run(run())
+
+
+def test_who_waits_uses_no_processor() -> None:
+    """A production of many tasks on a slow engine sleeps: under two percent of a core, starts and ends left out."""
+
+    async def run() -> float:
+        bench = Bench(Pace(ahead=4, limit=9, oversample=0.5), lambda number: 60.0, batch=500)
+        waiting = asyncio.ensure_future(bench.production.take(0))
+        await asyncio.sleep(0.5)
+        assert len(bench.started) == 5 * 500 + 250 + 1  # the reserves of two sources, rounded up
+        cpu, wall = time.process_time(), time.perf_counter()
+        await asyncio.sleep(2.0)
+        share = (time.process_time() - cpu) / (time.perf_counter() - wall)
+        waiting.cancel()
+        await bench.production.pause()
+        return share
+
+    assert asyncio.run(run()) < 0.02
