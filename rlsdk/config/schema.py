@@ -190,6 +190,8 @@ class PlacementSection:
         gpus_per_engine: GPUs of each engine actor (tensor parallelism).
         colocate: Engines and learner share the devices, one sleeping while the other works.
         ray: Address of a running Ray cluster; null starts one for this run on this machine.
+        engine_restarts: How often the process of one and the same engine may die and be started anew; one time more
+            fails the run.
     """
 
     engines: int = 1
@@ -200,6 +202,7 @@ class PlacementSection:
     gpus_per_engine: int = 1
     colocate: bool = True
     ray: str | None = None
+    engine_restarts: int = 3
 
 
 @attrs.frozen(kw_only=True)

@@ -132,16 +132,30 @@ def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
 
 def start_engines(plan: Plan, found: Layout, adapter: Adapter | None = None) -> list[tuple[Any, Any]]:
     """Begin to start the engines: their handles, each with what `started_engines` waits for."""
+    return [start_engine(plan, found, adapter, rank) for rank in range(plan.config.placement.engines)]
+
+
+def start_engine(plan: Plan, found: Layout, adapter: Adapter | None, rank: int, life: int = 0) -> tuple[Any, Any]:
+    """Begin to start one engine.
+
+    Args:
+        plan: Of the run.
+        found: What each actor gets.
+        adapter: Shape of what it will be sent in place of whole models.
+        rank: Which one.
+        life: How often it has died: place, caches and log file stay the same.
+
+    Returns:
+        Its handle, and an `ObjectRef` that is there when it is ready.
+    """
     folder, world = plan.folder.resolve(), plan.config.placement.engines
-    starting = []
-    for rank in range(world):
-        cache = str(folder / "cache" / f"engine-{rank}")
-        common = _everywhere(plan, found)
-        place = Place(role="engine", rank=rank, world=world, threads=found.engine_threads, cache=cache, **common)
-        name, path = f"engine-{rank}", folder / "logs" / f"engine-{rank}.log"
-        engine = launch_engine(plan.engine, place, cpus=1, gpus=found.engine_gpus, name=name, log_path=path)
-        starting.append((engine, engine.start.remote(plan.model, place, adapter)))
-    return starting
+    cache = str(folder / "cache" / f"engine-{rank}")
+    common = _everywhere(plan, found)
+    place = Place(role="engine", rank=rank, world=world, threads=found.engine_threads, cache=cache, **common)
+    # Ray gives a name back when the last handle of a dead actor is gone, whenever that is.
+    name, path = f"engine-{rank}" + (f"-life-{life + 1}" if life else ""), folder / "logs" / f"engine-{rank}.log"
+    engine = launch_engine(plan.engine, place, cpus=1, gpus=found.engine_gpus, name=name, log_path=path)
+    return engine, engine.start.remote(plan.model, place, adapter)
 
 
 def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any]:

@@ -28,9 +28,9 @@ from rlsdk.rollout.worlds.fleet import Fleet
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.canary import Canary
 from rlsdk.trainer.checkpoint import Checkpoints
-from rlsdk.trainer.cluster import Actors
+from rlsdk.trainer.cluster import Actors, exchanged_adapter, start_engine
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
-from rlsdk.trainer.engines import Engines
+from rlsdk.trainer.engines import Engines, Revival
 from rlsdk.trainer.evaluation import Evaluation, evaluate, figures
 from rlsdk.trainer.figures import reward_metrics, rollout_metrics, source_metrics
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
@@ -91,7 +91,7 @@ class Loop:
         placement = parts.plan.config.placement
         # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
         shared = parts.actors.layout.device == "cuda" and placement.colocate
-        self.engines = Engines(parts.actors.engines, shared=shared)
+        self.engines = Engines(parts.actors.engines, shared=shared, revival=_revival(parts))
         section = parts.plan.config.production
         if shared and (section.max_staleness or section.sync_interval > 1 or section.oversample):
             fault = (
@@ -182,10 +182,10 @@ class Loop:
             "rollouts/invalid": float(invalid),
             "groups/trained": len(kept) / len(groups),
         }
-        metrics["tasks/dropped"] = float(self.p.streams.dropped)
+        metrics |= {"tasks/dropped": float(self.p.streams.dropped), **self.engines.figures()}
         if packed is not None:
             if self.engines.shared:
-                await self.engines.all("sleep")
+                await self.engines.sleep()
             metrics |= await self._learn(packed, clock)
         self.done += 1
         self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
@@ -301,6 +301,14 @@ class Loop:
             "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
             "time/tokens_per_second": tokens / max(clock.seconds["produce"], 1e-9),
         }
+
+
+def _revival(parts: Parts) -> Revival | None:
+    """How engines that die come back, where there are any."""
+    if parts.setting.client is None:
+        return None
+    start = partial(start_engine, parts.plan, parts.actors.layout, exchanged_adapter(parts.plan))
+    return Revival(client=parts.setting.client, start=start, most=parts.plan.config.placement.engine_restarts)
 
 
 def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:

@@ -79,6 +79,7 @@ class Session:
                     await self._save(last=last or loop.interrupted)
         finally:
             await loop.production.pause()
+            loop.engines.close()
             bar.close()
             if writer:
                 writer.close()
@@ -124,6 +125,7 @@ class Session:
             },
             "tasks": loop.ledger,
             "environments": loop.environments(),
+            "engines": loop.engines.report(),
             "seconds": {**self._seconds, **loop.phases},
             "tokens_per_second": loop.tokens / max(generating, 1e-9),
             "export": str(export) if export.is_dir() else None,
