@@ -78,8 +78,9 @@ def ray_cluster(plan: Plan) -> Iterator[int]:
 
     placement = plan.config.placement
     quiet = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
-    if placement.ray:
-        ray.init(address=placement.ray, **quiet)
+    address = placement.ray or os.environ.get("RAY_ADDRESS")
+    if address:
+        ray.init(address=address, **quiet)
     else:
         actors = placement.engines + placement.learners
         cpus = max(os.cpu_count() or 1, actors)
@@ -123,6 +124,7 @@ def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
         ),
         total_updates=total_updates,
         gpus=found.learner_gpus,
+        resources=config.placement.learner_resources,
         log_dir=folder / "logs",
         cache=folder / "cache",
     )
@@ -154,7 +156,10 @@ def start_engine(plan: Plan, found: Layout, adapter: Adapter | None, rank: int, 
     place = Place(role="engine", rank=rank, world=world, threads=found.engine_threads, cache=cache, **common)
     # Ray gives a name back when the last handle of a dead actor is gone, whenever that is.
     name, path = f"engine-{rank}" + (f"-life-{life + 1}" if life else ""), folder / "logs" / f"engine-{rank}.log"
-    engine = launch_engine(plan.engine, place, cpus=1, gpus=found.engine_gpus, name=name, log_path=path)
+    wanted = plan.config.placement.engine_resources
+    engine = launch_engine(
+        plan.engine, place, cpus=1, gpus=found.engine_gpus, resources=wanted, name=name, log_path=path
+    )
     return engine, engine.start.remote(plan.model, place, adapter)
 
 
@@ -201,7 +206,5 @@ def exchanged_adapter(plan: Plan) -> Adapter | None:
 
 def roles(plan: Plan) -> Roles:
     """The models that the learner holds."""
-    reference = None
-    if plan.needs_reference:
-        reference = attrs.evolve(plan.model, path=plan.config.model.reference or plan.model.path)
+    reference = plan.reference if plan.needs_reference else None
     return Roles(actor=plan.model, critic=plan.model if plan.algorithm.critic else None, reference=reference)

@@ -1,0 +1,65 @@
+"""A training on a cluster of several nodes, one of which dies: Ray runs them all on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.run.conftest import wait_for
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A cluster, and its nodes: the driver's, two with room for an engine, one for the learner."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        rooms = {"first": {"room": 1}, "second": {"room": 1}, "learners": {"desk": 2}}
+        yield cluster, {name: cluster.add_node(num_cpus=2, resources=each) for name, each in rooms.items()}
+    finally:
+        cluster.shutdown()
+
+
+def test_engine_and_learner_on_nodes_of_their_own_and_the_engines_node_dies(nodes: Any, runner: Any) -> None:
+    cluster, named = nodes
+    places = ("placement.engine_resources={room: 1}", "placement.learner_resources={desk: 1}", "placement.learners=2")
+    how = ("steps=8", "engine=transformers", "eval.before=false", "production.max_staleness=1", *places)
+    process = runner.start(*how, env=os.environ | {"RAY_ADDRESS": cluster.address})
+    try:
+        path = runner.path() / "metrics.jsonl"
+        wait_for(lambda: path.is_file() and path.read_text().count("\n") >= 2, 180, process)
+        before = actors(cluster)
+        [engine] = before["EngineActor"]
+        assert before["LearnerActor"] == [named["learners"].node_id] * 2
+        assert engine in (named["first"].node_id, named["second"].node_id)
+        [dies, lives] = sorted((named["first"], named["second"]), key=lambda node: node.node_id != engine)
+        cluster.remove_node(dies, allow_graceful=False)
+        wait_for(lambda: actors(cluster).get("EngineActor") == [lives.node_id], 120, process)
+        assert process.wait(120) == 0, runner.console()
+    finally:
+        process.kill()
+    metrics, summary = runner.metrics(), runner.summary()
+    assert [line["step"] for line in metrics] == list(range(1, 9))
+    assert all(line["canary/gap"] < 1e-3 for line in metrics)  # the weights came over
+    assert summary["engines"]["lost"] == 1 and summary["tasks"]["issued"] == 8 * 4 + summary["tasks"]["returned"]
+    assert any(line["actor/grad_norm"] > 0 for line in metrics if "actor/grad_norm" in line)
+    end = time.monotonic() + 20
+    while actors(cluster) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert actors(cluster) == {}
+
+
+def actors(cluster: Any) -> dict[str, list[str]]:
+    """Class -> nodes of its actors that live, as Ray's state has it."""
+    found: dict[str, list[str]] = {}
+    for actor in cluster.global_state.actor_table(None).values():
+        if actor["State"] == "ALIVE":
+            found.setdefault(actor["ActorClassName"], []).append(actor["Address"]["NodeID"])
+    return found
