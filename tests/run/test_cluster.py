@@ -30,7 +30,8 @@ def nodes() -> Iterator[tuple[Any, dict[str, Any]]]:
 def test_engine_and_learner_on_nodes_of_their_own_and_the_engines_node_dies(nodes: Any, runner: Any) -> None:
     cluster, named = nodes
     places = ("placement.engine_resources={room: 1}", "placement.learner_resources={desk: 1}", "placement.learners=2")
-    how = ("steps=8", "engine=transformers", "eval.before=false", "production.max_staleness=1", *places)
+    evals = ("eval.before=false", "eval.after=false")
+    how = ("steps=8", "engine=transformers", "production.max_staleness=1", *evals, *places)
     process = runner.start(*how, env=os.environ | {"RAY_ADDRESS": cluster.address})
     try:
         path = runner.path() / "metrics.jsonl"

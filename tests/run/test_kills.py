@@ -80,7 +80,7 @@ def test_ctrl_c_saves_and_ends_cleanly(runner: Any) -> None:
 
 def test_a_killed_learner_rank_fails_the_run_and_a_killed_engine_does_not(runner: Any) -> None:
     ahead = ("steps=8", "checkpoint.every=2", "eval.before=false", "production.max_staleness=1")
-    both = (*ahead, "engine=transformers", "placement.learners=2")
+    both = (*ahead, "eval.after=false", "engine=transformers")
     process = runner.start(*both)
     wait_for(lambda: step_of(runner) >= 3, 120, process)
     kill_one(process.pid, "LearnerActor")
