@@ -103,10 +103,12 @@ class Soak:
     def run(self, kills: int) -> None:
         """Kill so often, then have the run end by itself."""
         process = self.start()
+        kinds: list[str] = []
         for number in range(kills):
             self.beyond(self.step(), process)
             time.sleep(self.draw.uniform(0, MOST_SECONDS))
-            kind = self.draw.choice(list(KINDS))
+            kinds = kinds or self.draw.sample(list(KINDS), len(KINDS))  # each as often, in any order
+            kind = kinds.pop()
             at, family, start = self.step(), _family(process.pid), time.monotonic()
             self.kill(kind, process)
             if kind not in SURVIVED:

@@ -55,6 +55,12 @@ class _Seat:
     actor: Any
     load: int = 0
     gone: bool = False
+    idle: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    def owe(self, count: int) -> None:
+        """Count what is asked for; below 0, what has come."""
+        self.load += count
+        (self.idle.clear if self.load else self.idle.set)()
 
 
 class EngineClient:
@@ -129,6 +135,12 @@ class EngineClient:
         if seat is not None:
             seat.gone = True
 
+    async def drain(self, rank: int) -> None:
+        """Route to an engine no more, and wait until it has answered what it has."""
+        seat = self._seats.pop(rank, None)
+        if seat is not None and seat.load:
+            await seat.idle.wait()
+
     def fail(self, error: Exception) -> None:
         """Answer whatever waits for an engine, and all that is asked from now on, with an error."""
         self._failure = error
@@ -152,7 +164,7 @@ class EngineClient:
                 self._waiting.append(want)
                 continue
             seat = self._route(want)
-            seat.load += len(want.futures)
+            seat.owe(len(want.futures))
             request = Request(
                 id=str(next(self._serial)),
                 prompt_ids=want.prompt,
@@ -184,12 +196,13 @@ class EngineClient:
             async for reference in stream:
                 completions: list[Completion] = await reference
                 texts = self._decode([c.token_ids for c in completions])
-                seat.load -= len(completions)
+                seat.owe(-len(completions))
                 for completion, text in zip(completions, texts, strict=True):
                     future = waiting[completion.request][completion.index]
                     if not future.done():
                         future.set_result(Answer(completion, text, seat.rank))
         except Exception as error:  # noqa: BLE001 - every waiting rollout gets the engine's failure
+            seat.idle.set()
             if self.lost is None or not died(error):
                 _fail(itertools.chain.from_iterable(waiting.values()), error)
             else:

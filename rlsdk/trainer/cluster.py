@@ -145,7 +145,7 @@ def start_engine(plan: Plan, found: Layout, adapter: Adapter | None, rank: int, 
         found: What each actor gets.
         adapter: Shape of what it will be sent in place of whole models.
         rank: Which one.
-        life: How often it has died: place, caches and log file stay the same.
+        life: How often it was started before: place, caches and log file stay the same.
 
     Returns:
         Its handle, and an `ObjectRef` that is there when it is ready.
@@ -161,6 +161,24 @@ def start_engine(plan: Plan, found: Layout, adapter: Adapter | None, rank: int, 
         plan.engine, place, cpus=1, gpus=found.engine_gpus, resources=wanted, name=name, log_path=path
     )
     return engine, engine.start.remote(plan.model, place, adapter)
+
+
+def no_room(plan: Plan, found: Layout, count: int) -> str:
+    """What Ray lacks for more engines, as the end of a sentence; empty if it has room.
+
+    Args:
+        plan: Of the run.
+        found: What each actor gets.
+        count: How many more.
+    """
+    import ray
+
+    each = {"CPU": 1.0, "GPU": found.engine_gpus, **plan.config.placement.engine_resources}
+    free = ray.available_resources()
+    short = [
+        f"{free.get(name, 0):g} of {n * count:g} {name}" for name, n in each.items() if free.get(name, 0) < n * count
+    ]
+    return f"Ray has free {', '.join(short)}" if short else ""
 
 
 def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any]:

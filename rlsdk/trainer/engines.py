@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -26,7 +26,7 @@ SHOWN = 20
 """Reasons in the summary."""
 
 Start = Callable[[int, int], tuple[Any, Any]]
-"""Begins to start the engine of a rank, given how often it has died: its handle, and an `ObjectRef` to wait for."""
+"""Begins to start the engine of a rank, given how often that was done before: its handle, and what to wait for."""
 
 
 @attrs.define(kw_only=True)
@@ -37,11 +37,13 @@ class Revival:
         client: Routes to those that live.
         start: Starts another in the place of one that died.
         most: Deaths of one rank that a run survives.
+        missing: What Ray lacks for so many more, as a sentence; empty if there is room.
     """
 
     client: EngineClient
     start: Start
     most: int
+    missing: Callable[[int], str] = lambda count: ""
 
 
 @attrs.define
@@ -77,7 +79,10 @@ class Engines:
             revival.client.lost = self._lose
         self._deaths: dict[int, list[str]] = {rank: [] for rank in self._actors}
         self._clocks = {rank: _Clock() for rank in self._actors}
+        self._starts = dict.fromkeys(self._actors, 1)
         self._started: list[Any] = []
+        self._wanted = len(self._actors)
+        self._leaving: set[int] = set()
         self._revivals: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._awake, self._syncing = asyncio.Event(), asyncio.Lock()
@@ -87,7 +92,41 @@ class Engines:
 
     def __len__(self) -> int:
         """How many there are to be, the dead included."""
-        return len(self._clocks)
+        return self._wanted
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Ranks of those that get requests."""
+        return tuple(sorted(self._actors.keys() - self._leaving))
+
+    def resize(self, count: int) -> str:
+        """Begin to have so many engines, and not wait for it: some start, or the last leave.
+
+        Args:
+            count: At least 1.
+
+        Returns:
+            Why not, as a sentence; empty where it is done, or will be.
+        """
+        revival = self._revival
+        if revival is None or count == self._wanted:
+            return ""
+        if self._leaving or self._revivals:
+            return f"{count} engines: others are on their way here or home, one thing after the other"
+        if count < self._wanted:
+            self._leaving = set(range(count, self._wanted))
+            for rank in sorted(self._leaving):
+                self._background(self._retire(revival, rank))
+        elif lacking := revival.missing(count - self._wanted):
+            return f"{count} engines: there is no room for {count - self._wanted} more, {lacking}"
+        for rank in range(self._wanted, count):
+            self._clocks.setdefault(rank, _Clock())
+            self._deaths[rank] = []
+            self._starts.setdefault(rank, 0)
+            self._background(self._revive(revival, rank))
+        log.info("%d engines from now on, instead of %d", count, self._wanted)
+        self._wanted = count
+        return ""
 
     async def all(self, method: str, *arguments: Any) -> dict[int, Any]:
         """Call all engines that live; their answers by rank.
@@ -117,7 +156,7 @@ class Engines:
         """
         self._check()
         self._seeding = seed, step
-        seeds = _seeds([seed, step], len(self))
+        seeds = _seeds([seed, step], len(self._clocks))
         await asyncio.gather(*(self._call(rank, "reseed", seeds[rank]) for rank in list(self._actors)))
 
     async def publish(self, learner: LearnerGroup, version: int, canary: Canary, *, updated: bool) -> float:
@@ -156,8 +195,7 @@ class Engines:
     async def clock(self) -> dict[str, float]:
         """Since the start: seconds of generation, of the slowest rank, and tokens of all; neither ever falls."""
         for rank, counted in (await self.all("clock")).items():
-            if rank in self._actors:
-                self._clocks[rank].now = np.array([counted["step_seconds"], counted["tokens"]])
+            self._count(rank, counted)
         sums = [clock.past + clock.now for clock in self._clocks.values()]
         return {
             "engine": float(max((seconds for seconds, _ in sums), default=0.0)),
@@ -170,7 +208,7 @@ class Engines:
             return {}
         again = self._revival.client.sampled_again
         return {
-            "engines/alive": float(len(self._actors)),
+            "engines/alive": float(len(self.alive)),
             "engines/lost": float(len(self.lost)),
             "engines/sampled_again": float(again),
         }
@@ -214,11 +252,19 @@ class Engines:
         """Take note of a death, whoever met it first; further calls to the same actor say nothing new."""
         if self._actors.get(rank) is not actor or self._revival is None:
             return
-        del self._actors[rank]
         self._revival.client.dismiss(rank)
+        self._forget(rank)
+        self._bury(self._revival, rank, actor, error)
+
+    def _count(self, rank: int, counted: Mapping[str, float]) -> None:
+        if rank in self._actors:  # else what it counted until it was lost stands in the past
+            self._clocks[rank].now = np.array([counted["step_seconds"], counted["tokens"]])
+
+    def _forget(self, rank: int) -> None:
+        """Call an engine no more; what it counted still counts."""
+        del self._actors[rank]
         clock = self._clocks[rank]
         clock.past, clock.now = clock.past + clock.now, np.zeros(2)
-        self._bury(self._revival, rank, actor, error)
 
     def _bury(self, revival: Revival, rank: int, actor: Any, error: Exception) -> None:
         import ray
@@ -236,18 +282,41 @@ class Engines:
                 )
             )
             return
+        if rank in self._leaving:
+            log.warning("engine lost on its way home: %s", said)
+            return
         log.warning("engine lost, another takes its place: %s", said)
-        task = asyncio.get_running_loop().create_task(self._revive(revival, rank))
+        self._background(self._revive(revival, rank))
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._revivals.add(task)
         task.add_done_callback(self._revivals.discard)
+
+    async def _retire(self, revival: Revival, rank: int) -> None:
+        """Have an engine answer what it has, and end it."""
+        import ray
+
+        await revival.client.drain(rank)
+        async with self._syncing:
+            for counted in await self._call(rank, "clock"):
+                self._count(rank, counted)
+            actor = self._actors.get(rank)
+            if actor is not None:  # else it died meanwhile
+                self._forget(rank)
+                ray.kill(actor)
+        self._leaving.discard(rank)
+        log.info("engine %d has left", rank)
 
     async def _revive(self, revival: Revival, rank: int) -> None:
         """Start an engine anew, give it the weights that the others have, compare, and only then route to it."""
         await self._awake.wait()
-        life = len(self._deaths[rank])
-        actor, ready = revival.start(rank, life)
-        self._started.append(actor)
+        life = self._starts[rank]
+        self._starts[rank] += 1
+        actor = None
         try:
+            actor, ready = revival.start(rank, life)
+            self._started.append(actor)
             await _patiently(rank, ready)
             async with self._syncing:
                 if self._published is not None:
@@ -263,7 +332,7 @@ class Engines:
             else:
                 self._fail(error if isinstance(error, CanaryError) else self._named(rank, "start", error))
             return
-        log.info("engine %d is back", rank)
+        log.info("engine %d gets requests", rank)
 
     def _fail(self, error: Exception) -> None:
         """Have the run fail: whoever samples or calls engines gets the error."""
@@ -281,7 +350,7 @@ async def _patiently(rank: int, ready: Any) -> None:
     try:
         while not (await asyncio.wait({start}, timeout=PATIENCE))[0]:
             free = {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
-            log.warning("engine %d is not back yet; Ray has free: %s", rank, free)
+            log.warning("engine %d is not here yet; Ray has free: %s", rank, free)
         start.result()
     finally:
         start.cancel()

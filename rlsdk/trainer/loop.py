@@ -28,7 +28,7 @@ from rlsdk.rollout.worlds.fleet import Fleet
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.canary import Canary
 from rlsdk.trainer.checkpoint import Checkpoints
-from rlsdk.trainer.cluster import Actors, exchanged_adapter, start_engine
+from rlsdk.trainer.cluster import Actors, exchanged_adapter, no_room, start_engine
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.engines import Engines, Revival
 from rlsdk.trainer.evaluation import Evaluation, evaluate, figures
@@ -308,7 +308,8 @@ def _revival(parts: Parts) -> Revival | None:
     if parts.setting.client is None:
         return None
     start = partial(start_engine, parts.plan, parts.actors.layout, exchanged_adapter(parts.plan))
-    return Revival(client=parts.setting.client, start=start, most=parts.plan.config.placement.engine_restarts)
+    most, missing = parts.plan.config.placement.engine_restarts, partial(no_room, parts.plan, parts.actors.layout)
+    return Revival(client=parts.setting.client, start=start, most=most, missing=missing)
 
 
 def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import signal
 import time
@@ -16,6 +17,7 @@ from rich.console import Console
 from rlsdk.config import Plan
 from rlsdk.contracts import Run
 from rlsdk.process import settle
+from rlsdk.runlog.attendance import Attendance, asked, tell
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.rollouts import RolloutWriter
 from rlsdk.runlog.trackers import JsonlTracker, read_metrics
@@ -32,6 +34,7 @@ class Session:
     ) -> None:
         self._plan, self._loop, self._console, self._resumed, self._seconds = plan, loop, console, resumed, seconds
         self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self._attendance: Attendance | None = None
 
     async def go(self) -> dict[str, Any]:
         """Run to the end, or to an interruption."""
@@ -63,6 +66,7 @@ class Session:
             if section.before and loop.p.eval_tasks and loop.done == 0:
                 _log(trackers, 0, await self._evaluate("before", bar))
             while loop.done < loop.steps and not loop.interrupted:
+                self._attend()
                 metrics, groups = await loop.step()
                 if writer and loop.done % plan.config.save_rollouts == 0:
                     writer.write(loop.done, groups)
@@ -85,6 +89,23 @@ class Session:
                 writer.close()
             undo()
         return self._summary()
+
+    def _attend(self) -> None:
+        """Have as many engines as somebody asks for by `rlsdk engines`, and say which there are."""
+        folder, engines = self._plan.folder, self._loop.engines
+        if not len(engines):
+            return
+        wish = asked(folder)
+        refused = "" if wish is None else engines.resize(wish)
+        state = Attendance(
+            wanted=len(engines), alive=engines.alive, lost=len(engines.lost), refused=refused, driver=os.getpid()
+        )
+        if state == self._attendance:
+            return
+        if refused and (self._attendance is None or refused != self._attendance.refused):
+            log.warning("%s", refused)
+        tell(folder, state)
+        self._attendance = state
 
     async def _evaluate(self, when: str, bar: ProgressLine) -> dict[str, float]:
         start = time.perf_counter()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from rlsdk.cli import root
 from tests.run.conftest import wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -40,6 +43,12 @@ def test_engine_and_learner_on_nodes_of_their_own_and_the_engines_node_dies(node
         [engine] = before["EngineActor"]
         assert before["LearnerActor"] == [named["learners"].node_id] * 2
         assert engine in (named["first"].node_id, named["second"].node_id)
+        # There is room for one engine more, and not for three: the run says so, and goes on.
+        assert rlsdk_engines(runner, "--count", "4")["asked"] == 4
+        wait_for(lambda: (rlsdk_engines(runner)["state"] or {}).get("refused"), 60, process)
+        said = rlsdk_engines(runner, "--count", "1")["state"]
+        assert said["refused"] == "4 engines: there is no room for 3 more, Ray has free 1 of 3 room"
+        assert said["wanted"] == 1 and said["alive"] == [0]
         [dies, lives] = sorted((named["first"], named["second"]), key=lambda node: node.node_id != engine)
         cluster.remove_node(dies, allow_graceful=False)
         wait_for(lambda: actors(cluster).get("EngineActor") == [lives.node_id], 120, process)
@@ -55,6 +64,12 @@ def test_engine_and_learner_on_nodes_of_their_own_and_the_engines_node_dies(node
     while actors(cluster) and time.monotonic() < end:
         time.sleep(0.2)
     assert actors(cluster) == {}
+
+
+def rlsdk_engines(runner: Any, *arguments: str) -> Any:
+    found = CliRunner().invoke(root, ["engines", str(runner.path()), "--json", *arguments])
+    assert found.exit_code == 0, found.output
+    return json.loads(found.output)
 
 
 def actors(cluster: Any) -> dict[str, list[str]]:

@@ -102,13 +102,17 @@ class Stand:
         self.again = again
         actors = [self.start(rank, 0)[0] for rank in range(count)]
         self.client = EngineClient(actors, lambda ids: ["x" for _ in ids])
-        revival = Revival(client=self.client, start=self.start, most=most)
+        revival = Revival(client=self.client, start=self.start, most=most, missing=self.missing)
         self.engines = Engines(actors, shared=False, revival=revival)
         self.learner, self.canary = Learner(), Canary(np.arange(3), 0.5)
 
     def start(self, rank: int, life: int) -> tuple[Any, Any]:
         actor = launch(Plugins().reference("engine", Walker), Place(role="engine", rank=rank), cpus=0)
         return actor, actor.start.remote(Model(path=self.again if life else ""), Place(role="engine", rank=rank))
+
+    @staticmethod
+    def missing(count: int) -> str:
+        return "the test allows three" if count > 2 else ""
 
     async def publish(self, version: int) -> float:
         return await self.engines.publish(self.learner, version, self.canary, updated=version > 0)
@@ -155,6 +159,27 @@ def test_requests_of_the_dead_are_sampled_again_and_who_takes_their_place_has_th
         done = await asyncio.gather(*waiting)
         assert all((answer.completion.versions == 4).all() for answer in done)
         await stand.until(2)
+
+        # Fewer: who leaves answers what it has, and is sent weights until then. More: who comes has the weights.
+        before = await stand.engines.clock()
+        last = stand.ask(4, 50)
+        await asyncio.sleep(0.1)
+        assert stand.engines.resize(1) == "" and stand.engines.alive == (0,)
+        assert "one thing after the other" in stand.engines.resize(2)
+        assert await stand.publish(5) == 0
+        done = await asyncio.gather(*last)
+        assert sorted(answer.engine for answer in done) == [0, 0, 1, 1]
+        assert {version for answer in done for version in answer.completion.versions} == {4, 5}
+        while (refused := stand.engines.resize(4)).startswith("4 engines: others"):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert refused == "4 engines: there is no room for 3 more, the test allows three"
+        assert stand.engines.report()["lost"] == 3 and len(stand.engines) == 1
+        assert stand.engines.resize(2) == ""
+        await stand.until(2)
+        [answer] = await asyncio.gather(stand.client.sample("g", PROMPT, Sampling(max_tokens=3), affinity=1))
+        assert answer.engine == 1 and (answer.completion.versions == 5).all()
+        after = await stand.engines.clock()
+        assert after["engine"] >= before["engine"] and after["tokens"] >= before["tokens"] + 200
         stand.engines.close()
 
     asyncio.run(go())
