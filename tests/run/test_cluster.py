@@ -18,10 +18,12 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 @pytest.fixture
-def nodes() -> Iterator[tuple[Any, dict[str, Any]]]:
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, dict[str, Any]]]:
     """A cluster, and its nodes: the driver's, two with room for an engine, one for the learner."""
     from ray.cluster_utils import Cluster
 
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # or any other program of the machine starves the actors
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         rooms = {"first": {"room": 1}, "second": {"room": 1}, "learners": {"desk": 2}}
