@@ -64,7 +64,7 @@ test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSp
 
 # Two files at a time: a training keeps little more than one core busy, as engine and learner take turns.
 test-slow: $(STAMP)  ## whole trainings, kills
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 1500 --durations 40
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40
 
 soak: $(STAMP)  ## kill parts of a training at random moments, KILLS=50 times; write docs/soak.md; a quarter of an hour or more
 	@$(BIN)/python tools/soak.py --kills $(KILLS) --seed $(SEED)

@@ -41,6 +41,8 @@ Where = Literal["pool", "driver", "actor"]
 WHERE: tuple[Where, ...] = get_args(Where)
 Isolation = Literal["thread", "lock", "process"]
 ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
+SUPPLIED: Mapping[str, tuple[str, ...]] = {"buffer": ("step", "uses"), "stop": ("available", "target")}
+"""Kind -> keywords that rlsdk gives at each call: no options."""
 T = TypeVar("T", bound=Callable[..., Any])
 _MARK = "__rlsdk_component__"
 
@@ -78,7 +80,8 @@ class Component:
     @property
     def options(self) -> tuple[Option, ...]:
         """The options schema, read from the signature."""
-        return options_of(self.obj)
+        supplied = SUPPLIED.get(self.kind, ())
+        return tuple(option for option in options_of(self.obj) if option.name not in supplied)
 
     @property
     def help(self) -> str:
@@ -109,14 +112,14 @@ class Component:
 
 @attrs.frozen(eq=False)
 class Bound:
-    """A component's function with its options; called with the positional arguments of its kind."""
+    """A component's function with its options; called with the arguments of its kind."""
 
     component: Component
     options: Mapping[str, Any]
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **supplied: Any) -> Any:
         """Call the function."""
-        return self.component.obj(*args, **self.options)
+        return self.component.obj(*args, **supplied, **self.options)
 
     @property
     def __name__(self) -> str:

@@ -11,6 +11,7 @@ import click
 
 from rlsdk.cli import transcripts
 from rlsdk.cli.listing import console
+from rlsdk.cli.modes import serve
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.config import check
 
@@ -28,18 +29,7 @@ def debug() -> None:
 @click.option("--plugin", "files", **_PLUGIN)  # type: ignore[arg-type]
 def engine(config: Path, settings: tuple[str, ...], files: tuple[str, ...]) -> None:
     """Serve the engine of the YAML file CONFIG on this machine until Ctrl-C; nothing is trained."""
-    from rlsdk.trainer.debug import serve_engines
-
-    plan = check(config, settings, files)
-
-    def ready(url: str) -> None:
-        out.write(f"{url}\n")
-        out.flush()
-        click.echo(f"rlsdk: {plan.config.model.path} is served there; Ctrl-C ends it", err=True)
-
-    out = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the URL's
-        serve_engines(plan, ready)
+    serve(check(config, settings, files))
 
 
 @debug.command(cls=SettingsCommand)

@@ -16,12 +16,26 @@ from rlsdk.cli.settings import SettingsCommand
 @click.command(cls=SettingsCommand)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option(
+    "--mode",
+    type=click.Choice(["both", "bench", "serve"]),
+    default="both",
+    show_default=True,
+    help="both: train. bench: evaluate the model it started from and each checkpoint. serve: answer requests with the "
+    "newest checkpoint.",
+)
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
 @click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
 @click.option("--overwrite", is_flag=True, help="Delete what an earlier run left in the run's folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output.")
 def train(
-    config: Path, settings: tuple[str, ...], files: tuple[str, ...], resume: bool, overwrite: bool, as_json: bool
+    config: Path,
+    settings: tuple[str, ...],
+    mode: str,
+    files: tuple[str, ...],
+    resume: bool,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Train a model as the YAML file CONFIG says; KEY=VALUE changes a setting.
 
@@ -29,6 +43,16 @@ def train(
     """
     if resume and overwrite:
         raise click.UsageError("--resume keeps what --overwrite deletes; give one of them.")
+    if mode != "both":
+        if resume or overwrite:
+            raise click.UsageError(f"--mode {mode} trains nothing; leave --resume and --overwrite out.")
+        from rlsdk.cli import modes
+
+        if mode == "serve":
+            modes.serve_newest(config, settings, files)
+        else:
+            modes.bench_all(config, settings, files, as_json=as_json)
+        return
     from rlsdk.trainer import train as run
 
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the summary's

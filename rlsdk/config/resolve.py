@@ -72,6 +72,7 @@ class Plan:
         loss: What an update minimises.
         engine: Generates tokens.
         learner: Updates the model.
+        stop: Which part of a batch is enough.
         trackers: Where metrics go.
         needs: Optional inputs that the parts read.
         tree: The configuration as plain values, for `config.yaml`.
@@ -90,6 +91,7 @@ class Plan:
     loss: LossSpec
     engine: Reference
     learner: Reference
+    stop: Reference
     trackers: tuple[Reference, ...]
     needs: frozenset[str]
     tree: Tree
@@ -248,6 +250,7 @@ class _Resolver:
         held_out = self.sources("tasks.eval", config.tasks.eval)
         engine = self.reference("engine", "engine", config.engine)
         learner = self.reference("learner", "learner", config.learner)
+        stop = self.reference("production.stop", "stop", config.production.stop)
         trackers = self.many("trackers", "tracker", config.trackers)
         self.faults += limits(config)
         if algorithm is None:
@@ -260,7 +263,7 @@ class _Resolver:
         parts = self.parts(algorithm)
         rewarded = bool(config.reward or rewards or workflow is None)
         self.faults += cross_checks(config, algorithm, self.needs, rewarded=rewarded)
-        if self.faults or engine is None or learner is None or workflow is None:
+        if self.faults or engine is None or learner is None or workflow is None or stop is None:
             return None
         return Plan(
             config=config,
@@ -286,6 +289,7 @@ class _Resolver:
             ),
             engine=engine,
             learner=learner,
+            stop=stop,
             trackers=trackers,
             needs=frozenset(self.needs),
             tree=tree,

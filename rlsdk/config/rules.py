@@ -24,6 +24,9 @@ LEAST: dict[str, int] = {
     "production.max_staleness": 0,
     "production.sync_interval": 1,
     "production.oversample": 0,
+    "production.max_token_staleness": 0,
+    "production.tail_batch": -1,
+    "production.pause_timeout": 0,
     "eval.every": 0,
     "eval.samples": 1,
     "eval.limit": 1,
@@ -51,7 +54,7 @@ LEAST: dict[str, int] = {
 
 def limits(config: RunConfig) -> list[str]:
     """Faults that the typed values show by themselves."""
-    return [*_too_small(config), *(text for wrong, text in _sizes(config) if wrong)]
+    return [*_too_small(config), *(text for wrong, text in [*_sizes(config), *_production(config)] if wrong)]
 
 
 def cross_checks(config: RunConfig, algorithm: AlgorithmDefaults, needs: Iterable[str], *, rewarded: bool) -> list[str]:
@@ -108,13 +111,40 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
     ]
 
 
+def _production(config: RunConfig) -> list[tuple[bool, str]]:
+    section = config.production
+    token, group = section.max_token_staleness, section.max_staleness
+    ahead = "set production.max_staleness to 1 or more"
+    return [
+        (
+            section.in_flight and not section.partial_rollouts,
+            "production.partial_rollouts: false has answers begin anew when weights change, but in_flight=true lets "
+            "them go on; set production.in_flight=false, too",
+        ),
+        (
+            section.tail_batch != 0 and not section.runs_ahead,
+            f"production.tail_batch: {section.tail_batch} given, but no group expires in synchronous training; "
+            f"{ahead}, or leave it out",
+        ),
+        (
+            token is not None and not section.runs_ahead,
+            f"production.max_token_staleness: {token} given, but no token is old in synchronous training; {ahead}, or "
+            "leave it out",
+        ),
+        (
+            token is not None and section.runs_ahead and token > group,
+            f"production.max_token_staleness: {token} is above max_staleness={group}: the group expires before its "
+            f"tokens do; at most {group}",
+        ),
+    ]
+
+
 def _sampling(config: RunConfig, algorithm: AlgorithmDefaults, rewarded: bool) -> list[tuple[bool, str]]:
     sampled = algorithm.rollouts != "demonstrations"
     section, length = config.sampling, config.model.max_length
-    ahead = config.production.max_staleness or config.production.sync_interval > 1 or config.production.oversample
     return [
         (
-            bool(ahead) and not sampled,
+            config.production.runs_ahead and not sampled,
             "production: nothing is sampled by an algorithm that trains on demonstrations; leave it out",
         ),
         (

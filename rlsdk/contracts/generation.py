@@ -100,6 +100,8 @@ class Request:
         n: How many continuations.
         seed: Of this request; its `i`-th continuation differs from the others and is the same in every run. None: the
             engine's own.
+        begun: Tokens at the end of the prompt that are the beginning of the answer, sampled by an earlier request: a
+            stop string may begin among them. They count neither as `max_tokens` nor into the completion.
     """
 
     id: str
@@ -107,6 +109,7 @@ class Request:
     sampling: Sampling
     n: int = 1
     seed: int | None = None
+    begun: int = 0
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -119,10 +119,21 @@ class StopStrings:
             # Special tokens are read too: `</answer>` may be one.
             self._stream = DecodeStream(skip_special_tokens=False)
 
+    @classmethod
+    def of(cls, request: Request, tokenizer: Any) -> StopStrings | None:
+        """A watch over a request's answer, of which the beginning may be there; None if nothing is watched for."""
+        sampling = request.sampling
+        if not sampling.stop or sampling.ignore_eos:
+            return None
+        watch = cls(tokenizer, sampling.stop)
+        for token in request.prompt_ids[len(request.prompt_ids) - request.begun :].tolist():
+            watch.feed(token)
+        return watch
+
     def feed(self, token: int) -> bool:
         """Whether the text now holds a stop string."""
         window = self._tail + self._decode(token)
-        self._tail = window[len(window) - self._reach :] if self._reach else ""
+        self._tail = window[max(0, len(window) - self._reach) :]
         return any(stop in window for stop in self._stops)
 
     def _decode(self, token: int) -> str:
@@ -160,9 +171,7 @@ class Continuation:
     @classmethod
     def of(cls, request: Request, index: int, tokenizer: Any) -> Continuation:
         """A continuation of which nothing is sampled yet."""
-        sampling = request.sampling
-        watched = sampling.stop and not sampling.ignore_eos
-        return cls(request.id, index, StopStrings(tokenizer, sampling.stop) if watched else None)
+        return cls(request.id, index, StopStrings.of(request, tokenizer))
 
     def stamp(self, version: int) -> None:
         """Tokens from here on are sampled by weights of this version."""

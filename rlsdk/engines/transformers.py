@@ -118,7 +118,6 @@ class Transformers:
         for request in requests:
             sampling = request.sampling
             ends = () if sampling.ignore_eos else (*sampling.stop_token_ids, *self._default_ends)
-            watched = sampling.stop and not sampling.ignore_eos
             seed = mix(self._seed, self._admitted) if request.seed is None else request.seed
             self._admitted += 1
             self._waiting.extend(
@@ -128,7 +127,7 @@ class Transformers:
                     mix(seed, index),
                     room(sampling, len(request.prompt_ids), limit),
                     self._ends.row(ends),
-                    StopStrings(self._tokenizer, sampling.stop) if watched else None,
+                    StopStrings.of(request, self._tokenizer),
                 )
                 for index in range(request.n)
             )

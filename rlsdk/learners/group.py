@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 _GRACE_SECONDS = 5.0
 """How long, after a rank failed, the others may take to tell whether one of them failed first."""
+_PORTS = range(20_000, 32_000)
+"""Above those of Ray's workers, below those that systems give to whoever asks for any: until rank 0 listens, some other
+program would be given the port, or a rank that tries to reach it would be connected to itself."""
 
 
 class LearnerActor:
@@ -38,9 +43,7 @@ class LearnerActor:
         """Address of this process's node, and a port that is free there."""
         import ray
 
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+        return ray.util.get_node_ip_address(), _free_port()
 
     def sees(self, path: str) -> tuple[str, bool]:
         """Address of this process's node, and whether a file is there."""
@@ -331,6 +334,19 @@ def _describe(cause: BaseException) -> str:
     if type(cause).__name__ in ("ActorDiedError", "RayActorError"):
         return "its process died"
     return str(cause) if isinstance(cause, RlsdkError) else f"{type(cause).__name__}: {cause}"
+
+
+def _free_port() -> int:
+    """A port on which nobody listens.
+
+    Raises:
+        LearnerError: There is none.
+    """
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise LearnerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free: ranks have nowhere to meet")
 
 
 def _by_value(reference: Reference | None) -> None:

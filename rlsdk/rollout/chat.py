@@ -13,7 +13,7 @@ import numpy as np
 from rlsdk.components import Use
 from rlsdk.contracts import Sampling, Speaker, World
 from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
-from rlsdk.rollout.client import EngineClient
+from rlsdk.rollout.client import Sampler
 from rlsdk.rollout.codec import NOTHING, Codec
 from rlsdk.rollout.seeds import derive
 from rlsdk.rollout.worlds.local import LocalWorlds, Worlds
@@ -52,7 +52,7 @@ class Setting:
     """
 
     codec: Codec
-    client: EngineClient | None
+    client: Sampler | None
     sampling: Sampling
     max_length: int
     worlds: Worlds = attrs.field(factory=LocalWorlds)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -27,6 +27,22 @@ class Answer:
     engine: int | None = None
 
 
+class Sampler(Protocol):
+    """What a conversation asks for answers: the engines' client, a gate before it, or what stands for them."""
+
+    def sample(
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
+    ) -> Awaitable[Answer]:
+        """One continuation of a prompt."""
+        ...
+
+
 @attrs.define(eq=False)
 class _Wanted:
     """What one engine request serves: equal prompts of one group become one request for several continuations."""
@@ -35,6 +51,7 @@ class _Wanted:
     sampling: Sampling
     seed: int | None
     affinity: int | None
+    begun: int = 0
     futures: list[asyncio.Future[Answer]] = attrs.field(factory=list)
 
     @property
@@ -76,6 +93,7 @@ class EngineClient:
         self.lost: Callable[[int, Any, Exception], None] | None = None
         self.sampled_again = 0
         self._seats = {rank: _Seat(rank, actor) for rank, actor in enumerate(actors)}
+        self._leaving: list[_Seat] = []
         self._decode = decode
         self._wanted: dict[Any, _Wanted] = {}
         self._waiting: list[_Wanted] = []
@@ -96,6 +114,7 @@ class EngineClient:
         *,
         seed: int | None = None,
         affinity: int | None = None,
+        begun: int = 0,
     ) -> asyncio.Future[Answer]:
         """One continuation of a prompt.
 
@@ -105,6 +124,7 @@ class EngineClient:
             sampling: How.
             seed: Of the request; None takes the engine's own generator.
             affinity: Engine that holds the prefix, if any.
+            begun: Tokens at the end of the prompt that are the beginning of the answer.
 
         Returns:
             To be awaited. Once all continuations of a request are cancelled, the engine ends it.
@@ -112,11 +132,19 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         if not self._wanted:
             loop.call_soon(self._flush)
-        key = (group, prompt.tobytes(), sampling, seed, affinity)
-        wanted = self._wanted.setdefault(key, _Wanted(prompt, sampling, seed, affinity))
+        key = (group, prompt.tobytes(), sampling, seed, affinity, begun)
+        wanted = self._wanted.setdefault(key, _Wanted(prompt, sampling, seed, affinity, begun))
         future: asyncio.Future[Answer] = loop.create_future()
         wanted.futures.append(future)
         return future
+
+    def abort(self) -> None:
+        """End all that runs or waits for an engine; whoever waits gets what was sampled until then, as `abort`."""
+        for seat in (*self._seats.values(), *self._leaving):
+            seat.actor.abort.remote(None)
+        waiting, self._waiting = self._waiting, []
+        for future in itertools.chain.from_iterable(want.missing for want in waiting):
+            future.set_result(Answer(_nothing(str(next(self._serial))), ""))
 
     def admit(self, rank: int, actor: Any) -> None:
         """Route to an engine from now on; what waited for one goes out.
@@ -139,7 +167,9 @@ class EngineClient:
         """Route to an engine no more, and wait until it has answered what it has."""
         seat = self._seats.pop(rank, None)
         if seat is not None and seat.load:
+            self._leaving.append(seat)
             await seat.idle.wait()
+            self._leaving.remove(seat)
 
     def fail(self, error: Exception) -> None:
         """Answer whatever waits for an engine, and all that is asked from now on, with an error."""
@@ -171,6 +201,7 @@ class EngineClient:
                 sampling=want.sampling,
                 n=len(want.futures),
                 seed=want.seed,
+                begun=want.begun,
             )
             batches.setdefault(seat.rank, []).append((request, want))
             for future in want.missing:
@@ -222,3 +253,10 @@ def _fail(futures: Iterable[asyncio.Future[Answer]], error: Exception) -> None:
     for future in futures:
         if not future.done():
             future.set_exception(error)
+
+
+def _nothing(request: str) -> Completion:
+    blank = np.zeros(0, np.int64)
+    return Completion(
+        request=request, index=0, token_ids=blank, logprobs=blank.astype(np.float32), versions=blank, finish="abort"
+    )

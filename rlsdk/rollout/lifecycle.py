@@ -54,7 +54,8 @@ class Ticket:
         task: The task.
         position: In the source's stream: what a checkpoint keeps of a task that is on its way.
         state: Where it is; changed by `Lifecycle.move` alone.
-        group: What it became, from `completed` on; let go of where nobody needs it any more.
+        group: What it became, from `completed` on; of an aborted one that runs again, what there was of it. Let go of
+            where nobody needs it any more.
         attempts: How often it was started.
         taken: The trainer has it; what is left is to say what became of it.
     """
@@ -141,7 +142,8 @@ class Lifecycle:
         Args:
             ticket: Which one.
             to: The new state.
-            group: What it became, with `completed`; of an aborted one, what there is of it.
+            group: What it became, with `completed`; of an aborted one, what there is of it, which stays while it runs
+                again.
 
         Raises:
             RunError: The way is not legal: a task would end twice, or be lost.
@@ -155,7 +157,8 @@ class Lifecycle:
         del live[ticket.state][ticket.number]
         ticket.state = to
         ticket.attempts += to is State.RUNNING
-        ticket.group = group
+        if to is not State.RUNNING:
+            ticket.group = group
         if to in ENDS:
             self._ended[ticket.source][to] += 1
             self._in_hand[ticket.source] -= ticket.taken

@@ -10,6 +10,7 @@ import attrs
 
 from rlsdk.errors import DataError, EngineError, OutOfRoomError, RlsdkError, WorldLostError
 from rlsdk.rollout.chat import Prompt, Setting, TokenChat
+from rlsdk.rollout.gate import Gate
 from rlsdk.rollout.seeds import derive
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.types import Group, Rollout, Score, Task
@@ -17,6 +18,8 @@ from rlsdk.types import Group, Rollout, Score, Task
 Observer = Callable[[Rollout, Score, int], Any]
 RERUNS = 3
 """How often a rollout begins anew whose environment was lost with its worker; then it has failed."""
+ABORTED = Score.invalid("it was stopped from outside")
+"""Of an aborted rollout: nobody judges half an answer."""
 
 
 class Producer:
@@ -68,15 +71,45 @@ class Producer:
             ]
         return [group.result() for group in groups]
 
-    async def group(self, task: Task, setting: Setting, group_size: int, key: str, step: int = -1) -> Group:
-        """The group of one task; see `produce`. Groups that are begun together admit their requests in that order."""
+    async def group(
+        self, task: Task, setting: Setting, group_size: int, key: str, step: int = -1, before: Group | None = None
+    ) -> Group:
+        """The group of one task. Groups that are begun together admit their requests in that order.
+
+        Args:
+            task: What to solve.
+            setting: Codec, engines, sampling.
+            group_size: Rollouts.
+            key: Names this group; part of every seed.
+            step: Trainer step that the rollouts are for.
+            before: What an attempt left that was aborted: rollouts that were whole by then stay as they are, and a
+                first answer goes on from what there is of it, if the engines' gate lets it.
+
+        Raises:
+            DataError: The task cannot be used.
+            EngineError: Generation failed.
+        """
         prompt = Prompt(task, *setting.codec.prompt(task))
+        left = before if before is not None and _one_each(before, group_size) else None
         async with asyncio.TaskGroup() as running:
             members = [
-                running.create_task(self._one(prompt, setting, key, member, step)) for member in range(group_size)
+                running.create_task(self._member(prompt, setting, key, member, step, left))
+                for member in range(group_size)
             ]
         pairs = [pair for member in members for pair in member.result()]
         return Group(task, tuple(rollout for rollout, _ in pairs), tuple(score for _, score in pairs))
+
+    async def _member(
+        self, prompt: Prompt, setting: Setting, group: str, member: int, step: int, before: Group | None
+    ) -> list[tuple[Rollout, Score]]:
+        """What one member is now: what it was, if it was whole; else made, from what there is of it."""
+        if before is not None:
+            rollout, score = before.rollouts[member], before.scores[member]
+            if score.valid:
+                return [(rollout, score)]
+            if rollout.status == "aborted" and isinstance(setting.client, Gate):
+                setting = attrs.evolve(setting, client=setting.client.after(rollout, member))
+        return await self._one(prompt, setting, group, member, step)
 
     async def _one(
         self, prompt: Prompt, setting: Setting, group: str, member: int, step: int
@@ -87,12 +120,16 @@ class Producer:
             chat = TokenChat(prompt, setting, group, seed, member=member, scorer=scorer)
             try:
                 rollouts = await self._attempt(prompt.task, chat, group)
+                if any(rollout.status == "aborted" for rollout in rollouts):
+                    return [(rollout, ABORTED) for rollout in rollouts]
                 scores = await self._scores(rollouts)
                 return [self._seen(rollout, score, step) for rollout, score in zip(rollouts, scores, strict=True)]
             except WorldLostError as error:
                 reason = f"{type(error).__name__}: {error}"
                 self.run_again += attempt < RERUNS
             except _FailedError as error:
+                if chat.status == "aborted":  # half an answer was too little for the workflow
+                    return [(chat.finish(), ABORTED)]
                 reason = str(error)
                 break
         return [self._seen(chat.failed(), Score.invalid(f"workflow failed: {reason}"), step)]
@@ -132,6 +169,11 @@ class Producer:
 
 class _FailedError(Exception):
     """The workflow raised; its rollout has failed, and the run goes on."""
+
+
+def _one_each(group: Group, members: int) -> bool:
+    """Whether its rollouts are those of its members, in their order; step-wise workflows give several."""
+    return len(group.rollouts) == members and not any(rollout.trajectory for rollout in group.rollouts)
 
 
 def _from_ray(error: BaseException) -> bool:

@@ -7,14 +7,26 @@ and the next ones when their groups have been trained. With more, tasks run on w
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
 
 from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
-from rlsdk.rollout.staleness import staleness
+from rlsdk.rollout.staleness import is_trainable, staleness, without_old
 from rlsdk.types import Group, Task
+
+AGAIN = 2.0
+"""Seconds after which what still runs is told once more to end."""
+
+
+class UnfinishedError(Exception):
+    """A task was stopped; its `group` is what there is, and its task is started again."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(f"task {group.task.id!r} was stopped from outside")
+        self.group = group
 
 
 @attrs.frozen(kw_only=True)
@@ -25,11 +37,16 @@ class Pace:
         ahead: Batches beyond the present step's that are asked for.
         limit: Staleness from which on a group is never trained.
         oversample: Reserve of tasks that run beside those that are wanted, as a share of a batch.
+        token_limit: Staleness from which on a token is left out of the loss; None: of no token.
+        tail: How many expired groups of a source make its next tasks: these first, then those aborted, then fresh ones,
+            without a reserve. 0: expired groups are made again at once; -1: never.
     """
 
     ahead: int = 0
     limit: int = 1
     oversample: float = 0.0
+    token_limit: int | None = None
+    tail: int = 0
 
 
 class Streams(Protocol):
@@ -53,8 +70,25 @@ class Streams(Protocol):
         ...
 
 
+class Valve(Protocol):
+    """What ends the sampling of running tasks, as `rollout.gate.Gate`."""
+
+    def interrupt(self) -> None:
+        """End what is sampled, and all that is asked for from now on; tasks that run get what there is."""
+        ...
+
+    def release(self) -> None:
+        """Have answers sampled again."""
+        ...
+
+
 class Production:
-    """Starts tasks, keeps their groups, gives batches to the trainer."""
+    """Starts tasks, keeps their groups, gives batches to the trainer.
+
+    Attributes:
+        expired: Groups that became too old.
+        failure: What `make` raised first.
+    """
 
     def __init__(
         self,
@@ -65,6 +99,8 @@ class Production:
         streams: Streams,
         make: Callable[[Ticket], Awaitable[Group]],
         wanted: Callable[[Group], bool] = lambda group: True,
+        stop: Callable[..., bool] | None = None,
+        valve: Valve | None = None,
     ) -> None:
         """Make one; nothing runs before the first `take`.
 
@@ -73,34 +109,44 @@ class Production:
             pace: How far ahead.
             streams: Where tasks come from, and how a batch is divided among them.
             batch: Groups of a batch.
-            make: The scored group of a task; what it raises ends the run.
+            make: The scored group of a task, going on from the ticket's group, where there is one. What it raises
+                ends the run, but for `UnfinishedError`.
             wanted: Whether a group may be trained on; another task takes the place of one that may not.
+            stop: Whether a batch of which `available` groups of `target` are there is enough; None: all of them are.
+            valve: Ends the sampling of running tasks; without one, a pause cancels them at once.
         """
         self._book, self._pace = lifecycle, pace
         self._streams, self._batch, self._make, self._wanted = streams, batch, make, wanted
+        self._stop, self._valve = stop, valve
         self._batches: dict[int, Mapping[str, int]] = {}
         self._asked = 0
-        self._running: set[asyncio.Task[None]] = set()
+        self._owed: dict[str, int] = dict.fromkeys(streams.names, 0)
+        self._running: set[asyncio.Task[tuple[State, Group]]] = set()
         self._changed = asyncio.Event()
-        self._failure: BaseException | None = None
         self._paused = False
+        self._tails: frozenset[str] = frozenset()
+        self.failure: BaseException | None = None
         self.expired = 0
 
     async def take(self, step: int) -> list[Ticket]:
-        """The batch of a step, as soon as all of it is there; its groups are the oldest that have not expired.
+        """The batch of a step, as soon as all of it is there, or enough; the oldest groups that have not expired.
 
         Args:
             step: Steps that are done.
 
+        Returns:
+            At least one.
+
         Raises:
-            BaseException: What `make` raised first, with its traceback.
+            BaseException: What `make` raised first, with its traceback; no group is taken then.
         """
-        self._paused = False
+        self._resume()
         batch = self._ask(step)
         self._expire(step)
+        self._tails = frozenset(s for s in self._streams.names if self._has_tail(s))
         while True:
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             self._changed.clear()
             self._fill()
             if self._enough(batch):
@@ -111,7 +157,9 @@ class Production:
                 await self._changed.wait()
         taken = [ticket for source, count in batch.items() for ticket in self._available(source)[:count]]
         for ticket in taken:
-            self._book.take(ticket)
+            self._hand_over(ticket, step)
+        for source, count in batch.items():  # what did not come in time is for the batches that follow
+            self._owed[source] += count - sum(ticket.source == source for ticket in taken)
         del self._batches[step]
         self._fill()
         return taken
@@ -125,6 +173,7 @@ class Production:
         """What was asked for, and the tasks that have not ended, as plain JSON; their groups are made again."""
         return {
             "asked": self._asked,
+            "owed": dict(self._owed),
             "batches": {str(step): dict(parts) for step, parts in self._batches.items()},
             "on_the_way": {
                 source: sorted(t.position for t in self._book.tickets(source, *State)) for source in self._streams.names
@@ -135,6 +184,7 @@ class Production:
     def restore(self, state: Mapping[str, Any]) -> int:
         """Go on from `state()`; how many tasks on their way are made again. Those of a source that is gone are not."""
         self._asked = state["asked"]
+        self._owed |= {name: count for name, count in state.get("owed", {}).items() if name in self._owed}
         self._batches = {int(step): parts for step, parts in state["batches"].items()}
         self._book.restore(state["ended"])
         again = 0
@@ -146,45 +196,89 @@ class Production:
             again += len(positions)
         return again
 
-    async def pause(self) -> int:
-        """Start nothing more and end what runs; its tasks are started again by the next `take`. How many there were."""
+    async def pause(self, seconds: float = 0.0, *, again: float = AGAIN) -> int:
+        """Start nothing more and end what runs; the next `take` starts it again, from what there is of it.
+
+        What is being sampled is ended, and tasks finish with what they have. Those that do not are cancelled, and begin
+        anew.
+
+        Args:
+            seconds: Tasks that have not ended by then are cancelled.
+            again: Seconds after which what still runs is told once more to end.
+
+        Returns:
+            How many tasks ran.
+        """
         self._paused = True
         running = list(self._running)
-        for task in running:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while self._valve is not None and self._running and (left := until - loop.time()) > 0:
+            self._valve.interrupt()
+            await asyncio.wait(self._running, timeout=min(again, left))
+        for task in self._running:
             task.cancel()
-        if running:
-            await asyncio.wait(running)
+        if self._running:
+            await asyncio.wait(self._running)
         return len(running)
+
+    def _resume(self) -> None:
+        self._paused = False
+        if self._valve is not None:
+            self._valve.release()
 
     def _ask(self, step: int) -> Mapping[str, int]:
         """Want all batches up to the one of `step`, and those ahead of it; the parts of that of `step`."""
         while self._asked <= step + self._pace.ahead:
             parts = self._batches[self._asked] = dict(self._streams.divide(self._batch))
             for source, count in parts.items():
-                self._book.ask(source, self._book.counts(source).target + count)
+                owed = min(self._owed[source], count)
+                self._owed[source] -= owed
+                self._book.ask(source, self._book.counts(source).target + count - owed)
             self._asked += 1
         return self._batches[step]
 
     def _enough(self, batch: Mapping[str, int]) -> bool:
-        return all(self._book.counts(source).available >= count for source, count in batch.items())
+        there = {source: min(count, self._book.counts(source).available) for source, count in batch.items()}
+        available, target = sum(there.values()), sum(batch.values())
+        if available == target or self._stop is None:
+            return available == target
+        return available > 0 and bool(self._stop(available=available, target=target))
 
     def _available(self, source: str) -> list[Ticket]:
         return [t for t in self._book.tickets(source, State.COMPLETED) if not t.taken]
 
+    def _hand_over(self, ticket: Ticket, step: int) -> None:
+        ticket.group = self._young(self._book.take(ticket), step)
+
+    def _young(self, group: Group, step: int) -> Group:
+        limit = self._pace.token_limit
+        return without_old(group, step, None if limit is None else limit - 1)
+
+    def _is_old(self, group: Group, step: int) -> bool:
+        young = self._young(group, step)
+        return staleness(young, step) >= self._pace.limit or (is_trainable(group) and not is_trainable(young))
+
     def _expire(self, step: int) -> None:
         for source in self._streams.names:
             for ticket in self._available(source):
-                if ticket.group is not None and staleness(ticket.group, step) >= self._pace.limit:
-                    self._book.move(ticket, State.EXPIRED)
+                if ticket.group is not None and self._is_old(ticket.group, step):
+                    self._book.move(ticket, State.EXPIRED if self._pace.tail >= 0 else State.FILTERED)
                     self.expired += 1
 
+    def _has_tail(self, source: str) -> bool:
+        return 0 < self._pace.tail <= len(self._book.tickets(source, State.EXPIRED))
+
     def _fill(self) -> None:
-        if self._paused:
+        """Start what is wanted; between the look at what runs and the start nothing else can happen."""
+        if self._paused or self.failure is not None:
             return
         for source in self._streams.names:
             batch = self._batches[min(self._batches)].get(source, 0) if self._batches else 0
-            wanted = self._book.wanted(source, batch, self._pace.oversample)
-            again = self._book.tickets(source, State.EXPIRED, State.ABORTED, State.INIT)[:wanted] if wanted else []
+            tail = source in self._tails
+            wanted = self._book.wanted(source, batch, 0.0 if tail else self._pace.oversample)
+            first = () if self._pace.tail and not tail else (State.EXPIRED,)
+            again = self._book.tickets(source, *first, State.ABORTED, State.INIT)[:wanted] if wanted else []
             for i in range(wanted):
                 fresh = i >= len(again)
                 self._start(self._book.issue(source, *self._streams.draw(source)) if fresh else again[i])
@@ -193,16 +287,26 @@ class Production:
         self._book.move(ticket, State.RUNNING)
         running = asyncio.get_running_loop().create_task(self._run(ticket))
         self._running.add(running)
-        running.add_done_callback(self._running.discard)
+        # Not in the task itself: one that is cancelled before its first turn never runs.
+        running.add_done_callback(functools.partial(self._ended, ticket))
 
-    async def _run(self, ticket: Ticket) -> None:
-        try:
-            group = await self._make(ticket)
-        except asyncio.CancelledError:
-            self._book.move(ticket, State.ABORTED)
-        except BaseException as error:  # noqa: BLE001 - whoever takes gets it
-            self._failure = self._failure or error
-        else:
-            self._book.move(ticket, *(State.COMPLETED, group) if self._wanted(group) else (State.FILTERED, None))
-        finally:
-            self._changed.set()
+    async def _run(self, ticket: Ticket) -> tuple[State, Group]:
+        group = await self._make(ticket)
+        if self._paused and any(rollout.status == "aborted" for rollout in group.rollouts):
+            return State.ABORTED, group
+        return (State.COMPLETED if self._wanted(group) else State.FILTERED), group
+
+    def _ended(self, ticket: Ticket, running: asyncio.Task[tuple[State, Group]]) -> None:
+        self._running.discard(running)
+        error = None if running.cancelled() else running.exception()
+        to, group = (State.ABORTED, ticket.group) if running.cancelled() or error else running.result()
+        if isinstance(error, UnfinishedError):
+            group, error = error.group, None
+        self._book.move(ticket, to, None if to is State.FILTERED else group)
+        self.failure = self.failure or error
+        if to is State.FILTERED:  # another takes its place at once, also while the trainer works
+            try:
+                self._fill()
+            except Exception as failed:  # noqa: BLE001 - whoever takes gets it
+                self.failure = self.failure or failed
+        self._changed.set()

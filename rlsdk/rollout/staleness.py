@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import attrs
 import numpy as np
 
 from rlsdk.types import Group, Rollout
 
 
 def oldest(rollouts: Iterable[Rollout]) -> int | None:
-    """The least version of weights that sampled a token of them; None if none was sampled, as in demonstrations."""
-    sampled = [r.policy_versions[r.policy_versions >= 0] for r in rollouts]
+    """The least version of weights that sampled a trained token; None if none was sampled, as in demonstrations."""
+    sampled = [r.policy_versions[r.loss_mask & (r.policy_versions >= 0)] for r in rollouts]
     return min((int(versions.min()) for versions in sampled if len(versions)), default=None)
 
 
@@ -44,5 +45,25 @@ def masked(rollout: Rollout, step: int, most: int) -> np.ndarray:
         step: Steps that are done.
         most: Greatest staleness of a token.
     """
-    young: np.ndarray = rollout.loss_mask & (step - rollout.policy_versions <= most)
+    unsampled = rollout.policy_versions < 0  # demonstrations do not grow old
+    young: np.ndarray = rollout.loss_mask & (unsampled | (step - rollout.policy_versions <= most))
     return young
+
+
+def without_old(group: Group, step: int, most: int | None) -> Group:
+    """The group with its old tokens left out of the loss; itself if none is old.
+
+    Args:
+        group: The group.
+        step: Steps that are done.
+        most: Greatest staleness of a token; None: any.
+    """
+    if most is None or staleness(group, step) <= most:
+        return group
+    young = [attrs.evolve(r, loss_mask=masked(r, step, most)) for r in group.rollouts]
+    return attrs.evolve(group, rollouts=young)
+
+
+def is_trainable(group: Group) -> bool:
+    """Whether a token of it counts in a loss."""
+    return any(rollout.loss_mask.any() for rollout in group.rollouts)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,15 @@ import attrs
 import numpy as np
 
 from rlsdk.config import Plan
+from rlsdk.config.schema import ProductionSection
 from rlsdk.contracts import TrainBatch
 from rlsdk.errors import ConfigError
 from rlsdk.rollout.chat import Setting
+from rlsdk.rollout.client import EngineClient
+from rlsdk.rollout.gate import Gate
 from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
 from rlsdk.rollout.producer import Producer
-from rlsdk.rollout.production import Pace, Production
+from rlsdk.rollout.production import Pace, Production, UnfinishedError
 from rlsdk.rollout.staleness import expires_at
 from rlsdk.rollout.stream import TaskStreams
 from rlsdk.rollout.worlds.fleet import Fleet
@@ -93,21 +96,23 @@ class Loop:
         shared = parts.actors.layout.device == "cuda" and placement.colocate
         self.engines = Engines(parts.actors.engines, shared=shared, revival=_revival(parts))
         section = parts.plan.config.production
-        if shared and (section.max_staleness or section.sync_interval > 1 or section.oversample):
+        if shared and section.runs_ahead:
             fault = (
                 "production: rollouts cannot run ahead of a learner on their own device; set placement.colocate=false"
             )
             raise ConfigError([fault])
-        limit = expires_at(section.max_staleness, section.sync_interval)
-        self.ahead = limit - 1
+        self.ahead = _pace(section).ahead
+        self._gate = parts.setting.client if isinstance(parts.setting.client, Gate) else None
         self._book = Lifecycle(parts.streams.names)
         self.production = Production(
             self._book,
-            Pace(ahead=self.ahead, limit=limit, oversample=section.oversample),
+            _pace(section),
             streams=parts.streams,
             batch=parts.plan.config.batch_size,
             make=self._make,
             wanted=self._wanted,
+            stop=parts.plan.plugins.resolve(parts.plan.stop),
+            valve=self._gate,
         )
         self._baselines: dict[int, float] = {}
         self._updated = False
@@ -141,7 +146,9 @@ class Loop:
 
     async def publish(self, *, updated: bool) -> float:
         """Send the learner's weights to the engines and compare; returns the canary's gap in nats."""
-        return await self.engines.publish(self.p.actors.learner, self.done, self.p.canary, updated=updated)
+        gate = None if self.p.plan.config.production.in_flight else self._gate
+        async with nullcontext() if gate is None else gate.held():
+            return await self.engines.publish(self.p.actors.learner, self.done, self.p.canary, updated=updated)
 
     async def evaluate(self) -> Evaluation:
         """Evaluate the weights as they are."""
@@ -200,11 +207,13 @@ class Loop:
         """The scored group of a task and, where it is wanted, the reward of the greedy answer."""
         p, size, key = self.p, self.p.plan.config.group_size, f"task {ticket.number}.{ticket.attempts}"
         async with asyncio.TaskGroup() as running:
-            own = running.create_task(p.producer.group(ticket.task, p.setting, size, key, self.done + 1))
+            own = running.create_task(p.producer.group(ticket.task, p.setting, size, key, self.done + 1, ticket.group))
             greedy = None
             if "baseline_rewards" in p.plan.needs:
                 plain = attrs.evolve(p.setting, sampling=attrs.evolve(p.setting.sampling, temperature=0.0))
                 greedy = running.create_task(p.evaluator.group(ticket.task, plain, 1, f"{key} greedy"))
+        if greedy is not None and greedy.result().rollouts[0].status == "aborted":
+            raise UnfinishedError(own.result())
         if greedy is not None and greedy.result().scores[0].valid:
             self._baselines[ticket.number] = greedy.result().scores[0].value
         return own.result()
@@ -305,11 +314,25 @@ class Loop:
 
 def _revival(parts: Parts) -> Revival | None:
     """How engines that die come back, where there are any."""
-    if parts.setting.client is None:
+    gate = parts.setting.client
+    client = gate.engines if isinstance(gate, Gate) else gate
+    if not isinstance(client, EngineClient):
         return None
     start = partial(start_engine, parts.plan, parts.actors.layout, exchanged_adapter(parts.plan))
     most, missing = parts.plan.config.placement.engine_restarts, partial(no_room, parts.plan, parts.actors.layout)
-    return Revival(client=parts.setting.client, start=start, most=most, missing=missing)
+    return Revival(client=client, start=start, most=most, missing=missing)
+
+
+def _pace(section: ProductionSection) -> Pace:
+    limit = expires_at(section.max_staleness, section.sync_interval)
+    token = section.max_token_staleness
+    return Pace(
+        ahead=limit - 1,
+        limit=limit,
+        oversample=section.oversample,
+        token_limit=None if token is None else expires_at(token, section.sync_interval),
+        tail=section.tail_batch,
+    )
 
 
 def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:

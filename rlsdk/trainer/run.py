@@ -24,6 +24,7 @@ from rlsdk.errors import ConfigError, PluginError, RunError
 from rlsdk.plugins import load
 from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.codec import Codec
+from rlsdk.rollout.gate import Gate
 from rlsdk.rollout.producer import Producer, first_error
 from rlsdk.rollout.seeds import derive
 from rlsdk.rollout.stream import Source, TaskStream, TaskStreams, opened
@@ -229,7 +230,11 @@ def _assemble(
 ) -> Parts:
     config, resolve = plan.config, plan.plugins.resolve
     codec = Codec.open(plan.model)
-    client = EngineClient(actors.engines, codec.decode) if actors.engines else None
+    client = None
+    if actors.engines:
+        ends = () if codec.end is None else (codec.end,)
+        partial = config.production.partial_rollouts
+        client = Gate(EngineClient(actors.engines, codec.decode), codec.decode, partial=partial, ends=ends)
     s = config.sampling
     if s.top_p < 1 or s.top_k:
         log.warning(

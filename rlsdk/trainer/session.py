@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.console import Console
 from rlsdk.config import Plan
 from rlsdk.contracts import Run
 from rlsdk.process import settle
+from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.attendance import Attendance, asked, tell
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.rollouts import RolloutWriter
@@ -82,8 +84,9 @@ class Session:
                 if last or loop.interrupted or (every and loop.done % every == 0):
                     await self._save(last=last or loop.interrupted)
         finally:
-            await loop.production.pause()
+            await loop.production.pause(plan.config.production.pause_timeout)
             loop.engines.close()
+            _report(loop.production.failure)
             bar.close()
             if writer:
                 writer.close()
@@ -151,6 +154,13 @@ class Session:
             "tokens_per_second": loop.tokens / max(generating, 1e-9),
             "export": str(export) if export.is_dir() else None,
         }
+
+
+def _report(failure: BaseException | None) -> None:
+    """Say what failed in the background, unless it is what ended the run."""
+    if failure is not None and failure is not sys.exception():
+        cause = first_error(failure)
+        log.error("a task failed after the last batch was taken: %s: %s", type(cause).__name__, cause, exc_info=failure)
 
 
 def accuracy_at(folder: Path, step: int) -> dict[str, float] | None:

@@ -119,6 +119,18 @@ def test_options_of_components_are_checked_before_anything_starts(faults):
         ("algorithm.aggregate=seq-mean-token-sum-norm", "algorithm.norm", "divides by a length; give it"),
         ("algorithm.advantage=gae", "algorithm.critic", "the advantage reads a critic's values; set it true"),
         ("algorithm={use: grpo, kl: null}", "algorithm.kl", "kl_coef is 0.04; name an estimator, such as 'k3'"),
+        ("production.partial_rollouts=false", "production.partial_rollouts", "set production.in_flight=false, too"),
+        ("production.tail_batch=2", "production.tail_batch", "set production.max_staleness to 1 or more, or leave it"),
+        ("production={max_staleness: 1, tail_batch: -2}", "production.tail_batch", "at least -1, got -2"),
+        ("production.max_token_staleness=0", "production.max_token_staleness", "no token is old in synchronous"),
+        (
+            "production={max_staleness: 1, max_token_staleness: 2}",
+            "production.max_token_staleness",
+            "2 is above max_staleness=1: the group expires before its tokens do; at most 1",
+        ),
+        ("production.stop=enogh", "production.stop", "unknown stop 'enogh'; core offers: all, enough"),
+        ("production.stop={use: enough, shar: 1}", "production.stop.shar", "did you mean 'share'"),
+        ("production.stop={use: enough, available: 1}", "production.stop.available", "unknown"),
     ],
 )
 def test_what_no_single_value_shows(faults, override, path, text):
@@ -271,3 +283,21 @@ def test_several_sources_of_tasks(plan, faults):
         "weights are at least 0"
     )
     assert by_path(faults("tasks.train=[]"))["tasks.train"].startswith("no source of tasks")
+
+
+@pytest.mark.parametrize(
+    ("section", "ahead"),
+    [
+        ("{}", False),
+        ("{in_flight: false}", False),
+        ("{max_staleness: 1, max_token_staleness: 1, tail_batch: -1}", True),
+        ("{oversample: 0.5, tail_batch: 2}", True),
+        ("{stop: {use: enough, share: 0.5}}", True),
+        ("{stop: core/all}", False),
+        ("{sync_interval: 2, in_flight: false, partial_rollouts: false}", True),
+    ],
+)
+def test_settings_of_production_that_go_together(plan, section, ahead):
+    found = plan(f"production={section}")
+    assert found.config.production.runs_ahead is ahead
+    assert found.stop.name == ("core/enough" if "enough" in section else "core/all")

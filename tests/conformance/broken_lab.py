@@ -368,6 +368,12 @@ def answers_yes_or_no(*, available, target):
     return available - target
 
 
+@rlsdk.stop("more-is-enough")
+def more_is_enough(*, available, target):
+    """Even numbers only, but one."""
+    return available % 2 == 0 and available != 6
+
+
 # --- algorithms
 
 

@@ -27,6 +27,7 @@ WITHOUT_INPUT = {
     "contract",
     "sized-and-indexable",
     "answers-yes-or-no",
+    "more-is-enough",
     "parts-resolve",
     "parts-merge",
 }

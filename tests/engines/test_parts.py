@@ -83,6 +83,19 @@ def test_stop_strings_within_and_across_tokens() -> None:
     assert first(("ab", "+"), "aab+") == 2
     assert first((">",), "1<answer>2") == 1
     assert first(("x",), "1+2") == -1
+    assert first(("1+2+3",), "1+2+3") == 4  # at the very beginning, where less text has come than is kept
+
+
+def test_a_stop_string_may_begin_in_what_was_sampled_before() -> None:
+    tokenizer = tiny.make_tokenizer()
+
+    def watch(begun: int, stop: str = "2+3") -> StopStrings | None:
+        ids = np.array(tokenizer("1+2+").input_ids)
+        return StopStrings.of(Request(id="r", prompt_ids=ids, sampling=Sampling(stop=(stop,)), begun=begun), tokenizer)
+
+    three = tokenizer("3").input_ids[0]
+    fed = [watch(begun) for begun in (0, 1, 2)]
+    assert [each.feed(three) for each in fed if each] == [False, False, True]
 
 
 def test_stop_strings_of_a_tokenizer_without_a_backend() -> None:

@@ -177,6 +177,11 @@ def test_nobody_who_waits_for_an_engine_waits_for_ever() -> None:
         waiting = [asked.sample("g", PROMPT, Sampling()) for _ in range(2)]
         await asyncio.sleep(0.01)
         assert asked.actors == [] and not waiting[0].done()
+        asked.abort()  # there is no engine that could say so
+        done = [(await future).completion for future in waiting]
+        assert [(each.finish, len(each.token_ids)) for each in done] == [("abort", 0)] * 2
+        waiting = [asked.sample("g", PROMPT, Sampling()) for _ in range(2)]
+        await asyncio.sleep(0.01)
         waiting[0].cancel()
         asked.fail(ValueError("it will not come back"))
         with pytest.raises(ValueError, match="will not come back"):

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rlsdk.errors import RunError
 from rlsdk.rollout.lifecycle import ENDS, LEGAL, Lifecycle, State
-from rlsdk.rollout.staleness import expires_at, masked, staleness
+from rlsdk.rollout.staleness import expires_at, is_trainable, masked, staleness, without_old
 from rlsdk.types import Group, Rollout, Score, Task
 
 SOURCES = ("a", "b")
@@ -164,3 +164,17 @@ def test_a_group_is_as_old_as_its_oldest_trained_token() -> None:
 
 def test_old_tokens_are_masked_one_by_one() -> None:
     assert masked(sampled([-1, 3, 5, 6]), step=6, most=1).tolist() == [False, False, True, True]
+    demonstration = Rollout(TASK, (), [1, 2], [False, True], [0.0, 0.0], [-1, -1])
+    assert masked(demonstration, step=6, most=1).tolist() == [False, True]
+
+
+def test_what_is_masked_makes_a_group_no_older_and_what_is_young_stays_as_it_is() -> None:
+    group = Group(TASK, (sampled([-1, 2, 5]), sampled([-1, 6])), (Score(0), Score(0)))
+    assert without_old(group, 6, None) is group
+    assert without_old(group, 6, 4) is group
+    young = without_old(group, 6, 3)
+    assert young.rollouts[0].loss_mask.tolist() == [False, False, True]
+    assert young.rollouts[0].policy_versions.tolist() == [-1, 2, 5]  # who sampled it is still known
+    assert staleness(young, 6) == 1
+    assert is_trainable(young)
+    assert not is_trainable(without_old(group, 9, 1))

@@ -4,49 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
-from rlsdk.rollout.production import Pace, Production
-from rlsdk.types import Group, Rollout, Score, Task
-
-
-class Bench:
-    """A production whose groups take a given time, sampled by the weights that are there when they begin."""
-
-    names = ("a", "b")
-
-    def __init__(self, pace: Pace, seconds: Callable[[int], float] = lambda number: 0.01, **how: Any) -> None:
-        self.book = Lifecycle(self.names)
-        self.version, self.drawn, self.started = 0, 0, []
-        self.seconds = seconds
-        self.production = Production(self.book, pace, streams=self, batch=4, make=self.make, **how)
-
-    def divide(self, count: int) -> dict[str, int]:
-        return {"a": count - 1, "b": 1}
-
-    def draw(self, source: str) -> tuple[Task, int]:
-        self.drawn += 1
-        return self.at(source, self.drawn), self.drawn
-
-    def at(self, source: str, position: int) -> Task:
-        return Task(id=f"{source}{position}", prompt="x")
-
-    async def make(self, ticket: Ticket) -> Group:
-        version = self.version
-        self.started.append(ticket.number)
-        await asyncio.sleep(self.seconds(ticket.number))
-        rollout = Rollout(ticket.task, (), [1, 1], [False, True], [0.0, -1.0], [-1, version])
-        return Group(ticket.task, (rollout,), (Score(1.0),))
-
-    async def step(self, step: int) -> list[Ticket]:
-        taken = await self.production.take(step)
-        self.production.settle(taken, [State.TRAINED] * len(taken))
-        self.version = step + 1
-        return taken
+from rlsdk.rollout.production import Pace
+from tests.rollout.bench import Bench
 
 
 def test_without_batches_ahead_it_is_synchronous() -> None:

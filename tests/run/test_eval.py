@@ -32,3 +32,10 @@ def test_a_checkpoint_is_as_good_as_its_run_said(runner: Any) -> None:
     again = subprocess.run([*command, "--checkpoint", str(checkpoint)], capture_output=True, text=True, check=False)
     assert again.returncode == 2
     assert "holds something already" in again.stderr
+    every = [sys.executable, "-m", "rlsdk.cli", "train", str(runner.config), *short, "--mode", "bench", "--json"]
+    ran = subprocess.run(every, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    first, last = json.loads(ran.stdout)
+    assert (first["step"], last["step"]) == (0, 1)
+    assert last["accuracy"] == found["accuracy"]
+    assert Path(last["transcripts"]).is_file()

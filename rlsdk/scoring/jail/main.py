@@ -84,6 +84,8 @@ def _isolated(request: dict[str, Any], report: int) -> None:
         os.waitpid(child, 0)  # `held` stays open until this process ends
         return
     os.close(held)
+    if os.getpid() != 1:  # `_clear` would kill whatever this user runs
+        raise RuntimeError("the sandbox has no namespace of processes")
     walls.close(request["visible"], limits["disk"], was_root, outside)
     _serve(request, report)
 

@@ -173,3 +173,20 @@ def answers_yes_or_no(subject: Subject, _: Any) -> None:
     answer = subject.call(subject.make())
     if not isinstance(answer, bool):
         raise Violated("form", "True or False", shape(answer))
+
+
+@holds(
+    "more-is-enough",
+    "stop",
+    remedy="a whole batch ends it, and where some groups are enough, more are: compare available with target",
+    after=("answers-yes-or-no",),
+)
+def more_is_enough(subject: Subject, _: Any) -> None:
+    """A whole batch is enough, and where some groups are, more are, too."""
+    target = 8
+    made = subject.make()
+    answers = [subject.call(lambda n=n: made(available=n, target=target)) for n in range(1, target + 1)]
+    least = answers.index(True) if True in answers else target - 1
+    wanted = [i >= least for i in range(target)]
+    if answers != wanted:
+        raise Violated("value", f"{wanted} for 1 to {target} groups of {target}", f"{answers}")

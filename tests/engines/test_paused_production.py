@@ -1,0 +1,114 @@
+"""Production on an engine in a process of its own, paused at any time (invariants 6, 9, 10, 11 and 12)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import tiny
+
+import rlsdk
+from rlsdk.contracts import Model, Rule, Sampling
+from rlsdk.rollout.chat import Setting
+from rlsdk.rollout.client import EngineClient
+from rlsdk.rollout.codec import Codec
+from rlsdk.rollout.gate import Gate
+from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
+from rlsdk.rollout.producer import Producer
+from rlsdk.rollout.production import Pace, Production
+from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.types import Group, Rollout, Task
+
+pytestmark = pytest.mark.stack
+TOKENS, STEPS, BATCH, MEMBERS = 60, 4, 3, 2
+
+
+@rlsdk.reward("judged")
+class Judged:
+    """Keeps what it was asked to judge."""
+
+    def __init__(self) -> None:
+        self.rollouts: list[Rollout] = []
+
+    def __call__(self, rollout: Rollout) -> float:
+        self.rollouts.append(rollout)
+        return 1.0
+
+
+class Sums:
+    """An endless source."""
+
+    names = ("sums",)
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def divide(self, count: int) -> dict[str, int]:
+        return {"sums": count}
+
+    def draw(self, source: str) -> tuple[Task, int]:
+        self.drawn += 1
+        return self.at(source, self.drawn), self.drawn
+
+    def at(self, source: str, position: int) -> Task:
+        return Task(id=str(position), prompt=f"{position}+1=")
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_whatever_pauses_every_group_is_made_once_of_whole_answers(
+    vllm_engine: Any, model: Model, partial: bool
+) -> None:
+    async def body() -> None:
+        actor = vllm_engine.actor
+        await actor.load_weights.remote(tiny.original(model))
+        rng, codec, judged, sums = random.Random(3), Codec(tiny.make_tokenizer()), Judged(), Sums()
+        gate = Gate(EngineClient([actor], codec.decode), codec.decode, partial=partial)
+        sampling = Sampling(max_tokens=TOKENS, ignore_eos=True)
+        setting = Setting(codec=codec, client=gate, sampling=sampling, max_length=128)
+        scorer = Scorer([Part(Rule("judged", 1.0), judged)])
+        producer = Producer(rlsdk.load("workflow", "single_turn"), scorer, seed=5)
+
+        async def make(ticket: Ticket) -> Group:
+            key = f"task {ticket.number}.{ticket.attempts}"
+            return await producer.group(ticket.task, setting, MEMBERS, key, before=ticket.group)
+
+        book = Lifecycle(sums.names)
+        production = Production(book, Pace(ahead=1, limit=99), batch=BATCH, streams=sums, make=make, valve=gate)
+        taken: list[Ticket] = []
+        for step in range(STEPS):
+            for _ in range(2):
+                waiting = asyncio.ensure_future(production.take(step))
+                await asyncio.wait([waiting], timeout=rng.uniform(0.01, 0.06))
+                if waiting.done():
+                    break
+                waiting.cancel()
+                await production.pause(10.0, again=0.2)
+                assert book.counts("sums").scheduled == 0
+                for ticket in book.tickets("sums", State.ABORTED):
+                    assert ticket.group is not None  # nobody had to be cancelled
+                    assert any(rollout.status == "aborted" for rollout in ticket.group.rollouts)
+            groups = waiting.result() if waiting.done() and not waiting.cancelled() else await production.take(step)
+            taken += groups
+            kept = [t.group for t in groups if t.group is not None]
+            for rollout in (r for group in kept for r in group.rollouts):
+                assert (rollout.status, int(rollout.loss_mask.sum())) == ("truncated", TOKENS)
+                versions = rollout.policy_versions[rollout.loss_mask].tolist()
+                assert versions == sorted(versions)
+                assert partial or rollout.policy_versions.max() <= step
+            production.settle(groups, [State.TRAINED] * len(groups))
+            async with gate.held(again=0.2):
+                await actor.load_weights.remote(tiny.changed(model, step + 1))
+        await production.pause(10.0, again=0.2)
+        assert Counter(t.number for t in taken).most_common(1)[0][1] == 1
+        assert len(taken) == STEPS * BATCH
+        assert not any(rollout.status == "aborted" for rollout in judged.rollouts)
+        assert len({id(rollout) for rollout in judged.rollouts}) == len(judged.rollouts)
+        assert (gate.resumed > 0) is partial
+        mixed = [r for r in judged.rollouts if len(set(r.policy_versions[r.loss_mask].tolist())) > 1]
+        assert bool(mixed) is partial
+        assert book.issued == sums.drawn
+
+    asyncio.run(asyncio.wait_for(body(), 60))

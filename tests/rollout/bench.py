@@ -1,0 +1,81 @@
+"""A production whose groups are made by a script: without engines, processes or Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
+from rlsdk.rollout.production import Pace, Production
+from rlsdk.types import Group, Rollout, Score, Status, Task
+
+
+class Bench:
+    """A production whose groups take a given time, sampled by the weights that are there when they begin.
+
+    It is its production's valve, too: what is interrupted hands out what it has, and goes on from there.
+
+    Attributes:
+        names: Of its sources.
+        drawn: Fresh tasks.
+        started: Numbers of tickets, as they were started.
+        interrupts: How often it was told to end what runs.
+        deaf: It does not listen.
+    """
+
+    names: Sequence[str] = ("a", "b")
+
+    def __init__(
+        self, pace: Pace, seconds: Callable[[int], float] = lambda number: 0.01, *, valve: bool = False, **how: Any
+    ) -> None:
+        self.book = Lifecycle(self.names)
+        self.version = self.drawn = self.interrupts = 0
+        self.started: list[int] = []
+        self.seconds, self.deaf = seconds, False
+        self._ended = asyncio.Event()
+        how |= {"valve": self} if valve else {}
+        self.production = Production(self.book, pace, streams=self, batch=4, make=self.make, **how)
+
+    def divide(self, count: int) -> dict[str, int]:
+        return {"a": count - 1, "b": 1}
+
+    def draw(self, source: str) -> tuple[Task, int]:
+        self.drawn += 1
+        return self.at(source, self.drawn), self.drawn
+
+    def at(self, source: str, position: int) -> Task:
+        return Task(id=f"{source}{position}", prompt="x")
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+        if not self.deaf:
+            self._ended.set()
+
+    def release(self) -> None:
+        self._ended.clear()
+
+    async def make(self, ticket: Ticket) -> Group:
+        self.started.append(ticket.number)
+        version, before = self.version, ticket.group
+        there = [] if before is None else before.rollouts[0].policy_versions[1:].tolist()
+        seconds = self.seconds(ticket.number)
+        try:
+            await asyncio.wait_for(self._ended.wait(), seconds)
+        except TimeoutError:
+            return group(ticket.task, [*there, version])
+        return group(ticket.task, [*there, version], "aborted")
+
+    async def step(self, step: int) -> list[Ticket]:
+        taken = await self.production.take(step)
+        self.production.settle(taken, [State.TRAINED] * len(taken))
+        self.version = step + 1
+        return taken
+
+
+def group(task: Task, versions: Sequence[int], status: Status = "finished") -> Group:
+    """Of one rollout: a prompt of one token, and a token of each version."""
+    count = len(versions)
+    mask, logprobs = [False, *[True] * count], [0.0, *[-1.0] * count]
+    rollout = Rollout(task, (), [1] * (count + 1), mask, logprobs, [-1, *versions], status)
+    return Group(task, (rollout,), (Score.invalid("stopped") if status == "aborted" else Score(1.0),))

@@ -1,0 +1,253 @@
+"""The gate before the engines: who waits, who is ended and goes on, and what an answer holds of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlsdk
+from rlsdk.contracts import Completion, Rule, Sampling
+from rlsdk.rollout.chat import Setting
+from rlsdk.rollout.client import Answer
+from rlsdk.rollout.gate import Gate, beginning
+from rlsdk.rollout.producer import Producer
+from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.types import Group, Rollout, Score, Task
+from tests.rollout.codecs import plain
+
+PROMPT = np.array([5, 6])
+TASK = Task(id="t", prompt="3,5>8:")
+
+
+class Engines:
+    """Writes 10, 11, 12, … one token a millisecond, of its present version; deaf to the first words to end."""
+
+    def __init__(self, *, deaf: int = 0) -> None:
+        self.version = self.aborts = 0
+        self.deaf = deaf
+        self.asked: list[tuple[list[int], Sampling, int | None, int]] = []
+        self._ends: list[asyncio.Event] = []
+
+    async def sample(
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
+        begun: int = 0,
+    ) -> Answer:
+        serial = str(len(self.asked))
+        self.asked.append((prompt.tolist(), sampling, seed, begun))
+        end = asyncio.Event()
+        self._ends.append(end)
+        versions: list[int] = []
+        while len(versions) < sampling.max_tokens and not end.is_set():
+            await asyncio.sleep(0.001)
+            versions.append(self.version)
+        count = len(versions)
+        done = Completion(
+            request=serial,
+            index=0,
+            token_ids=np.arange(10 + begun, 10 + begun + count),
+            logprobs=np.full(count, -0.5, np.float32),
+            versions=np.array(versions, np.int64),
+            finish="abort" if end.is_set() else "length",
+        )
+        return Answer(done, "", 0)
+
+    def abort(self) -> None:
+        self.aborts += 1
+        if self.aborts > self.deaf:
+            for end in self._ends:
+                end.set()
+
+
+def decode(ids: Any) -> list[str]:
+    return [" ".join(map(str, each.tolist())) for each in ids]
+
+
+def part(tokens: list[int], version: int = 0) -> Completion:
+    count = len(tokens)
+    arrays = {"token_ids": np.array(tokens), "logprobs": np.full(count, -0.5, np.float32)}
+    return Completion(request="b", index=0, versions=np.full(count, version), finish="abort", **arrays)
+
+
+def play(body: Callable[[], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        return await asyncio.wait_for(body(), 5)
+
+    return asyncio.run(main())
+
+
+def test_what_is_ended_goes_on_and_what_comes_meanwhile_waits() -> None:
+    async def body() -> None:
+        engines = Engines()
+        gate = Gate(engines, decode)
+        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60), seed=3))
+        await asyncio.sleep(0.02)
+        async with gate.held():
+            second = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=2)))
+            await asyncio.sleep(0.01)
+            assert len(engines.asked) == 1
+            engines.version = 1
+        one, two = (answer.completion for answer in await asyncio.gather(first, second))
+        assert one.token_ids.tolist() == list(range(10, 70))
+        assert sorted(set(one.versions.tolist())) == [0, 1]
+        assert (one.finish, two.finish) == ("length", "length")
+        count = int((one.versions == 0).sum())
+        prompt, sampling, seed, begun = engines.asked[1]
+        assert (prompt, begun) == ([5, 6, *range(10, 10 + count)], count)
+        assert sampling.max_tokens == 60 - count
+        assert seed not in (None, 3)
+        assert gate.resumed == 1
+
+    play(body)
+
+
+def test_what_begins_anew_has_the_whole_of_its_tokens() -> None:
+    async def body() -> None:
+        engines = Engines()
+        gate = Gate(engines, decode, partial=False)
+        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60)))
+        await asyncio.sleep(0.02)
+        async with gate.held():
+            engines.version = 1
+        done = (await first).completion
+        assert done.versions.tolist() == [1] * 60
+        assert engines.asked[1][:2] == engines.asked[0][:2]
+        assert gate.dropped > 0
+        assert gate.resumed == 0
+
+    play(body)
+
+
+def test_the_word_to_end_is_said_again_until_it_is_heard() -> None:
+    async def body() -> None:
+        engines = Engines(deaf=3)
+        gate = Gate(engines, decode)
+        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=10_000)))
+        await asyncio.sleep(0.01)
+        async with gate.held(again=0.01):
+            assert engines.aborts == 4
+        first.cancel()
+
+    play(body)
+
+
+def test_engines_that_hear_nothing_do_not_hold_the_weights_up_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        engines = Engines(deaf=1000)
+        gate = Gate(engines, decode)
+        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60)))
+        await asyncio.sleep(0.01)
+        async with gate.held(again=0.01, patience=0.03):
+            engines.version = 1
+        assert set((await first).completion.versions.tolist()) == {0, 1}  # it went on where it was
+
+    play(body)
+    assert "1 requests did not end" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("begun", "finish"),
+    [
+        (part([10, 7]), "stop"),  # the text's own end
+        (part([10, 9]), "stop"),  # a token that ends it, by the request
+        (part([10, 55, 44, 12]), "stop"),  # a string that ends it
+        (part([10, 11, 12, 13, 14]), "length"),
+    ],
+)
+def test_an_answer_of_which_nothing_is_missing_is_not_sampled(begun: Completion, finish: str) -> None:
+    async def body() -> None:
+        engines = Engines()
+        sampling = Sampling(max_tokens=5, stop=("5 4",), stop_token_ids=(9,))
+        answer = await Gate(engines, decode, ends=[7]).sample("g", PROMPT, sampling, begun=begun)
+        assert answer.completion.finish == finish
+        assert answer.completion.token_ids.tolist() == begun.token_ids.tolist()
+        assert engines.asked == []
+
+    play(body)
+
+
+def test_interrupted_answers_are_handed_out_as_they_are_and_none_begins() -> None:
+    async def body() -> None:
+        engines = Engines()
+        gate = Gate(engines, decode)
+        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=500)))
+        await asyncio.sleep(0.02)
+        gate.interrupt()
+        done = (await first).completion
+        assert done.finish == "abort"
+        assert 0 < len(done.token_ids) < 500
+        late = (await gate.sample("g", PROMPT, Sampling())).completion
+        assert (late.finish, len(late.token_ids)) == ("abort", 0)
+        assert len(engines.asked) == 1
+        gate.release()
+        assert (await gate.sample("g", PROMPT, Sampling(max_tokens=3))).completion.finish == "length"
+
+    play(body)
+
+
+def test_of_one_answer_at_the_end_the_beginning_is_kept_of_several_turns_nothing() -> None:
+    def rollout(mask: list[bool]) -> Rollout:
+        count = len(mask)
+        return Rollout(TASK, (), range(count), mask, [-0.5] * count, [4 if m else -1 for m in mask], "aborted")
+
+    prompt, kept = beginning(rollout([False, False, True, True])) or (None, None)
+    assert prompt is not None and kept is not None
+    assert prompt.tolist() == [0, 1]
+    assert (kept.token_ids.tolist(), kept.versions.tolist()) == ([2, 3], [4, 4])
+    assert beginning(rollout([False, True, False, True])) is None
+    assert beginning(rollout([False, True, False])) is None
+    assert beginning(rollout([False, False])) is None
+
+
+@rlsdk.reward("counted")
+class Counted:
+    """Counts what it is asked to judge."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, rollout: Rollout) -> float:
+        self.asked += 1
+        return 1.0
+
+
+def group_of(gate: Gate, scored: Counted, before: Group | None, key: str) -> Awaitable[Group]:
+    setting = Setting(codec=plain(), client=gate, sampling=Sampling(max_tokens=40), max_length=200)
+    producer = Producer(rlsdk.load("workflow", "single_turn"), Scorer([Part(Rule("counted", 1.0), scored)]), seed=0)
+    return producer.group(TASK, setting, 2, key, before=before)
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_a_group_goes_on_from_what_an_aborted_attempt_left(partial: bool) -> None:
+    async def body() -> None:
+        engines, scored = Engines(), Counted()
+        gate = Gate(engines, decode, partial=partial)
+        running = asyncio.ensure_future(group_of(gate, scored, None, "a"))
+        await asyncio.sleep(0.02)
+        gate.interrupt()
+        left = await running
+        assert [r.status for r in left.rollouts] == ["aborted", "aborted"]
+        assert not any(score.valid for score in left.scores)
+        assert scored.asked == 0  # nobody judges half an answer
+        whole = Rollout(TASK, (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
+        left = Group(TASK, (whole, left.rollouts[1]), (Score(0.5), left.scores[1]))
+        gate.release()
+        engines.version = 1
+        done = await group_of(gate, scored, left, "b")
+        assert done.rollouts[0] is whole
+        assert done.scores[0].value == 0.5
+        assert scored.asked == 1
+        versions = done.rollouts[1].policy_versions[done.rollouts[1].loss_mask]
+        assert len(versions) == 40
+        assert set(versions.tolist()) == ({0, 1} if partial else {1})
+
+    play(body)
