@@ -13,6 +13,7 @@ COMMANDS = {
     "check": "Check that a plugin's components keep the promises of their kinds.",
     "data": "Make data sets, and look at them.",
     "debug": "Serve a configuration's engine, and try its workflow on one task, without a training.",
+    "engines": "Show the engines of a run, and have it start more, or fewer.",
     "eval": "Evaluate a model on held-out tasks, without a training.",
     "explain": "Check a configuration and say what it would run; nothing starts.",
     "export": "Write a run's model to a folder that transformers opens.",

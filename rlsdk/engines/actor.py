@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +271,14 @@ def _unbundle(
 
 
 def launch(
-    reference: Reference, place: Place, *, cpus: float = 1, gpus: float = 0, name: str = "", log_path: Path | str = ""
+    reference: Reference,
+    place: Place,
+    *,
+    cpus: float = 1,
+    gpus: float = 0,
+    resources: Mapping[str, float] | None = None,
+    name: str = "",
+    log_path: Path | str = "",
 ) -> Any:
     """Make the actor of an engine; its `start(model, place)` is still to be called.
 
@@ -280,6 +287,7 @@ def launch(
         place: Where it works; decides the variables of its process.
         cpus: Cores that Ray sets aside.
         gpus: GPUs that Ray sets aside, a fraction where a learner shares them.
+        resources: Further ones that Ray sets aside, by name.
         name: Of the actor, for Ray's own listings; empty for none.
         log_path: File that takes what its process prints; empty leaves that to Ray.
 
@@ -292,4 +300,6 @@ def launch(
     options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
     if name:
         options["name"] = name
+    if resources:
+        options["resources"] = dict(resources)
     return ray.remote(EngineActor).options(**options).remote(reference, str(log_path))

@@ -29,10 +29,10 @@ from rlsdk.rollout.worlds.fleet import Fleet
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.canary import Canary
 from rlsdk.trainer.checkpoint import Checkpoints
-from rlsdk.trainer.cluster import Actors
+from rlsdk.trainer.cluster import Actors, exchanged_adapter, no_room, start_engine
 from rlsdk.trainer.course import Clock, Course, pace_of
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
-from rlsdk.trainer.engines import Engines
+from rlsdk.trainer.engines import Engines, Revival
 from rlsdk.trainer.evaluation import Evaluation, evaluate, figures
 from rlsdk.trainer.figures import (
     reward_metrics,
@@ -83,7 +83,7 @@ class Loop:
         placement = parts.plan.config.placement
         # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
         shared = parts.actors.layout.device == "cuda" and placement.colocate
-        self.engines = Engines(parts.actors.engines, shared=shared)
+        self.engines = Engines(parts.actors.engines, shared=shared, revival=_revival(parts))
         section = parts.plan.config.production
         if shared and section.runs_ahead:
             fault = (
@@ -231,6 +231,7 @@ class Loop:
             "rollouts/invalid": float(invalid),
             "groups/trained": len(kept) / len(groups),
             "tasks/dropped": float(self.p.streams.dropped),
+            **self.engines.figures(),
         }
         return packed
 
@@ -258,7 +259,7 @@ class Loop:
     async def _learn(self, packed: Packed, clock: Clock) -> dict[str, float]:
         learner, config, plan = self.p.actors.learner, self.p.plan.config, self.p.plan
         if self.engines.shared:
-            await self.engines.all("sleep")
+            await self.engines.sleep()
         with clock("logprobs"):
             computed = await asyncio.to_thread(self._forward, packed)
         with clock("credit"):
@@ -336,6 +337,15 @@ class Loop:
         generating = wall if self.ahead else phases["produce"]  # ahead, engines generate all the time
         self.generating += generating
         return {**metrics, "time/tokens_per_second": tokens / max(generating, 1e-9)}
+
+
+def _revival(parts: Parts) -> Revival | None:
+    """How engines that die come back, where there are any."""
+    if parts.client is None:
+        return None
+    start = partial(start_engine, parts.plan, parts.actors.layout, exchanged_adapter(parts.plan))
+    most, missing = parts.plan.config.placement.engine_restarts, partial(no_room, parts.plan, parts.actors.layout)
+    return Revival(client=parts.client, start=start, most=most, missing=missing)
 
 
 def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:

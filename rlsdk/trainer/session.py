@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import signal
 import sys
@@ -18,6 +19,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts import Run
 from rlsdk.process import settle
 from rlsdk.rollout.producer import first_error
+from rlsdk.runlog.attendance import Attendance, asked, tell
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.rollouts import RolloutWriter
 from rlsdk.runlog.trackers import JsonlTracker, read_metrics
@@ -34,6 +36,7 @@ class Session:
     ) -> None:
         self._plan, self._loop, self._console, self._resumed, self._seconds = plan, loop, console, resumed, seconds
         self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self._attendance: Attendance | None = None
 
     async def go(self) -> dict[str, Any]:
         """Run to the end, or to an interruption."""
@@ -65,6 +68,7 @@ class Session:
             if section.before and loop.p.eval_tasks and loop.done == 0:
                 _log(trackers, 0, await self._evaluate("before", bar))
             while loop.done < loop.steps and not loop.interrupted:
+                self._attend()
                 metrics, groups = await loop.step()
                 if writer and loop.done % plan.config.save_rollouts == 0:
                     writer.write(loop.done, groups)
@@ -81,12 +85,30 @@ class Session:
                     await self._save(last=last or loop.interrupted)
         finally:
             await loop.production.pause(plan.config.production.pause_timeout)
+            loop.engines.close()
             _report(loop.production.failure)
             bar.close()
             if writer:
                 writer.close()
             undo()
         return self._summary()
+
+    def _attend(self) -> None:
+        """Have as many engines as somebody asks for by `rlsdk engines`, and say which there are."""
+        folder, engines = self._plan.folder, self._loop.engines
+        if not len(engines):
+            return
+        wish = asked(folder)
+        refused = "" if wish is None else engines.resize(wish)
+        state = Attendance(
+            wanted=len(engines), alive=engines.alive, lost=len(engines.lost), refused=refused, driver=os.getpid()
+        )
+        if state == self._attendance:
+            return
+        if refused and (self._attendance is None or refused != self._attendance.refused):
+            log.warning("%s", refused)
+        tell(folder, state)
+        self._attendance = state
 
     async def _evaluate(self, when: str, bar: ProgressLine) -> dict[str, float]:
         start = time.perf_counter()
@@ -126,6 +148,7 @@ class Session:
             },
             "tasks": loop.ledger,
             "environments": loop.environments(),
+            "engines": loop.engines.report(),
             "seconds": {**self._seconds, **loop.phases},
             "tokens_per_second": loop.tokens / max(loop.generating, 1e-9),
             "export": str(export) if export.is_dir() else None,
