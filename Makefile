@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 SEED ?= 0
+KILLS ?= 50
 VENV := .venv
 BIN := $(VENV)/bin
 NANO_frozen_lake := --largest 3 --layers 3 --hidden 64 --heads 2 --intermediate 128
@@ -9,7 +10,7 @@ NANO_calculator := --largest 500
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start gridworlds test test-slow bench curves lint types layers docs
+.PHONY: help venv quickstart warm-start gridworlds test test-slow soak bench curves lint types layers docs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -64,6 +65,9 @@ test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSp
 # Two files at a time: a training keeps little more than one core busy, as engine and learner take turns.
 test-slow: $(STAMP)  ## whole trainings, kills
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40
+
+soak: $(STAMP)  ## kill parts of a training at random moments, KILLS=50 times; write docs/soak.md; a quarter of an hour or more
+	@$(BIN)/python tools/soak.py --kills $(KILLS) --seed $(SEED)
 
 bench: $(STAMP)  ## against TRL, overhead, estimators, the head; the machine must have nothing else to do
 	$(BIN)/pytest tests/benchmarks -m bench -s

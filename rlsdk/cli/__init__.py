@@ -13,6 +13,7 @@ COMMANDS = {
     "check": "Check that a plugin's components keep the promises of their kinds.",
     "data": "Make data sets, and look at them.",
     "debug": "Serve a configuration's engine, and try its workflow on one task, without a training.",
+    "engines": "Show the engines of a run, and have it start more, or fewer.",
     "eval": "Evaluate a model on held-out tasks, without a training.",
     "explain": "Check a configuration and say what it would run; nothing starts.",
     "export": "Write a run's model to a folder that transformers opens.",
@@ -20,11 +21,12 @@ COMMANDS = {
     "plugins": "List plugins, and the components and options that they offer.",
     "rollouts": "Show the rollouts of a run, those that meet a condition.",
     "score": "Score the responses in a file with a reward.",
+    "simulate": "Predict a training's times in virtual time; nothing starts.",
     "train": "Train a model.",
 }
 """Name -> help; each is the attribute of that name in the module `rlsdk.cli.NAME`."""
 
-READS_MODELS = frozenset({"data", "debug", "eval", "explain", "export", "model", "train"})
+READS_MODELS = frozenset({"data", "debug", "eval", "explain", "export", "model", "simulate", "train"})
 """Commands that import transformers, and so meet a torchvision that does not fit this torch."""
 
 

@@ -107,7 +107,13 @@ class Plan:
     def model(self) -> Model:
         """The model as actors read it."""
         section = attrs.asdict(self.config.model)
+        section |= {key: located(section[key]) for key in ("path", "tokenizer") if section[key]}
         return Model(**{field.name: section[field.name] for field in attrs.fields(Model)})
+
+    @property
+    def reference(self) -> Model:
+        """The reference model, where one is held."""
+        return attrs.evolve(self.model, path=located(self.config.model.reference or self.config.model.path))
 
     @property
     def code(self) -> dict[str, dict[str, str]]:
@@ -174,6 +180,12 @@ def _plugins(files: Sequence[str | Path], tree: Tree, faults: list[str]) -> Plug
 
 def _items(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
+
+
+def located(path: str) -> str:
+    """A model's folder so that processes in other working directories find it; a hub id as it is."""
+    folder = Path(path).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else path
 
 
 def _at(tree: Tree, path: str) -> Any:

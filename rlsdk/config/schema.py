@@ -241,7 +241,13 @@ class PlacementSection:
         device: auto takes CUDA where Ray finds GPUs.
         gpus_per_engine: GPUs of each engine actor (tensor parallelism).
         colocate: Engines and learner share the devices, one sleeping while the other works.
-        ray: Address of a running Ray cluster; null starts one for this run on this machine.
+        ray: Address of a running Ray cluster; null takes the environment's RAY_ADDRESS and, without one, starts Ray for
+            this run on this machine.
+        engine_resources: What Ray sets aside for each engine beside cores and GPUs, by name: custom resources say
+            which nodes of a cluster have engines.
+        learner_resources: Likewise, for each rank of the learner.
+        engine_restarts: How often the process of one and the same engine may die and be started anew; one time more
+            fails the run.
     """
 
     engines: int = 1
@@ -252,6 +258,9 @@ class PlacementSection:
     gpus_per_engine: int = 1
     colocate: bool = True
     ray: str | None = None
+    engine_resources: Mapping[str, float] = {}
+    learner_resources: Mapping[str, float] = {}
+    engine_restarts: int = 3
 
 
 @attrs.frozen(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,11 @@ class _Box:
         self.done.set()
 
 
+STEP = ("step_seconds", "steps", "running", "running_squared", "running_seconds")
+CLOCK = (*STEP, "tokens", "prompt_tokens", "load_seconds")
+"""What an engine counts; the first are of its steps."""
+
+
 class EngineActor:
     """An engine with one owner: this actor's event loop.
 
@@ -67,7 +72,7 @@ class EngineActor:
         self._paused = self._asleep = False
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._clock = dict.fromkeys(("step_seconds", "tokens", "prompt_tokens", "steps", "load_seconds"), 0.0)
+        self._clock = dict.fromkeys(CLOCK, 0.0)
 
     async def start(self, model: Model, place: Place, adapter: Adapter | None = None) -> None:
         """Load the model; weights of the folder are version 0, and with an `adapter`, such adapters follow."""
@@ -161,7 +166,11 @@ class EngineActor:
         return transport.checksums(weights)
 
     async def clock(self) -> dict[str, float]:
-        """Since the start: seconds inside `step`, steps, tokens sampled, prompt tokens, seconds of weight loads."""
+        """Since the start: seconds inside `step`, steps, tokens sampled, prompt tokens, seconds of weight loads.
+
+        And sums over the steps from which the cost of a step can be fitted: continuations in it, their squares, and
+        their products with the seconds of the step.
+        """
         return dict(self._clock)
 
     async def stop(self) -> None:
@@ -188,15 +197,22 @@ class EngineActor:
                     self._work.clear()
                     await self._work.wait()
                     continue
+                running = self._running()
                 started = time.perf_counter()
                 finished = self._engine.step()
-                self._clock["step_seconds"] += time.perf_counter() - started
-                self._clock["steps"] += 1
+                seconds = time.perf_counter() - started
+                for name, value in zip(STEP, (seconds, 1, running, running**2, running * seconds), strict=True):
+                    self._clock[name] += value
                 self._deliver(finished)
                 await asyncio.sleep(0)
         except Exception as error:  # the loop ends, and everyone who waits, now or later, gets the failure
             log.exception("the engine failed")
             self._fail(error)
+
+    def _running(self) -> int:
+        """Continuations that the next step advances; what waits for a place is not among them."""
+        unfinished: int = self._engine.unfinished
+        return min(unfinished, getattr(self._engine, "max_num_seqs", unfinished))
 
     def _deliver(self, completions: Sequence[Completion]) -> None:
         self._clock["tokens"] += sum(len(c.token_ids) for c in completions)
@@ -255,7 +271,14 @@ def _unbundle(
 
 
 def launch(
-    reference: Reference, place: Place, *, cpus: float = 1, gpus: float = 0, name: str = "", log_path: Path | str = ""
+    reference: Reference,
+    place: Place,
+    *,
+    cpus: float = 1,
+    gpus: float = 0,
+    resources: Mapping[str, float] | None = None,
+    name: str = "",
+    log_path: Path | str = "",
 ) -> Any:
     """Make the actor of an engine; its `start(model, place)` is still to be called.
 
@@ -264,6 +287,7 @@ def launch(
         place: Where it works; decides the variables of its process.
         cpus: Cores that Ray sets aside.
         gpus: GPUs that Ray sets aside, a fraction where a learner shares them.
+        resources: Further ones that Ray sets aside, by name.
         name: Of the actor, for Ray's own listings; empty for none.
         log_path: File that takes what its process prints; empty leaves that to Ray.
 
@@ -276,4 +300,6 @@ def launch(
     options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
     if name:
         options["name"] = name
+    if resources:
+        options["resources"] = dict(resources)
     return ray.remote(EngineActor).options(**options).remote(reference, str(log_path))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,6 +44,12 @@ class LearnerActor:
         import ray
 
         return ray.util.get_node_ip_address(), _free_port()
+
+    def sees(self, path: str) -> tuple[str, bool]:
+        """Address of this process's node, and whether a file is there."""
+        import ray
+
+        return ray.util.get_node_ip_address(), os.path.exists(path)
 
     def start(self, reference: Reference, roles: Roles, loss: LossSpec, place: Place, total_updates: int) -> None:
         """Resolve the learner and start it."""
@@ -95,6 +103,7 @@ class LearnerGroup:
         total_updates: int,
         cpus: float = 1.0,
         gpus: float = 0.0,
+        resources: Mapping[str, float] | None = None,
         log_dir: Path,
         cache: Path | None = None,
     ) -> LearnerGroup:
@@ -108,11 +117,12 @@ class LearnerGroup:
             total_updates: Length of the learning-rate schedule, in optimiser steps.
             cpus: That Ray sets aside for each rank.
             gpus: Likewise; a fraction where engines share them.
-            log_dir: Each rank writes `learner-RANK.log` into it.
+            resources: Further ones, by name.
+            log_dir: Each rank writes `learner-RANK.log` into it; all see it, as they see checkpoints.
             cache: Each rank's compile caches go into `learner-RANK` below it.
 
         Raises:
-            LearnerError: A rank did not start.
+            LearnerError: A rank did not start, or does not see the folder.
         """
         import ray
 
@@ -123,13 +133,27 @@ class LearnerGroup:
             own = attrs.evolve(place, rank=rank, cache=str(cache / f"learner-{rank}") if cache else place.cache)
             logs.append(log_dir / f"learner-{rank}.log")
             runtime = {"env_vars": dict(template.environment(own))}
-            remote = ray.remote(LearnerActor).options(num_cpus=cpus, num_gpus=gpus, runtime_env=runtime, max_restarts=0)
+            options = {"num_cpus": cpus, "num_gpus": gpus, "runtime_env": runtime, "max_restarts": 0}
+            remote = ray.remote(LearnerActor).options(**options, resources=dict(resources or {}))
             actors.append(remote.remote(str(logs[-1].resolve())))
             places.append(own)
         group = cls(actors, places, logs)
+        group._see(log_dir)
         group._meet()
         group.start(reference, roles, loss, total_updates)
         return group
+
+    def _see(self, folder: Path) -> None:
+        """Checkpoints are written by the ranks, wherever they are, and found by the driver: one disk for all."""
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-by-all-") as mark:
+            seen = self._wait("start", [a.sees.remote(str(Path(mark.name).resolve())) for a in self.actors])
+        for rank, (host, there) in enumerate(seen):
+            if not there:
+                self.stop()
+                raise LearnerError(
+                    f"learner rank {rank}, on node {host}, does not see the driver's {folder}: checkpoints would be "
+                    "lost. Let `out` be a folder that all nodes mount under one path"
+                )
 
     def _meet(self) -> None:
         """Agree on where ranks meet; a single one meets nobody."""

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 import attrs
+import numpy as np
 
 from rlsdk.errors import RunError
 from rlsdk.types import Group, Task
@@ -42,6 +43,13 @@ LEGAL: Mapping[State, frozenset[State]] = {
 }
 """State -> those that may follow. From what ends a task nothing follows."""
 ENDS = frozenset(state for state, after in LEGAL.items() if not after)
+WASTED = frozenset({State.EXPIRED, State.FILTERED, State.FAILED})
+"""What was sampled for a task is never trained on once it is in one of these."""
+
+
+def sampled_tokens(group: Group | None) -> int:
+    """Tokens that the policy sampled for a group."""
+    return sum(int(np.count_nonzero(rollout.loss_mask)) for rollout in group.rollouts) if group is not None else 0
 
 
 @attrs.define(eq=False)
@@ -83,6 +91,7 @@ class Counts:
         trained: Groups that were trained.
         filtered: Groups that a filter left out.
         failed: Tasks that gave no group that could be trained.
+        expired: How often a group had to be made again, since it was too old.
     """
 
     target: int = 0
@@ -93,6 +102,7 @@ class Counts:
     trained: int = 0
     filtered: int = 0
     failed: int = 0
+    expired: int = 0
 
     @property
     def gap(self) -> int:
@@ -101,7 +111,11 @@ class Counts:
 
 
 class Lifecycle:
-    """All tickets that have not ended, and the counts of those that have."""
+    """All tickets that have not ended, and the counts of those that have.
+
+    Attributes:
+        wasted: Tokens that were sampled for groups that expired, were filtered or failed, since it was made.
+    """
 
     def __init__(self, sources: Sequence[str]) -> None:
         """Make one.
@@ -118,6 +132,8 @@ class Lifecycle:
         self._target = dict.fromkeys(sources, 0)
         self._consumed = dict.fromkeys(sources, 0)
         self._ended: dict[str, Counter[State]] = {name: Counter() for name in sources}
+        self._expired: Counter[str] = Counter()
+        self.wasted = 0
 
     def issue(self, source: str, task: Task, position: int = 0, number: int | None = None) -> Ticket:
         """A new ticket.
@@ -143,8 +159,8 @@ class Lifecycle:
         Args:
             ticket: Which one.
             to: The new state.
-            group: What it became, with `completed`; of an aborted one, what there is of it, which stays while it runs
-                again.
+            group: What it became, with `completed` and with `filtered`; of an aborted one, what there is of it, which
+                stays while it runs again.
 
         Raises:
             RunError: The way is not legal: a task would end twice, or be lost.
@@ -156,10 +172,13 @@ class Lifecycle:
                 f"task {ticket.task.id!r} of {ticket.source}, ticket {ticket.number}: {ticket.state} cannot become {to}"
             )
         del live[ticket.state][ticket.number]
+        if to in WASTED:
+            self.wasted += sampled_tokens(ticket.group or group)
+        self._expired[ticket.source] += to is State.EXPIRED
         ticket.state = to
         ticket.attempts += to is State.RUNNING
         if to is not State.RUNNING:
-            ticket.group = group
+            ticket.group = None if to in ENDS else group
         if to in ENDS:
             self._ended[ticket.source][to] += 1
             self._in_hand[ticket.source] -= ticket.taken
@@ -199,6 +218,7 @@ class Lifecycle:
             trained=ended[State.TRAINED],
             filtered=ended[State.FILTERED],
             failed=ended[State.FAILED],
+            expired=self._expired[source],
         )
 
     def wanted(self, source: str, batch: int, oversample: float) -> int:

@@ -358,7 +358,7 @@ class Production:
         to, group = (State.ABORTED, ticket.group) if running.cancelled() or error else running.result()
         if isinstance(error, UnfinishedError):
             group, error = error.group, None
-        self._book.move(ticket, to, None if to is State.FILTERED else group)
+        self._book.move(ticket, to, group)
         self.failure = self.failure or error
         if to is State.FILTERED:  # another takes its place at once, also while the trainer works
             try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
@@ -19,10 +20,62 @@ SHOWN = (
 """(label, metric, format) of the progress line."""
 
 
+class Standing(Protocol):
+    """Where a source of tasks stands; counts of groups since the run began, but `available` and `scheduled`, of now."""
+
+    @property
+    def target(self) -> int:
+        """Asked for."""
+        ...
+
+    @property
+    def available(self) -> int:
+        """There, and not yet taken."""
+        ...
+
+    @property
+    def scheduled(self) -> int:
+        """In flight."""
+        ...
+
+    @property
+    def filtered(self) -> int:
+        """Left out by filters."""
+        ...
+
+    @property
+    def expired(self) -> int:
+        """Too old when they came."""
+        ...
+
+
+Standings = Callable[[], Mapping[str, Standing]]
+
+
+def source_lines(standings: Mapping[str, Standing]) -> list[str]:
+    """A line for each source of tasks."""
+    width = max(map(len, standings), default=0)
+    return [
+        f"{name:{width}}  target {s.target:,}  available {s.available:,}  in flight {s.scheduled:,}"
+        f"  filtered {s.filtered:,}  stale {s.expired:,}"
+        for name, s in standings.items()
+    ]
+
+
+class _Live(Progress):
+    """A bar, and below it a line for each source as it stands whenever the screen is drawn."""
+
+    standings: Standings = staticmethod(dict)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield from (Text(line, style="dim") for line in source_lines(self.standings()))
+
+
 class ProgressLine:
     """A bar in a terminal; elsewhere a line now and then, so that a log file stays readable."""
 
-    def __init__(self, console: Console, total: int, done: int, every: int) -> None:
+    def __init__(self, console: Console, total: int, done: int, every: int, standings: Standings = dict) -> None:
         """Start.
 
         Args:
@@ -30,10 +83,12 @@ class ProgressLine:
             total: Steps of the run.
             done: Steps done before.
             every: Steps between lines where there is no terminal.
+            standings: Where each source of tasks stands; in a terminal asked from a thread, several times a second.
         """
+        self._standings = standings
         self._console, self._total, self._every = console, total, max(every, 1)
         self._began, self._first = time.monotonic(), done
-        self._progress: Progress | None = None
+        self._progress: _Live | None = None
         if console.is_terminal:
             columns = (
                 TextColumn("step"),
@@ -44,8 +99,9 @@ class ProgressLine:
                 TextColumn("left"),
                 TimeRemainingColumn(),
             )
-            self._progress = Progress(*columns, console=console)
-            self._progress.start()
+            self._progress = live = _Live(*columns, console=console)
+            live.standings = standings
+            live.start()
             self._bar = self._progress.add_task("step", total=total, completed=done, shown="")
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -55,7 +111,8 @@ class ProgressLine:
             self._progress.update(self._bar, completed=step, shown=shown)
         elif step % self._every == 0 or step == self._total:
             parts = (f"step {step}/{self._total}", shown, f"left {self._left(step)}")
-            self._console.print("  ".join(filter(None, parts)), highlight=False)
+            lines = ["  ".join(filter(None, parts)), *(f"  {line}" for line in source_lines(self._standings()))]
+            self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
     def _left(self, step: int) -> str:
         """Time left, at the pace of the steps so far."""

@@ -75,6 +75,7 @@ def print_report(
     _print_tasks(console, summary.get("tasks") or {})
     _print_invalid(console, summary.get("invalid") or {})
     _print_environments(console, summary.get("environments") or {})
+    _print_engines(console, summary.get("engines") or {})
     for when, rows in samples.items():
         for row in rows:
             mark = "right" if row["correct"] else "wrong"
@@ -114,6 +115,19 @@ def _print_environments(console: Console, found: Mapping[str, Any]) -> None:
     console.print(
         f"[yellow]{found['workers_lost']} environment workers were lost; {found['rollouts_run_again']} rollouts were "
         "run again:[/]",
+        highlight=False,
+    )
+    for reason in found["reasons"]:
+        console.print(f"  {escape(reason)}", highlight=False)
+
+
+def _print_engines(console: Console, found: Mapping[str, Any]) -> None:
+    """Which engines died, if any did."""
+    if not found.get("lost"):
+        return
+    console.print(
+        f"[yellow]{found['lost']} engines were lost and replaced; {found['sampled_again']} answers were sampled "
+        "again:[/]",
         highlight=False,
     )
     for reason in found["reasons"]:

@@ -26,16 +26,16 @@ class Canary:
         """
         self.token_ids = token_ids
         self._tolerance = tolerance
-        self._before: tuple[np.ndarray, list[np.ndarray]] | None = None
+        self._before: tuple[int, np.ndarray, dict[int, np.ndarray]] | None = None
         self._moved = False
 
-    def check(self, version: int, learner: np.ndarray, engines: list[np.ndarray], *, updated: bool) -> float:
+    def check(self, version: int, learner: np.ndarray, engines: Mapping[int, np.ndarray], *, updated: bool) -> float:
         """Compare.
 
         Args:
             version: Of the weights.
             learner: float32 `[k - 1]`.
-            engines: The same from each engine.
+            engines: The same from each engine that there is, by rank.
             updated: Whether the learner made an update that changed its weights since the last check.
 
         Returns:
@@ -45,33 +45,59 @@ class Canary:
             CanaryError: A gap over the tolerance, or an engine's logprobs that did not change at all with the first
                 update, or with a later one that moved the learner's by a tenth of the tolerance or more.
         """
-        gaps = np.stack([np.abs(e - learner) for e in engines])
-        worst = float(np.nan_to_num(gaps, nan=np.inf).max())
+        worst = max((self._compare(version, learner, rank, seen) for rank, seen in engines.items()), default=0.0)
+        if updated and self._before is not None:
+            _, own, theirs = self._before
+            self._expect_change(version, learner, engines, own, theirs)
+            self._moved = self._moved or bool(theirs.keys() & engines.keys())
+        self._before = version, learner, dict(engines)
+        return worst
+
+    def join(self, rank: int, seen: np.ndarray) -> float:
+        """Compare an engine that got the weights of the last check later than the others; its largest gap, in nats.
+
+        Args:
+            rank: Which engine.
+            seen: float32 `[k - 1]`.
+
+        Raises:
+            CanaryError: A gap over the tolerance.
+        """
+        if self._before is None:
+            return 0.0
+        version, learner, engines = self._before
+        worst = self._compare(version, learner, rank, seen)
+        engines[rank] = seen
+        return worst
+
+    def _compare(self, version: int, learner: np.ndarray, rank: int, seen: np.ndarray) -> float:
+        gaps = np.nan_to_num(np.abs(seen - learner), nan=np.inf)
+        worst = float(gaps.max())
         if worst > self._tolerance:
-            engine, position = np.unravel_index(int(np.nan_to_num(gaps, nan=np.inf).argmax()), gaps.shape)
-            off = np.flatnonzero(gaps[engine] > self._tolerance)
-            pair = f"{engines[engine][position]:.6f} against {learner[position]:.6f}"
+            position, off = int(gaps.argmax()), np.flatnonzero(gaps > self._tolerance)
+            pair = f"{seen[position]:.6f} against {learner[position]:.6f}"
             raise CanaryError(
-                f"weights version {version}: engine {engine} and the learner disagree on {len(off)} of {gaps.shape[1]} "
+                f"weights version {version}: engine {rank} and the learner disagree on {len(off)} of {len(gaps)} "
                 f"fixed tokens, most at position {position + 1}: {pair} "
                 f"(gap {worst:.2g}, tolerance {self._tolerance:g}); positions {', '.join(map(str, off[:8] + 1))}"
             )
-        if updated and self._before is not None:
-            self._expect_change(version, learner, engines, *self._before)
-            self._moved = True
-        self._before = learner, engines
         return worst
 
     def _expect_change(
-        self, version: int, learner: np.ndarray, engines: list[np.ndarray], own: np.ndarray, theirs: list[np.ndarray]
+        self,
+        version: int,
+        learner: np.ndarray,
+        engines: Mapping[int, np.ndarray],
+        own: np.ndarray,
+        theirs: Mapping[int, np.ndarray],
     ) -> None:
         """A sync without effect would stay below the tolerance for many small steps."""
         moved = float(np.abs(learner - own).max())
         # Later on, a step may be too small to show in 16 bits.
         if self._moved and moved < _SHOWS * self._tolerance:
             return
-        for rank, (before, after) in enumerate(zip(theirs, engines, strict=True)):
-            if np.array_equal(before, after):
+        for rank in sorted(theirs.keys() & engines.keys()):  # others came or went meanwhile
+            if np.array_equal(theirs[rank], engines[rank]):
                 raise CanaryError(
                     f"weights version {version}: the logprobs of engine {rank} did not change with the update, which "
                     f"moved the learner's by up to {moved:.2g}; the sync has no effect"

@@ -78,8 +78,9 @@ def ray_cluster(plan: Plan) -> Iterator[int]:
 
     placement = plan.config.placement
     quiet = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
-    if placement.ray:
-        ray.init(address=placement.ray, **quiet)
+    address = placement.ray or os.environ.get("RAY_ADDRESS")
+    if address:
+        ray.init(address=address, **quiet)
     else:
         actors = placement.engines + placement.learners
         cpus = max(os.cpu_count() or 1, actors)
@@ -123,6 +124,7 @@ def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
         ),
         total_updates=total_updates,
         gpus=found.learner_gpus,
+        resources=config.placement.learner_resources,
         log_dir=folder / "logs",
         cache=folder / "cache",
     )
@@ -132,16 +134,51 @@ def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
 
 def start_engines(plan: Plan, found: Layout, adapter: Adapter | None = None) -> list[tuple[Any, Any]]:
     """Begin to start the engines: their handles, each with what `started_engines` waits for."""
+    return [start_engine(plan, found, adapter, rank) for rank in range(plan.config.placement.engines)]
+
+
+def start_engine(plan: Plan, found: Layout, adapter: Adapter | None, rank: int, life: int = 0) -> tuple[Any, Any]:
+    """Begin to start one engine.
+
+    Args:
+        plan: Of the run.
+        found: What each actor gets.
+        adapter: Shape of what it will be sent in place of whole models.
+        rank: Which one.
+        life: How often it was started before: place, caches and log file stay the same.
+
+    Returns:
+        Its handle, and an `ObjectRef` that is there when it is ready.
+    """
     folder, world = plan.folder.resolve(), plan.config.placement.engines
-    starting = []
-    for rank in range(world):
-        cache = str(folder / "cache" / f"engine-{rank}")
-        common = _everywhere(plan, found)
-        place = Place(role="engine", rank=rank, world=world, threads=found.engine_threads, cache=cache, **common)
-        name, path = f"engine-{rank}", folder / "logs" / f"engine-{rank}.log"
-        engine = launch_engine(plan.engine, place, cpus=1, gpus=found.engine_gpus, name=name, log_path=path)
-        starting.append((engine, engine.start.remote(plan.model, place, adapter)))
-    return starting
+    cache = str(folder / "cache" / f"engine-{rank}")
+    common = _everywhere(plan, found)
+    place = Place(role="engine", rank=rank, world=world, threads=found.engine_threads, cache=cache, **common)
+    # Ray gives a name back when the last handle of a dead actor is gone, whenever that is.
+    name, path = f"engine-{rank}" + (f"-life-{life + 1}" if life else ""), folder / "logs" / f"engine-{rank}.log"
+    wanted = plan.config.placement.engine_resources
+    engine = launch_engine(
+        plan.engine, place, cpus=1, gpus=found.engine_gpus, resources=wanted, name=name, log_path=path
+    )
+    return engine, engine.start.remote(plan.model, place, adapter)
+
+
+def no_room(plan: Plan, found: Layout, count: int) -> str:
+    """What Ray lacks for more engines, as the end of a sentence; empty if it has room.
+
+    Args:
+        plan: Of the run.
+        found: What each actor gets.
+        count: How many more.
+    """
+    import ray
+
+    each = {"CPU": 1.0, "GPU": found.engine_gpus, **plan.config.placement.engine_resources}
+    free = ray.available_resources()
+    short = [
+        f"{free.get(name, 0):g} of {n * count:g} {name}" for name, n in each.items() if free.get(name, 0) < n * count
+    ]
+    return f"Ray has free {', '.join(short)}" if short else ""
 
 
 def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any]:
@@ -187,7 +224,5 @@ def exchanged_adapter(plan: Plan) -> Adapter | None:
 
 def roles(plan: Plan) -> Roles:
     """The models that the learner holds."""
-    reference = None
-    if plan.needs_reference:
-        reference = attrs.evolve(plan.model, path=plan.config.model.reference or plan.model.path)
+    reference = plan.reference if plan.needs_reference else None
     return Roles(actor=plan.model, critic=plan.model if plan.algorithm.critic else None, reference=reference)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlsdk.rollout.experience import Used
 from rlsdk.rollout.lifecycle import State, Ticket
 from rlsdk.runlog.tables import Entry
 from rlsdk.trainer.pack import Packed
-from rlsdk.types import Group
 
 
 def ends_of(tickets: Sequence[Ticket], packed: Packed | None) -> list[State]:
@@ -24,22 +23,29 @@ def ends_of(tickets: Sequence[Ticket], packed: Packed | None) -> list[State]:
     return [end(ticket) for ticket in tickets]
 
 
-def used_of(ticket: Ticket, group: Group, step: int, baseline: float | None) -> Used:
-    """A group that was trained in a step, for the first time."""
-    return Used(
-        number=ticket.number,
-        source=ticket.source,
-        position=ticket.position,
-        step=step,
-        group=group,
-        baseline=baseline,
-    )
+def used_of(tickets: Sequence[Ticket], ends: Sequence[State], step: int, baselines: Mapping[int, float]) -> list[Used]:
+    """The groups of a batch that were trained in a step, for the first time."""
+    return [
+        Used(
+            number=t.number,
+            source=t.source,
+            position=t.position,
+            step=step,
+            group=t.group,
+            baseline=baselines.get(t.number),
+        )
+        for t, end in zip(tickets, ends, strict=True)
+        if end is State.TRAINED and t.group is not None
+    ]
 
 
-def ended_entry(ticket: Ticket, group: Group, end: State, step: int) -> Entry:
-    """As the store keeps a group of which a step made something."""
-    uses = int(end is State.TRAINED)
-    return Entry(number=ticket.number, source=ticket.source, state=end, step=step, uses=uses, group=group)
+def entries_of(tickets: Sequence[Ticket], ends: Sequence[State], step: int) -> list[Entry]:
+    """As the store keeps the groups of a batch of which a step made something."""
+    return [
+        Entry(number=t.number, source=t.source, state=end, step=step, uses=int(end is State.TRAINED), group=t.group)
+        for t, end in zip(tickets, ends, strict=True)
+        if t.group is not None
+    ]
 
 
 def used_entry(used: Used, kept_at: int | None = None) -> Entry:

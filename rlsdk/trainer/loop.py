@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,15 @@ import numpy as np
 
 from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups
-from rlsdk.config.schema import ProductionSection
 from rlsdk.contracts import TrainBatch
 from rlsdk.errors import ConfigError
 from rlsdk.rollout.chat import Setting
-from rlsdk.rollout.experience import Experience
+from rlsdk.rollout.client import EngineClient
+from rlsdk.rollout.experience import Experience, Used
 from rlsdk.rollout.gate import Gate
-from rlsdk.rollout.lifecycle import Lifecycle, Ticket
+from rlsdk.rollout.lifecycle import Counts, Lifecycle, State, Ticket
 from rlsdk.rollout.producer import Producer
-from rlsdk.rollout.production import Pace, Policy, Production, Recall, UnfinishedError
-from rlsdk.rollout.staleness import expires_at
+from rlsdk.rollout.production import Policy, Production, Recall, UnfinishedError
 from rlsdk.rollout.stream import TaskStreams
 from rlsdk.rollout.worlds.fleet import Fleet
 from rlsdk.runlog.store import RolloutStore
@@ -34,12 +33,19 @@ from rlsdk.runlog.tables import Entry
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.canary import Canary
 from rlsdk.trainer.checkpoint import Checkpoints
-from rlsdk.trainer.cluster import Actors
+from rlsdk.trainer.cluster import Actors, exchanged_adapter, no_room, start_engine
+from rlsdk.trainer.course import Clock, Course, pace_of
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
-from rlsdk.trainer.engines import Engines
+from rlsdk.trainer.engines import Engines, Revival
 from rlsdk.trainer.evaluation import Evaluation, evaluate, figures
-from rlsdk.trainer.figures import reward_metrics, rollout_metrics, source_metrics
-from rlsdk.trainer.keeping import ended_entry, ends_of, used_entry, used_of, waiting_entry
+from rlsdk.trainer.figures import (
+    reward_metrics,
+    rollout_metrics,
+    source_metrics,
+    staleness_metrics,
+    time_metrics,
+)
+from rlsdk.trainer.keeping import ends_of, entries_of, used_entry, used_of, waiting_entry
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
 from rlsdk.types import Group, Task
 
@@ -55,6 +61,7 @@ class Parts:
 
     plan: Plan
     actors: Actors
+    client: EngineClient | None
     setting: Setting
     producer: Producer
     demonstrator: Producer | None
@@ -69,22 +76,6 @@ class Parts:
     eval_worlds: Fleet | None = None
 
 
-class Clock:
-    """Wall seconds per named phase of a step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Any:
-        """Time a phase."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
 class Loop:
     """One run's steps. `done` steps are behind it; the weights that engines hold have that version.
 
@@ -95,25 +86,25 @@ class Loop:
     def __init__(self, parts: Parts, steps: int) -> None:
         self.p = parts
         self.steps = steps
-        self.done = 0
         self.interrupted = False
         placement = parts.plan.config.placement
         # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
         shared = parts.actors.layout.device == "cuda" and placement.colocate
-        self.engines = Engines(parts.actors.engines, shared=shared)
+        self.engines = Engines(parts.actors.engines, shared=shared, revival=_revival(parts))
         section = parts.plan.config.production
         if shared and section.runs_ahead:
             fault = (
                 "production: rollouts cannot run ahead of a learner on their own device; set placement.colocate=false"
             )
             raise ConfigError([fault])
-        self.ahead = _pace(section).ahead
+        pace = pace_of(section)
+        self.ahead = pace.ahead
         self._gate = parts.setting.client if isinstance(parts.setting.client, Gate) else None
         self._book = Lifecycle(parts.streams.names)
         fresh = fresh_groups(parts.plan.config)
         self.production = Production(
             self._book,
-            _pace(section),
+            pace,
             streams=parts.streams,
             batch=fresh,
             make=self._make,
@@ -124,13 +115,20 @@ class Loop:
         )
         again, most = parts.plan.config.batch_size - fresh, section.replay.most_uses
         self.experience = Experience(parts.policy, count=again, most_uses=most, young=self.production.young)
+        self.course = Course(production=self.production, steps=steps, sync_interval=section.sync_interval)
         self._baselines: dict[int, float] = {}
         self._updated = False
         self.tokens = 0
+        self.generating = 0.0
         self.reused = 0
         self.scored = 0
         self.unscored: Counter[str] = Counter()
         self.phases: dict[str, float] = {}
+
+    @property
+    def done(self) -> int:
+        """Steps that are behind it."""
+        return self.course.done
 
     @property
     def ledger(self) -> dict[str, int]:
@@ -162,7 +160,7 @@ class Loop:
         self._baselines = {int(number): value for number, value in state.get("baselines", {}).items()}
         back = len(self.production.available())
         log.info("%d groups that waited at the checkpoint are back, %d tasks on their way are made again", back, again)
-        self.done = step
+        self.course.done = step
 
     async def publish(self, *, updated: bool) -> float:
         """Send the learner's weights to the engines and compare; returns the canary's gap in nats."""
@@ -185,55 +183,91 @@ class Loop:
         clock, start = Clock(), time.perf_counter()
         self.engines.step = self.done + 1
         inside = await self._inside()
-        config = self.p.plan.config
-        with clock("produce"):
-            if not self.ahead:
-                await self.engines.reseed(config.seed, self.done + 1)
-            tickets = await self.production.take(self.done)
+        metrics: dict[str, float] = {}
+        entries: list[Entry] = []
+        generated = 0.0
+
+        async def learn(tickets: list[Ticket]) -> list[State]:
+            nonlocal generated
             groups = [ticket.group for ticket in tickets if ticket.group is not None]
-            experts = await self._experts([group.task for group in groups])
             used = self.experience.draw(self.done)
-            greedy = {t.number: self._baselines.pop(t.number, None) for t in tickets}
-            told = [(t.task, greedy[t.number]) for t in tickets] + [(u.group.task, u.baseline) for u in used]
-            baselines = {id(task): value for task, value in told if value is not None}
+            greedy = {t.number: self._baselines.pop(t.number) for t in tickets if t.number in self._baselines}
+            baselines = {id(t.task): greedy[t.number] for t in tickets if t.number in greedy}
+            baselines |= {id(u.group.task): u.baseline for u in used if u.baseline is not None}
+            packed = await self._credit(groups, used, baselines, clock, metrics)
+            if packed is not None:
+                before = await self._generating()
+                with clock("learn"):
+                    metrics.update(await self._learn(packed, clock))
+                generated = await self._generating() - before
+            self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
+            ends = ends_of(tickets, packed)
+            self.experience.add(used_of(tickets, ends, self.done + 1, greedy))
+            entries.extend([*entries_of(tickets, ends, self.done + 1), *map(used_entry, used)])
+            return ends
+
+        async def publish() -> None:  # also where nothing was trained: the version counts steps
+            metrics["canary/gap"] = await self.publish(updated=self._updated)
+            self._updated = False
+
+        if not self.ahead:
+            with clock("produce"):
+                await self.engines.reseed(self.p.plan.config.seed, self.done + 1)
+        wasted = self._wasted
+        await self.course.step(clock, learn, publish)
+        wall, after = time.perf_counter() - start, await self._inside()
+        spent = {name: after[name] - inside[name] for name in inside}
+        metrics |= self._times(clock, wall, spent, generated, metrics["rollouts/tokens"])
+        if self.p.plan.sampled:
+            metrics["rollouts/tokens_wasted"] = float(self._wasted - wasted)
+        return metrics, entries
+
+    @property
+    def _wasted(self) -> int:
+        """Tokens that were sampled and never trained on, since the loop was made."""
+        unheard = 0 if self.p.client is None else self.p.client.unheard
+        return self._book.wasted + unheard + (0 if self._gate is None else self._gate.dropped)
+
+    async def _generating(self) -> float:
+        """Seconds inside the engines so far, where they generate while the learner works."""
+        return (await self.engines.clock())["engines"] if self.ahead else 0.0
+
+    def sources(self) -> dict[str, Counts]:
+        """Where each source of tasks stands; nothing where none is sampled for."""
+        return {name: self._book.counts(name) for name in self.p.streams.names} if self.p.plan.sampled else {}
+
+    async def _credit(
+        self,
+        groups: Sequence[Group],
+        used: Sequence[Used],
+        baselines: Mapping[int, float],
+        clock: Clock,
+        metrics: dict[str, float],
+    ) -> Packed | None:
+        """What of a batch is trained on; adds what its groups say about themselves to the metrics."""
+        with clock("produce"):
+            experts = await self._experts([group.task for group in groups])
         rollouts = [r for g in groups for r in g.rollouts]
         scores = [s for g in groups for s in g.scores]
         self.scored += len(scores)
         self.unscored.update(s.reason[:REASON] for s in scores if not s.valid)
-        invalid = check_budget(rollouts, scores, config.max_invalid, self.done + 1)
+        invalid = check_budget(rollouts, scores, self.p.plan.config.max_invalid, self.done + 1)
         with clock("credit"):
             kept = apply_filters(groups, self.p.filters)
             again = apply_filters([u.group for u in used], self.p.filters)
-            wanted = baselines if "baseline_rewards" in self.p.plan.needs else None
-            packed = pack([*kept, *again], experts, wanted)
-        ends = ends_of(tickets, packed)
-        self.production.settle(tickets, ends)
-        several = list(zip(tickets, groups, ends, strict=True))
-        entries = [ended_entry(*each, self.done + 1) for each in several]
-        trained = [used_of(t, group, self.done + 1, greedy[t.number]) for t, group, end in several if end == "trained"]
-        self.experience.add(trained)
-        metrics = {
+            packed = pack([*kept, *again], experts, baselines if "baseline_rewards" in self.p.plan.needs else None)
+        self.reused += sum(map(len, again))
+        metrics |= {
             **rollout_metrics(groups),
             **reward_metrics(groups, scored=self.p.plan.sampled),
             **source_metrics(groups, scored=self.p.plan.sampled),
             "rollouts/invalid": float(invalid),
             "groups/trained": len(kept) / len(groups),
             "rollouts/reused": float(sum(map(len, again))),
+            "tasks/dropped": float(self.p.streams.dropped),
+            **self.engines.figures(),
         }
-        self.reused += sum(map(len, again))
-        metrics["tasks/dropped"] = float(self.p.streams.dropped)
-        if packed is not None:
-            if self.engines.shared:
-                await self.engines.all("sleep")
-            metrics |= await self._learn(packed, clock)
-        self.done += 1
-        self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
-        if self.done % config.production.sync_interval == 0 or self.done == self.steps:
-            with clock("sync"):  # also where nothing was trained: the version counts steps
-                metrics["canary/gap"] = await self.publish(updated=self._updated)
-            self._updated = False
-        metrics |= self._times(clock, time.perf_counter() - start, inside, await self._inside(), metrics)
-        return metrics, [*entries, *(used_entry(u) for u in used)]
+        return packed
 
     def kept(self) -> list[Entry]:
         """What a checkpoint of now wants back: groups that wait, and those that may be trained again."""
@@ -263,6 +297,8 @@ class Loop:
 
     async def _learn(self, packed: Packed, clock: Clock) -> dict[str, float]:
         learner, config, plan = self.p.actors.learner, self.p.plan.config, self.p.plan
+        if self.engines.shared:
+            await self.engines.sleep()
         with clock("logprobs"):
             computed = await asyncio.to_thread(self._forward, packed)
         with clock("credit"):
@@ -276,8 +312,9 @@ class Loop:
         with clock("update"):
             metrics = await asyncio.to_thread(learner.update, batch, parts, self.done)
         if plan.sampled:
-            versions = batch.tokens["policy_versions"][: packed.sampled_tokens]
-            metrics["staleness/max"] = float(self.done - versions[batch.loss_mask[: packed.sampled_tokens]].min())
+            trained = batch.loss_mask[: packed.sampled_tokens]
+            versions = batch.tokens["policy_versions"][: packed.sampled_tokens][trained]
+            metrics |= staleness_metrics(versions, self.done, spread=bool(self.ahead))
         return metrics
 
     def _forward(self, packed: Packed) -> dict[str, np.ndarray]:
@@ -332,38 +369,27 @@ class Loop:
         return {**await self.engines.clock(), "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}
 
     def _times(
-        self,
-        clock: Clock,
-        wall: float,
-        before: Mapping[str, float],
-        after: Mapping[str, float],
-        metrics: Mapping[str, float],
+        self, clock: Clock, wall: float, spent: Mapping[str, float], generated: float, sampled: float
     ) -> dict[str, float]:
-        spent = {k: after[k] - before[k] for k in before}
-        tokens = spent["tokens"] or metrics["rollouts/tokens"]
+        tokens = spent["tokens"] or sampled
+        phases = {**clock.seconds, "produce": clock.seconds.get("produce", 0.0) + clock.seconds["take"]}
         self.tokens += int(tokens)
-        for name, seconds in clock.seconds.items():
-            self.phases[name] = self.phases.get(name, 0.0) + seconds
-        return {
-            "time/step": wall,
-            **{f"time/{name}": seconds for name, seconds in clock.seconds.items()},
-            "time/engine_inside": spent["engine"],
-            "time/learner_inside": spent["learner"],
-            "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
-            "time/tokens_per_second": tokens / max(clock.seconds["produce"], 1e-9),
-        }
+        metrics = time_metrics(phases, wall, spent, generated=generated, ahead=bool(self.ahead))
+        for name, seconds in phases.items():
+            if f"time/{name}" in metrics:
+                self.phases[name] = self.phases.get(name, 0.0) + seconds
+        generating = wall if self.ahead else phases["produce"]  # ahead, engines generate all the time
+        self.generating += generating
+        return {**metrics, "time/tokens_per_second": tokens / max(generating, 1e-9)}
 
 
-def _pace(section: ProductionSection) -> Pace:
-    limit = expires_at(section.max_staleness, section.sync_interval)
-    token = section.max_token_staleness
-    return Pace(
-        ahead=limit - 1,
-        limit=limit,
-        oversample=section.oversample,
-        token_limit=None if token is None else expires_at(token, section.sync_interval),
-        tail=section.tail_batch,
-    )
+def _revival(parts: Parts) -> Revival | None:
+    """How engines that die come back, where there are any."""
+    if parts.client is None:
+        return None
+    start = partial(start_engine, parts.plan, parts.actors.layout, exchanged_adapter(parts.plan))
+    most, missing = parts.plan.config.placement.engine_restarts, partial(no_room, parts.plan, parts.actors.layout)
+    return Revival(client=parts.client, start=start, most=most, missing=missing)
 
 
 def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:

@@ -247,11 +247,10 @@ def _assemble(
 ) -> Parts:
     config, resolve = plan.config, plan.plugins.resolve
     codec = Codec.open(plan.model)
-    client = None
-    if actors.engines:
-        ends = () if codec.end is None else (codec.end,)
-        partial = config.production.partial_rollouts
-        client = Gate(EngineClient(actors.engines, codec.decode), codec.decode, partial=partial, ends=ends)
+    client = EngineClient(actors.engines, codec.decode) if actors.engines else None
+    ends = () if codec.end is None else (codec.end,)
+    partial = config.production.partial_rollouts
+    gate = None if client is None else Gate(client, codec.decode, partial=partial, ends=ends)
     s = config.sampling
     if s.top_p < 1 or s.top_k:
         log.warning(
@@ -268,7 +267,8 @@ def _assemble(
     return Parts(
         plan=plan,
         actors=actors,
-        setting=setting_of(plan, codec, client, worlds.train),
+        client=client,
+        setting=setting_of(plan, codec, gate, worlds.train),
         eval_worlds=worlds.eval,
         producer=Producer(workflow, scorer, seed, observer),
         demonstrator=demonstrator if plan.algorithm.rollouts == "mixed" else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import signal
 import sys
@@ -19,6 +20,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts import Run
 from rlsdk.process import settle
 from rlsdk.rollout.producer import first_error
+from rlsdk.runlog.attendance import Attendance, asked, tell
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.store import RolloutStore
 from rlsdk.runlog.tables import Entry
@@ -45,6 +47,7 @@ class Session:
         self._store = store
         self._writer: RolloutWriter | None = None
         self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self._attendance: Attendance | None = None
 
     async def go(self) -> dict[str, Any]:
         """Run to the end, or to an interruption."""
@@ -76,13 +79,14 @@ class Session:
         plan, loop, section = self._plan, self._loop, self._plan.config.eval
         undo = _on_interrupt(self._interrupt)
         writer = self._writer = RolloutWriter(self._store) if self._store is not None else None
-        bar = ProgressLine(self._console, loop.steps, loop.done, every=max(1, loop.steps // 20))
+        bar = ProgressLine(self._console, loop.steps, loop.done, max(1, loop.steps // 20), loop.sources)
         try:
             settle()
             await loop.publish(updated=False)
             if section.before and loop.p.eval_tasks and loop.done == 0:
                 _log(trackers, 0, await self._evaluate("before", bar))
             while loop.done < loop.steps and not loop.interrupted:
+                self._attend()
                 metrics, entries = await loop.step()
                 if writer:
                     await writer.submit(partial(_keep, entries, step=loop.done, every=plan.config.save_rollouts))
@@ -99,12 +103,30 @@ class Session:
                     await self._save(last=last or loop.interrupted)
         finally:
             await loop.production.pause(plan.config.production.pause_timeout)
+            loop.engines.close()
             _report(loop.production.failure)
             bar.close()
             if writer:
                 await asyncio.to_thread(writer.close)
             undo()
         return self._summary()
+
+    def _attend(self) -> None:
+        """Have as many engines as somebody asks for by `rlsdk engines`, and say which there are."""
+        folder, engines = self._plan.folder, self._loop.engines
+        if not len(engines):
+            return
+        wish = asked(folder)
+        refused = "" if wish is None else engines.resize(wish)
+        state = Attendance(
+            wanted=len(engines), alive=engines.alive, lost=len(engines.lost), refused=refused, driver=os.getpid()
+        )
+        if state == self._attendance:
+            return
+        if refused and (self._attendance is None or refused != self._attendance.refused):
+            log.warning("%s", refused)
+        tell(folder, state)
+        self._attendance = state
 
     async def _evaluate(self, when: str, bar: ProgressLine) -> dict[str, float]:
         start = time.perf_counter()
@@ -137,7 +159,6 @@ class Session:
     def _summary(self) -> dict[str, Any]:
         plan, loop = self._plan, self._loop
         export = loop.p.checkpoints.path(loop.done) / "export"
-        generating = loop.phases.get("produce", 0.0)
         return {
             "name": plan.config.name,
             "status": "interrupted" if loop.interrupted and loop.done < loop.steps else "finished",
@@ -153,8 +174,9 @@ class Session:
             "tasks": loop.ledger,
             "rollouts_reused": loop.reused,
             "environments": loop.environments(),
+            "engines": loop.engines.report(),
             "seconds": {**self._seconds, **loop.phases},
-            "tokens_per_second": loop.tokens / max(generating, 1e-9),
+            "tokens_per_second": loop.tokens / max(loop.generating, 1e-9),
             "export": str(export) if export.is_dir() else None,
         }
 

@@ -27,7 +27,13 @@ class Bench:
     names: Sequence[str] = ("a", "b")
 
     def __init__(
-        self, pace: Pace, seconds: Callable[[int], float] = lambda number: 0.01, *, valve: bool = False, **how: Any
+        self,
+        pace: Pace,
+        seconds: Callable[[int], float] = lambda number: 0.01,
+        *,
+        valve: bool = False,
+        batch: int = 4,
+        **how: Any,
     ) -> None:
         self.book = Lifecycle(self.names)
         self.version = self.drawn = self.interrupts = 0
@@ -35,7 +41,7 @@ class Bench:
         self.seconds, self.deaf = seconds, False
         self._ended = asyncio.Event()
         how |= {"valve": self} if valve else {}
-        self.production = Production(self.book, pace, streams=self, batch=4, make=self.make, **how)
+        self.production = Production(self.book, pace, streams=self, batch=batch, make=self.make, **how)
 
     def divide(self, count: int) -> dict[str, int]:
         return {"a": count - 1, "b": 1}

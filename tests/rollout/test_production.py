@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from random import Random
 
 import pytest
@@ -222,3 +223,21 @@ def test_every_task_ends_once_in_the_course_that_survives(
         assert len({*trained, *live}) == len(trained) + len(live) == bench.drawn == bench.book.issued
 
     asyncio.run(run())
+
+
+def test_who_waits_uses_no_processor() -> None:
+    """A production of many tasks on a slow engine sleeps: under two percent of a core, starts and ends left out."""
+
+    async def run() -> float:
+        bench = Bench(Pace(ahead=4, limit=9, oversample=0.5), lambda number: 60.0, batch=500)
+        waiting = asyncio.ensure_future(bench.production.take(0))
+        await asyncio.sleep(0.5)
+        assert len(bench.started) == 5 * 500 + 250 + 1  # the reserves of two sources, rounded up
+        cpu, wall = time.process_time(), time.perf_counter()
+        await asyncio.sleep(2.0)
+        share = (time.process_time() - cpu) / (time.perf_counter() - wall)
+        waiting.cancel()
+        await bench.production.pause()
+        return share
+
+    assert asyncio.run(run()) < 0.02

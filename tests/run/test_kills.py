@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from typing import Any
@@ -62,13 +63,33 @@ def test_ctrl_c_saves_and_ends_cleanly(runner: Any) -> None:
     assert not alive(family)
 
 
-@pytest.mark.parametrize("actor", ["EngineActor", "LearnerActor"])
-def test_a_killed_actor_fails_the_run_and_is_named(runner: Any, actor: str) -> None:
-    process = runner.start("steps=1000")
-    wait_for(lambda: step_of(runner) >= 2, 120, process)
-    victims = [p for p in descendants(process.pid) if any(actor in part for part in p.cmdline())]
-    assert victims
-    victims[0].kill()
+def test_a_killed_learner_rank_fails_the_run_and_a_killed_engine_does_not(runner: Any) -> None:
+    ahead = ("steps=8", "checkpoint.every=2", "eval.before=false", "production.max_staleness=1")
+    both = (*ahead, "eval.after=false", "engine=transformers")
+    process = runner.start(*both)
+    wait_for(lambda: step_of(runner) >= 3, 120, process)
+    kill_one(process.pid, "LearnerActor")
     process.wait(60)
     assert process.returncode == 1
-    assert {"EngineActor": "engine", "LearnerActor": "learner"}[actor] in runner.console()
+    assert re.search(r"learner rank \d failed in [^;]*its process died", " ".join(runner.console().split()))
+
+    process = runner.start(*both, "--resume")
+    wait_for(lambda: step_of(runner) >= 4, 120, process)
+    kill_one(process.pid, "EngineActor")
+    process.wait(120)
+    assert process.returncode == 0, runner.console()
+    metrics, summary = runner.metrics(), runner.summary()
+    assert [line["step"] for line in metrics] == list(range(1, 9))
+    assert all(line["canary/gap"] < 1e-3 for line in metrics) and metrics[-1]["engines/alive"] == 1
+    assert summary["engines"]["lost"] == metrics[-1]["engines/lost"] == 1
+    assert "engine 0: The actor is dead" in summary["engines"]["reasons"][0]
+    tasks = summary["tasks"]
+    assert tasks["trained"] + tasks["filtered"] + tasks["failed"] == 8 * 4
+    assert tasks["issued"] == 8 * 4 + tasks["returned"]
+
+
+def kill_one(driver: int, kind: str) -> None:
+    """End an actor of a class as the kernel does, the last that was started."""
+    victims = [p for p in descendants(driver) if any(kind in part for part in p.cmdline())]
+    assert victims
+    max(victims, key=lambda p: p.create_time()).kill()

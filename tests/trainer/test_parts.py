@@ -52,38 +52,60 @@ def test_no_task_that_fits_is_an_error_not_a_loop() -> None:
         stream(3, limit=0).draw()
 
 
+def engines(*seen: np.ndarray) -> dict[int, np.ndarray]:
+    return dict(enumerate(seen))
+
+
 def test_the_canary_names_version_position_and_gap() -> None:
     canary = Canary(np.arange(4), tolerance=1e-3)
     learner = np.array([-1.0, -2.0, -3.0], np.float32)
-    assert canary.check(0, learner, [learner + 1e-4], updated=False) == pytest.approx(1e-4, rel=0.1)
+    assert canary.check(0, learner, engines(learner + 1e-4), updated=False) == pytest.approx(1e-4, rel=0.1)
     with pytest.raises(
         CanaryError, match=r"version 1: engine 1 .* 1 of 3 fixed tokens, most at position 3: -2\.9\d+ against -3\.0"
     ):
-        canary.check(1, learner, [learner, learner + np.array([0, 0, 0.02], np.float32)], updated=True)
+        canary.check(1, learner, engines(learner, learner + np.array([0, 0, 0.02], np.float32)), updated=True)
 
 
 def test_the_canary_sees_nan() -> None:
     with pytest.raises(CanaryError, match="gap inf"):
-        Canary(np.arange(2), 1.0).check(0, np.zeros(1, np.float32), [np.full(1, np.nan, np.float32)], updated=False)
+        Canary(np.arange(2), 1.0).check(
+            0, np.zeros(1, np.float32), engines(np.full(1, np.nan, np.float32)), updated=False
+        )
 
 
 def test_a_sync_without_effect_is_caught_at_the_first_update() -> None:
     canary = Canary(np.arange(3), tolerance=10.0)
     same = np.array([-1.0, -2.0], np.float32)
-    canary.check(0, same, [same], updated=False)
+    canary.check(0, same, engines(same), updated=False)
     with pytest.raises(CanaryError, match="engine 0 did not change with the update"):
-        canary.check(1, same, [same], updated=True)
+        canary.check(1, same, engines(same), updated=True)
 
 
 def test_a_later_sync_without_effect_is_caught_where_the_learner_moved() -> None:
     """An adapter that an engine keeps under its old id would stay below the tolerance for many small steps."""
     canary = Canary(np.arange(3), tolerance=1e-3)
     start, shift = np.array([-1.0, -2.0], np.float32), np.float32(5e-4)
-    canary.check(0, start, [start, start], updated=False)
-    canary.check(1, start + shift, [start + shift, start + shift], updated=True)
-    canary.check(2, start + 1.01 * shift, [start + shift, start + shift], updated=True)  # too little to show everywhere
+    canary.check(0, start, engines(start, start), updated=False)
+    canary.check(1, start + shift, engines(start + shift, start + shift), updated=True)
+    canary.check(
+        2, start + 1.01 * shift, engines(start + shift, start + shift), updated=True
+    )  # too little to show everywhere
     with pytest.raises(CanaryError, match=r"version 3: .* engine 1 did not change .* learner's by up to 0.0005"):
-        canary.check(3, start + 2 * shift, [start + 2 * shift, start + shift], updated=True)
+        canary.check(3, start + 2 * shift, engines(start + 2 * shift, start + shift), updated=True)
+
+
+def test_an_engine_that_comes_later_is_compared_with_what_the_learner_said_last() -> None:
+    canary = Canary(np.arange(3), tolerance=1e-3)
+    before, now = np.array([-1.0, -2.0], np.float32), np.array([-1.5, -2.5], np.float32)
+    canary.check(0, before, engines(before, before), updated=False)
+    canary.check(1, now, {1: now}, updated=True)  # engine 0 is away: only the other must have changed
+    assert canary.join(0, now) == 0
+    with pytest.raises(CanaryError, match="version 1: engine 0 and the learner disagree on 2 of 2"):
+        canary.join(0, before)
+    with pytest.raises(CanaryError, match=r"version 2: .* engine 0 did not change"):
+        canary.check(2, now + 0.0005, engines(now, now + 0.0005), updated=True)
+    canary.check(3, before, {}, updated=True)  # none is there
+    assert canary.join(1, before) == 0
 
 
 def test_checksums_name_the_tensors_that_differ() -> None:

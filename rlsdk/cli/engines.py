@@ -1,0 +1,41 @@
+"""`rlsdk engines`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+import click
+
+from rlsdk.errors import ConfigError
+from rlsdk.runlog.attendance import ask, asked, told
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--count", type=click.IntRange(1), help="How many engines the run is to have, from its next step on.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def engines(run: Path, count: int | None, as_json: bool) -> None:
+    """Show the engines of the run in the folder RUN; with --count, have it start some, or send some home.
+
+    The run looks at the beginning of each step. An engine that leaves answers first what it has been asked. What Ray
+    has no room for is refused, and said here and in the run's log; the run goes on.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ConfigError([f"RUN: {run} is no folder of a run: it has no config.yaml"])
+    if count is not None:
+        ask(run, count)
+    state, wish = told(run), asked(run)
+    if as_json:
+        click.echo(json.dumps({"asked": wish, "state": None if state is None else attrs.asdict(state)}, indent=2))
+        return
+    if state is None:
+        click.echo("The run has not said yet which engines it has.")
+    else:
+        ranks = ", ".join(map(str, state.alive)) or "none"
+        click.echo(f"{state.wanted} engines, of which get requests: {ranks}; {state.lost} died so far.")
+        if state.refused:
+            click.echo(state.refused)
+    if wish is not None and (state is None or wish != state.wanted):
+        click.echo(f"Asked for: {wish}. The run looks at the beginning of its next step.")

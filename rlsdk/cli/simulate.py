@@ -1,0 +1,159 @@
+"""`rlsdk simulate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from rlsdk.cli.listing import console
+from rlsdk.cli.settings import SettingsCommand
+from rlsdk.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlsdk.config import Plan
+    from rlsdk.trainer.simulation.measure import Measured
+    from rlsdk.trainer.simulation.prediction import Prediction
+
+COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle", "tokens/s", "wasted", "weights GB/s")
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--engines", type=click.IntRange(1), help="Engines; left out, those of the config's placement.")
+@click.option("--learners", type=click.IntRange(1), help="Ranks of the learner; left out, those of the placement.")
+@click.option("--gpus", metavar="N,…", help="Numbers of GPUs to divide among engines and learner, such as 8,64,1024.")
+@click.option(
+    "--learner-share", type=click.FloatRange(0, 1), default=0.25, show_default=True, help="Of the GPUs of --gpus."
+)
+@click.option(
+    "--per-gpu", type=click.IntRange(1), help="With --gpus: tasks of a step for each, in place of batch_size."
+)
+@click.option("--rates", "run", type=click.Path(path_type=Path), help="Folder of a run to measure rates in.")
+@click.option(
+    "--rate", "given", metavar="NAME=VALUE", multiple=True, help="A rate by name; see docs/howto/simulate.md."
+)
+@click.option("--against", type=click.Path(path_type=Path), help="Folder of a run to show beside the prediction.")
+@click.option("--steps", type=click.IntRange(4), default=16, show_default=True, help="Steps to simulate.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def simulate(
+    config: Path,
+    settings: tuple[str, ...],
+    files: tuple[str, ...],
+    engines: int | None,
+    learners: int | None,
+    gpus: str | None,
+    learner_share: float,
+    per_gpu: int | None,
+    run: Path | None,
+    given: tuple[str, ...],
+    against: Path | None,
+    steps: int,
+    as_json: bool,
+) -> None:
+    """Predict steps, staleness and idle time of the YAML file CONFIG in virtual time; nothing is generated or trained.
+
+    The real producer and order of steps run with models of engines and learner, whose rates are given or measured.
+    """
+    from rlsdk.config import check
+    from rlsdk.trainer.simulation import measure, prediction
+
+    plan = check(config, settings, files)
+    rates, lengths = prediction.defaults_of(plan)
+    if run is not None:
+        found = measure.measure(run, rates)
+        rates, lengths = found.rates, found.lengths
+    rates, lengths = prediction.changed(rates, lengths, _numbers(given))
+    beside = measure.measure(against, rates) if against is not None else None
+    predictions = []
+    for count, engine_count, rank_count in _sizes(plan, engines, learners, gpus, learner_share):
+        setup = prediction.setup_of(plan, rates, lengths, engines=engine_count, learners=rank_count, steps=steps)
+        if per_gpu is not None and count is not None:
+            setup = attrs.evolve(setup, batch=per_gpu * count)
+        predictions.append(prediction.predict(setup, count))
+    if as_json:
+        told: dict[str, Any] = {"rates": attrs.asdict(rates), "predictions": [p.as_json() for p in predictions]}
+        if beside is not None:
+            told["measured"] = attrs.asdict(beside, filter=attrs.filters.exclude("rates", "lengths"))
+        click.echo(json.dumps(told, indent=2))
+    else:
+        _show(predictions, beside)
+
+
+def _numbers(given: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise click.UsageError(f"--rate {text!r} is not of the form NAME=NUMBER")
+    return found
+
+
+def _sizes(
+    plan: Plan, engines: int | None, learners: int | None, gpus: str | None, share: float
+) -> list[tuple[int | None, int, int]]:
+    """(GPUs, engines, ranks) of each prediction."""
+    from rlsdk.trainer.simulation.prediction import divided
+
+    place = plan.config.placement
+    if gpus is None:
+        return [(None, engines or place.engines, learners or place.learners)]
+    if engines or learners:
+        raise click.UsageError(
+            "--gpus divides GPUs among engines and learner; give either it, or --engines and --learners."
+        )
+    try:
+        return [(count, *divided(count, share, place.gpus_per_engine)) for count in map(int, gpus.split(","))]
+    except ValueError as error:
+        raise ConfigError([f"--gpus {gpus}: {error}"]) from error
+
+
+def _show(predictions: Sequence[Prediction], beside: Measured | None) -> None:
+    from rich.table import Table
+
+    out = console()
+    for found in predictions:
+        setup = found.setup
+        size = f"{found.gpus} GPUs: " if found.gpus else ""
+        title = f"{size}{setup.engines} engines, {setup.learners} ranks, {setup.batch} × {setup.group} rollouts a step"
+        table = Table(title=title)
+        for i, column in enumerate(COLUMNS):
+            table.add_column(column, justify="right" if i else "left")
+        table.add_row("as configured", *_cells(attrs.asdict(found.configured)))
+        table.add_row("synchronous", *_cells(attrs.asdict(found.synchronous)))
+        if beside is not None:
+            table.add_row(f"measured, {beside.steps} steps", *_cells(attrs.asdict(beside)))
+        out.print(table)
+        bound = max(found.engines_alone, found.learner_alone)
+        out.print(
+            f"engines alone: {found.engines_alone:.3g} s a step; learner alone: {found.learner_alone:.3g} s; "
+            f"as configured: {found.of_bound:.0%} of what {bound:.3g} s would be",
+            highlight=False,
+        )
+
+
+def _cells(found: dict[str, Any]) -> list[str]:
+    def cell(name: str, form: str) -> str:
+        value = found.get(name)
+        return "" if value is None else format(value, form)
+
+    return [
+        f"{cell('step', '.3g')} s",
+        f"{cell('step_p95', '.3g')} s",
+        f"{cell('staleness', '.2f')}, at most {cell('staleness_max', 'd')}",
+        cell("engines_idle", ".1%"),
+        cell("learner_idle", ".1%"),
+        cell("tokens_per_second", ",.0f"),
+        cell("wasted", ".1%"),
+        cell("weights_gb_per_second", ".3g"),
+    ]

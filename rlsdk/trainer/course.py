@@ -1,0 +1,87 @@
+"""The order of a step, whoever does its work and whatever the clock: take a batch, learn, settle, publish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import attrs
+
+from rlsdk.config.schema import ProductionSection
+from rlsdk.rollout.lifecycle import State, Ticket
+from rlsdk.rollout.production import Pace, Production
+from rlsdk.rollout.staleness import expires_at
+
+
+class Clock:
+    """Seconds per named phase of a step."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        """Make one.
+
+        Args:
+            now: The time.
+        """
+        self._now = now
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a phase."""
+        start = self._now()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - start
+
+
+def pace_of(section: ProductionSection) -> Pace:
+    """How far rollouts may run ahead, as a config says."""
+    limit = expires_at(section.max_staleness, section.sync_interval)
+    token = section.max_token_staleness
+    return Pace(
+        ahead=limit - 1,
+        limit=limit,
+        oversample=section.oversample,
+        token_limit=None if token is None else expires_at(token, section.sync_interval),
+        tail=section.tail_batch,
+    )
+
+
+@attrs.define(kw_only=True)
+class Course:
+    """The steps of a run, one after the other.
+
+    Attributes:
+        production: Where batches come from.
+        steps: How many there are.
+        sync_interval: Steps between two syncs of weights; there is one after the last step, too.
+        done: Steps that are behind.
+    """
+
+    production: Production
+    steps: int
+    sync_interval: int = 1
+    done: int = 0
+
+    async def step(
+        self,
+        clock: Clock,
+        learn: Callable[[list[Ticket]], Awaitable[Sequence[State]]],
+        publish: Callable[[], Awaitable[None]],
+    ) -> None:
+        """One step.
+
+        Args:
+            clock: Takes the times `take`, which is the waiting for rollouts, and `sync`.
+            learn: Trains on a batch, and says what became of each of its tickets.
+            publish: Sends the weights to the engines, whose version is then `done`.
+        """
+        with clock("take"):
+            tickets = await self.production.take(self.done)
+        self.production.settle(tickets, await learn(tickets))
+        self.done += 1
+        if self.done % self.sync_interval == 0 or self.done == self.steps:
+            with clock("sync"):
+                await publish()

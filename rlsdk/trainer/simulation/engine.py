@@ -1,0 +1,235 @@
+"""An engine in virtual time: it generates no text, but takes as long for it as its rates say."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import functools
+import heapq
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Completion, Finish, Request
+from rlsdk.trainer.simulation.clock import RESOLUTION
+from rlsdk.trainer.simulation.rates import Lengths, Rates
+
+MOST = 1 << 20
+"""Tokens of a response, for arrays that all share."""
+
+
+@functools.cache
+def _shared(value: int, dtype: str) -> np.ndarray:
+    array = np.full(MOST, value, dtype)
+    array.setflags(write=False)
+    return array
+
+
+def constant(value: int, dtype: str, count: int) -> np.ndarray:
+    """A read-only array of one value, `[count]`, which costs no memory of its own."""
+    return _shared(value, dtype)[:count]
+
+
+@attrs.frozen
+class Method:
+    """A method that is called as Ray calls one of an actor."""
+
+    remote: Callable[..., Any]
+
+    def options(self, **_: Any) -> Method:
+        """The same: how results travel makes no difference here."""
+        return self
+
+
+@attrs.define(eq=False)
+class _Call:
+    """One call of `generate`: what it still owes, and what is ready."""
+
+    left: int
+    ready: list[Completion] = attrs.field(factory=list)
+    some: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    def put(self, completion: Completion) -> None:
+        self.left -= 1
+        self.ready.append(completion)
+        self.some.set()
+
+
+@attrs.define(eq=False)
+class _Sequence:
+    """A continuation: `began` and `ends` in decode steps of its engine."""
+
+    call: _Call
+    request: Request
+    index: int
+    length: int
+    began: float = 0.0
+    ends: float = 0.0
+    over: bool = False
+
+
+class SimulatedEngine:
+    """Takes requests as an engine's actor does, for `rollout.client.EngineClient`.
+
+    Each of the running sequences gets a token in every decode step, so that one number says how far all of them are:
+    the decode steps since the start. What happens between two arrivals or ends costs no work.
+
+    Attributes:
+        version: Of its weights.
+        busy: Seconds in which anything ran.
+        tokens: Sampled, by what has ended.
+    """
+
+    def __init__(self, rates: Rates, lengths: Lengths, seed: Sequence[int]) -> None:
+        """Make one; to be called on an event loop.
+
+        Args:
+            rates: How fast.
+            lengths: How long its responses get.
+            seed: Of the lengths.
+        """
+        self._rates, self._lengths = rates, lengths
+        self._random = np.random.default_rng(seed)
+        self._clock = asyncio.get_running_loop()
+        self._steps = 0.0
+        self._since = self._clock.time()
+        self._debt = 0.0
+        self._running: list[tuple[float, int, _Sequence]] = []
+        self._waiting: deque[_Sequence] = deque()
+        self._sequences: dict[str, list[_Sequence]] = {}
+        self._count = self._serial = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._published: list[tuple[float, int]] = [(0.0, 0)]
+        self.busy = 0.0
+        self.tokens = 0
+        self.generate, self.abort = Method(self._generate), Method(self._abort)
+
+    @property
+    def version(self) -> int:
+        """Of its weights."""
+        return self._published[-1][1]
+
+    @property
+    def running(self) -> int:
+        """Sequences that run."""
+        return self._count
+
+    def load(self, version: int, seconds: float) -> None:
+        """Take weights; requests in flight go on with them afterwards.
+
+        Args:
+            version: Steps done.
+            seconds: In which it generates nothing.
+        """
+        self._advance()
+        self._debt += seconds
+        self._published.append((self._steps, version))
+        self._schedule()
+
+    def measure(self) -> tuple[float, int]:
+        """Seconds busy, and tokens sampled, until now."""
+        self._advance()
+        return self.busy, self.tokens
+
+    async def _generate(self, requests: Sequence[Request]) -> AsyncIterator[asyncio.Future[list[Completion]]]:
+        call = _Call(sum(request.n for request in requests))
+        for request in requests:
+            lengths = self._lengths.draw(self._random, request.n)
+            self._sequences[request.id] = [_Sequence(call, request, i, length) for i, length in enumerate(lengths)]
+            self._waiting.extend(self._sequences[request.id])
+        self._advance()
+        self._admit()
+        while call.left or call.ready:
+            await call.some.wait()
+            call.some.clear()
+            found, call.ready = call.ready, []
+            done: asyncio.Future[list[Completion]] = self._clock.create_future()
+            done.set_result(found)
+            yield done
+
+    def _abort(self, ids: Sequence[str]) -> None:
+        self._advance()
+        for name in ids:
+            for sequence in self._sequences.get(name, ()):
+                if not sequence.over:
+                    sampled = min(int(self._steps - sequence.began), sequence.length) if sequence.ends else 0
+                    self._count -= bool(sequence.ends)
+                    self._end(sequence, sampled, "abort")
+        self._admit()
+
+    def _advance(self) -> None:
+        """Bring the decode steps up to now."""
+        now = self._clock.time()
+        passed, self._since = now - self._since, now
+        stalled = min(self._debt, passed)
+        self._debt -= stalled
+        if self._count:
+            self.busy += passed
+            self._steps += (passed - stalled) / self._rates.decode(self._count)
+
+    def _admit(self) -> None:
+        """Let what waits run where there is room, and see to it that the next end is noticed."""
+        while self._waiting and self._count < self._rates.slots:
+            sequence = self._waiting.popleft()
+            if sequence.over:
+                continue
+            if sequence.index == 0:
+                self._debt += self._rates.prompt_tokens / self._rates.prompt_rate
+            sequence.began, sequence.ends = self._steps, self._steps + sequence.length
+            self._count += 1
+            self._serial += 1
+            heapq.heappush(self._running, (sequence.ends, self._serial, sequence))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._running and self._running[0][2].over:
+            heapq.heappop(self._running)
+        if self._running:
+            self._timer = self._clock.call_later(self._until(self._running[0][0]), self._finish)
+
+    def _until(self, ends: float) -> float:
+        """Seconds until that many decode steps are done, if nothing comes and nothing ends before."""
+        return self._debt + max(0.0, ends - self._steps) * self._rates.decode(self._count)
+
+    def _finish(self) -> None:
+        self._advance()
+        while self._running and (self._running[0][2].over or self._until(self._running[0][0]) <= RESOLUTION):
+            _, _, sequence = heapq.heappop(self._running)
+            if not sequence.over:
+                self._count -= 1
+                truncated = sequence.length >= self._lengths.limit
+                self._end(sequence, sequence.length, "length" if truncated else "stop")
+        self._admit()
+
+    def _end(self, sequence: _Sequence, sampled: int, finish: Finish) -> None:
+        sequence.over = True
+        self.tokens += sampled
+        request = sequence.request
+        if all(other.over for other in self._sequences[request.id]):
+            del self._sequences[request.id]
+        completion = Completion(
+            request=request.id,
+            index=sequence.index,
+            token_ids=constant(0, "int64", sampled),
+            logprobs=constant(0, "float32", sampled),
+            versions=self._versions(sequence.began, sampled),
+            finish=finish,
+        )
+        sequence.call.put(completion)
+
+    def _versions(self, began: float, count: int) -> np.ndarray:
+        """Of the tokens of a sequence, int64 `[count]`; a sequence under one version costs no memory."""
+        at = bisect.bisect_right(self._published, began, key=lambda published: published[0]) - 1
+        versions = np.broadcast_to(np.int64(self._published[at][1]), count)
+        for steps, version in self._published[at + 1 :]:
+            first = max(0, int(np.ceil(steps - began)))
+            if first < count:
+                versions = versions if versions.flags.writeable else versions.copy()
+                versions[first:] = version
+        return versions

@@ -1,0 +1,53 @@
+"""Rollouts that run ahead of training against training in step, on two cores and long-tailed lengths.
+
+In step, each phase has both cores: two engines, then two ranks of the learner, of one thread each. Ahead, one engine
+and one rank have a core each, all the time. Ratios of throughputs, never times; the machine must have nothing else to
+do.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.benchmarks.conftest import Steps, Work
+
+ROUNDS = 2
+"""Runs of each, in turn: a machine that grows slower meanwhile does so for all."""
+LONG = {"tasks": 16, "group": 16, "max_tokens": 256, "steps": 24}
+APART = {"placement.engines": 1, "placement.learners": 1}
+AHEAD = {**APART, "production.max_staleness": 3, "production.oversample": 0.25, "placement.colocate": "false"}
+LEAST = 1.1
+
+
+def speed(steps: Steps) -> float:
+    """Trained tokens in a second."""
+    return sum(m["rollouts/tokens"] for m in steps.metrics) / sum(steps.seconds)
+
+
+def test_running_ahead_is_a_tenth_faster_on_a_long_tail(
+    model: Path, prompts: Path, train: Callable[..., Steps], show: Callable[..., None]
+) -> None:
+    work = Work(model=model, prompts=prompts, **LONG)
+    rounds = [(train(work), train(work, **AHEAD), train(work, **APART)) for _ in range(ROUNDS)]
+    in_step, ahead, alone = (Steps.join(runs) for runs in zip(*rounds, strict=True))
+    # With one engine and one rank that take turns, each has its core to itself and nobody beside it.
+    generating = statistics.fmean(m["time/produce"] for m in alone.metrics)
+    learning = statistics.fmean(m["time/step"] - m["time/produce"] for m in alone.metrics)
+    seconds = {name: statistics.fmean(steps.seconds) for name, steps in (("sync", in_step), ("async", ahead))}
+    ratio = speed(ahead) / speed(in_step)
+    show(
+        ahead.seconds,
+        G=round(generating, 3),
+        T=round(learning, 3),
+        **{name: round(value, 3) for name, value in seconds.items()},
+        tokens_per_second={"sync": round(speed(in_step)), "async": round(speed(ahead)), "alone": round(speed(alone))},
+        ratio=round(ratio, 3),
+        of_bound=round(max(generating, learning) / seconds["async"], 3),
+        overlap=round(statistics.fmean(m.get("time/overlap", 0.0) for m in ahead.metrics), 3),
+        staleness=round(statistics.fmean(m.get("staleness/mean", 0.0) for m in ahead.metrics), 3),
+        mean_length={"sync": round(in_step.length, 1), "async": round(ahead.length, 1)},
+    )
+    assert in_step.length / ahead.length < 1.1  # nothing is gained by leaving the longest out
+    assert ratio >= LEAST

@@ -1,0 +1,171 @@
+"""Rates from a run's folder, and the command: a run that is simulated gives back the rates that it was made with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from rlsdk.cli.simulate import simulate
+from rlsdk.errors import ConfigError, RunError
+from rlsdk.trainer.simulation.measure import fit, measure
+from rlsdk.trainer.simulation.prediction import divided
+from rlsdk.trainer.simulation.rates import Rates
+
+CONFIG: dict[str, Any] = {
+    "name": "run",
+    "model": {"path": "lab/nowhere", "max_length": 300},
+    "tasks": {"train": {"use": "countdown", "size": 20}},
+    "reward": "countdown",
+    "algorithm": {"use": "grpo", "kl_coef": 0.0},
+    "sampling": {"max_tokens": 200},
+    "steps": 3,
+    "batch_size": 8,
+    "group_size": 4,
+    "placement": {"engines": 2, "learners": 2, "colocate": False},
+}
+TRUE = Rates(
+    step_seconds=0.01,
+    sequence_seconds=0.002,
+    score_seconds=0.05,
+    token_seconds=1e-3,
+    learner_seconds=0.3,
+    sync_seconds=0.4,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """What a synchronous run at these rates would leave: each engine makes its half, one response after the other."""
+    folder = tmp_path / "run"
+    (folder / "rollouts").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    draw = np.random.default_rng(0)
+    lines = [{"step": 0, "eval/greedy": 0.5}]
+    for step in range(1, 13):
+        lengths = np.minimum(200, 1 + (30 * np.exp(draw.standard_normal(32))).astype(int))
+        pyarrow.parquet.write_table(
+            pyarrow.table({"tokens": lengths}), folder / "rollouts" / f"step-{step:06d}.parquet"
+        )
+        tokens, steps = float(lengths.sum()), float(lengths.max())
+        engine = steps * TRUE.step_seconds + tokens / 2 * TRUE.sequence_seconds
+        update = TRUE.learn(tokens * 0.75, 2)
+        line = {
+            "step": step,
+            "rollouts/tokens": tokens,
+            "rollouts/length": tokens / 32,
+            "groups/trained": 0.75,
+            "engine/steps": steps,
+            "staleness/max": 0.0,
+            "time/engine_inside": engine,
+            "time/produce": engine + TRUE.score_seconds,
+            "time/update": update,
+            "time/sync": TRUE.sync_seconds,
+        }
+        line["time/step"] = line["time/produce"] + update + TRUE.sync_seconds
+        lines.append(line if step > 3 else line | {"time/step": 99.0, "time/engine_inside": 99.0})  # compilation
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_rates_come_back_from_what_a_run_left(run: Path) -> None:
+    found = measure(run, Rates(weights_bytes=0.0))
+    for name in (
+        "step_seconds",
+        "sequence_seconds",
+        "score_seconds",
+        "token_seconds",
+        "learner_seconds",
+        "sync_seconds",
+    ):
+        assert getattr(found.rates, name) == pytest.approx(getattr(TRUE, name), rel=1e-3), name
+    assert found.rates.filtered == pytest.approx(0.25)
+    assert (found.steps, found.staleness, found.engines_idle) == (9, 0.0, None)
+    assert len(found.lengths.seen) == 12 * 32
+    assert found.lengths.limit == 200
+
+
+def test_rates_are_never_negative() -> None:
+    one, two = np.array([1.0, 1.0, 1.0]), np.array([1.0, 2.0, 3.0])
+    assert fit(one, two, 2 + 3 * two) == pytest.approx((2, 3))
+    assert fit(one, two, np.array([3.0, 2.0, 1.0])) == pytest.approx((2, 0))
+    assert fit(one, two, 3 * two - 1) == pytest.approx((0, 3 - 6 / 14))
+
+
+def test_a_folder_that_says_too_little_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"metrics\.jsonl of at least 5 training steps; found 0"):
+        measure(tmp_path, Rates())
+
+
+def command(run: Path, *arguments: str, fails: bool = False) -> Any:
+    called = CliRunner().invoke(simulate, [str(run / "config.yaml"), *arguments], catch_exceptions=not fails)
+    assert called.exit_code == 0, called.output
+    return called.output
+
+
+def test_the_command_predicts_the_run_that_it_measured(run: Path) -> None:
+    """Within a few percent, though it draws its lengths anew."""
+    told = json.loads(command(run, "--rates", str(run), "--against", str(run), "--json", "--steps", "40"))
+    (found,), measured = told["predictions"], told["measured"]
+    assert (found["engines"], found["learners"], found["gpus"]) == (2, 2, None)
+    assert found["configured"] == found["synchronous"]
+    assert found["configured"]["step"] == pytest.approx(measured["step"], rel=0.1)
+    assert found["configured"]["learner_idle"] == pytest.approx(measured["learner_idle"], rel=0.1)
+    assert found["configured"]["tokens_per_second"] == pytest.approx(measured["tokens_per_second"], rel=0.1)
+
+
+def test_the_command_predicts_other_settings_and_sizes(run: Path) -> None:
+    told = json.loads(
+        command(run, "production.max_staleness=2", "--gpus", "8,64", "--per-gpu", "1", "--json", "--rate", "median=50")
+    )
+    small, large = told["predictions"]
+    assert [(p["gpus"], p["engines"], p["learners"], p["batch_size"]) for p in (small, large)] == [
+        (8, 6, 2, 8),
+        (64, 48, 16, 64),
+    ]
+    for found in (small, large):
+        assert found["configured"]["step"] < found["synchronous"]["step"]
+        assert found["of_bound"] == pytest.approx(
+            max(found["engines_alone"], found["learner_alone"]) / found["configured"]["step"]
+        )
+    assert large["configured"]["tokens_per_second"] > 2 * small["configured"]["tokens_per_second"]
+
+
+def test_the_table_says_what_the_figures_are(run: Path) -> None:
+    shown = command(run, "--engines", "3", "--learners", "1", "--rates", str(run), "--against", str(run))
+    for text in (
+        "3 engines, 1 ranks, 8 × 4 rollouts a step",
+        "as configured",
+        "synchronous",
+        "measured, 9 steps",
+        "alone:",
+    ):
+        assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--rate", "speed=3"), r"--rate speed: there are bandwidth, "),
+        (("--rate", "bandwidth=0"), r"--rate bandwidth must be above 0; got 0"),
+        (("--gpus", "8,1"), r"--gpus 1: an engine takes 1 and the learner at least 1; give 2 or more"),
+        (("algorithm=sft",), r"trains on demonstrations"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(run: Path, arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        command(run, *arguments, fails=True)
+
+
+def test_gpus_are_divided_so_that_both_halves_have_some() -> None:
+    assert divided(1024, 0.25, 1) == (768, 256)
+    assert divided(2, 0.0, 1) == (1, 1)
+    assert divided(16, 1.0, 4) == (1, 12)
+    assert divided(64, 0.25, 8) == (6, 16)

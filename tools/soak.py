@@ -1,0 +1,289 @@
+"""Kill parts of a training at random moments, again and again, and write what became of its tasks to `docs/soak.md`.
+
+    python tools/soak.py              # fifty kills
+    python tools/soak.py --kills 4    # fewer
+
+One lineage of runs on the small model, rollouts running ahead of the learner, in `runs/soak`. An engine or an
+environment worker that is killed must not end the run; a learner rank or the driver that is killed ends it, and
+`--resume` goes on. Behind every kill the books are checked; the first fault ends the soak with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from curves import ROOT, git
+
+PAGE = ROOT / "docs" / "soak.md"
+LAB = Path(__file__).with_name("soak_lab.py")
+BATCH = 4
+KINDS = {
+    "engine": "EngineActor",
+    "environment worker": "WorldActor",
+    "learner rank": "LearnerActor",
+    "driver": "",
+}
+"""What is killed -> class of its Ray actor; the driver has none."""
+SURVIVED = ("engine", "environment worker")
+MOST_SECONDS = 6.0
+"""A kill comes at most so long after the step that follows the last one: steps take about a second."""
+PATIENCE = 180.0
+CONFIG = {
+    "name": "run",
+    "plugins": [str(LAB)],
+    "tasks": {
+        "train": {
+            "use": "environments",
+            "form": "text",
+            "groups": 1_000_000,
+            "rounds": 1,
+            "environments": {"digits": "soak_lab/digits"},
+        }
+    },
+    "workflow": "environment",
+    "max_prompt_tokens": 16,
+    "algorithm": {"use": "grpo", "kl_coef": 0.0, "correction": "tis", "filters": ["soak_lab/noted"]},
+    "sampling": {"max_tokens": 8},
+    "steps": 100_000,
+    "batch_size": BATCH,
+    "group_size": 4,
+    "production": {"max_staleness": 2},
+    "engine": "transformers",
+    "learner": {"use": "deepspeed", "lr": 1.0e-5},
+    "placement": {"engines": 2, "learners": 2, "engine_threads": 1, "learner_threads": 1, "engine_restarts": 1000},
+    "checkpoint": {"every": 3, "export": "never"},
+}
+HEAD = """# Soak: killed at random moments
+
+`make soak` trains the small model (`examples/models/countdown-nano`) with two engines, a worker of environments and two
+learner ranks, rollouts running up to two batches ahead, and sends SIGKILL to one of them at a random moment, again and
+again. An engine or a worker that dies is replaced, and the run goes on; a learner rank or the driver that dies ends the
+run, which is resumed from its last checkpoint. The rollouts' store has no process of its own: it dies with the driver.
+
+Behind each kill it is checked that in the lineage of the surviving checkpoint every task was handed to the learner in
+exactly one step (from a record that a plugin of the soak's own writes), that what was drawn from the source has either
+ended or is on its way, that the run resumes, and that no process is left. *Seconds lost* are those from the kill until
+the run was a step further than when the kill came; for a resumed run, that has its start in it and the steps since the
+checkpoint.
+"""
+
+
+class FaultError(Exception):
+    """The soak has found what must not be."""
+
+
+class Soak:
+    """One lineage of runs."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.draw = folder, random.Random(seed)
+        self.rows: list[tuple[str, float, bool]] = []  # kind, seconds lost, whether it was resumed
+        self.again = 0
+        model = {"path": str(ROOT / "examples" / "models" / "countdown-nano"), "max_length": 64}
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "out": str(folder), "model": model}))
+
+    def run(self, kills: int) -> None:
+        """Kill so often, then have the run end by itself."""
+        process = self.start()
+        kinds: list[str] = []
+        for number in range(kills):
+            self.beyond(self.step(), process)
+            time.sleep(self.draw.uniform(0, MOST_SECONDS))
+            kinds = kinds or self.draw.sample(list(KINDS), len(KINDS))  # each as often, in any order
+            kind = kinds.pop()
+            at, family, start = self.step(), _family(process.pid), time.monotonic()
+            self.kill(kind, process)
+            if kind not in SURVIVED:
+                process = self.resumed(kind, process, family)
+            self.beyond(at, process)
+            lost = time.monotonic() - start
+            self.rows.append((kind, lost, kind not in SURVIVED))
+            self.check()
+            print(f"{number + 1}. {kind} at step {at}: {lost:.1f} s", flush=True)
+        family = _family(process.pid)
+        process.send_signal(signal.SIGINT)
+        if process.wait(PATIENCE) != 130:
+            raise FaultError(f"the last run ended with {process.returncode}: {self.console()}")
+        _gone(family)
+        self.check()
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A driver, which goes on where the last one was if it is told to."""
+        command = [sys.executable, "-m", "rlsdk.cli", "train", str(self.folder / "config.yaml"), *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "RLSDK_SOAK_RECORD": str(self.folder / "record.txt")}
+        with (self.folder / "console.log").open("a") as log:
+            return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+    def kill(self, kind: str, driver: subprocess.Popen[bytes]) -> None:
+        """End one process of a kind as the kernel does."""
+        victims: list[psutil.Process] = []
+
+        def found() -> bool:
+            victims[:] = [psutil.Process(driver.pid)] if kind == "driver" else _actors(driver.pid, KINDS[kind])
+            return bool(victims)
+
+        self.wait(found, driver)  # an engine may be on its way back
+        self.draw.choice(sorted(victims, key=lambda p: p.pid)).kill()
+
+    def resumed(self, kind: str, process: subprocess.Popen[bytes], family: list[psutil.Process]) -> Any:
+        """The next driver, when the last one has ended as it must."""
+        status = process.wait(PATIENCE)
+        named = re.search(r"learner rank \d failed", " ".join(self.console().split()))
+        if kind == "learner rank" and (status != 1 or not named):
+            raise FaultError(f"a killed learner rank: status {status}, {self.console()}")
+        _gone(family)
+        process = self.start("--resume")
+        marks = self.record().count("start")
+        self.wait(lambda: self.record().count("start") > marks, process)
+        on_the_way = sum(map(len, self.state()["production"]["on_the_way"].values()))
+        self.again += on_the_way
+        return process
+
+    def check(self) -> None:
+        """Whether the books of the last checkpoint add up."""
+        state = self.state()
+        step, sources = state["step"], state["production"]["ended"]["sources"]
+        ended = sum(each[name] for each in sources.values() for name in ("trained", "filtered", "failed"))
+        drawn = sum(each["position"] - each["dropped"] for each in state["tasks"].values())
+        on_the_way = [position for each in state["production"]["on_the_way"].values() for position in each]
+        if ended != step * BATCH or drawn != ended + len(on_the_way) or len(set(on_the_way)) != len(on_the_way):
+            raise FaultError(f"step {step}: {drawn} drawn, {ended} ended, on their way: {on_the_way}")
+        tasks = [task for number, some in self.steps().items() if number <= step for task in some]
+        if len(tasks) != ended or len(set(tasks)) != ended:
+            raise FaultError(
+                f"step {step}: {ended} ended, but the record has {len(tasks)}, {len(set(tasks))} of them once"
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Of the newest checkpoint that is whole; empty books before the first."""
+        folders = [p for p in (self.folder / "run" / "checkpoints").glob("step-*") if (p / "state.json").is_file()]
+        if not folders:
+            return {"step": 0, "tasks": {}, "production": {"ended": {"sources": {}}, "on_the_way": {}}}
+        newest = max(folders, key=lambda p: int(p.name.removeprefix("step-")))
+        found: dict[str, Any] = json.loads((newest / "state.json").read_text())
+        return found
+
+    def steps(self) -> dict[int, list[str]]:
+        """Step -> tasks that ended in it, in the lineage that survives: what a later driver did again counts once."""
+        steps: dict[int, list[str]] = {}
+        tasks: list[str] = []
+        for line in self.record():
+            kind, _, value = line.partition(" ")
+            if kind == "task":
+                tasks.append(value)
+                continue
+            if kind == "step":
+                steps = {number: some for number, some in steps.items() if number < int(value)}
+                steps[int(value)] = tasks
+            tasks = []
+        return steps
+
+    def record(self) -> list[str]:
+        """Lines of the plugin, whole ones only."""
+        path = self.folder / "record.txt"
+        return path.read_text().rpartition("\n")[0].split("\n") if path.is_file() else []
+
+    def step(self) -> int:
+        """The last step that has ended."""
+        return max(self.steps(), default=0)
+
+    def console(self) -> str:
+        """The end of what a person saw."""
+        return (self.folder / "console.log").read_text()[-3000:]
+
+    def beyond(self, step: int, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the end of a later step."""
+        self.wait(lambda: self.step() > step, process)
+
+    def wait(self, condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+        """Until a condition holds, while a process runs."""
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            if process.poll() is not None:
+                raise FaultError(f"the driver ended with {process.returncode}: {self.console()}")
+            if time.monotonic() > end:
+                raise FaultError(f"nothing came for {PATIENCE:g} s: {self.console()}")
+            time.sleep(0.05)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def _actors(driver: int, kind: str) -> list[psutil.Process]:
+    return [p for p in _family(driver)[1:] if kind in _title(p)]
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _gone(family: list[psutil.Process]) -> None:
+    end = time.monotonic() + 30
+    while left := [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
+        if time.monotonic() > end:
+            raise FaultError(f"30 s after the end these still run: {[_title(p) for p in left]}")
+        time.sleep(0.2)
+
+
+def lines(soak: Soak, seed: int) -> Iterator[str]:
+    """The page's tables."""
+    yield "| killed | kills | run went on | run was resumed | seconds lost, median | most |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for kind in KINDS:
+        rows = [row for row in soak.rows if row[0] == kind]
+        seconds, resumed = [row[1] for row in rows], sum(row[2] for row in rows)
+        spent = f"{statistics.median(seconds):.0f} | {max(seconds):.0f}" if seconds else "- | -"
+        yield f"| {kind} | {len(rows)} | {len(rows) - resumed} | {resumed} | {spent} |"
+    found = json.loads((soak.folder / "run" / "summary.json").read_text())["tasks"]
+    yield ""
+    yield "| steps | tasks issued | trained | filtered | failed | returned | made again after a resume |"
+    yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    counts = [soak.step(), *(found[name] for name in ("issued", "trained", "filtered", "failed", "returned"))]
+    yield f"| {' | '.join(f'{count:,}' for count in (*counts, soak.again))} |"
+    yield ""
+    commit = git("describe", "--always", "--dirty")
+    yield f"{len(soak.rows)} kills, seed {seed}, commit `{commit}`, {datetime.date.today()}."
+
+
+def main() -> int:
+    """Soak, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak")
+    asked = parser.parse_args()
+    soak = Soak(asked.folder.resolve(), asked.seed)
+    try:
+        soak.run(asked.kills)
+    except FaultError as fault:
+        print(f"after {len(soak.rows)} kills: {fault}", file=sys.stderr)
+        return 1
+    PAGE.write_text(f"{HEAD}\n" + "\n".join(lines(soak, asked.seed)) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
