@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rlsdk.errors import ConfigError, PluginError, RlsdkError
     from rlsdk.hookspecs import hookimpl
     from rlsdk.plugins import Plugins, load, names
+    from rlsdk.runlog.query import rollouts
     from rlsdk.trainer import train
     from rlsdk.types import Group, Message, Observation, Rollout, Score, Step, Task
 
@@ -62,6 +63,7 @@ _NAMES = {
     "rlsdk.errors": ("ConfigError", "PluginError", "RlsdkError"),
     "rlsdk.hookspecs": ("hookimpl",),
     "rlsdk.plugins": ("Plugins", "load", "names"),
+    "rlsdk.runlog.query": ("rollouts",),
     "rlsdk.trainer": ("train",),
     "rlsdk.types": ("Group", "Message", "Observation", "Rollout", "Score", "Step", "Task"),
 }
@@ -100,6 +102,7 @@ __all__ = [
     "names",
     "policy_loss",
     "reward",
+    "rollouts",
     "shaping",
     "stop",
     "tasks",

@@ -27,6 +27,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "kl": ("rlsdk.algorithms.kl",),
     "algorithm": ("rlsdk.algorithms.named",),
     "filter": ("rlsdk.algorithms.filters",),
+    "buffer": ("rlsdk.algorithms.buffers",),
     "stop": ("rlsdk.algorithms.stops",),
     "workflow": (
         "rlsdk.workflows.single_turn",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -255,6 +256,12 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.rollouts)
+
+    @cached_property
+    def oldest_version(self) -> int | None:
+        """The least version of weights that sampled a trained token; None if none was sampled, as in demonstrations."""
+        sampled = [r.policy_versions[r.loss_mask & (r.policy_versions >= 0)] for r in self.rollouts]
+        return min((int(versions.min()) for versions in sampled if len(versions)), default=None)
 
 
 @attrs.frozen

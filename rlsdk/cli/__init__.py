@@ -19,6 +19,7 @@ COMMANDS = {
     "export": "Write a run's model to a folder that transformers opens.",
     "model": "Make models.",
     "plugins": "List plugins, and the components and options that they offer.",
+    "rollouts": "Show the rollouts of a run, those that meet a condition.",
     "score": "Score the responses in a file with a reward.",
     "simulate": "Predict a training's times in virtual time; nothing starts.",
     "train": "Train a model.",

@@ -70,6 +70,7 @@ class Plan:
         advantage: How rewards become advantages.
         filters: In the order of application.
         loss: What an update minimises.
+        buffer: Which groups are trained first.
         engine: Generates tokens.
         learner: Updates the model.
         stop: Which part of a batch is enough.
@@ -89,6 +90,7 @@ class Plan:
     advantage: Reference
     filters: tuple[Reference, ...]
     loss: LossSpec
+    buffer: Reference
     engine: Reference
     learner: Reference
     stop: Reference
@@ -252,6 +254,7 @@ class _Resolver:
         learner = self.reference("learner", "learner", config.learner)
         stop = self.reference("production.stop", "stop", config.production.stop)
         trackers = self.many("trackers", "tracker", config.trackers)
+        buffer = self.reference("production.buffer", "buffer", config.production.buffer)
         self.faults += limits(config)
         if algorithm is None:
             self.rewards(config, None)
@@ -263,7 +266,7 @@ class _Resolver:
         parts = self.parts(algorithm)
         rewarded = bool(config.reward or rewards or workflow is None)
         self.faults += cross_checks(config, algorithm, self.needs, rewarded=rewarded)
-        if self.faults or engine is None or learner is None or workflow is None or stop is None:
+        if self.faults or engine is None or learner is None or workflow is None or buffer is None or stop is None:
             return None
         return Plan(
             config=config,
@@ -287,6 +290,7 @@ class _Resolver:
                 value_clip=algorithm.value_clip,
                 temperature=config.sampling.temperature if sampled else 1.0,
             ),
+            buffer=buffer,
             engine=engine,
             learner=learner,
             stop=stop,

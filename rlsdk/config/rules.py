@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from rlsdk.config.schema import RunConfig
+from rlsdk.config.schema import RunConfig, StorageSection
 from rlsdk.contracts import AlgorithmDefaults
 
 LEAST: dict[str, int] = {
@@ -24,6 +26,7 @@ LEAST: dict[str, int] = {
     "production.max_staleness": 0,
     "production.sync_interval": 1,
     "production.oversample": 0,
+    "production.replay.most_uses": 2,
     "production.max_token_staleness": 0,
     "production.tail_batch": -1,
     "production.pause_timeout": 0,
@@ -114,6 +117,7 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
 def _production(config: RunConfig) -> list[tuple[bool, str]]:
     section = config.production
     token, group = section.max_token_staleness, section.max_staleness
+    share = section.replay.share
     ahead = "set production.max_staleness to 1 or more"
     return [
         (
@@ -136,7 +140,44 @@ def _production(config: RunConfig) -> list[tuple[bool, str]]:
             f"production.max_token_staleness: {token} is above max_staleness={group}: the group expires before its "
             f"tokens do; at most {group}",
         ),
+        (not 0 <= share < 1, f"production.replay.share: at least 0 and below 1, got {share}"),
+        (
+            share > 0 and not section.max_staleness and section.sync_interval == 1,
+            "production.replay.share: a group that was trained is too old for the next step with "
+            "production.max_staleness=0; give at least 1",
+        ),
+        (
+            0 < share < 1 and fresh_groups(config) < 1,
+            f"production.replay.share: {share} of batch_size={config.batch_size} leaves no group that is new",
+        ),
+        *((True, f"production.storage.{text}") for text in url_faults(section.storage)),
     ]
+
+
+def fresh_groups(config: RunConfig) -> int:
+    """Groups of a batch that are trained for the first time."""
+    return config.batch_size - round(config.batch_size * config.production.replay.share)
+
+
+def url_faults(section: StorageSection) -> list[str]:
+    """What keeps rollouts from being kept there. A URL is not repeated: it may hold a password."""
+    if section.url is None:
+        return ["password_env: a password without a url"] if section.password_env else []
+    try:
+        parts = urlsplit(section.url)
+        password, host = parts.password or "password" in parts.query, parts.hostname or parts.query
+    except ValueError as error:
+        return [f"url: {error}"]
+    faults = []
+    if parts.scheme != "postgresql+psycopg" or not (host or parts.path.strip("/")):
+        faults.append(
+            f"url: begins with postgresql+psycopg://, as in postgresql+psycopg://me@host/name; got {parts.scheme!r}"
+        )
+    if password:
+        faults.append("url: holds a password; name an environment variable in password_env instead")
+    if section.password_env and not os.environ.get(section.password_env):
+        faults.append(f"password_env: the environment variable {section.password_env!r} is not set, or is empty")
+    return faults
 
 
 def _sampling(config: RunConfig, algorithm: AlgorithmDefaults, rewarded: bool) -> list[tuple[bool, str]]:

@@ -103,6 +103,34 @@ class SamplingSection:
 
 
 @attrs.frozen(kw_only=True)
+class ReplaySection:
+    """Groups that are trained more than once.
+
+    Attributes:
+        share: Of a batch: that many of its groups were trained before, as far as there are any that are young enough.
+        most_uses: Times that a group is trained in all.
+    """
+
+    share: float = 0.0
+    most_uses: int = 2
+
+
+@attrs.frozen(kw_only=True)
+class StorageSection:
+    """The database that keeps rollouts.
+
+    Attributes:
+        url: Of a PostgreSQL database, `postgresql+psycopg://USER@HOST/NAME`, without a password; null is a file of
+            SQLite in the run's folder.
+        password_env: Name of the environment variable that holds the password; the password itself belongs into no
+            config.
+    """
+
+    url: str | None = None
+    password_env: str | None = None
+
+
+@attrs.frozen(kw_only=True)
 class ProductionSection:
     """How far rollouts may run ahead of training; with the defaults they do not, and training is synchronous.
 
@@ -112,6 +140,9 @@ class ProductionSection:
         sync_interval: Steps between two syncs.
         oversample: Tasks that run beside those that a batch wants, as a share of it; their groups are for the next.
         dynamic_sampling: Start another task for each group that a filter leaves out, so that every batch is full.
+        buffer: Which of the groups that are there are trained first, and which never.
+        replay: Groups that are trained more than once.
+        storage: Where rollouts are kept (`save_rollouts` says which).
         in_flight: Replace weights while answers are being sampled, which go on; false: they are ended first.
         partial_rollouts: Go on with an ended answer from the tokens that are there; false: it begins anew.
         max_token_staleness: Syncs that a token may lie behind; older ones are left out of the loss. null: as its group.
@@ -125,6 +156,9 @@ class ProductionSection:
     sync_interval: int = 1
     oversample: float = 0.0
     dynamic_sampling: bool = False
+    buffer: Use = Use("fifo")
+    replay: ReplaySection = ReplaySection()
+    storage: StorageSection = StorageSection()
     in_flight: bool = True
     partial_rollouts: bool = True
     max_token_staleness: int | None = None
@@ -277,7 +311,8 @@ class RunConfig:
         eval: Evaluation.
         checkpoint: Checkpoints.
         trackers: Where metrics go, beside `metrics.jsonl`, which is always written.
-        save_rollouts: Steps between saved batches of rollouts; 0 for none.
+        save_rollouts: Steps between saved batches of rollouts; 0 for none. A checkpoint also saves what waits to be
+            trained, so that a resumed run need not make it again.
         canary: Engine against learner.
         placement: Counts and devices.
     """
@@ -321,6 +356,7 @@ COMPONENT_KEYS: Mapping[str, Kind] = {
     "algorithm": "algorithm",
     "engine": "engine",
     "learner": "learner",
+    "production.buffer": "buffer",
     "production.stop": "stop",
 }
 """Path of a single component -> its kind; lists and the parts of an algorithm come beside."""

@@ -135,20 +135,21 @@ class Lifecycle:
         self._expired: Counter[str] = Counter()
         self.wasted = 0
 
-    def issue(self, source: str, task: Task, position: int = 0) -> Ticket:
+    def issue(self, source: str, task: Task, position: int = 0, number: int | None = None) -> Ticket:
         """A new ticket.
 
         Args:
             source: Name of its source.
             task: The task.
             position: In the source's stream.
+            number: That it had in the checkpoint that the run goes on from; left out, the next one.
 
         Raises:
             KeyError: There is no such source.
         """
         there = self._live[source][State.INIT]
-        ticket = Ticket(self._next, source, task, position)
-        self._next += 1
+        ticket = Ticket(self._next if number is None else number, source, task, position)
+        self._next = max(self._next, ticket.number + 1)
         there[ticket.number] = ticket
         return ticket
 

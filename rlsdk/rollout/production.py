@@ -49,6 +49,23 @@ class Pace:
     tail: int = 0
 
 
+Recall = Callable[[Mapping[int, Task]], Mapping[int, Group]]
+"""Number of a ticket -> its task, to number -> the group that was made of it."""
+
+
+class Policy(Protocol):
+    """A buffer policy, as components of the kind `buffer` are."""
+
+    def __call__(self, group: Group, /, *, step: int, uses: int) -> float | None:
+        """Priority of a group, the greatest first; None drops it."""
+        ...
+
+
+def first_come(group: Group, /, *, step: int, uses: int) -> float:
+    """The policy that prefers none: tasks are trained in the order of issue."""
+    return 0.0
+
+
 class Streams(Protocol):
     """Sources of tasks, as `rollout.stream.TaskStreams` has them."""
 
@@ -99,6 +116,7 @@ class Production:
         streams: Streams,
         make: Callable[[Ticket], Awaitable[Group]],
         wanted: Callable[[Group], bool] = lambda group: True,
+        policy: Policy = first_come,
         stop: Callable[..., bool] | None = None,
         valve: Valve | None = None,
     ) -> None:
@@ -112,10 +130,12 @@ class Production:
             make: The scored group of a task, going on from the ticket's group, where there is one. What it raises
                 ends the run, but for `UnfinishedError`.
             wanted: Whether a group may be trained on; another task takes the place of one that may not.
+            policy: Which of the groups that are there come first; one that it drops counts as filtered, and another
+                task takes its place.
             stop: Whether a batch of which `available` groups of `target` are there is enough; None: all of them are.
             valve: Ends the sampling of running tasks; without one, a pause cancels them at once.
         """
-        self._book, self._pace = lifecycle, pace
+        self._book, self._pace, self._policy = lifecycle, pace, policy
         self._streams, self._batch, self._make, self._wanted = streams, batch, make, wanted
         self._stop, self._valve = stop, valve
         self._batches: dict[int, Mapping[str, int]] = {}
@@ -127,9 +147,10 @@ class Production:
         self._tails: frozenset[str] = frozenset()
         self.failure: BaseException | None = None
         self.expired = 0
+        self.dropped = 0
 
     async def take(self, step: int) -> list[Ticket]:
-        """The batch of a step, as soon as all of it is there, or enough; the oldest groups that have not expired.
+        """The batch of a step, as soon as all of it is there, or enough: what the policy puts first.
 
         Args:
             step: Steps that are done.
@@ -142,7 +163,7 @@ class Production:
         """
         self._resume()
         batch = self._ask(step)
-        self._expire(step)
+        self._sift(step)
         self._tails = frozenset(s for s in self._streams.names if self._has_tail(s))
         while True:
             if self.failure is not None:
@@ -150,12 +171,12 @@ class Production:
             self._changed.clear()
             self._fill()
             if self._enough(batch):
-                self._expire(step)  # what was begun long ago may be too old when it comes
+                ranks = self._sift(step)  # what was begun long ago may be too old when it comes
                 if self._enough(batch):
                     break
             else:
                 await self._changed.wait()
-        taken = [ticket for source, count in batch.items() for ticket in self._available(source)[:count]]
+        taken = [ticket for source, count in batch.items() for ticket in ranks[source][:count]]
         for ticket in taken:
             self._hand_over(ticket, step)
         for source, count in batch.items():  # what did not come in time is for the batches that follow
@@ -170,7 +191,7 @@ class Production:
             self._book.move(ticket, state)
 
     def state(self) -> dict[str, Any]:
-        """What was asked for, and the tasks that have not ended, as plain JSON; their groups are made again."""
+        """What was asked for, and the tasks that have not ended, as plain JSON; of these, `kept` have their groups."""
         return {
             "asked": self._asked,
             "owed": dict(self._owed),
@@ -178,23 +199,38 @@ class Production:
             "on_the_way": {
                 source: sorted(t.position for t in self._book.tickets(source, *State)) for source in self._streams.names
             },
+            "kept": [[t.source, t.position, t.number] for t in self.available()],
             "ended": self._book.state(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> int:
-        """Go on from `state()`; how many tasks on their way are made again. Those of a source that is gone are not."""
+    def available(self) -> list[Ticket]:
+        """Those whose groups wait for the trainer."""
+        return [ticket for source in self._streams.names for ticket in self._available(source)]
+
+    def restore(self, state: Mapping[str, Any], recall: Recall = lambda tasks: {}) -> int:
+        """Go on from `state()`; how many tasks on their way are made again. Those of a source that is gone are not.
+
+        Args:
+            state: From `state`.
+            recall: Gives groups that were there, by the numbers of their tickets; what it lacks is made again.
+        """
         self._asked = state["asked"]
         self._owed |= {name: count for name, count in state.get("owed", {}).items() if name in self._owed}
         self._batches = {int(step): parts for step, parts in state["batches"].items()}
         self._book.restore(state["ended"])
-        again = 0
-        for source, positions in state["on_the_way"].items():
-            if source not in self._streams.names:
-                continue
-            for position in positions:
-                self._book.issue(source, self._streams.at(source, position), position)
-            again += len(positions)
-        return again
+        kept = {n: (s, p, self._streams.at(s, p)) for s, p, n in state.get("kept", ()) if s in self._streams.names}
+        groups = recall({number: task for number, (_, _, task) in kept.items()})
+        for number, group in sorted(groups.items()):
+            source, position, task = kept[number]
+            ticket = self._book.issue(source, task, position, number)
+            self._book.move(ticket, State.RUNNING)
+            self._book.move(ticket, State.COMPLETED, group)
+        back = {kept[number][:2] for number in groups}
+        ways = [(s, p) for s, found in state["on_the_way"].items() for p in found if s in self._streams.names]
+        again = [way for way in ways if way not in back]
+        for source, position in again:
+            self._book.issue(source, self._streams.at(source, position), position)
+        return len(again)
 
     async def pause(self, seconds: float = 0.0, *, again: float = AGAIN) -> int:
         """Start nothing more and end what runs; the next `take` starts it again, from what there is of it.
@@ -255,16 +291,36 @@ class Production:
         limit = self._pace.token_limit
         return without_old(group, step, None if limit is None else limit - 1)
 
+    def young(self, group: Group, step: int) -> Group | None:
+        """The group without the tokens that are too old to be trained at a step; None if it is too old itself."""
+        return None if self._is_old(group, step) else self._young(group, step)
+
     def _is_old(self, group: Group, step: int) -> bool:
         young = self._young(group, step)
         return staleness(young, step) >= self._pace.limit or (is_trainable(group) and not is_trainable(young))
 
-    def _expire(self, step: int) -> None:
+    def _sift(self, step: int) -> dict[str, list[Ticket]]:
+        """Let go of what is too old and of what the policy drops; the rest of each source, the first to train first.
+
+        The policy is asked anew for each step, since priorities change with it: work in proportion to what waits, which
+        the trainer's wants bound to a few batches, whatever the length of the run.
+        """
+        found: dict[str, list[Ticket]] = {}
         for source in self._streams.names:
+            ranked = []
             for ticket in self._available(source):
-                if ticket.group is not None and self._is_old(ticket.group, step):
+                if ticket.group is None:
+                    continue
+                if self._is_old(ticket.group, step):
                     self._book.move(ticket, State.EXPIRED if self._pace.tail >= 0 else State.FILTERED)
                     self.expired += 1
+                elif (priority := self._policy(ticket.group, step=step, uses=0)) is None:
+                    self._book.move(ticket, State.FILTERED)
+                    self.dropped += 1
+                else:
+                    ranked.append((-priority, ticket.number, ticket))
+            found[source] = [ticket for *_, ticket in sorted(ranked, key=lambda each: each[:2])]
+        return found
 
     def _has_tail(self, source: str) -> bool:
         return 0 < self._pace.tail <= len(self._book.tickets(source, State.EXPIRED))

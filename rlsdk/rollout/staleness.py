@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import attrs
 import numpy as np
 
 from rlsdk.types import Group, Rollout
-
-
-def oldest(rollouts: Iterable[Rollout]) -> int | None:
-    """The least version of weights that sampled a trained token; None if none was sampled, as in demonstrations."""
-    sampled = [r.policy_versions[r.loss_mask & (r.policy_versions >= 0)] for r in rollouts]
-    return min((int(versions.min()) for versions in sampled if len(versions)), default=None)
 
 
 def staleness(group: Group, step: int) -> int:
@@ -23,7 +15,7 @@ def staleness(group: Group, step: int) -> int:
         group: The group.
         step: Steps that are done.
     """
-    version = oldest(group.rollouts)
+    version = group.oldest_version
     return 0 if version is None else step - version
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ SUPPLIED: Mapping[str, Mapping[str, Any]] = {
     "buffer": {"step": 3, "uses": 0},
     "stop": {"available": 3, "target": 8},
 }
-"""Keyword arguments that rlsdk gives at each call; they are no options of a config."""
+"""What stands for the keyword arguments that rlsdk gives at each call (`components.SUPPLIED`)."""
 GIVEN: Mapping[str, Mapping[str, Any]] = {"tasks": {"split": "train"}}
 """Options that every component of a kind has, where nobody chose a value."""
 
@@ -63,8 +62,7 @@ class Subject:
     @functools.cached_property
     def own_options(self) -> tuple[Option, ...]:
         """The options that a config may set."""
-        supplied = SUPPLIED.get(self.component.kind, {})
-        return tuple(option for option in self.component.options if option.name not in supplied)
+        return self.component.options
 
     @functools.cached_property
     def options(self) -> dict[str, Any]:
@@ -84,12 +82,9 @@ class Subject:
         Raises:
             OptionError: Its options are wrong.
         """
+        made = self.component.bind(self.options)
         supplied = SUPPLIED.get(self.component.kind)
-        if supplied is None:
-            return self.component.bind(self.options)  # type: ignore[no-any-return]
-        if not inspect.isclass(self.component.obj):
-            return functools.partial(self.component.obj, **supplied, **self.options)
-        return functools.partial(self.component.bind(self.options), **supplied)
+        return functools.partial(made, **supplied) if supplied else made
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the component's code.

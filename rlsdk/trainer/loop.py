@@ -16,16 +16,20 @@ import attrs
 import numpy as np
 
 from rlsdk.config import Plan
+from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import TrainBatch
 from rlsdk.errors import ConfigError
 from rlsdk.rollout.chat import Setting
 from rlsdk.rollout.client import EngineClient
+from rlsdk.rollout.experience import Experience, Used
 from rlsdk.rollout.gate import Gate
 from rlsdk.rollout.lifecycle import Counts, Lifecycle, State, Ticket
 from rlsdk.rollout.producer import Producer
-from rlsdk.rollout.production import Production, UnfinishedError
+from rlsdk.rollout.production import Policy, Production, Recall, UnfinishedError
 from rlsdk.rollout.stream import TaskStreams
 from rlsdk.rollout.worlds.fleet import Fleet
+from rlsdk.runlog.store import RolloutStore
+from rlsdk.runlog.tables import Entry
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.canary import Canary
 from rlsdk.trainer.checkpoint import Checkpoints
@@ -41,6 +45,7 @@ from rlsdk.trainer.figures import (
     staleness_metrics,
     time_metrics,
 )
+from rlsdk.trainer.keeping import ends_of, entries_of, used_entry, used_of, waiting_entry
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
 from rlsdk.types import Group, Task
 
@@ -64,6 +69,7 @@ class Parts:
     streams: TaskStreams
     eval_tasks: Sequence[Task]
     filters: Sequence[Any]
+    policy: Policy
     credit: CreditAssigner
     canary: Canary
     checkpoints: Checkpoints
@@ -73,7 +79,8 @@ class Parts:
 class Loop:
     """One run's steps. `done` steps are behind it; the weights that engines hold have that version.
 
-    `scored` rollouts were scored since it was made, of which those `unscored` could not be, by reason.
+    `scored` rollouts were scored since it was made, of which those `unscored` could not be, by reason; `reused` ones
+    were trained again.
     """
 
     def __init__(self, parts: Parts, steps: int) -> None:
@@ -94,21 +101,26 @@ class Loop:
         self.ahead = pace.ahead
         self._gate = parts.setting.client if isinstance(parts.setting.client, Gate) else None
         self._book = Lifecycle(parts.streams.names)
+        fresh = fresh_groups(parts.plan.config)
         self.production = Production(
             self._book,
             pace,
             streams=parts.streams,
-            batch=parts.plan.config.batch_size,
+            batch=fresh,
             make=self._make,
             wanted=self._wanted,
+            policy=parts.policy,
             stop=parts.plan.plugins.resolve(parts.plan.stop),
             valve=self._gate,
         )
+        again, most = parts.plan.config.batch_size - fresh, section.replay.most_uses
+        self.experience = Experience(parts.policy, count=again, most_uses=most, young=self.production.young)
         self.course = Course(production=self.production, steps=steps, sync_interval=section.sync_interval)
         self._baselines: dict[int, float] = {}
         self._updated = False
         self.tokens = 0
         self.generating = 0.0
+        self.reused = 0
         self.scored = 0
         self.unscored: Counter[str] = Counter()
         self.phases: dict[str, float] = {}
@@ -130,15 +142,24 @@ class Loop:
         """Whether a group is for the trainer: any is, unless others are to take the place of what filters drop."""
         return not self.p.plan.config.production.dynamic_sampling or bool(apply_filters([group], self.p.filters))
 
-    def restore(self, step: int) -> None:
-        """Go on from the checkpoint of `step`."""
+    def restore(self, step: int, store: RolloutStore | None = None) -> None:
+        """Go on from the checkpoint of `step`, with the groups that the store kept for it."""
         state = self.p.checkpoints.read(step)
         self.p.actors.learner.load(self.p.checkpoints.path(step) / "learner")
         self.p.streams.restore(state["tasks"])
         self.p.credit.restore(state["components"])
-        again = self.production.restore(state["production"])
-        if again:
-            log.info("%d tasks that were on their way at the checkpoint are made again", again)
+        recall: Recall = lambda tasks: {}  # noqa: E731
+        if store is not None:
+            waiting = {n: ("completed", None, 0) for *_, n in state["production"].get("kept", ())}
+            used = {u["number"]: ("trained", u["step"], u["uses"]) for u in state.get("replay", ())}
+            with store.transaction():
+                store.rewind(step, {**waiting, **used})
+            recall = partial(store.recall, step=step)
+        again = self.production.restore(state["production"], recall)
+        self.experience.restore(state.get("replay", ()), self.p.streams, recall)
+        self._baselines = {int(number): value for number, value in state.get("baselines", {}).items()}
+        back = len(self.production.available())
+        log.info("%d groups that waited at the checkpoint are back, %d tasks on their way are made again", back, again)
         self.course.done = step
 
     async def publish(self, *, updated: bool) -> float:
@@ -157,27 +178,33 @@ class Loop:
         answers = await evaluate(self.p.evaluator, self.p.eval_tasks, setting, section, reseed=reseed)
         return figures(answers, section.samples)
 
-    async def step(self) -> tuple[dict[str, float], list[Group]]:
-        """One training step; returns its metrics and all its groups."""
+    async def step(self) -> tuple[dict[str, float], list[Entry]]:
+        """One training step; returns its metrics and its groups, with what became of them."""
         clock, start = Clock(), time.perf_counter()
         self.engines.step = self.done + 1
         inside = await self._inside()
         metrics: dict[str, float] = {}
-        groups: list[Group] = []
-
+        entries: list[Entry] = []
         generated = 0.0
 
         async def learn(tickets: list[Ticket]) -> list[State]:
             nonlocal generated
-            groups.extend(ticket.group for ticket in tickets if ticket.group is not None)
-            packed = await self._credit(tickets, groups, clock, metrics)
+            groups = [ticket.group for ticket in tickets if ticket.group is not None]
+            used = self.experience.draw(self.done)
+            greedy = {t.number: self._baselines.pop(t.number) for t in tickets if t.number in self._baselines}
+            baselines = {id(t.task): greedy[t.number] for t in tickets if t.number in greedy}
+            baselines |= {id(u.group.task): u.baseline for u in used if u.baseline is not None}
+            packed = await self._credit(groups, used, baselines, clock, metrics)
             if packed is not None:
                 before = await self._generating()
                 with clock("learn"):
                     metrics.update(await self._learn(packed, clock))
                 generated = await self._generating() - before
             self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
-            return ends_of(tickets, packed)
+            ends = ends_of(tickets, packed)
+            self.experience.add(used_of(tickets, ends, self.done + 1, greedy))
+            entries.extend([*entries_of(tickets, ends, self.done + 1), *map(used_entry, used)])
+            return ends
 
         async def publish() -> None:  # also where nothing was trained: the version counts steps
             metrics["canary/gap"] = await self.publish(updated=self._updated)
@@ -193,7 +220,7 @@ class Loop:
         metrics |= self._times(clock, wall, spent, generated, metrics["rollouts/tokens"])
         if self.p.plan.sampled:
             metrics["rollouts/tokens_wasted"] = float(self._wasted - wasted)
-        return metrics, groups
+        return metrics, entries
 
     @property
     def _wasted(self) -> int:
@@ -210,12 +237,16 @@ class Loop:
         return {name: self._book.counts(name) for name in self.p.streams.names} if self.p.plan.sampled else {}
 
     async def _credit(
-        self, tickets: Sequence[Ticket], groups: Sequence[Group], clock: Clock, metrics: dict[str, float]
+        self,
+        groups: Sequence[Group],
+        used: Sequence[Used],
+        baselines: Mapping[int, float],
+        clock: Clock,
+        metrics: dict[str, float],
     ) -> Packed | None:
         """What of a batch is trained on; adds what its groups say about themselves to the metrics."""
         with clock("produce"):
             experts = await self._experts([group.task for group in groups])
-        baselines = {id(t.task): self._baselines.pop(t.number) for t in tickets if t.number in self._baselines}
         rollouts = [r for g in groups for r in g.rollouts]
         scores = [s for g in groups for s in g.scores]
         self.scored += len(scores)
@@ -223,17 +254,25 @@ class Loop:
         invalid = check_budget(rollouts, scores, self.p.plan.config.max_invalid, self.done + 1)
         with clock("credit"):
             kept = apply_filters(groups, self.p.filters)
-            packed = pack(kept, experts, baselines if "baseline_rewards" in self.p.plan.needs else None)
+            again = apply_filters([u.group for u in used], self.p.filters)
+            packed = pack([*kept, *again], experts, baselines if "baseline_rewards" in self.p.plan.needs else None)
+        self.reused += sum(map(len, again))
         metrics |= {
             **rollout_metrics(groups),
             **reward_metrics(groups, scored=self.p.plan.sampled),
             **source_metrics(groups, scored=self.p.plan.sampled),
             "rollouts/invalid": float(invalid),
             "groups/trained": len(kept) / len(groups),
+            "rollouts/reused": float(sum(map(len, again))),
             "tasks/dropped": float(self.p.streams.dropped),
             **self.engines.figures(),
         }
         return packed
+
+    def kept(self) -> list[Entry]:
+        """What a checkpoint of now wants back: groups that wait, and those that may be trained again."""
+        waiting = [waiting_entry(ticket, self.done) for ticket in self.production.available()]
+        return [*waiting, *(used_entry(used, self.done) for used in self.experience.held)]
 
     async def _make(self, ticket: Ticket) -> Group:
         """The scored group of a task and, where it is wanted, the reward of the greedy answer."""
@@ -302,7 +341,18 @@ class Loop:
         again = self.p.producer.run_again + self.p.evaluator.run_again
         return {"workers_lost": len(lost), "reasons": lost[:MOST_REASONS], "rollouts_run_again": again}
 
-    def save(self, *, last: bool) -> Path:
+    def state(self) -> dict[str, Any]:
+        """Where the run stands, as plain JSON; asked for on the event loop, where nothing else moves meanwhile."""
+        return {
+            "tasks": self.p.streams.state(),
+            "production": self.production.state(),
+            "replay": self.experience.state(),
+            "baselines": {str(number): value for number, value in self._baselines.items()},
+            "components": self.p.credit.state(),
+            "plugins": self.p.plan.code,
+        }
+
+    def save(self, state: dict[str, Any], *, last: bool) -> Path:
         """Write a checkpoint of the steps done."""
         learner, wanted = self.p.actors.learner, self.p.plan.config.checkpoint.export
 
@@ -311,12 +361,6 @@ class Loop:
             if wanted == "every" or (wanted == "last" and last):
                 learner.export(folder / "export")
 
-        state = {
-            "tasks": self.p.streams.state(),
-            "production": self.production.state(),
-            "components": self.p.credit.state(),
-            "plugins": self.p.plan.code,
-        }
         return self.p.checkpoints.save(self.done, state, write)
 
     async def _inside(self) -> dict[str, float]:
@@ -352,16 +396,3 @@ def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:
     """Take what experts wrote, behind the first `sampled` tokens, for sampled by the policy before the update."""
     behaviour = np.concatenate([batch.tokens["behaviour_logprobs"][:sampled], batch.tokens["old_logprobs"][sampled:]])
     return batch.with_tokens(behaviour_logprobs=behaviour)
-
-
-def ends_of(tickets: Sequence[Ticket], packed: Packed | None) -> list[State]:
-    """What became of the groups of a batch: trained, if a rollout of it reached the learner."""
-    trained = set() if packed is None else {id(rollout.task) for rollout in packed.rollouts[: packed.sampled]}
-
-    def end(ticket: Ticket) -> State:
-        if id(ticket.task) in trained:
-            return State.TRAINED
-        scored = ticket.group is not None and any(score.valid for score in ticket.group.scores)
-        return State.FILTERED if scored else State.FAILED
-
-    return [end(ticket) for ticket in tickets]

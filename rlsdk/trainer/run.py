@@ -7,8 +7,9 @@ import errno
 import logging
 import shutil
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rich.logging import RichHandler
 
 from rlsdk import preflight
 from rlsdk.config import Plan, check
+from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import Requires
 from rlsdk.errors import ConfigError, PluginError, RunError
 from rlsdk.plugins import load
@@ -30,6 +32,7 @@ from rlsdk.rollout.seeds import derive
 from rlsdk.rollout.stream import Source, TaskStream, TaskStreams, opened
 from rlsdk.runlog.progress import log_console
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
+from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.trainer.canary import TOLERANCE, Canary
 from rlsdk.trainer.checkpoint import Checkpoints
@@ -89,7 +92,7 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
     _log_to(plan, console)
     seconds: dict[str, float] = {}
     try:
-        with reaped(), ray_cluster(plan) as gpus:
+        with kept_rollouts(plan) as store, reaped(), ray_cluster(plan) as gpus:
             tasks = [opened(source, plan.plugins) for source in plan.tasks_train]
             steps = _steps(plan, sum(map(len, tasks)))
             updates = steps * plan.config.minibatches * plan.config.passes
@@ -102,7 +105,7 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
                     parts = _assemble(plan, actors, checkpoints, tasks, scorer, worlds)
                     loop = Loop(parts, steps)
                     seconds["start"] = time.perf_counter() - start
-                    session = Session(plan, loop, console, resumed, seconds)
+                    session = Session(plan, loop, console, resumed, seconds, store)
                     summary = _run_async(session.go())
             finally:
                 actors.stop()
@@ -163,7 +166,21 @@ def _faults(plan: Plan) -> list[str]:
 def _steps(plan: Plan, tasks: int) -> int:
     if plan.config.steps is not None:
         return plan.config.steps
-    return ceil((plan.config.epochs or 0) * tasks / plan.config.batch_size)
+    return ceil((plan.config.epochs or 0) * tasks / fresh_groups(plan.config))
+
+
+@contextmanager
+def kept_rollouts(plan: Plan) -> Iterator[RolloutStore | None]:
+    """Where a plan's rollouts are kept, None if they are not; closed with the block."""
+    if not plan.config.save_rollouts:
+        yield None
+        return
+    section = plan.config.production.storage
+    store = RolloutStore(Address.make(plan.folder, section.url, section.password_env))
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 def _prepare_folder(plan: Plan, checkpoints: Checkpoints, *, resume: bool, overwrite: bool) -> int | None:
@@ -259,6 +276,7 @@ def _assemble(
         streams=_streams(plan, tasks, codec),
         eval_tasks=held_out(plan),
         filters=[resolve(f) for f in plan.filters],
+        policy=resolve(plan.buffer),
         credit=CreditAssigner(
             [resolve(r) for r in plan.shaping],
             resolve(plan.advantage),

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from rlsdk.process import settle
 from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.attendance import Attendance, asked, tell
 from rlsdk.runlog.progress import ProgressLine
-from rlsdk.runlog.rollouts import RolloutWriter
+from rlsdk.runlog.store import RolloutStore
+from rlsdk.runlog.tables import Entry
 from rlsdk.runlog.trackers import JsonlTracker, read_metrics
+from rlsdk.runlog.writer import RolloutWriter
 from rlsdk.trainer.loop import Loop
 
 log = logging.getLogger(__name__)
@@ -32,18 +35,24 @@ class Session:
     """Evaluates, steps, logs and saves until the last step, or until a person interrupts."""
 
     def __init__(
-        self, plan: Plan, loop: Loop, console: Console, resumed: int | None, seconds: dict[str, float]
+        self,
+        plan: Plan,
+        loop: Loop,
+        console: Console,
+        resumed: int | None,
+        seconds: dict[str, float],
+        store: RolloutStore | None,
     ) -> None:
         self._plan, self._loop, self._console, self._resumed, self._seconds = plan, loop, console, resumed, seconds
+        self._store = store
+        self._writer: RolloutWriter | None = None
         self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._attendance: Attendance | None = None
 
     async def go(self) -> dict[str, Any]:
         """Run to the end, or to an interruption."""
         plan, loop = self._plan, self._loop
-        if self._resumed is not None:
-            await asyncio.to_thread(loop.restore, self._resumed)
-            log.info("going on from step %d", self._resumed)
+        await asyncio.to_thread(self._begin)
         trackers = [JsonlTracker(), *(plan.plugins.resolve(t) for t in plan.trackers)]
         about = Run(plan.config.name, plan.folder, plan.tree, loop.done)
         plan.plugins.hook.rlsdk_run_start(config=plan.tree, folder=plan.folder)
@@ -57,10 +66,19 @@ class Session:
             for tracker in opened:
                 tracker.close()
 
+    def _begin(self) -> None:
+        """From the checkpoint, or from nothing: what a run that got no further than its first steps kept is gone."""
+        if self._resumed is not None:
+            self._loop.restore(self._resumed, self._store)
+            log.info("going on from step %d", self._resumed)
+        elif self._store is not None:
+            with self._store.transaction():
+                self._store.rewind(0, {})
+
     async def _steps(self, trackers: Sequence[Any]) -> dict[str, Any]:
         plan, loop, section = self._plan, self._loop, self._plan.config.eval
         undo = _on_interrupt(self._interrupt)
-        writer = RolloutWriter(plan.folder / "rollouts", loop.done) if plan.config.save_rollouts else None
+        writer = self._writer = RolloutWriter(self._store) if self._store is not None else None
         bar = ProgressLine(self._console, loop.steps, loop.done, max(1, loop.steps // 20), loop.sources)
         try:
             settle()
@@ -69,9 +87,9 @@ class Session:
                 _log(trackers, 0, await self._evaluate("before", bar))
             while loop.done < loop.steps and not loop.interrupted:
                 self._attend()
-                metrics, groups = await loop.step()
-                if writer and loop.done % plan.config.save_rollouts == 0:
-                    writer.write(loop.done, groups)
+                metrics, entries = await loop.step()
+                if writer:
+                    await writer.submit(partial(_keep, entries, step=loop.done, every=plan.config.save_rollouts))
                 last = loop.done == loop.steps
                 if loop.p.eval_tasks and (
                     (section.every and loop.done % section.every == 0) or (last and section.after)
@@ -89,7 +107,7 @@ class Session:
             _report(loop.production.failure)
             bar.close()
             if writer:
-                writer.close()
+                await asyncio.to_thread(writer.close)
             undo()
         return self._summary()
 
@@ -120,8 +138,15 @@ class Session:
         return found.metrics
 
     async def _save(self, *, last: bool) -> None:
-        start = time.perf_counter()
-        folder = await asyncio.to_thread(self._loop.save, last=last)
+        start, loop, writer = time.perf_counter(), self._loop, self._writer
+        state, kept = loop.state(), loop.kept()  # of one moment
+        if writer:
+            await writer.submit(lambda store: store.put(kept))
+            await writer.flush()  # what the checkpoint refers to is there before it
+        folder = await asyncio.to_thread(loop.save, state, last=last)
+        if writer:
+            every, done = self._plan.config.save_rollouts, loop.done
+            await writer.submit(lambda store: store.forget(done, every))
         self._seconds["checkpoints"] = self._seconds.get("checkpoints", 0.0) + time.perf_counter() - start
         self._plan.plugins.hook.rlsdk_checkpoint_saved(step=self._loop.done, folder=folder)
 
@@ -147,12 +172,21 @@ class Session:
                 "reasons": dict(loop.unscored.most_common(5)),
             },
             "tasks": loop.ledger,
+            "rollouts_reused": loop.reused,
             "environments": loop.environments(),
             "engines": loop.engines.report(),
             "seconds": {**self._seconds, **loop.phases},
             "tokens_per_second": loop.tokens / max(loop.generating, 1e-9),
             "export": str(export) if export.is_dir() else None,
         }
+
+
+def _keep(entries: Sequence[Entry], store: RolloutStore, *, step: int, every: int) -> None:
+    """Keep a step's groups, or, between the steps whose groups are kept, what became of those that are there."""
+    fresh = [entry for entry in entries if entry.step == step]
+    if step % every == 0:
+        store.put(fresh)
+    store.settle([(e.number, e.state, e.step, e.uses) for e in entries])
 
 
 def _report(failure: BaseException | None) -> None:

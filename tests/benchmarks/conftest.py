@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import pyarrow.parquet as pq
 import pytest
 import yaml
+
+from rlsdk.runlog.query import query
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -212,12 +213,11 @@ def rlsdk_steps(work: Work, folder: Path, settings: Mapping[str, Any]) -> Steps:
     call([sys.executable, "-m", "rlsdk.cli", "train", str(file), *changes, *plugin])
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     metrics = [json.loads(line) for line in lines][WARM_UP:-1]  # the last step saves
-    saved = pq.read_table(sorted((folder / "run" / "rollouts").glob("*.parquet"))[-1])
     return Steps(
         seconds=[m["time/step"] for m in metrics],
         length=statistics.mean(m["rollouts/length"] for m in metrics),
         truncated=statistics.mean(m["rollouts/truncated"] for m in metrics),
-        lengths=saved["tokens"].to_pylist(),
+        lengths=[row["tokens"] for row in query(folder / "run", "step is not null")],
         metrics=metrics,
     )
 

@@ -285,6 +285,38 @@ def test_several_sources_of_tasks(plan, faults):
     assert by_path(faults("tasks.train=[]"))["tasks.train"].startswith("no source of tasks")
 
 
+def test_the_buffer_is_a_component_under_its_section(plan, faults):
+    assert plan().buffer.name == "core/fifo"
+    assert plan("production.buffer=stalest_first").buffer.name == "core/stalest_first"
+    found = plan("production.buffer.use=priority", "production.buffer.by=reward").buffer
+    assert (found.name, found.options) == ("core/priority", {"by": "reward"})
+    assert by_path(faults("production.buffer=lifo"))["production.buffer"].startswith("unknown buffer 'lifo'")
+    assert "production.buffer.step" in by_path(faults("production.buffer={use: fifo, step: 3}"))
+
+
+def test_what_is_trained_again_must_be_young_enough(plan, faults):
+    found = by_path(faults("production.replay.share=0.5"))
+    assert "give at least 1" in found["production.replay.share"]
+    assert plan("production.replay.share=0.5", "production.max_staleness=1").config.production.replay.most_uses == 2
+    found = by_path(
+        faults("production.replay={share: 0.9, most_uses: 1}", "batch_size=1", "production.sync_interval=2")
+    )
+    assert "leaves no group that is new" in found["production.replay.share"]
+    assert "at least 2" in found["production.replay.most_uses"]
+
+
+def test_a_password_belongs_into_no_configuration(plan, faults, monkeypatch):
+    monkeypatch.delenv("NO_SUCH_PASSWORD", raising=False)
+    for url in ("postgresql+psycopg://me:hush@db/runs", "postgresql+psycopg://db/runs?password=hush"):
+        text = "\n".join(faults(f"production.storage.url={url}"))
+        assert "production.storage.url: holds a password; name an environment variable" in text
+        assert "hush" not in text
+    found = by_path(faults("production.storage={url: mysql://db/runs, password_env: NO_SUCH_PASSWORD}"))
+    assert found["production.storage.url"].startswith("begins with postgresql+psycopg://")
+    assert "'NO_SUCH_PASSWORD' is not set" in found["production.storage.password_env"]
+    assert plan("production.storage.url=postgresql+psycopg://me@db/runs").config.production.storage.url
+
+
 @pytest.mark.parametrize(
     ("section", "ahead"),
     [

@@ -156,3 +156,12 @@ def test_errors_come_back_from_a_pickle(error):
 def test_a_config_error_counts_its_faults():
     assert str(ConfigError(["steps: 1"])) == "the configuration has a fault:\n  - steps: 1"
     assert str(ConfigError(["a", "b"])).startswith("the configuration has 2 faults:\n")
+
+
+def test_a_group_knows_its_oldest_trained_token_also_after_a_journey():
+    task = Task("t", "p")
+    tokens = ([1] * 4, [False, True, True, False], [0.0] * 4)
+    group = Group(task, [Rollout(task, (), *tokens, [-1, 5, 4, 0]), Rollout.from_text(task, "a")], [Score(0)] * 2)
+    assert group.oldest_version == 4
+    assert pickle.loads(pickle.dumps(group)).oldest_version == 4
+    assert attrs.evolve(group, rollouts=(), scores=()).oldest_version is None

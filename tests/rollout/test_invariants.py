@@ -66,7 +66,7 @@ def test_01_taking_never_opens_the_gap_and_expiry_does() -> None:
         assert (counts.target, counts.consumed, counts.available, counts.gap) == (9, 3, 6, 0)
         bench.production.settle(taken, [State.TRAINED] * 4)
         assert bench.book.counts("a").gap == 0
-        bench.production._expire(2)  # version 0 is two steps old
+        bench.production._sift(2)  # version 0 is two steps old
         assert bench.book.counts("a").gap == 6
 
     play(body())

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rlsdk.rollout.lifecycle import State
 from rlsdk.rollout.production import Pace
+from rlsdk.types import Group
 from tests.rollout.bench import Bench
 
 
@@ -104,6 +109,38 @@ def test_groups_that_are_not_wanted_are_replaced() -> None:
     asyncio.run(run())
 
 
+def test_the_policy_says_what_is_trained_first() -> None:
+    async def run() -> None:
+        later_first = lambda group, *, step, uses: float(group.task.id[1:]) if group.task.id[0] == "a" else 0.0  # noqa: E731
+        bench = Bench(Pace(ahead=2, limit=9), policy=later_first)
+        await bench.production.take(0)  # of what there was, whatever that is
+        await asyncio.sleep(0.05)
+        there = [t.number for t in bench.book.tickets("a", State.COMPLETED) if not t.taken]
+        taken = await bench.production.take(1)
+        assert [t.number for t in taken if t.source == "a"] == sorted(there, reverse=True)[:3]
+
+    asyncio.run(run())
+
+
+def test_what_the_policy_drops_is_never_trained_and_another_task_takes_its_place() -> None:
+    async def run() -> None:
+        asked: list[tuple[int, int]] = []
+
+        def even(group: Group, *, step: int, uses: int) -> float | None:
+            asked.append((step, uses))
+            return 0.0 if int(group.task.id[1:]) % 2 == 0 else None
+
+        bench = Bench(Pace(), policy=even)
+        taken = await bench.step(0)
+        assert all(int(t.task.id[1:]) % 2 == 0 for t in taken)
+        counts = [bench.book.counts(source) for source in bench.names]
+        assert sum(c.trained for c in counts) == 4
+        assert bench.production.dropped == sum(c.filtered for c in counts) == bench.drawn - 4 > 0
+        assert set(asked) == {(0, 0)}
+
+    asyncio.run(run())
+
+
 def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way() -> None:
     async def run() -> None:
         pace = Pace(ahead=1, limit=9)
@@ -120,6 +157,70 @@ def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way() -> N
         assert sorted(t.position for t in taken) == [4, 5, 6, 8]
         assert other.book.counts("a").trained == 6
         assert other.book.counts("a").target == 9
+
+    asyncio.run(run())
+
+
+def test_groups_that_waited_come_back_from_what_was_kept_and_only_the_others_are_made_again() -> None:
+    async def run() -> None:
+        pace = Pace(ahead=1, limit=9)
+        bench = Bench(pace)
+        await bench.step(0)
+        await asyncio.sleep(0.03)
+        there = {ticket.number: ticket.group for ticket in bench.production.available()}
+        assert len(there) == 4
+        lost = min(there)
+        del there[lost]
+        other = Bench(pace)
+        other.drawn = bench.drawn
+        state = json.loads(json.dumps(bench.production.state()))
+        assert other.production.restore(state, lambda tasks: {n: g for n, g in there.items() if n in tasks and g}) == 1
+        assert [t.number for t in other.production.available()] == sorted(there)
+        taken = await other.step(1)
+        assert len(taken) == 4
+        assert set(there) & set(other.started) == set()
+        assert {t.attempts for t in taken} == {1}
+        await other.production.pause()
+        await bench.production.pause()
+
+    asyncio.run(run())
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.sampled_from([0.0, 0.5]),
+    st.randoms(use_true_random=False),
+)
+def test_every_task_ends_once_in_the_course_that_survives(
+    courses: list[tuple[int, int]], ahead: int, oversample: float, random: Random
+) -> None:
+    async def run() -> None:
+        pace = Pace(ahead=ahead, limit=ahead + 1, oversample=oversample)
+        bench, step, trained = Bench(pace, lambda number: 0.0), 0, []
+        for until_saved, until_killed in courses:
+            for _ in range(until_saved):
+                trained += [t.task.id for t in await bench.step(step)]
+                step += 1
+            for _ in range(random.randrange(3)):
+                await asyncio.sleep(0)
+            state = json.loads(json.dumps({"production": bench.production.state(), "drawn": bench.drawn}))
+            # What the store lost is made again; what is there is not.
+            kept = {t.number: t.group for t in bench.production.available() if t.group and random.random() < 0.7}
+            for later in range(until_killed):
+                await bench.step(step + later)
+            await bench.production.pause()
+            bench = Bench(pace, lambda number: 0.0)
+            bench.drawn, bench.version = state["drawn"], step
+            bench.production.restore(state["production"], lambda tasks, kept=kept: kept)
+        for _ in range(2):
+            trained += [t.task.id for t in await bench.step(step)]
+            step += 1
+        await bench.production.pause()
+        live = [t.task.id for name in bench.names for t in bench.book.tickets(name, *State)]
+        assert len(trained) == 4 * step
+        assert len({*trained, *live}) == len(trained) + len(live) == bench.drawn == bench.book.issued
 
     asyncio.run(run())
 

@@ -38,21 +38,6 @@ def test_killed_at_a_random_step_and_resumed_equals_one_left_alone(runner: Any) 
     assert runner.metrics() == runner.metrics("alone"), f"killed at step {at}"
 
 
-def test_killed_while_rollouts_run_ahead_and_resumed_no_task_is_lost(runner: Any) -> None:
-    ahead = ("steps=8", "checkpoint.every=2", "eval.before=false", "production.max_staleness=2", "engine=transformers")
-    process = runner.start(*ahead)
-    wait_for(lambda: step_of(runner) >= 4, 120, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    runner.train(*ahead, "--resume")
-    metrics, tasks = runner.metrics(), runner.summary()["tasks"]
-    assert [line["step"] for line in metrics] == list(range(1, 9))
-    assert max(line["staleness/max"] for line in metrics if "staleness/max" in line) in (1, 2)
-    assert tasks["trained"] + tasks["filtered"] + tasks["failed"] == 8 * 4
-    assert tasks["issued"] == 8 * 4 + tasks["returned"]
-    assert "are made again" in (runner.path() / "logs" / "driver.log").read_text()
-
-
 def test_killed_while_a_checkpoint_is_written_resumes_from_the_one_before(runner: Any) -> None:
     process = runner.start(*LONGER)
     folder = runner.path() / "checkpoints"

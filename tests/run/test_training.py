@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlsdk.runlog.query import query
+
 pytestmark = pytest.mark.stack
 
 
@@ -29,9 +31,7 @@ def test_the_first_loss_is_on_policy(finished: Any) -> None:
 
 
 def test_rollouts_are_saved_and_add_up(finished: Any) -> None:
-    import pyarrow.parquet
-
-    rows = pyarrow.parquet.read_table(finished.path() / "rollouts" / "step-000002.parquet").to_pylist()
+    rows = query(finished.path(), "step = 2")
     assert len(rows) == 16
     line = finished.metrics()[2]
     assert np.mean([r["reward"] for r in rows]) == pytest.approx(line["reward/mean"])

@@ -11,7 +11,7 @@ import rlsdk
 from rlsdk.contracts import TrainBatch
 from rlsdk.rollout.lifecycle import State, Ticket
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
-from rlsdk.trainer.loop import ends_of
+from rlsdk.trainer.keeping import ends_of
 from rlsdk.trainer.pack import labels, minibatches, pack, spans
 from rlsdk.types import Group, Rollout, Score, Task
 

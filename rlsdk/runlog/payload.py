@@ -1,0 +1,192 @@
+"""A group as bytes, and back, exactly: arrays in numpy's own format, all else as JSON. Nothing in it can be run."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.errors import ValueFault
+from rlsdk.types import Group, Message, Rollout, Score, Task
+
+FORMAT = 1
+ARRAYS = ("token_ids", "loss_mask", "logprobs", "policy_versions")
+_WIDE = 2**63
+"""Integers from here on are written in hexadecimal: Python reads no long decimals."""
+
+
+class OpaqueFault(ValueFault):
+    """An answer or a metadata value has a type that has no exact form as text."""
+
+
+def encode(group: Group) -> bytes:
+    """The group as bytes.
+
+    Values of a task that are no plain data (numbers, text, bytes, lists, tuples, mappings, arrays) are noted by type
+    alone: `decode` then wants the task.
+    """
+    tasks = _distinct([group.task, *(r.task for r in group.rollouts)])
+    told = {
+        "format": FORMAT,
+        "tasks": [_task(task) for task in tasks],
+        "rollouts": [_rollout(r, tasks) for r in group.rollouts],
+        "scores": [_score(s) for s in group.scores],
+        "lengths": [len(r.token_ids) for r in group.rollouts],
+    }
+    out = io.BytesIO()
+    # As UTF-8 with its surrogates, not as escapes: two lone halves in a row would come back as one character.
+    text = json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    out.write(len(text).to_bytes(8, "little") + text)
+    for name in ARRAYS if group.rollouts else ():
+        joined = np.concatenate([getattr(r, name) for r in group.rollouts])
+        _write(out, joined)
+    return zlib.compress(out.getvalue(), 1)
+
+
+def decode(payload: bytes, task: Task | None = None) -> Group:
+    """The group that these bytes hold.
+
+    Args:
+        payload: From `encode`.
+        task: Its task, if it is at hand: the group and its rollouts then hold this very object.
+
+    Raises:
+        ValueFault: The bytes are of another format, or of another task.
+        OpaqueFault: The task holds what bytes cannot, and was not given.
+    """
+    try:
+        source = io.BytesIO(zlib.decompress(payload))
+        told = json.loads(source.read(int.from_bytes(source.read(8), "little")).decode("utf-8", "surrogatepass"))
+        if told["format"] != FORMAT:
+            raise ValueFault(f"a stored group has format {told['format']}; this rlsdk reads {FORMAT}")
+        count = len(told["rollouts"])
+        arrays = [_read(source) for _ in ARRAYS if count]
+    except (zlib.error, ValueError, KeyError, EOFError) as error:
+        raise ValueFault(f"a stored group cannot be read: {error}") from error
+    own = told["tasks"][0]
+    if task is not None and (task.id, task.source) != (own["id"], own["source"]):
+        raise ValueFault(f"a stored group is of task {own['id']!r} of {own['source']!r}, not of {task.id!r}")
+    tasks = [task or _read_task(own), *(_read_task(each) for each in told["tasks"][1:])]
+    cuts = np.cumsum(told["lengths"])[:-1]
+    parts = zip(*(np.split(array, cuts) for array in arrays), strict=True)
+    rollouts = [_read_rollout(each, tasks, part) for each, part in zip(told["rollouts"], parts, strict=True)]
+    return Group(tasks[0], rollouts, [_read_score(each) for each in told["scores"]])
+
+
+def _write(out: io.BytesIO, array: np.ndarray) -> None:
+    np.lib.format.write_array(out, array, allow_pickle=False)  # type: ignore[no-untyped-call]
+
+
+def _read(source: io.BytesIO) -> np.ndarray:
+    array: np.ndarray = np.lib.format.read_array(source, allow_pickle=False)  # type: ignore[no-untyped-call]
+    return array
+
+
+def _distinct(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, each object once; nearly always there is one."""
+    return list({id(task): task for task in tasks}.values())
+
+
+def _task(task: Task) -> dict[str, Any]:
+    prompt = task.prompt if isinstance(task.prompt, str) else _messages(task.prompt)
+    metadata = _plain(dict(task.metadata))
+    return {"id": task.id, "prompt": prompt, "answer": _plain(task.answer), "metadata": metadata, "source": task.source}
+
+
+def _read_task(told: Mapping[str, Any]) -> Task:
+    prompt = told["prompt"] if isinstance(told["prompt"], str) else tuple(Message(*m) for m in told["prompt"])
+    return Task(told["id"], prompt, _value(told["answer"]), _value(told["metadata"]), told["source"])
+
+
+def _messages(messages: Sequence[Message]) -> list[list[str]]:
+    return [[m.role, m.content, m.name] for m in messages]
+
+
+def _rollout(rollout: Rollout, tasks: Sequence[Task]) -> dict[str, Any]:
+    return {
+        "task": next(i for i, task in enumerate(tasks) if task is rollout.task),
+        "messages": _messages(rollout.messages),
+        "status": rollout.status,
+        "metrics": _plain(dict(rollout.metrics)),
+        "rewards": rollout.rewards,
+        "trajectory": rollout.trajectory,
+        "step": rollout.step,
+        "state": rollout.state,
+    }
+
+
+def _read_rollout(told: Mapping[str, Any], tasks: Sequence[Task], arrays: Sequence[np.ndarray]) -> Rollout:
+    given = {name: told[name] for name in ("status", "rewards", "trajectory", "step", "state")}
+    messages = [Message(*m) for m in told["messages"]]
+    fields: dict[str, Any] = dict(zip(ARRAYS, arrays, strict=True))
+    return Rollout(tasks[told["task"]], messages, **fields, metrics=_value(told["metrics"]), **given)
+
+
+def _score(score: Score) -> dict[str, Any]:
+    return {**attrs.asdict(score, recurse=False), "metrics": _plain(dict(score.metrics))}
+
+
+def _read_score(told: Mapping[str, Any]) -> Score:
+    return Score(**{**told, "metrics": _value(told["metrics"])})
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON; what JSON has no form for is a mapping with one key that begins with `$`."""
+    if value is None or isinstance(value, bool | str) or type(value) is float:
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < _WIDE else {"$int": hex(value)}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        if all(isinstance(k, str) and not k.startswith("$") for k in value):
+            return {k: _plain(v) for k, v in value.items()}
+        return {"$map": [[_plain(k), _plain(v)] for k, v in value.items()]}
+    return _tagged(value)
+
+
+def _tagged(value: Any) -> dict[str, Any]:
+    if type(value) is tuple:
+        return {"$tuple": [_plain(each) for each in value]}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        out = io.BytesIO()
+        _write(out, np.asarray(value))
+        tag = "$array" if isinstance(value, np.ndarray) else "$scalar"
+        return {tag: base64.b64encode(out.getvalue()).decode()}
+    return {"$opaque": f"{type(value).__module__}.{type(value).__qualname__}"}
+
+
+def _value(told: Any) -> Any:
+    """What `_plain` made JSON of."""
+    if isinstance(told, list):
+        return [_value(each) for each in told]
+    if not isinstance(told, dict):
+        return told
+    tag, held = next(iter(told.items())) if len(told) == 1 else ("", None)
+    return _untagged(tag, held) if tag.startswith("$") else {k: _value(v) for k, v in told.items()}
+
+
+def _untagged(tag: str, held: Any) -> Any:
+    match tag:
+        case "$int":
+            return int(held, 16)
+        case "$tuple":
+            return tuple(_value(each) for each in held)
+        case "$bytes":
+            return base64.b64decode(held)
+        case "$array" | "$scalar":
+            array = _read(io.BytesIO(base64.b64decode(held)))
+            return array if tag == "$array" else array[()]
+        case "$map":
+            return {_value(k): _value(v) for k, v in held}
+        case "$opaque":
+            raise OpaqueFault(f"a task holds a {held}, which has no exact form as text")
+    raise ValueFault(f"a stored group holds {tag!r}, which this rlsdk does not know")

@@ -1,0 +1,99 @@
+"""Asks the store of a run's rollouts; nothing that is asked can change it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+
+from rlsdk.errors import EnvironmentFault, RunError, ValueFault
+from rlsdk.runlog.store import Address
+from rlsdk.runlog.tables import COLUMNS, GROUPS, ROLLOUTS
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def rollouts(run: str | Path, where: str = "", *, order_by: str = "", limit: int | None = None) -> pandas.DataFrame:
+    """A run's rollouts as a frame of pandas, one row each.
+
+    Args:
+        run: The run's folder.
+        where: A condition as in SQL, such as `reward < 0.5 and step >= 10`.
+        order_by: A column, with ` desc` behind it for the greatest first; left out, by step.
+        limit: Rows at most.
+
+    Raises:
+        EnvironmentFault: pandas is not installed.
+        ValueFault: The run keeps no rollouts, or the condition is wrong.
+    """
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise EnvironmentFault("rlsdk.rollouts gives a frame of pandas: pip install pandas") from error
+    return pandas.DataFrame(query(run, where, order_by=order_by, limit=limit), columns=list(COLUMNS))
+
+
+def query(run: str | Path, where: str = "", *, order_by: str = "", limit: int | None = None) -> list[dict[str, Any]]:
+    """A run's rollouts, one mapping of the columns each; see `rollouts`.
+
+    Raises:
+        ValueFault: The run keeps no rollouts, or the condition is wrong.
+        RunError: The database cannot be read.
+    """
+    address = Address.of(Path(run))
+    if address is None:
+        raise ValueFault(f"{run} holds no rollouts: it is no run's folder, or nothing was saved (save_rollouts: 0)")
+    engine = _reader(address)
+    try:
+        with engine.connect() as connection:
+            rows = connection.execute(_statement(address.run, where, order_by, limit)).mappings()
+            return [dict(row) for row in rows]
+    except sa.exc.DBAPIError as error:
+        said = next(iter(str(error.orig).splitlines()), type(error).__name__)
+        if where or order_by:
+            given = where or order_by
+            raise ValueFault(f"{given!r}: {said}. There are the columns {', '.join(COLUMNS)}") from error
+        raise RunError(f"the rollouts in {address.url} cannot be read: {said}") from error
+    finally:
+        engine.dispose()
+
+
+def _statement(run: str, where: str, order_by: str, limit: int | None) -> sa.Select[Any]:
+    same = (GROUPS.c.run == ROLLOUTS.c.run) & (GROUPS.c.number == ROLLOUTS.c.number)
+    columns = [ROLLOUTS.c[name] if name in ROLLOUTS.c else GROUPS.c[name] for name in COLUMNS]
+    whole = sa.select(*columns).select_from(GROUPS.join(ROLLOUTS, same))
+    # A file holds one run; to name it there would mislead SQLite, which takes any equality for a narrow one.
+    rows = (whole.where(GROUPS.c.run == run) if run else whole).subquery("rollouts")
+    found = sa.select(rows).order_by(*_order(rows, order_by)).limit(limit)
+    # A line break, so that a comment at the end of the condition ends with it. Not typed as a condition: SQLAlchemy
+    # would compare it with 1, and SQLite then uses no index.
+    return found.where(sa.literal_column(f"({where}\n)")) if where else found
+
+
+def _order(rows: sa.Subquery, order_by: str) -> list[sa.ColumnElement[Any]]:
+    if not order_by:
+        return [rows.c.step, rows.c.number, rows.c.rollout]
+    name, _, way = order_by.strip().partition(" ")
+    if name not in COLUMNS or way.strip().lower() not in ("", "asc", "desc"):
+        raise ValueFault(f"{order_by!r}: expected a column, or `COLUMN desc`; there are {', '.join(COLUMNS)}")
+    # Equal ones in the order of an index: rewards are of few values, and to sort all equal ones would take long.
+    columns = [rows.c[each] for each in dict.fromkeys((name, "number", "rollout"))]
+    first, *rest = [c.desc() if way.strip().lower() == "desc" else c.asc() for c in columns]
+    return [sa.nulls_last(first), *rest]
+
+
+def _reader(address: Address) -> sa.Engine:
+    """An engine whose connections cannot write, and run one statement at a time."""
+    how: dict[str, Any] = {"poolclass": sa.pool.NullPool}
+    if address.is_file:
+        # SQLAlchemy would make a file that is missing; sqlite3 opens what is there, to read.
+        name = f"file:{quote(address.file)}?mode=ro"
+        if not os.access(Path(address.file).parent, os.W_OK) and not Path(f"{address.file}-wal").exists():
+            name += "&immutable=1"  # readers of a database that is written to keep a file beside it
+        return address.engine(creator=lambda: sqlite3.connect(name, uri=True, timeout=60), **how)
+    return address.engine(connect_args={"options": "-c default_transaction_read_only=on"}, **how)

@@ -1,0 +1,228 @@
+"""The store of a run's rollouts: SQLite in the run's folder, or PostgreSQL by its URL."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from rlsdk.errors import EnvironmentFault, RunError, ValueFault
+from rlsdk.runlog.payload import decode
+from rlsdk.runlog.tables import GROUPS, METADATA, ROLLOUTS, Entry, group_row, rollout_rows
+from rlsdk.types import Group, Task
+
+log = logging.getLogger(__name__)
+DATABASE, ADDRESS = "rollouts.db", "rollouts.json"
+"""In a run's folder: the database itself, or where it is."""
+_LOCAL = "sqlite:///"
+_CHUNK = 500
+"""Rows named in one statement: databases limit its parameters."""
+_NOTHING_LEFT = 2**20
+_FULL = "53100"
+"""PostgreSQL's code of a full disk."""
+
+
+@attrs.frozen
+class Address:
+    """Where a run's rollouts are.
+
+    Attributes:
+        url: Of the database, without a password.
+        run: What tells the run's rows from those of others.
+        password_env: Name of the environment variable that holds the password.
+    """
+
+    url: str
+    run: str = ""
+    password_env: str | None = None
+
+    @classmethod
+    def of(cls, folder: Path) -> Address | None:
+        """That of a run's folder; None if it keeps none."""
+        if (folder / ADDRESS).is_file():
+            return cls(**json.loads((folder / ADDRESS).read_text(encoding="utf-8")))
+        return cls(f"{_LOCAL}{folder / DATABASE}") if (folder / DATABASE).is_file() else None
+
+    @classmethod
+    def make(cls, folder: Path, url: str | None, password_env: str | None) -> Address:
+        """That of a run's folder; noted there, if the database is elsewhere."""
+        if url is None:
+            (folder / ADDRESS).unlink(missing_ok=True)
+            return cls(f"{_LOCAL}{folder / DATABASE}")
+        known = cls.of(folder)
+        address = cls(url, known.run if known and known.run else f"{folder.name}-{uuid.uuid4().hex[:12]}", password_env)
+        (folder / ADDRESS).write_text(json.dumps(attrs.asdict(address)) + "\n", encoding="utf-8")
+        return address
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file of SQLite."""
+        return self.url.startswith(_LOCAL)
+
+    @property
+    def file(self) -> str:
+        """The path of that file."""
+        return self.url.removeprefix(_LOCAL)
+
+    def engine(self, **how: Any) -> sa.Engine:
+        """Ready to connect.
+
+        Raises:
+            EnvironmentFault: A package is missing.
+        """
+        url = sa.URL.create("sqlite", database=self.file) if self.is_file else sa.make_url(self.url)
+        if password := os.environ.get(self.password_env or ""):
+            url = url.set(password=password)
+        try:
+            return sa.create_engine(url, hide_parameters=True, **how)
+        except ModuleNotFoundError as error:
+            raise EnvironmentFault(f"{self.url} needs psycopg: pip install 'rlsdk[postgres]' ({error})") from error
+
+
+class RolloutStore:
+    """Groups by the number of their ticket. Used by one thread at a time; every change is in a `transaction`."""
+
+    def __init__(self, address: Address) -> None:
+        """Connect, and make the tables if there are none.
+
+        Raises:
+            RunError: The database cannot be reached, or is none.
+        """
+        self.address = address
+        self._engine = address.engine(poolclass=sa.pool.StaticPool, **_how(address))
+        self._run = address.run
+        with self._explained():
+            self._connection = self._engine.connect()
+            if address.is_file:  # readers never wait for the writer
+                self._connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+                self._connection.exec_driver_sql("PRAGMA synchronous=NORMAL")
+            METADATA.create_all(self._connection)
+            self._connection.commit()
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._connection.close()
+        self._engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All changes of the block, or none.
+
+        Raises:
+            RunError: The database refuses; the message names it, without a password.
+            OSError: Its disk is full.
+        """
+        with self._explained(), self._connection.begin():
+            yield
+
+    def put(self, entries: Sequence[Entry]) -> None:
+        """Keep groups; of what bears the same number, the last one."""
+        if not entries:
+            return
+        keys = [{"r": self._run, "n": entry.number} for entry in entries]
+        for table in (ROLLOUTS, GROUPS):
+            same = (table.c.run == sa.bindparam("r")) & (table.c.number == sa.bindparam("n"))
+            self._connection.execute(table.delete().where(same), keys)
+        self._connection.execute(GROUPS.insert(), [group_row(self._run, entry) for entry in entries])
+        rows = [row for entry in entries for row in rollout_rows(self._run, entry)]
+        if rows:
+            self._connection.execute(ROLLOUTS.insert(), rows)
+
+    def settle(self, ends: Sequence[tuple[int, str, int | None, int]]) -> None:
+        """Note what became of groups, if they are kept: (number, state, step, uses) of each."""
+        if not ends:
+            return
+        same = (GROUPS.c.run == self._run) & (GROUPS.c.number == sa.bindparam("n"))
+        change = GROUPS.update().where(same)
+        change = change.values(state=sa.bindparam("state"), step=sa.bindparam("step"), uses=sa.bindparam("uses"))
+        rows = [dict(zip(("n", "state", "step", "uses"), end, strict=True)) for end in ends]
+        self._connection.execute(change, rows)
+
+    def forget(self, checkpoint: int, every: int) -> None:
+        """Let go of what only an earlier checkpoint wanted.
+
+        Args:
+            checkpoint: Step of the newest checkpoint, which is complete.
+            every: Steps between those whose groups are kept for good.
+        """
+        unwanted = GROUPS.c.kept_at.is_not(None) & (GROUPS.c.kept_at < checkpoint)
+        passing = GROUPS.c.step.is_(None) | (GROUPS.c.step % every != 0)
+        self._delete(unwanted & passing)
+
+    def rewind(self, step: int, kept: Mapping[int, tuple[str, int | None, int]]) -> None:
+        """Be as at a checkpoint: what came later is gone, what it wants back is as it was then.
+
+        Args:
+            step: Of the checkpoint; 0 for a run that begins.
+            kept: Number -> (state, step, uses).
+        """
+        self.settle([(number, *then) for number, then in kept.items()])
+        later = GROUPS.c.step.is_(None) | (GROUPS.c.step > step)
+        waiting = [number for number, (_, ended, _) in kept.items() if ended is None]
+        for part in _chunks(waiting):  # marked one by one, so that all others can be named at once
+            same = (GROUPS.c.run == self._run) & GROUPS.c.number.in_(part)
+            self._connection.execute(GROUPS.update().where(same).values(kept_at=-1))
+        self._delete(later & (GROUPS.c.kept_at.is_(None) | (GROUPS.c.kept_at != -1)))
+        back = (GROUPS.c.run == self._run) & (GROUPS.c.kept_at == -1)
+        self._connection.execute(GROUPS.update().where(back).values(kept_at=step))
+
+    def recall(self, tasks: Mapping[int, Task], step: int) -> dict[int, Group]:
+        """Groups by number, holding these tasks; what is not there, or not what it was, is left out and logged.
+
+        Args:
+            tasks: Number -> task.
+            step: Of the checkpoint: what later weights sampled is from another course of the run.
+        """
+        found: dict[int, Group] = {}
+        for part in _chunks(list(tasks)):
+            same = (GROUPS.c.run == self._run) & GROUPS.c.number.in_(part) & (GROUPS.c.newest <= step)
+            for number, payload in self._connection.execute(sa.select(GROUPS.c.number, GROUPS.c.payload).where(same)):
+                try:
+                    found[number] = decode(payload, tasks[number])
+                except ValueFault as error:
+                    log.warning("ticket %d is made again: %s", number, error)
+        self._connection.rollback()
+        if lacking := len(tasks) - len(found):
+            log.warning("%d groups that were there at the checkpoint are not in %s", lacking, self.address.url)
+        return found
+
+    def _delete(self, which: sa.ColumnElement[bool]) -> None:
+        own = (GROUPS.c.run == self._run) & which
+        numbers = sa.select(GROUPS.c.number).where(own)
+        self._connection.execute(ROLLOUTS.delete().where(ROLLOUTS.c.run == self._run, ROLLOUTS.c.number.in_(numbers)))
+        self._connection.execute(GROUPS.delete().where(own))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sa.exc.DBAPIError as error:
+            if self._is_full(error):
+                where = self.address.file if self.address.is_file else self.address.url
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where) from error
+            said = next(iter(str(error.orig).splitlines()), type(error).__name__)
+            raise RunError(f"rollouts cannot be kept in {self.address.url}: {said}") from error
+
+    def _is_full(self, error: sa.exc.DBAPIError) -> bool:
+        if getattr(error.orig, "sqlstate", None) == _FULL or "disk is full" in str(error.orig):
+            return True
+        return self.address.is_file and shutil.disk_usage(Path(self.address.file).parent).free < _NOTHING_LEFT
+
+
+def _how(address: Address) -> dict[str, Any]:
+    """Options of a connection that writes."""
+    return {"connect_args": {"check_same_thread": False, "timeout": 60}} if address.is_file else {}
+
+
+def _chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (numbers[i : i + _CHUNK] for i in range(0, len(numbers), _CHUNK))

@@ -1,0 +1,138 @@
+"""The tables of rollouts, and their rows: what a person asks for in columns, the whole group as bytes beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import sqlalchemy as sa
+
+from rlsdk.runlog.payload import encode
+from rlsdk.runlog.rollouts import prompt_text
+from rlsdk.types import Group, Rollout, Score
+
+METADATA = sa.MetaData()
+GROUPS = sa.Table(
+    "rlsdk_groups",
+    METADATA,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("task", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("step", sa.BigInteger),
+    sa.Column("uses", sa.BigInteger, nullable=False),
+    sa.Column("kept_at", sa.BigInteger),
+    sa.Column("newest", sa.BigInteger, nullable=False),
+    sa.Column("payload", sa.LargeBinary, nullable=False),
+    sa.Index("rlsdk_groups_step", "step", "number"),
+)
+"""One row a group. `kept_at` is the step of the last checkpoint that wants it back; `newest` its greatest version."""
+ROLLOUTS = sa.Table(
+    "rlsdk_rollouts",
+    METADATA,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("rollout", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("reward", sa.Double),
+    sa.Column("valid", sa.Boolean, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("parts", sa.Text, nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("length", sa.BigInteger, nullable=False),
+    sa.Column("least_version", sa.BigInteger),
+    sa.Column("greatest_version", sa.BigInteger),
+    sa.Column("trajectory", sa.Text, nullable=False),
+    sa.Column("prompt", sa.Text, nullable=False),
+    sa.Column("response", sa.Text, nullable=False),
+    sa.Index("rlsdk_rollouts_reward", "reward", "number", "rollout"),
+)
+"""One row a rollout."""
+_OF_GROUP = ("step", "source", "task", "number", "state", "uses")
+COLUMNS = (*_OF_GROUP, *(c.name for c in ROLLOUTS.columns if c.name not in ("run", "number")))
+"""What a person may ask for."""
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+"""Databases refuse these in text. What is stored as bytes keeps them."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Entry:
+    """A group as the store keeps it.
+
+    Attributes:
+        number: Of its ticket.
+        source: Name of the source of its task.
+        state: What became of it.
+        step: That it was trained in, or left out of; None while it waits.
+        uses: Times that it was trained.
+        kept_at: Step of the checkpoint that wants it back; None: none does.
+        group: The group.
+    """
+
+    number: int
+    source: str
+    state: str
+    step: int | None
+    uses: int
+    group: Group
+    kept_at: int | None = None
+
+
+def group_row(run: str, entry: Entry) -> dict[str, Any]:
+    """The row of a group."""
+    newest = [_versions(r)[1] for r in entry.group.rollouts]
+    return {
+        "run": run,
+        "number": entry.number,
+        "source": _text(entry.source),
+        "task": _text(entry.group.task.id),
+        "state": entry.state,
+        "step": entry.step,
+        "uses": entry.uses,
+        "kept_at": entry.kept_at,
+        "newest": max((v for v in newest if v is not None), default=-1),
+        "payload": encode(entry.group),
+    }
+
+
+def rollout_rows(run: str, entry: Entry) -> list[dict[str, Any]]:
+    """The rows of a group's rollouts."""
+    pairs: Sequence[tuple[Rollout, Score]] = tuple(zip(entry.group.rollouts, entry.group.scores, strict=True))
+    return [
+        {"run": run, "number": entry.number, "rollout": i, **_row(rollout, score)}
+        for i, (rollout, score) in enumerate(pairs)
+    ]
+
+
+def _row(rollout: Rollout, score: Score) -> dict[str, Any]:
+    least, greatest = _versions(rollout)
+    parts = {k: float(v) if math.isfinite(v) else None for k, v in score.metrics.items()}
+    return {
+        "reward": score.value if score.valid else None,
+        "valid": score.valid,
+        "reason": _text(score.reason),
+        "parts": _text(json.dumps(parts, ensure_ascii=False)),
+        "status": rollout.status,
+        "tokens": int(rollout.loss_mask.sum()),
+        "length": len(rollout.token_ids),
+        "least_version": least,
+        "greatest_version": greatest,
+        "trajectory": _text(rollout.trajectory),
+        "prompt": _text(prompt_text(rollout.task)),
+        "response": _text(rollout.response),
+    }
+
+
+def _versions(rollout: Rollout) -> tuple[int | None, int | None]:
+    """The least and the greatest version that sampled a token."""
+    sampled = rollout.policy_versions[rollout.policy_versions >= 0]
+    return (int(sampled.min()), int(sampled.max())) if len(sampled) else (None, None)
+
+
+def _text(text: str) -> str:
+    return _UNSTORABLE.sub("\ufffd", text)

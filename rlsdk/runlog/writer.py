@@ -1,0 +1,97 @@
+"""Writes to the store of rollouts beside the training: one thread, whose failure surfaces at the next call."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+
+from rlsdk.runlog.store import RolloutStore
+
+Job = Callable[[RolloutStore], None]
+_WAITING = 8
+"""Jobs that may wait, each about one step's groups; who brings more waits."""
+
+
+class RolloutWriter:
+    """Runs jobs on a store in their order; those that wait together share a transaction."""
+
+    def __init__(self, store: RolloutStore) -> None:
+        """Start the thread; the store is its own until `close`."""
+        self._store = store
+        self._jobs: queue.Queue[Job | threading.Event | None] = queue.Queue(_WAITING)
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="rollouts", daemon=True)
+        self._thread.start()
+
+    async def submit(self, job: Job) -> None:
+        """Have a job done; where too many wait, wait, without holding up the event loop.
+
+        Raises:
+            BaseException: What an earlier job raised.
+        """
+        await self._put(job)
+
+    async def flush(self) -> None:
+        """Wait until all that was submitted is in the database.
+
+        Raises:
+            BaseException: What a job raised.
+        """
+        done = threading.Event()
+        await self._put(done)
+        await asyncio.to_thread(done.wait)
+        self._check()
+
+    def close(self) -> None:
+        """Wait for all jobs, and end the thread.
+
+        Raises:
+            BaseException: What a job raised, unless somebody was told.
+        """
+        self._jobs.put(None)
+        self._thread.join()
+        self._check()
+
+    async def _put(self, job: Job | threading.Event) -> None:
+        self._check()
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            await asyncio.to_thread(self._jobs.put, job)
+
+    def _check(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _work(self) -> None:
+        failed, last = False, False
+        while not last:
+            jobs = self._together()
+            last = None in jobs
+            try:
+                if not failed:  # after a failure what comes is let go of, so that nobody waits for ever
+                    self._do([job for job in jobs if callable(job)])
+            except BaseException as error:  # noqa: BLE001 - whoever submits, flushes or closes gets it
+                self._failure, failed = error, True
+            for job in jobs:
+                if isinstance(job, threading.Event):
+                    job.set()
+
+    def _together(self) -> list[Job | threading.Event | None]:
+        """What waits, at least one."""
+        jobs = [self._jobs.get()]
+        while len(jobs) < _WAITING:
+            try:
+                jobs.append(self._jobs.get_nowait())
+            except queue.Empty:
+                break
+        return jobs
+
+    def _do(self, jobs: list[Job]) -> None:
+        if jobs:
+            with self._store.transaction():
+                for job in jobs:
+                    job(self._store)

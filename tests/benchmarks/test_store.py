@@ -1,0 +1,38 @@
+"""What a store of rollouts costs as it grows: to put a group, to take one, to ask."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SIZES = (10**3, 10**4, 10**5, 10**6)
+SLACK = 2.0
+"""Times by which a cost may exceed its growth by the logarithm: caches, and a disk that others use."""
+MEMORY = 64.0
+"""MB that a store may hold more at the end than at the beginning, however large it is."""
+WORKER = Path(__file__).parents[1] / "runlog" / "store_costs.py"
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(3000)
+def test_a_million_rollouts_cost_no_more_than_the_logarithm(tmp_path: Path) -> None:
+    found: dict[int, dict[str, Any]] = {}
+    for size in SIZES:
+        folder = tmp_path / str(size)
+        command = [sys.executable, str(WORKER), str(folder), str(size), "15"]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+        found[size] = json.loads(ran.stdout)
+        shutil.rmtree(folder)
+        print(size, {name: round(value, 3) for name, value in found[size].items()})
+    least, most = found[SIZES[1]], found[SIZES[-1]]  # at 10³ everything is in the caches
+    growth = math.log(SIZES[-1]) / math.log(SIZES[1])
+    for name in ("put", "take", "by_step", "by_reward", "by_number"):
+        assert most[name] <= SLACK * growth * least[name], (name, found)
+    assert all(costs["memory"] <= MEMORY for costs in found.values())
