@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from rlsdk.config.schema import ProductionSection
+from rlsdk.config.production import ProductionSection
 from rlsdk.trainer.simulation.measure import measure
 from rlsdk.trainer.simulation.rates import Rates
 from rlsdk.trainer.simulation.training import Setup, simulate, synchronous
