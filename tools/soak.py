@@ -109,10 +109,13 @@ class Soak:
             time.sleep(self.draw.uniform(0, MOST_SECONDS))
             kinds = kinds or self.draw.sample(list(KINDS), len(KINDS))  # each as often, in any order
             kind = kinds.pop()
-            at, family, start = self.step(), _family(process.pid), time.monotonic()
+            family, start = _family(process.pid), time.monotonic()
             self.kill(kind, process)
             if kind not in SURVIVED:
-                process = self.resumed(kind, process, family)
+                self.ended(kind, process, family)
+            at = self.step()
+            if kind not in SURVIVED:
+                process = self.resume()
             self.beyond(at, process)
             lost = time.monotonic() - start
             self.rows.append((kind, lost, kind not in SURVIVED))
@@ -143,18 +146,20 @@ class Soak:
         self.wait(found, driver)  # an engine may be on its way back
         self.draw.choice(sorted(victims, key=lambda p: p.pid)).kill()
 
-    def resumed(self, kind: str, process: subprocess.Popen[bytes], family: list[psutil.Process]) -> Any:
-        """The next driver, when the last one has ended as it must."""
+    def ended(self, kind: str, process: subprocess.Popen[bytes], family: list[psutil.Process]) -> None:
+        """Whether the run ended as it must, and left nothing behind."""
         status = process.wait(PATIENCE)
         named = re.search(r"learner rank \d failed", " ".join(self.console().split()))
         if kind == "learner rank" and (status != 1 or not named):
             raise FaultError(f"a killed learner rank: status {status}, {self.console()}")
         _gone(family)
-        process = self.start("--resume")
+
+    def resume(self) -> subprocess.Popen[bytes]:
+        """The next driver, going on from the last checkpoint."""
+        self.again += sum(map(len, self.state()["production"]["on_the_way"].values()))
         marks = self.record().count("start")
+        process = self.start("--resume")
         self.wait(lambda: self.record().count("start") > marks, process)
-        on_the_way = sum(map(len, self.state()["production"]["on_the_way"].values()))
-        self.again += on_the_way
         return process
 
     def check(self) -> None:
@@ -202,8 +207,10 @@ class Soak:
         return path.read_text().rpartition("\n")[0].split("\n") if path.is_file() else []
 
     def step(self) -> int:
-        """The last step that has ended."""
-        return max(self.steps(), default=0)
+        """The last step that the present driver has ended; 0: none yet."""
+        lines = self.record()
+        own = lines[len(lines) - lines[::-1].index("start") :] if "start" in lines else []
+        return max((int(line.removeprefix("step ")) for line in own if line.startswith("step ")), default=0)
 
     def console(self) -> str:
         """The end of what a person saw."""
@@ -257,11 +264,12 @@ def lines(soak: Soak, seed: int) -> Iterator[str]:
         seconds, resumed = [row[1] for row in rows], sum(row[2] for row in rows)
         spent = f"{statistics.median(seconds):.0f} | {max(seconds):.0f}" if seconds else "- | -"
         yield f"| {kind} | {len(rows)} | {len(rows) - resumed} | {resumed} | {spent} |"
-    found = json.loads((soak.folder / "run" / "summary.json").read_text())["tasks"]
+    summary = json.loads((soak.folder / "run" / "summary.json").read_text())
+    found = summary["tasks"]
     yield ""
     yield "| steps | tasks issued | trained | filtered | failed | returned | made again after a resume |"
     yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-    counts = [soak.step(), *(found[name] for name in ("issued", "trained", "filtered", "failed", "returned"))]
+    counts = [summary["steps"], *(found[name] for name in ("issued", "trained", "filtered", "failed", "returned"))]
     yield f"| {' | '.join(f'{count:,}' for count in (*counts, soak.again))} |"
     yield ""
     commit = git("describe", "--always", "--dirty")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlsdk.config.schema import RunConfig, StorageSection
+from rlsdk.config.production import StorageSection
+from rlsdk.config.schema import RunConfig
 from rlsdk.contracts import AlgorithmDefaults
 
 LEAST: dict[str, int] = {

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import attrs
 
-from rlsdk.config.schema import ProductionSection
+from rlsdk.config.production import ProductionSection
 from rlsdk.rollout.lifecycle import State, Ticket
 from rlsdk.rollout.production import Pace, Production
 from rlsdk.rollout.staleness import expires_at

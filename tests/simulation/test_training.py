@@ -11,7 +11,7 @@ import asyncio
 import attrs
 import pytest
 
-from rlsdk.config.schema import ProductionSection
+from rlsdk.config.production import ProductionSection
 from rlsdk.trainer.simulation.rates import Lengths, Rates
 from rlsdk.trainer.simulation.training import (
     Outcome,

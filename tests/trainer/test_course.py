@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlsdk.config.schema import ProductionSection
+from rlsdk.config.production import ProductionSection
 from rlsdk.rollout.lifecycle import State, Ticket
 from rlsdk.trainer.course import Clock, Course, pace_of
 from rlsdk.types import Task

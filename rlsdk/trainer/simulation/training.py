@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from rlsdk.config.schema import ProductionSection
+from rlsdk.config.production import ProductionSection
 from rlsdk.contracts import Sampling
 from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket, sampled_tokens
