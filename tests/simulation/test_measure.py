@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from rlsdk.cli.simulate import simulate
 from rlsdk.errors import ConfigError, RunError
+from rlsdk.runlog.store import Address, RolloutStore
+from rlsdk.runlog.tables import Entry
 from rlsdk.trainer.simulation.measure import fit, measure
 from rlsdk.trainer.simulation.prediction import divided
 from rlsdk.trainer.simulation.rates import Rates
+from rlsdk.types import Group, Rollout, Score, Task
 
 CONFIG: dict[str, Any] = {
     "name": "run",
@@ -45,15 +46,18 @@ TRUE = Rates(
 def run(tmp_path: Path) -> Path:
     """What a synchronous run at these rates would leave: each engine makes its half, one response after the other."""
     folder = tmp_path / "run"
-    (folder / "rollouts").mkdir(parents=True)
+    folder.mkdir()
+    store = RolloutStore(Address.make(folder, None, None))
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     draw = np.random.default_rng(0)
     lines = [{"step": 0, "eval/greedy": 0.5}]
     for step in range(1, 13):
         lengths = np.minimum(200, 1 + (30 * np.exp(draw.standard_normal(32))).astype(int))
-        pyarrow.parquet.write_table(
-            pyarrow.table({"tokens": lengths}), folder / "rollouts" / f"step-{step:06d}.parquet"
-        )
+        task = Task(str(step), "p")
+        answers = [Rollout(task, (), [1] * n, [True] * n, [0.0] * n, [0] * n) for n in lengths.tolist()]
+        group = Group(task, answers, [Score(0.0)] * len(answers))
+        with store.transaction():
+            store.put([Entry(number=step, source="", state="trained", step=step, uses=1, group=group)])
         tokens, steps = float(lengths.sum()), float(lengths.max())
         engine = steps * TRUE.step_seconds + tokens / 2 * TRUE.sequence_seconds
         update = TRUE.learn(tokens * 0.75, 2)
@@ -71,6 +75,7 @@ def run(tmp_path: Path) -> Path:
         }
         line["time/step"] = line["time/produce"] + update + TRUE.sync_seconds
         lines.append(line if step > 3 else line | {"time/step": 99.0, "time/engine_inside": 99.0})  # compilation
+    store.close()
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 

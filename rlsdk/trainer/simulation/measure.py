@@ -10,6 +10,8 @@ import attrs
 import numpy as np
 
 from rlsdk.errors import RunError
+from rlsdk.runlog.query import query
+from rlsdk.runlog.store import Address
 from rlsdk.runlog.trackers import read_metrics
 from rlsdk.trainer.simulation.rates import Lengths, Rates
 
@@ -140,12 +142,10 @@ def lengths_of(folder: Path, lines: Sequence[Mapping[str, Any]], limit: int) -> 
         lines: Of its metrics.
         limit: Most tokens of a response.
     """
-    files = sorted((folder / "rollouts").glob("step-*.parquet"))
-    if files:
-        import pyarrow.parquet
-
-        seen = [n for file in files for n in pyarrow.parquet.read_table(file, columns=["tokens"])["tokens"].to_pylist()]
-        return Lengths(limit=limit, seen=tuple(n for n in seen if n > 0))
+    if Address.of(folder) is not None:
+        seen = tuple(row["tokens"] for row in query(folder, "tokens > 0 and step is not null"))
+        if seen:
+            return Lengths(limit=limit, seen=seen)
     spread = Lengths().sigma
     mean = float(_column(lines, "rollouts/length").mean())
     return Lengths(median=mean / np.exp(spread**2 / 2), sigma=spread, limit=limit)
