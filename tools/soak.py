@@ -156,7 +156,8 @@ class Soak:
 
     def resume(self) -> subprocess.Popen[bytes]:
         """The next driver, going on from the last checkpoint."""
-        self.again += sum(map(len, self.state()["production"]["on_the_way"].values()))
+        production = self.state()["production"]
+        self.again += sum(map(len, production["on_the_way"].values())) - len(production.get("kept", ()))
         marks = self.record().count("start")
         process = self.start("--resume")
         self.wait(lambda: self.record().count("start") > marks, process)
