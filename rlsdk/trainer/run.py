@@ -10,7 +10,6 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +19,20 @@ from rich.logging import RichHandler
 
 from rlsdk import preflight
 from rlsdk.config import Plan, check
-from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import Requires
 from rlsdk.errors import ConfigError, PluginError, RunError
-from rlsdk.plugins import load
-from rlsdk.rollout.client import EngineClient
-from rlsdk.rollout.codec import Codec
-from rlsdk.rollout.gate import Gate
-from rlsdk.rollout.producer import Producer, first_error
-from rlsdk.rollout.seeds import derive
-from rlsdk.rollout.stream import Source, TaskStream, TaskStreams, opened
+from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.progress import log_console
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
 from rlsdk.runlog.store import Address, RolloutStore
-from rlsdk.scoring.scorer import Scorer
-from rlsdk.trainer.canary import TOLERANCE, Canary
+from rlsdk.trainer.assembly import explorer_of, parts_of, steps_of, train_tasks, updates_of
 from rlsdk.trainer.checkpoint import Checkpoints
-from rlsdk.trainer.cluster import Actors, exchanged_adapter, ray_cluster, start_actors
-from rlsdk.trainer.credit import CreditAssigner
-from rlsdk.trainer.evaluation import evaluator_of, held_out
-from rlsdk.trainer.loop import Loop, Parts
+from rlsdk.trainer.cluster import exchanged_adapter, ray_cluster, start_actors
+from rlsdk.trainer.loop import Loop
 from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.rewarding import scoring
 from rlsdk.trainer.session import Session
-from rlsdk.trainer.setting import setting_of
-from rlsdk.trainer.worlds import Fleets, world_workers
-from rlsdk.types import Task
+from rlsdk.trainer.worlds import world_workers
 
 log = logging.getLogger(__name__)
 BYTES_PER_PARAMETER = 16
@@ -93,17 +80,16 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
     seconds: dict[str, float] = {}
     try:
         with kept_rollouts(plan) as store, reaped(), ray_cluster(plan) as gpus:
-            tasks = [opened(source, plan.plugins) for source in plan.tasks_train]
-            steps = _steps(plan, sum(map(len, tasks)))
-            updates = steps * plan.config.minibatches * plan.config.passes
-            actors = start_actors(plan, gpus, updates)
+            tasks = train_tasks(plan)
+            steps = steps_of(plan, tasks)
+            actors = start_actors(plan, gpus, updates_of(plan, steps))
             try:
                 with (
                     scoring(plan, log_to=plan.folder / "logs" / "scoring.log") as scorer,
                     world_workers(plan) as worlds,
                 ):
-                    parts = _assemble(plan, actors, checkpoints, tasks, scorer, worlds)
-                    loop = Loop(parts, steps)
+                    explorer = explorer_of(plan, actors.engines, actors.layout, tasks, scorer, worlds)
+                    loop = Loop(parts_of(plan, actors.learner, explorer, checkpoints), steps)
                     seconds["start"] = time.perf_counter() - start
                     session = Session(plan, loop, console, resumed, seconds, store)
                     summary = _run_async(session.go())
@@ -161,12 +147,6 @@ def _faults(plan: Plan) -> list[str]:
     models = 2 if plan.algorithm.critic else 1
     needed = parameters * BYTES_PER_PARAMETER * models * (plan.config.checkpoint.keep + 1)
     return [*faults, *preflight.free_space(plan.folder, int(needed))]
-
-
-def _steps(plan: Plan, tasks: int) -> int:
-    if plan.config.steps is not None:
-        return plan.config.steps
-    return ceil((plan.config.epochs or 0) * tasks / fresh_groups(plan.config))
 
 
 @contextmanager
@@ -235,77 +215,3 @@ def _log_to(plan: Plan, console: Console) -> None:
     kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root.addHandler(shown)
     root.addHandler(kept)
-
-
-def _assemble(
-    plan: Plan,
-    actors: Actors,
-    checkpoints: Checkpoints,
-    tasks: Sequence[Sequence[Task]],
-    scorer: Scorer | None,
-    worlds: Fleets,
-) -> Parts:
-    config, resolve = plan.config, plan.plugins.resolve
-    codec = Codec.open(plan.model)
-    client = EngineClient(actors.engines, codec.decode) if actors.engines else None
-    ends = () if codec.end is None else (codec.end,)
-    partial = config.production.partial_rollouts
-    gate = None if client is None else Gate(client, codec.decode, partial=partial, ends=ends)
-    s = config.sampling
-    if s.top_p < 1 or s.top_k:
-        log.warning(
-            "top_p=%s, top_k=%s: the learner cannot reproduce the distribution that was sampled from", s.top_p, s.top_k
-        )
-    seed = config.seed if s.seeds == "request" else None
-    hook = plan.plugins.hook.rlsdk_rollout_done
-    observer = (
-        (lambda rollout, score, step: hook(rollout=rollout, score=score, step=step)) if hook.get_hookimpls() else None
-    )
-    workflow = resolve(plan.workflow)
-    demonstrator = Producer(load("workflow", "demonstration"), None, None)
-    tolerance = config.canary.tolerance or TOLERANCE[config.model.dtype]
-    return Parts(
-        plan=plan,
-        actors=actors,
-        client=client,
-        setting=setting_of(plan, codec, gate, worlds.train),
-        eval_worlds=worlds.eval,
-        producer=Producer(workflow, scorer, seed, observer),
-        demonstrator=demonstrator if plan.algorithm.rollouts == "mixed" else None,
-        evaluator=evaluator_of(plan, scorer),
-        streams=_streams(plan, tasks, codec),
-        eval_tasks=held_out(plan),
-        filters=[resolve(f) for f in plan.filters],
-        policy=resolve(plan.buffer),
-        credit=CreditAssigner(
-            [resolve(r) for r in plan.shaping],
-            resolve(plan.advantage),
-            whiten=plan.algorithm.whiten_advantages,
-            clip=plan.algorithm.clip_advantages,
-        ),
-        canary=Canary(
-            _canary_tokens(codec, tasks[0], min(config.canary.tokens, config.model.max_length - 1)), tolerance
-        ),
-        checkpoints=checkpoints,
-    )
-
-
-def _streams(plan: Plan, tasks: Sequence[Sequence[Task]], codec: Codec) -> TaskStreams:
-    config = plan.config
-    streams = []
-    for i, (source, some) in enumerate(zip(plan.tasks_train, tasks, strict=True)):
-        seed = derive(config.seed, source.name) if i else config.seed  # sources of one size differ in their order
-        stream = TaskStream(
-            some, seed, lambda t: len(codec.prompt(t)[1]), config.max_prompt_tokens, config.long_prompts
-        )
-        streams.append(Source(source.name, source.weight, stream))
-    return TaskStreams(streams)
-
-
-def _canary_tokens(codec: Codec, tasks: Sequence[Task], count: int) -> Any:
-    import numpy as np
-
-    ids = [codec.prompt(tasks[i])[1] for i in range(min(len(tasks), count))]
-    # Tasks of environments may have an empty prompt: any other text serves as well.
-    found = np.concatenate([*ids, codec.encode("+".join(map(str, range(max(count, 2)))))])
-    return found[: max(count, 2)]
