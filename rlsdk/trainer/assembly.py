@@ -26,6 +26,7 @@ from rlsdk.trainer.cluster import Layout
 from rlsdk.trainer.credit import CreditAssigner
 from rlsdk.trainer.evaluation import evaluator_of, held_out
 from rlsdk.trainer.explorer import Explorer, Instruments
+from rlsdk.trainer.far import FarExplorer
 from rlsdk.trainer.loop import Parts
 from rlsdk.trainer.setting import setting_of
 from rlsdk.trainer.worlds import Fleets
@@ -115,7 +116,7 @@ def explorer_of(
     )
 
 
-def parts_of(plan: Plan, learner: LearnerGroup, explorer: Explorer, checkpoints: Checkpoints) -> Parts:
+def parts_of(plan: Plan, learner: LearnerGroup, explorer: Explorer | FarExplorer, checkpoints: Checkpoints) -> Parts:
     """The half that trains.
 
     Args:

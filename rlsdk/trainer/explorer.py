@@ -123,11 +123,13 @@ class Account:
         sources: Where each source of tasks stands.
         environments: What became of the workers that host environments, and what that made necessary.
         engines: How many died, and why.
+        explorers_lost: Why explorers in programs of their own ended before the run did.
     """
 
     sources: Mapping[str, Counts]
     environments: Mapping[str, Any]
     engines: Mapping[str, Any]
+    explorers_lost: tuple[str, ...] = ()
 
 
 class Explorer:
@@ -171,6 +173,11 @@ class Explorer:
     def eval_tasks(self) -> int:
         """Held-out tasks."""
         return len(self.i.eval_tasks)
+
+    @property
+    def canary_ids(self) -> np.ndarray:
+        """int64 `[k]`: the fixed tokens that are compared after every sync."""
+        return self.i.canary.token_ids
 
     @property
     def failure(self) -> BaseException | None:
@@ -318,10 +325,6 @@ class Explorer:
         if self.i.demonstrator is None:
             return []
         return await self.i.demonstrator.produce(tasks, self.i.setting, 1, f"step {self._done + 1} expert")
-
-    async def canary_ids(self) -> np.ndarray:
-        """int64 `[k]`: the fixed tokens that are compared after every sync."""
-        return self.i.canary.token_ids
 
 
 def _holding(groups: Mapping[int, Group], tasks: Mapping[int, Task]) -> dict[int, Group]:

@@ -27,6 +27,7 @@ from rlsdk.trainer.checkpoint import Checkpoints
 from rlsdk.trainer.course import Clock, Course, pace_of
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.explorer import Batch, Explorer, Meter
+from rlsdk.trainer.far import FarExplorer
 from rlsdk.trainer.figures import (
     reward_metrics,
     rollout_metrics,
@@ -49,7 +50,7 @@ class Parts:
 
     plan: Plan
     learner: LearnerGroup
-    explorer: Explorer
+    explorer: Explorer | FarExplorer
     filters: Sequence[Any]
     policy: Policy
     credit: CreditAssigner

@@ -7,15 +7,14 @@ import errno
 import logging
 import shutil
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from rich.console import Console
-from rich.logging import RichHandler
 
 from rlsdk import preflight
 from rlsdk.config import Plan, check
@@ -28,6 +27,8 @@ from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.trainer.assembly import explorer_of, parts_of, steps_of, train_tasks, updates_of
 from rlsdk.trainer.checkpoint import Checkpoints
 from rlsdk.trainer.cluster import exchanged_adapter, ray_cluster, start_actors
+from rlsdk.trainer.exchange import plain
+from rlsdk.trainer.logs import log_to
 from rlsdk.trainer.loop import Loop
 from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.rewarding import scoring
@@ -35,6 +36,7 @@ from rlsdk.trainer.session import Session
 from rlsdk.trainer.worlds import world_workers
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 BYTES_PER_PARAMETER = 16
 """Weights, master weights and two moments in float32: what a checkpoint holds at most for each parameter."""
 
@@ -68,33 +70,33 @@ def train(
     return run(plan, resume=resume, overwrite=overwrite, console=console)
 
 
+Body = Callable[[Plan, int, Checkpoints, Callable[[Loop], Session]], tuple[dict[str, Any], Session]]
+"""Trains by a plan with so many GPUs of Ray's: makes a loop, has a session made for it, runs it; its summary."""
+
+
 def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: Console | None = None) -> dict[str, Any]:
     """Train by a checked plan; see `train`."""
+    return run_body(_both, plan, resume=resume, overwrite=overwrite, console=console)
+
+
+def run_body(body: Body, plan: Plan, *, resume: bool, overwrite: bool, console: Console | None) -> dict[str, Any]:
+    """Train by a checked plan in one program, or the trainer's half of it: folder, books and report are the same."""
     console = console or log_console()
     start = time.perf_counter()
-    preflight.require(_faults(plan))
+    preflight.require(faults(plan, trains=True))
     exchanged_adapter(plan)  # an adapter that the engine cannot serve is an error before anything starts
     checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
     resumed = _prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite)
-    _log_to(plan, console)
+    log_to(plan, console, "driver.log")
     seconds: dict[str, float] = {}
     try:
         with kept_rollouts(plan) as store, reaped(), ray_cluster(plan) as gpus:
-            tasks = train_tasks(plan)
-            steps = steps_of(plan, tasks)
-            actors = start_actors(plan, gpus, updates_of(plan, steps))
-            try:
-                with (
-                    scoring(plan, log_to=plan.folder / "logs" / "scoring.log") as scorer,
-                    world_workers(plan) as worlds,
-                ):
-                    explorer = explorer_of(plan, actors.engines, actors.layout, tasks, scorer, worlds)
-                    loop = Loop(parts_of(plan, actors.learner, explorer, checkpoints), steps)
-                    seconds["start"] = time.perf_counter() - start
-                    session = Session(plan, loop, console, resumed, seconds, store)
-                    summary = _run_async(session.go())
-            finally:
-                actors.stop()
+
+            def begin(loop: Loop) -> Session:
+                seconds["start"] = time.perf_counter() - start
+                return Session(plan, loop, console, resumed, seconds, store)
+
+            summary, session = body(plan, gpus, checkpoints, begin)
     except BaseException as error:
         cause = _explained(first_error(error), checkpoints)
         _ended(plan, "failed", {"error": str(cause)})
@@ -110,7 +112,23 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
     return summary
 
 
-def _run_async(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+def _both(
+    plan: Plan, gpus: int, checkpoints: Checkpoints, begin: Callable[[Loop], Session]
+) -> tuple[dict[str, Any], Session]:
+    """Both halves in this program."""
+    tasks = train_tasks(plan)
+    steps = steps_of(plan, tasks)
+    actors = start_actors(plan, gpus, updates_of(plan, steps))
+    try:
+        with scoring(plan, log_to=plan.folder / "logs" / "scoring.log") as scorer, world_workers(plan) as worlds:
+            explorer = explorer_of(plan, actors.engines, actors.layout, tasks, scorer, worlds)
+            session = begin(Loop(parts_of(plan, actors.learner, explorer, checkpoints), steps))
+            return run_async(session.go()), session
+    finally:
+        actors.stop()
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end; in a notebook, whose event loop is taken, in a thread."""
     try:
         asyncio.get_running_loop()
@@ -135,18 +153,26 @@ def _ended(plan: Plan, status: str, summary: Mapping[str, Any]) -> None:
     plan.plugins.hook.rlsdk_run_end(status=status, summary=summary)
 
 
-def _faults(plan: Plan) -> list[str]:
-    faults = preflight.torch_companions()
+def faults(plan: Plan, *, trains: bool) -> list[str]:
+    """What of the machine does not suit a plan.
+
+    Args:
+        plan: The plan.
+        trains: Whether there is a learner, which writes checkpoints.
+    """
+    found = preflight.torch_companions()
     if plan.config.placement.device != "cpu":
-        faults += preflight.gpu_capability()
+        found += preflight.gpu_capability()
+    if not trains:
+        return found
     learner = plan.plugins.resolve(plan.learner)
     if isinstance(learner, Requires):
-        faults += preflight.packages(learner.requires, f"learner {plan.learner.name} with these options")
+        found += preflight.packages(learner.requires, f"learner {plan.learner.name} with these options")
     weights = sum(f.stat().st_size for f in Path(plan.config.model.path).glob("*.safetensors"))
     parameters = weights / (4 if plan.config.model.dtype == "float32" else 2)
     models = 2 if plan.algorithm.critic else 1
     needed = parameters * BYTES_PER_PARAMETER * models * (plan.config.checkpoint.keep + 1)
-    return [*faults, *preflight.free_space(plan.folder, int(needed))]
+    return [*found, *preflight.free_space(plan.folder, int(needed))]
 
 
 @contextmanager
@@ -177,7 +203,7 @@ def _prepare_folder(plan: Plan, checkpoints: Checkpoints, *, resume: bool, overw
     if step is not None:
         _same_code(plan, checkpoints.read(step))
     head = "".join(f"# plugin {name}: {' '.join(filter(None, mark.values()))}\n" for name, mark in plan.code.items())
-    text = yaml.safe_dump(_plain(plan.tree), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(plain(plan.tree), sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(head + text, encoding="utf-8")
     return step
 
@@ -192,26 +218,3 @@ def _same_code(plan: Plan, state: Mapping[str, Any]) -> None:
         )
     if then.get("core") != now.get("core"):
         log.warning("the checkpoint was made by rlsdk %s, this is %s", then.get("core"), now.get("core"))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, str | int | float | bool | None) else repr(value)
-
-
-def _log_to(plan: Plan, console: Console) -> None:
-    """The package's log: to a person as the config says, and all of it to `logs/driver.log`."""
-    root = logging.getLogger("rlsdk")
-    root.setLevel(logging.DEBUG)
-    root.propagate = False
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
-    shown = RichHandler(console=console, show_path=False)
-    shown.setLevel(plan.config.log_level.upper())
-    kept = logging.FileHandler(plan.folder / "logs" / "driver.log", encoding="utf-8")
-    kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root.addHandler(shown)
-    root.addHandler(kept)

@@ -80,7 +80,7 @@ class Session:
 
     async def _steps(self, trackers: Sequence[Any]) -> dict[str, Any]:
         plan, loop, section = self._plan, self._loop, self._plan.config.eval
-        undo = _on_interrupt(self._interrupt)
+        undo = on_interrupt(self._interrupt)
         writer = self._writer = RolloutWriter(self._store) if self._store is not None else None
         bar = ProgressLine(self._console, loop.steps, loop.done, max(1, loop.steps // 20), loop.sources)
         try:
@@ -152,8 +152,15 @@ class Session:
     def _interrupt(self) -> None:
         if self._loop.interrupted:
             raise KeyboardInterrupt
-        self._loop.interrupted = True
-        self._console.print("interrupted: this step is finished and saved, then the run ends; again ends it at once")
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Finish and save the step, and end."""
+        if not self._loop.interrupted:
+            self._loop.interrupted = True
+            self._console.print(
+                "interrupted: this step is finished and saved, then the run ends; again ends it at once"
+            )
 
     def _summary(self, account: Account) -> dict[str, Any]:
         plan, loop = self._plan, self._loop
@@ -174,6 +181,7 @@ class Session:
             "rollouts_reused": loop.reused,
             "environments": account.environments,
             "engines": account.engines,
+            "explorers_lost": list(account.explorers_lost),
             "seconds": {**self._seconds, **loop.phases},
             "tokens_per_second": loop.tokens / max(loop.generating, 1e-9),
             "export": str(export) if export.is_dir() else None,
@@ -215,7 +223,7 @@ def _log(trackers: Sequence[Any], step: int, metrics: Mapping[str, float]) -> No
         tracker.log(step, metrics)
 
 
-def _on_interrupt(call: Callable[[], None]) -> Callable[[], None]:
+def on_interrupt(call: Callable[[], None]) -> Callable[[], None]:
     """Have Ctrl-C call `call`; returns what undoes it. Only the main thread of a program can."""
     try:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, call)
