@@ -161,7 +161,7 @@ async def _explorer(plan: Plan, gpus: int, console: Console) -> str:
         except Exception as error:
             await desk.fail(first_error(error))
             raise
-        status = await _serve(desk, explorer, console)
+        status = await _serve(plan, desk, explorer, console)
     if status == "failed":
         raise RunError("the trainer has failed; its log is logs/driver.log in the run's folder")
     log.info("the run has ended: %s", status)
@@ -179,7 +179,8 @@ def _engines(plan: Plan, found: Layout) -> list[Any]:
     return started_engines(plan, start_engines(plan, found, exchanged_adapter(plan))) if plan.needs_engine else []
 
 
-async def _serve(desk: Desk, explorer: Explorer, console: Console) -> str:
+async def _serve(plan: Plan, desk: Desk, explorer: Explorer, console: Console) -> str:
+    status, hook = "failed", plan.plugins.hook
     asking: set[asyncio.Task[None]] = set()
 
     def interrupt() -> None:
@@ -189,10 +190,13 @@ async def _serve(desk: Desk, explorer: Explorer, console: Console) -> str:
         console.print("interrupted: the trainer finishes and saves its step, then both end; again ends this at once")
 
     undo = on_interrupt(interrupt)
+    hook.rlsdk_run_start(config=plan.tree, folder=plan.folder)  # a plugin that observes rollouts is told here, too
     try:
-        return await desk.serve(explorer)
+        status = await desk.serve(explorer)
     finally:
+        hook.rlsdk_run_end(status=status, summary={})
         undo()
+    return status
 
 
 def _apart(plan: Plan, gpus: int) -> Layout:

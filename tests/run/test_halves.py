@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,15 @@ import sqlalchemy as sa
 from tests.run.conftest import wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
+BROKEN = """
+import rlsdk
+from rlsdk.engines.transformers import Transformers
+
+@rlsdk.engine("broken")
+class Broken(Transformers):
+    def start(self, model, place):
+        raise ZeroDivisionError("no device of that number")
+"""
 NO_EVAL = ("eval.before=false", "eval.after=false")
 
 
@@ -103,6 +113,16 @@ def test_either_half_is_killed_and_every_task_ends_once(runner: Any, start: Any)
         groups = database.execute(sa.text("select step, task from rlsdk_groups where step is not null")).all()
     assert Counter(group.step for group in groups) == dict.fromkeys(range(1, done + 1), 4)
     assert len({group.task for group in groups}) == 4 * done  # of the 200 in the first epoch none was drawn twice
+
+
+def test_what_fails_in_the_explorer_fails_both_and_is_named_by_both(runner: Any, start: Any, tmp_path: Path) -> None:
+    lab = tmp_path / "broken_lab.py"
+    lab.write_text(BROKEN)
+    how = (f"plugins=[{lab}]", "engine=broken_lab/broken", *NO_EVAL)
+    explorer, trainer = start("explore", *how), start("train", *how)
+    assert (explorer.wait(120), trainer.wait(60)) == (1, 1), runner.console()
+    said = " ".join(runner.console().split())
+    assert said.count("rlsdk: engine 0 did not start: ZeroDivisionError: no device of that number") == 2
 
 
 def test_without_a_cluster_the_error_teaches(runner: Any) -> None:
