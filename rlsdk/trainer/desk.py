@@ -124,28 +124,67 @@ class Desk:
             await _ended(gone, work)
 
     async def _work(self, explorer: Explorer) -> str:
+        """Answer letters until one says how the run ended.
+
+        The trainer asks one thing at a time: a letter behind one that has no answer yet means that it waits for that
+        answer no longer, as after a second Ctrl-C.
+        """
+        answering: asyncio.Task[None] | None = None
         ended = False
-        while True:
-            number, name, content = await self._letter()
-            if name == "part":
-                (status,) = await opened(content)
+        try:
+            while True:
+                number, name, content = await self._next(answering)
+                if answering is not None:
+                    await _ended(answering)
+                arguments = await opened(content)
+                if name != "part":
+                    ended = ended or name == "end"
+                    answering = asyncio.create_task(self._answer(explorer, number, name, *arguments))
+                    continue
                 if not ended:
                     await explorer.end()
-                return str(status)
-            behind, *arguments = await opened(content)
-            ended = ended or name == "end"
-            value, wrong = None, None
-            try:
-                for numbers, states in behind:
-                    self._settle(explorer, numbers, states)
-                value = await _of(explorer, name)(*arguments)
-            except Exception as error:
-                wrong = first_error(error)
-                log.error("%s failed: %s: %s", name, type(wrong).__name__, wrong, exc_info=error)
-            if name == "take" and isinstance(value, Batch):
+                return str(*arguments)
+        finally:
+            if answering is not None:
+                await _ended(answering)
+
+    async def _answer(
+        self,
+        explorer: Explorer,
+        number: int | None,
+        name: str,
+        behind: Sequence[tuple[Sequence[int], Sequence[State]]],
+        *arguments: Any,
+    ) -> None:
+        try:
+            for numbers, states in behind:
+                self._settle(explorer, numbers, states)
+            value = await _of(explorer, name)(*arguments)
+            if name == "take":
                 self._taken.append(value)
                 value = value, explorer.state()
-            await self._own.mailbox.answer.remote(number, reply(value, wrong, explorer.sources()))
+            content = reply(value, None, explorer.sources())
+        except Exception as error:  # the trainer gets it
+            wrong = first_error(error)
+            log.error("%s failed: %s: %s", name, type(wrong).__name__, wrong, exc_info=error)
+            content = reply(None, wrong, explorer.sources())
+        await self._own.mailbox.answer.remote(number, content)
+
+    async def _next(self, answering: asyncio.Task[None] | None) -> tuple[int | None, str, Any]:
+        """The next letter, while another is being answered.
+
+        Raises:
+            Exception: What the other one's answer met, if it could not be given.
+        """
+        letter = asyncio.ensure_future(self._letter())
+        try:
+            if answering is not None:
+                await asyncio.wait({letter, answering}, return_when=asyncio.FIRST_COMPLETED)
+                if answering.done():
+                    answering.result()
+            return await letter
+        finally:
+            letter.cancel()
 
     def _settle(self, explorer: Explorer, numbers: Sequence[int], states: Sequence[State]) -> None:
         batch = self._taken.pop(0)
@@ -201,10 +240,5 @@ def _of(explorer: Explorer, name: str) -> Callable[..., Awaitable[Any]]:
     async def sync(sent: Sent, updated: bool) -> float:
         return await explorer.sync(Sender(sent), sent.version, updated=updated)
 
-    known: dict[str, Callable[..., Awaitable[Any]]] = {
-        "about": about,
-        "sync": sync,
-        **{each.__name__: each for each in (explorer.tasks, explorer.restore, explorer.take, explorer.evaluate)},
-        **{each.__name__: each for each in (explorer.snapshot, explorer.meter, explorer.attend, explorer.end)},
-    }
-    return known[name]
+    here: dict[str, Callable[..., Awaitable[Any]]] = {"about": about, "sync": sync}
+    return here.get(name) or getattr(explorer, name)

@@ -15,7 +15,19 @@ from hypothesis import strategies as st
 from rlsdk.errors import ConfigError, EngineError, RunError
 from rlsdk.rollout.lifecycle import State
 from rlsdk.rollout.production import Pace
-from rlsdk.trainer.exchange import Card, GoneError, Mailbox, ask, differences, disagreement, opened, reply, until_gone
+from rlsdk.trainer.desk import Desk
+from rlsdk.trainer.exchange import (
+    Card,
+    GoneError,
+    Mailbox,
+    ask,
+    differences,
+    disagreement,
+    opened,
+    reply,
+    tell,
+    until_gone,
+)
 from rlsdk.trainer.explorer import Batch, Meter
 from rlsdk.trainer.far import added, settled
 from tests.rollout.bench import Bench
@@ -116,6 +128,55 @@ def test_what_explorers_count_one_after_the_other_never_falls() -> None:
     past = added(Meter({}, 0), Meter({"engine": 2.0, "tokens": 10.0}, 3))
     assert added(past, Meter({}, 0)) == past
     assert added(past, Meter({"engine": 0.5, "tokens": 1.0}, 1)) == Meter({"engine": 2.5, "tokens": 11.0}, 4)
+
+
+class Stuck:
+    """An explorer whose batch never comes."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def sources(self) -> dict[str, Any]:
+        return {}
+
+    async def take(self, step: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.said.append("take is cancelled")
+
+    async def meter(self) -> int:
+        return 7
+
+    async def end(self) -> str:
+        self.said.append("end")
+        return "account"
+
+
+@pytest.mark.stack
+def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_ends_as_the_run(cluster: None) -> None:
+    import ray
+
+    async def go() -> None:
+        own, trainer = (
+            attrs.evolve(card({}), mailbox=ray.remote(Mailbox).options(num_cpus=0).remote()) for _ in range(2)
+        )
+        desk, explorer = Desk(None, own), Stuck()  # type: ignore[arg-type]
+        desk.trainer = trainer
+        serving = asyncio.create_task(desk.serve(explorer))  # type: ignore[arg-type]
+        assert (await ask(own.mailbox, "meter", [])).value == 7
+        taking = asyncio.create_task(ask(own.mailbox, "take", [], 0))
+        await asyncio.sleep(0.5)
+        taking.cancel()
+        async with asyncio.timeout(20):
+            assert (await ask(own.mailbox, "end", [])).value == "account"
+            await tell(own.mailbox, "part", "interrupted")
+            assert await serving == "interrupted"
+        assert explorer.said == ["take is cancelled", "end"]
+        for each in (own, trainer):
+            ray.kill(each.mailbox)
+
+    asyncio.run(go())
 
 
 class Untold(Exception):
