@@ -42,6 +42,17 @@ def serve_newest(config: Path, settings: tuple[str, ...], files: tuple[str, ...]
         serve(check(config, (*settings, f"model.path={json.dumps(str(model))}"), files))
 
 
+def explore(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *, as_json: bool) -> str:
+    """Make rollouts for a trainer in another program until the run ends; how it ended."""
+    from rlsdk.trainer.halves import explore as run
+
+    with contextlib.redirect_stdout(sys.stderr):
+        status = run(config, *settings, plugins=files)
+    if as_json:
+        click.echo(json.dumps({"status": status}))
+    return status
+
+
 def bench_all(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *, as_json: bool) -> None:
     """Evaluate all checkpoints of a run and print a table, or JSON."""
     from rlsdk.trainer.bench import bench

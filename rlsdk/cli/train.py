@@ -18,11 +18,11 @@ from rlsdk.cli.settings import SettingsCommand
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option(
     "--mode",
-    type=click.Choice(["both", "bench", "serve"]),
+    type=click.Choice(["both", "explore", "train", "bench", "serve"]),
     default="both",
     show_default=True,
-    help="both: train. bench: evaluate the model it started from and each checkpoint. serve: answer requests with the "
-    "newest checkpoint.",
+    help="both: train. explore and train: make rollouts, and train on them, as two programs on one Ray cluster. bench: "
+    "evaluate the model it started from and each checkpoint. serve: answer requests with the newest checkpoint.",
 )
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
 @click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
@@ -43,17 +43,23 @@ def train(
     """
     if resume and overwrite:
         raise click.UsageError("--resume keeps what --overwrite deletes; give one of them.")
-    if mode != "both":
+    if mode not in ("both", "train"):
         if resume or overwrite:
-            raise click.UsageError(f"--mode {mode} trains nothing; leave --resume and --overwrite out.")
+            raise click.UsageError(f"--mode {mode} writes no checkpoints; leave --resume and --overwrite out.")
         from rlsdk.cli import modes
 
-        if mode == "serve":
+        if mode == "explore":
+            status = modes.explore(config, settings, files, as_json=as_json)
+            sys.exit(INTERRUPTED if status == "interrupted" else 0)
+        elif mode == "serve":
             modes.serve_newest(config, settings, files)
         else:
             modes.bench_all(config, settings, files, as_json=as_json)
         return
-    from rlsdk.trainer import train as run
+    from rlsdk.trainer.halves import train_half
+    from rlsdk.trainer.run import train as run_both
+
+    run = train_half if mode == "train" else run_both
 
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the summary's
         summary = run(config, *settings, plugins=files, resume=resume, overwrite=overwrite)

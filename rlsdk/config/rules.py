@@ -43,6 +43,7 @@ LEAST: dict[str, int] = {
     "placement.learner_threads": 0,
     "placement.gpus_per_engine": 1,
     "placement.engine_restarts": 0,
+    "placement.partner_timeout": 0,
     "environments.workers": 1,
     "environments.per_worker": 1,
     "environments.threads": 1,

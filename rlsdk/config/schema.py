@@ -178,6 +178,8 @@ class PlacementSection:
         learner_resources: Likewise, for each rank of the learner.
         engine_restarts: How often the process of one and the same engine may die and be started anew; one time more
             fails the run.
+        partner_timeout: Seconds that explorer and trainer, where they are programs of their own, wait for each other;
+            also for an explorer in the place of one that died.
     """
 
     engines: int = 1
@@ -191,6 +193,7 @@ class PlacementSection:
     engine_resources: Mapping[str, float] = {}
     learner_resources: Mapping[str, float] = {}
     engine_restarts: int = 3
+    partner_timeout: float = 600.0
 
 
 @attrs.frozen(kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.rollout.production import Policy, Recall, Streams
+from rlsdk.rollout.production import Policy
 from rlsdk.types import Group
 
 
@@ -80,11 +80,19 @@ class Experience:
         """What is kept, without the groups, as plain JSON."""
         return [{k: v for k, v in attrs.asdict(u, recurse=False).items() if k != "group"} for u in self._held]
 
-    def restore(self, state: Sequence[Mapping[str, Any]], streams: Streams, recall: Recall) -> None:
-        """Go on from `state()` with the groups that `recall` gives; what it lacks is not trained again."""
-        known = {each["number"]: each for each in state if each["source"] in streams.names and self._count}
-        groups = recall({n: streams.at(each["source"], each["position"]) for n, each in known.items()})
-        self._held = [Used(**known[n], group=_apart(group)) for n, group in sorted(groups.items())]
+    def places(self, state: Sequence[Mapping[str, Any]]) -> dict[int, tuple[str, int]]:
+        """Number -> source and position of the tasks that `restore` wants the groups of."""
+        return {each["number"]: (each["source"], each["position"]) for each in state} if self._count else {}
+
+    def restore(self, state: Sequence[Mapping[str, Any]], groups: Mapping[int, Group]) -> None:
+        """Go on from `state()`.
+
+        Args:
+            state: From `state`.
+            groups: By number, those that are there; what is lacking is not trained again.
+        """
+        known = {each["number"]: each for each in state if each["number"] in groups and self._count}
+        self._held = [Used(**known[n], group=_apart(groups[n])) for n in sorted(known)]
 
 
 def _apart(group: Group) -> Group:

@@ -48,6 +48,19 @@ class Pace:
     token_limit: int | None = None
     tail: int = 0
 
+    def trimmed(self, group: Group, step: int) -> Group:
+        """The group without the tokens that are too old to be trained at a step."""
+        return without_old(group, step, None if self.token_limit is None else self.token_limit - 1)
+
+    def expires(self, group: Group, step: int) -> bool:
+        """Whether a group is too old to be trained at a step."""
+        young = self.trimmed(group, step)
+        return staleness(young, step) >= self.limit or (is_trainable(group) and not is_trainable(young))
+
+    def young(self, group: Group, step: int) -> Group | None:
+        """What of a group may be trained at a step; None if it is too old."""
+        return None if self.expires(group, step) else self.trimmed(group, step)
+
 
 Recall = Callable[[Mapping[int, Task]], Mapping[int, Group]]
 """Number of a ticket -> its task, to number -> the group that was made of it."""
@@ -285,19 +298,7 @@ class Production:
         return [t for t in self._book.tickets(source, State.COMPLETED) if not t.taken]
 
     def _hand_over(self, ticket: Ticket, step: int) -> None:
-        ticket.group = self._young(self._book.take(ticket), step)
-
-    def _young(self, group: Group, step: int) -> Group:
-        limit = self._pace.token_limit
-        return without_old(group, step, None if limit is None else limit - 1)
-
-    def young(self, group: Group, step: int) -> Group | None:
-        """The group without the tokens that are too old to be trained at a step; None if it is too old itself."""
-        return None if self._is_old(group, step) else self._young(group, step)
-
-    def _is_old(self, group: Group, step: int) -> bool:
-        young = self._young(group, step)
-        return staleness(young, step) >= self._pace.limit or (is_trainable(group) and not is_trainable(young))
+        ticket.group = self._pace.trimmed(self._book.take(ticket), step)
 
     def _sift(self, step: int) -> dict[str, list[Ticket]]:
         """Let go of what is too old and of what the policy drops; the rest of each source, the first to train first.
@@ -311,7 +312,7 @@ class Production:
             for ticket in self._available(source):
                 if ticket.group is None:
                     continue
-                if self._is_old(ticket.group, step):
+                if self._pace.expires(ticket.group, step):
                     self._book.move(ticket, State.EXPIRED if self._pace.tail >= 0 else State.FILTERED)
                     self.expired += 1
                 elif (priority := self._policy(ticket.group, step=step, uses=0)) is None:

@@ -110,26 +110,36 @@ class Actors:
 
 def start_actors(plan: Plan, gpus: int, total_updates: int) -> Actors:
     """Start engines and learner side by side and wait until all are ready."""
-    config = plan.config
-    found = layout(config.placement, os.cpu_count() or 1, gpus)
-    folder = plan.folder.resolve()
+    found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
     adapter = exchanged_adapter(plan)
     starting = start_engines(plan, found, adapter) if plan.needs_engine else []
+    learner = start_learner(plan, found, adapter, total_updates)
+    return Actors(started_engines(plan, starting), learner, found)
+
+
+def start_learner(plan: Plan, found: Layout, adapter: Adapter | None, total_updates: int) -> LearnerGroup:
+    """Start the learner and wait until it is ready.
+
+    Args:
+        plan: Of the run.
+        found: What each actor gets.
+        adapter: Shape of what engines are sent in place of whole models.
+        total_updates: Of the run.
+    """
+    placement, folder = plan.config.placement, plan.folder.resolve()
     learner = LearnerGroup.launch(
         plan.learner,
         roles(plan),
         plan.loss,
-        Place(
-            role="learner", world=config.placement.learners, threads=found.learner_threads, **_everywhere(plan, found)
-        ),
+        Place(role="learner", world=placement.learners, threads=found.learner_threads, **_everywhere(plan, found)),
         total_updates=total_updates,
         gpus=found.learner_gpus,
-        resources=config.placement.learner_resources,
+        resources=placement.learner_resources,
         log_dir=folder / "logs",
         cache=folder / "cache",
     )
     learner.adapter_only = adapter is not None
-    return Actors(started_engines(plan, starting), learner, found)
+    return learner
 
 
 def start_engines(plan: Plan, found: Layout, adapter: Adapter | None = None) -> list[tuple[Any, Any]]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
 
 import attrs
 
 from rlsdk.config.production import ProductionSection
-from rlsdk.rollout.lifecycle import State, Ticket
-from rlsdk.rollout.production import Pace, Production
+from rlsdk.rollout.lifecycle import State
+from rlsdk.rollout.production import Pace
 from rlsdk.rollout.staleness import expires_at
+
+Batch = TypeVar("Batch")
 
 
 class Clock:
@@ -49,8 +52,20 @@ def pace_of(section: ProductionSection) -> Pace:
     )
 
 
+class Batches(Protocol[Batch]):
+    """Where batches come from, as `rollout.production.Production` and `trainer.explorer.Explorer`."""
+
+    async def take(self, step: int, /) -> Batch:
+        """The batch of a step."""
+        ...
+
+    def settle(self, batch: Batch, states: Sequence[State], /) -> None:
+        """Say what became of each ticket of a batch."""
+        ...
+
+
 @attrs.define(kw_only=True)
-class Course:
+class Course(Generic[Batch]):
     """The steps of a run, one after the other.
 
     Attributes:
@@ -60,7 +75,7 @@ class Course:
         done: Steps that are behind.
     """
 
-    production: Production
+    production: Batches[Batch]
     steps: int
     sync_interval: int = 1
     done: int = 0
@@ -68,7 +83,7 @@ class Course:
     async def step(
         self,
         clock: Clock,
-        learn: Callable[[list[Ticket]], Awaitable[Sequence[State]]],
+        learn: Callable[[Batch], Awaitable[Sequence[State]]],
         publish: Callable[[], Awaitable[None]],
     ) -> None:
         """One step.
@@ -79,8 +94,8 @@ class Course:
             publish: Sends the weights to the engines, whose version is then `done`.
         """
         with clock("take"):
-            tickets = await self.production.take(self.done)
-        self.production.settle(tickets, await learn(tickets))
+            batch = await self.production.take(self.done)
+        self.production.settle(batch, await learn(batch))
         self.done += 1
         if self.done % self.sync_interval == 0 or self.done == self.steps:
             with clock("sync"):

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
 
 from rlsdk.engines.actor import STEP
 from rlsdk.errors import CanaryError, EngineError
-from rlsdk.learners.group import LearnerGroup
 from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.deaths import died, reason
 from rlsdk.trainer.canary import Canary, describe_checksums
@@ -30,6 +29,22 @@ COUNTED = (*STEP, "tokens")
 
 Start = Callable[[int, int], tuple[Any, Any]]
 """Begins to start the engine of a rank, given how often that was done before: its handle, and what to wait for."""
+
+
+class Sender(Protocol):
+    """Whose weights engines get, as `learners.group.LearnerGroup`; asked from threads."""
+
+    def weights(self, version: int) -> Any:
+        """An `ObjectRef` of the weights."""
+        ...
+
+    def canary(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 `[k - 1]`: logprobs of each token of `[k]` given those before it, under these weights."""
+        ...
+
+    def checksums(self) -> dict[str, str]:
+        """CRC-32 of each tensor of the weights."""
+        ...
 
 
 @attrs.define(kw_only=True)
@@ -162,7 +177,7 @@ class Engines:
         seeds = _seeds([seed, step], len(self._clocks))
         await asyncio.gather(*(self._call(rank, "reseed", seeds[rank]) for rank in list(self._actors)))
 
-    async def publish(self, learner: LearnerGroup, version: int, canary: Canary, *, updated: bool) -> float:
+    async def publish(self, learner: Sender, version: int, canary: Canary, *, updated: bool) -> float:
         """Send the learner's weights and compare; returns the canary's gap in nats, 0 where there is no engine.
 
         Args:

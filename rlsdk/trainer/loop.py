@@ -1,4 +1,4 @@
-"""The step loop: produce, assign credit, update, publish, check, log, save. It knows no algorithm."""
+"""The step loop: take, assign credit, update, publish, check, log, save. It knows no algorithm, nor who samples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +16,18 @@ import numpy as np
 from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import TrainBatch
-from rlsdk.errors import ConfigError
-from rlsdk.rollout.chat import Setting
-from rlsdk.rollout.client import EngineClient
+from rlsdk.learners.group import LearnerGroup
 from rlsdk.rollout.experience import Experience, Used
-from rlsdk.rollout.gate import Gate
-from rlsdk.rollout.lifecycle import Counts, Lifecycle, State, Ticket
-from rlsdk.rollout.producer import Producer
-from rlsdk.rollout.production import Policy, Production, Recall, UnfinishedError
-from rlsdk.rollout.stream import TaskStreams
-from rlsdk.rollout.worlds.fleet import Fleet
+from rlsdk.rollout.lifecycle import Counts, State
+from rlsdk.rollout.production import Policy
 from rlsdk.runlog.store import RolloutStore
 from rlsdk.runlog.tables import Entry
 from rlsdk.scoring.scorer import check_budget
-from rlsdk.trainer.canary import Canary
 from rlsdk.trainer.checkpoint import Checkpoints
-from rlsdk.trainer.cluster import Actors, exchanged_adapter, no_room, start_engine
 from rlsdk.trainer.course import Clock, Course, pace_of
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
-from rlsdk.trainer.engines import Engines, Revival
-from rlsdk.trainer.evaluation import Evaluation, evaluate, figures
+from rlsdk.trainer.explorer import Batch, Explorer, Meter
+from rlsdk.trainer.far import FarExplorer
 from rlsdk.trainer.figures import (
     reward_metrics,
     rollout_metrics,
@@ -47,10 +37,9 @@ from rlsdk.trainer.figures import (
 )
 from rlsdk.trainer.keeping import ends_of, entries_of, used_entry, used_of, waiting_entry
 from rlsdk.trainer.pack import Packed, labels, minibatches, pack
-from rlsdk.types import Group, Task
+from rlsdk.types import Group
 
 log = logging.getLogger(__name__)
-MOST_REASONS = 20
 REASON = 240
 """Characters of why a rollout could not be scored, as the summary counts them."""
 
@@ -60,20 +49,12 @@ class Parts:
     """Everything that a loop works with, ready to run."""
 
     plan: Plan
-    actors: Actors
-    client: EngineClient | None
-    setting: Setting
-    producer: Producer
-    demonstrator: Producer | None
-    evaluator: Producer
-    streams: TaskStreams
-    eval_tasks: Sequence[Task]
+    learner: LearnerGroup
+    explorer: Explorer | FarExplorer
     filters: Sequence[Any]
     policy: Policy
     credit: CreditAssigner
-    canary: Canary
     checkpoints: Checkpoints
-    eval_worlds: Fleet | None = None
 
 
 class Loop:
@@ -84,39 +65,15 @@ class Loop:
     """
 
     def __init__(self, parts: Parts, steps: int) -> None:
-        self.p = parts
+        self.p, self.explorer = parts, parts.explorer
         self.steps = steps
         self.interrupted = False
-        placement = parts.plan.config.placement
-        # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
-        shared = parts.actors.layout.device == "cuda" and placement.colocate
-        self.engines = Engines(parts.actors.engines, shared=shared, revival=_revival(parts))
-        section = parts.plan.config.production
-        if shared and section.runs_ahead:
-            fault = (
-                "production: rollouts cannot run ahead of a learner on their own device; set placement.colocate=false"
-            )
-            raise ConfigError([fault])
+        config, section = parts.plan.config, parts.plan.config.production
         pace = pace_of(section)
         self.ahead = pace.ahead
-        self._gate = parts.setting.client if isinstance(parts.setting.client, Gate) else None
-        self._book = Lifecycle(parts.streams.names)
-        fresh = fresh_groups(parts.plan.config)
-        self.production = Production(
-            self._book,
-            pace,
-            streams=parts.streams,
-            batch=fresh,
-            make=self._make,
-            wanted=self._wanted,
-            policy=parts.policy,
-            stop=parts.plan.plugins.resolve(parts.plan.stop),
-            valve=self._gate,
-        )
-        again, most = parts.plan.config.batch_size - fresh, section.replay.most_uses
-        self.experience = Experience(parts.policy, count=again, most_uses=most, young=self.production.young)
-        self.course = Course(production=self.production, steps=steps, sync_interval=section.sync_interval)
-        self._baselines: dict[int, float] = {}
+        again, most = config.batch_size - fresh_groups(config), section.replay.most_uses
+        self.experience = Experience(parts.policy, count=again, most_uses=most, young=pace.young)
+        self.course = Course(production=parts.explorer, steps=steps, sync_interval=section.sync_interval)
         self._updated = False
         self.tokens = 0
         self.generating = 0.0
@@ -130,132 +87,88 @@ class Loop:
         """Steps that are behind it."""
         return self.course.done
 
-    @property
-    def ledger(self) -> dict[str, int]:
-        """What became of the tasks that were issued; the others add up to `issued`."""
-        counts = [self._book.counts(name) for name in self.p.streams.names]
-        ends = {name: sum(getattr(c, name) for c in counts) for name in ("trained", "filtered", "failed")}
-        left = sum(c.available + c.scheduled + c.waiting for c in counts)
-        return {"issued": sum(ends.values()) + left, **ends, "returned": left}
-
-    def _wanted(self, group: Group) -> bool:
-        """Whether a group is for the trainer: any is, unless others are to take the place of what filters drop."""
-        return not self.p.plan.config.production.dynamic_sampling or bool(apply_filters([group], self.p.filters))
-
-    def restore(self, step: int, store: RolloutStore | None = None) -> None:
+    async def restore(self, step: int, store: RolloutStore | None = None) -> None:
         """Go on from the checkpoint of `step`, with the groups that the store kept for it."""
         state = self.p.checkpoints.read(step)
-        self.p.actors.learner.load(self.p.checkpoints.path(step) / "learner")
-        self.p.streams.restore(state["tasks"])
+        replay, kept = state.get("replay", ()), state["production"].get("kept", ())
+        await asyncio.to_thread(self.p.learner.load, self.p.checkpoints.path(step) / "learner")
         self.p.credit.restore(state["components"])
-        recall: Recall = lambda tasks: {}  # noqa: E731
+        groups: Mapping[int, Group] = {}
         if store is not None:
-            waiting = {n: ("completed", None, 0) for *_, n in state["production"].get("kept", ())}
-            used = {u["number"]: ("trained", u["step"], u["uses"]) for u in state.get("replay", ())}
-            with store.transaction():
-                store.rewind(step, {**waiting, **used})
-            recall = partial(store.recall, step=step)
-        again = self.production.restore(state["production"], recall)
-        self.experience.restore(state.get("replay", ()), self.p.streams, recall)
-        self._baselines = {int(number): value for number, value in state.get("baselines", {}).items()}
-        back = len(self.production.available())
+            waiting = {n: ("completed", None, 0) for *_, n in kept}
+            used = {u["number"]: ("trained", u["step"], u["uses"]) for u in replay}
+            places = {n: (source, position) for source, position, n in kept} | self.experience.places(replay)
+            tasks = await self.explorer.tasks(places)
+            await asyncio.to_thread(_rewind, store, step, {**waiting, **used})
+            groups = await asyncio.to_thread(store.recall, tasks, step)
+        back, again = await self.explorer.restore(step, state, {n: groups[n] for *_, n in kept if n in groups})
+        self.experience.restore(replay, groups)
         log.info("%d groups that waited at the checkpoint are back, %d tasks on their way are made again", back, again)
         self.course.done = step
 
     async def publish(self, *, updated: bool) -> float:
         """Send the learner's weights to the engines and compare; returns the canary's gap in nats."""
-        gate = None if self.p.plan.config.production.in_flight else self._gate
-        async with nullcontext() if gate is None else gate.held():
-            return await self.engines.publish(self.p.actors.learner, self.done, self.p.canary, updated=updated)
-
-    async def evaluate(self) -> Evaluation:
-        """Evaluate the weights as they are."""
-        section = self.p.plan.config.eval
-        setting = self.p.setting
-        if self.p.eval_worlds is not None:
-            setting = attrs.evolve(setting, worlds=self.p.eval_worlds)
-        reseed = partial(self.engines.reseed, self.p.plan.config.seed, 0)
-        answers = await evaluate(self.p.evaluator, self.p.eval_tasks, setting, section, reseed=reseed)
-        return figures(answers, section.samples)
+        return await self.explorer.sync(self.p.learner, self.done, updated=updated)
 
     async def step(self) -> tuple[dict[str, float], list[Entry]]:
         """One training step; returns its metrics and its groups, with what became of them."""
         clock, start = Clock(), time.perf_counter()
-        self.engines.step = self.done + 1
-        inside = await self._inside()
+        inside, before = await self._inside()
         metrics: dict[str, float] = {}
         entries: list[Entry] = []
         generated = 0.0
 
-        async def learn(tickets: list[Ticket]) -> list[State]:
+        async def learn(batch: Batch) -> list[State]:
             nonlocal generated
-            groups = [ticket.group for ticket in tickets if ticket.group is not None]
             used = self.experience.draw(self.done)
-            greedy = {t.number: self._baselines.pop(t.number) for t in tickets if t.number in self._baselines}
-            baselines = {id(t.task): greedy[t.number] for t in tickets if t.number in greedy}
-            baselines |= {id(u.group.task): u.baseline for u in used if u.baseline is not None}
-            packed = await self._credit(groups, used, baselines, clock, metrics)
+            packed = self._credit(batch, used, clock, metrics)
             if packed is not None:
-                before = await self._generating()
+                began = await self._generating()
                 with clock("learn"):
                     metrics.update(await self._learn(packed, clock))
-                generated = await self._generating() - before
+                generated = await self._generating() - began
             self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
-            ends = ends_of(tickets, packed)
-            self.experience.add(used_of(tickets, ends, self.done + 1, greedy))
-            entries.extend([*entries_of(tickets, ends, self.done + 1), *map(used_entry, used)])
+            ends = ends_of(batch.tickets, packed)
+            self.experience.add(used_of(batch.tickets, ends, self.done + 1, batch.greedy))
+            entries.extend([*entries_of(batch.tickets, ends, self.done + 1), *map(used_entry, used)])
             return ends
 
         async def publish() -> None:  # also where nothing was trained: the version counts steps
             metrics["canary/gap"] = await self.publish(updated=self._updated)
             self._updated = False
 
-        if not self.ahead:
-            with clock("produce"):
-                await self.engines.reseed(self.p.plan.config.seed, self.done + 1)
-        wasted = self._wasted
         await self.course.step(clock, learn, publish)
-        wall, after = time.perf_counter() - start, await self._inside()
-        spent = {name: after[name] - inside[name] for name in inside}
+        wall = time.perf_counter() - start
+        now, after = await self._inside()
+        spent = {name: now[name] - inside[name] for name in inside}
         metrics |= self._times(clock, wall, spent, generated, metrics["rollouts/tokens"])
         if self.p.plan.sampled:
-            metrics["rollouts/tokens_wasted"] = float(self._wasted - wasted)
+            metrics["rollouts/tokens_wasted"] = float(after.wasted - before.wasted)
         return metrics, entries
-
-    @property
-    def _wasted(self) -> int:
-        """Tokens that were sampled and never trained on, since the loop was made."""
-        unheard = 0 if self.p.client is None else self.p.client.unheard
-        return self._book.wasted + unheard + (0 if self._gate is None else self._gate.dropped)
 
     async def _generating(self) -> float:
         """Seconds inside the engines so far, where they generate while the learner works."""
-        return (await self.engines.clock())["engines"] if self.ahead else 0.0
+        return (await self.explorer.meter()).clock["engines"] if self.ahead else 0.0
 
-    def sources(self) -> dict[str, Counts]:
+    def sources(self) -> Mapping[str, Counts]:
         """Where each source of tasks stands; nothing where none is sampled for."""
-        return {name: self._book.counts(name) for name in self.p.streams.names} if self.p.plan.sampled else {}
+        return self.explorer.sources() if self.p.plan.sampled else {}
 
-    async def _credit(
-        self,
-        groups: Sequence[Group],
-        used: Sequence[Used],
-        baselines: Mapping[int, float],
-        clock: Clock,
-        metrics: dict[str, float],
-    ) -> Packed | None:
+    def _credit(self, batch: Batch, used: Sequence[Used], clock: Clock, metrics: dict[str, float]) -> Packed | None:
         """What of a batch is trained on; adds what its groups say about themselves to the metrics."""
-        with clock("produce"):
-            experts = await self._experts([group.task for group in groups])
+        groups = batch.groups
         rollouts = [r for g in groups for r in g.rollouts]
         scores = [s for g in groups for s in g.scores]
         self.scored += len(scores)
         self.unscored.update(s.reason[:REASON] for s in scores if not s.valid)
         invalid = check_budget(rollouts, scores, self.p.plan.config.max_invalid, self.done + 1)
+        baselines = {id(t.task): batch.greedy[t.number] for t in batch.tickets if t.number in batch.greedy}
+        baselines |= {id(u.group.task): u.baseline for u in used if u.baseline is not None}
         with clock("credit"):
             kept = apply_filters(groups, self.p.filters)
             again = apply_filters([u.group for u in used], self.p.filters)
-            packed = pack([*kept, *again], experts, baselines if "baseline_rewards" in self.p.plan.needs else None)
+            wanted = "baseline_rewards" in self.p.plan.needs
+            packed = pack([*kept, *again], batch.experts, baselines if wanted else None)
         self.reused += sum(map(len, again))
         metrics |= {
             **rollout_metrics(groups),
@@ -264,41 +177,28 @@ class Loop:
             "rollouts/invalid": float(invalid),
             "groups/trained": len(kept) / len(groups),
             "rollouts/reused": float(sum(map(len, again))),
-            "tasks/dropped": float(self.p.streams.dropped),
-            **self.engines.figures(),
+            **batch.figures,
         }
         return packed
 
-    def kept(self) -> list[Entry]:
-        """What a checkpoint of now wants back: groups that wait, and those that may be trained again."""
-        waiting = [waiting_entry(ticket, self.done) for ticket in self.production.available()]
-        return [*waiting, *(used_entry(used, self.done) for used in self.experience.held)]
+    async def snapshot(self) -> tuple[dict[str, Any], list[Entry]]:
+        """Of one moment: where the run stands, as plain JSON, and what a checkpoint of now wants back.
 
-    async def _make(self, ticket: Ticket) -> Group:
-        """The scored group of a task and, where it is wanted, the reward of the greedy answer."""
-        p, size, key = self.p, self.p.plan.config.group_size, f"task {ticket.number}.{ticket.attempts}"
-        async with asyncio.TaskGroup() as running:
-            own = running.create_task(p.producer.group(ticket.task, p.setting, size, key, self.done + 1, ticket.group))
-            greedy = None
-            if "baseline_rewards" in p.plan.needs:
-                plain = attrs.evolve(p.setting, sampling=attrs.evolve(p.setting.sampling, temperature=0.0))
-                greedy = running.create_task(p.evaluator.group(ticket.task, plain, 1, f"{key} greedy"))
-        if greedy is not None and greedy.result().rollouts[0].status == "aborted":
-            raise UnfinishedError(own.result())
-        if greedy is not None and greedy.result().scores[0].valid:
-            self._baselines[ticket.number] = greedy.result().scores[0].value
-        return own.result()
-
-    async def _experts(self, tasks: Sequence[Task]) -> list[Group]:
-        """What experts wrote, if it is wanted."""
-        if self.p.demonstrator is None:
-            return []
-        return await self.p.demonstrator.produce(tasks, self.p.setting, 1, f"step {self.done + 1} expert")
+        That is: groups that wait, and those that may be trained again.
+        """
+        found = await self.explorer.snapshot()
+        state = {
+            **found.state,
+            "replay": self.experience.state(),
+            "components": self.p.credit.state(),
+            "plugins": self.p.plan.code,
+        }
+        waiting = [waiting_entry(ticket, self.done) for ticket in found.waiting]
+        return state, [*waiting, *(used_entry(used, self.done) for used in self.experience.held)]
 
     async def _learn(self, packed: Packed, clock: Clock) -> dict[str, float]:
-        learner, config, plan = self.p.actors.learner, self.p.plan.config, self.p.plan
-        if self.engines.shared:
-            await self.engines.sleep()
+        learner, config, plan = self.p.learner, self.p.plan.config, self.p.plan
+        await self.explorer.sleep()
         with clock("logprobs"):
             computed = await asyncio.to_thread(self._forward, packed)
         with clock("credit"):
@@ -319,7 +219,7 @@ class Loop:
 
     def _forward(self, packed: Packed) -> dict[str, np.ndarray]:
         """Fields that one pass without a gradient gives: old logprobs, values, the reference's logprobs."""
-        plan, learner, batch = self.p.plan, self.p.actors.learner, packed.batch
+        plan, learner, batch = self.p.plan, self.p.learner, packed.batch
         fields: list[str] = [f for f in ("entropy", "probs_squared_sum") if f in self.p.credit.needs]
         computed: dict[str, np.ndarray] = {"logprobs": batch.tokens["behaviour_logprobs"]}
         # Nobody sampled what experts wrote: only the learner can say how likely it was.
@@ -334,27 +234,9 @@ class Loop:
             computed["values"] = learner.values(batch)
         return computed
 
-    def environments(self) -> dict[str, Any]:
-        """What became of the workers that host environments, and what that made necessary."""
-        fleets = {id(f): f for f in (self.p.setting.worlds, self.p.eval_worlds) if isinstance(f, Fleet)}
-        lost = [event for fleet in fleets.values() for event in fleet.lost]
-        again = self.p.producer.run_again + self.p.evaluator.run_again
-        return {"workers_lost": len(lost), "reasons": lost[:MOST_REASONS], "rollouts_run_again": again}
-
-    def state(self) -> dict[str, Any]:
-        """Where the run stands, as plain JSON; asked for on the event loop, where nothing else moves meanwhile."""
-        return {
-            "tasks": self.p.streams.state(),
-            "production": self.production.state(),
-            "replay": self.experience.state(),
-            "baselines": {str(number): value for number, value in self._baselines.items()},
-            "components": self.p.credit.state(),
-            "plugins": self.p.plan.code,
-        }
-
     def save(self, state: dict[str, Any], *, last: bool) -> Path:
         """Write a checkpoint of the steps done."""
-        learner, wanted = self.p.actors.learner, self.p.plan.config.checkpoint.export
+        learner, wanted = self.p.learner, self.p.plan.config.checkpoint.export
 
         def write(folder: Path) -> None:
             learner.save(folder / "learner")
@@ -363,10 +245,11 @@ class Loop:
 
         return self.p.checkpoints.save(self.done, state, write)
 
-    async def _inside(self) -> dict[str, float]:
+    async def _inside(self) -> tuple[dict[str, float], Meter]:
         """Seconds and tokens counted inside the actors so far; of several, the slowest."""
-        learner = await asyncio.to_thread(self.p.actors.learner.clock)
-        return {**await self.engines.clock(), "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}
+        learner = await asyncio.to_thread(self.p.learner.clock)
+        meter = await self.explorer.meter()
+        return {**meter.clock, "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}, meter
 
     def _times(
         self, clock: Clock, wall: float, spent: Mapping[str, float], generated: float, sampled: float
@@ -383,13 +266,9 @@ class Loop:
         return {**metrics, "time/tokens_per_second": tokens / max(generating, 1e-9)}
 
 
-def _revival(parts: Parts) -> Revival | None:
-    """How engines that die come back, where there are any."""
-    if parts.client is None:
-        return None
-    start = partial(start_engine, parts.plan, parts.actors.layout, exchanged_adapter(parts.plan))
-    most, missing = parts.plan.config.placement.engine_restarts, partial(no_room, parts.plan, parts.actors.layout)
-    return Revival(client=parts.client, start=start, most=most, missing=missing)
+def _rewind(store: RolloutStore, step: int, kept: Mapping[int, tuple[str, int | None, int]]) -> None:
+    with store.transaction():
+        store.rewind(step, kept)
 
 
 def _as_sampled(batch: TrainBatch, sampled: int) -> TrainBatch:

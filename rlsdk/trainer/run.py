@@ -7,47 +7,36 @@ import errno
 import logging
 import shutil
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from rich.console import Console
-from rich.logging import RichHandler
 
 from rlsdk import preflight
 from rlsdk.config import Plan, check
-from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import Requires
 from rlsdk.errors import ConfigError, PluginError, RunError
-from rlsdk.plugins import load
-from rlsdk.rollout.client import EngineClient
-from rlsdk.rollout.codec import Codec
-from rlsdk.rollout.gate import Gate
-from rlsdk.rollout.producer import Producer, first_error
-from rlsdk.rollout.seeds import derive
-from rlsdk.rollout.stream import Source, TaskStream, TaskStreams, opened
+from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.progress import log_console
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
 from rlsdk.runlog.store import Address, RolloutStore
-from rlsdk.scoring.scorer import Scorer
-from rlsdk.trainer.canary import TOLERANCE, Canary
+from rlsdk.trainer.assembly import explorer_of, parts_of, steps_of, train_tasks, updates_of
 from rlsdk.trainer.checkpoint import Checkpoints
-from rlsdk.trainer.cluster import Actors, exchanged_adapter, ray_cluster, start_actors
-from rlsdk.trainer.credit import CreditAssigner
-from rlsdk.trainer.evaluation import evaluator_of, held_out
-from rlsdk.trainer.loop import Loop, Parts
+from rlsdk.trainer.cluster import exchanged_adapter, ray_cluster, start_actors
+from rlsdk.trainer.exchange import plain
+from rlsdk.trainer.logs import log_to
+from rlsdk.trainer.loop import Loop
 from rlsdk.trainer.reaper import reaped
 from rlsdk.trainer.rewarding import scoring
 from rlsdk.trainer.session import Session
-from rlsdk.trainer.setting import setting_of
-from rlsdk.trainer.worlds import Fleets, world_workers
-from rlsdk.types import Task
+from rlsdk.trainer.worlds import world_workers
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 BYTES_PER_PARAMETER = 16
 """Weights, master weights and two moments in float32: what a checkpoint holds at most for each parameter."""
 
@@ -81,34 +70,33 @@ def train(
     return run(plan, resume=resume, overwrite=overwrite, console=console)
 
 
+Body = Callable[[Plan, int, Checkpoints, Callable[[Loop], Session]], tuple[dict[str, Any], Session]]
+"""Trains by a plan with so many GPUs of Ray's: makes a loop, has a session made for it, runs it; its summary."""
+
+
 def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: Console | None = None) -> dict[str, Any]:
     """Train by a checked plan; see `train`."""
+    return run_body(_both, plan, resume=resume, overwrite=overwrite, console=console)
+
+
+def run_body(body: Body, plan: Plan, *, resume: bool, overwrite: bool, console: Console | None) -> dict[str, Any]:
+    """Train by a checked plan in one program, or the trainer's half of it: folder, books and report are the same."""
     console = console or log_console()
     start = time.perf_counter()
-    preflight.require(_faults(plan))
+    preflight.require(faults(plan, trains=True))
     exchanged_adapter(plan)  # an adapter that the engine cannot serve is an error before anything starts
     checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
     resumed = _prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite)
-    _log_to(plan, console)
+    log_to(plan, console, "driver.log")
     seconds: dict[str, float] = {}
     try:
         with kept_rollouts(plan) as store, reaped(), ray_cluster(plan) as gpus:
-            tasks = [opened(source, plan.plugins) for source in plan.tasks_train]
-            steps = _steps(plan, sum(map(len, tasks)))
-            updates = steps * plan.config.minibatches * plan.config.passes
-            actors = start_actors(plan, gpus, updates)
-            try:
-                with (
-                    scoring(plan, log_to=plan.folder / "logs" / "scoring.log") as scorer,
-                    world_workers(plan) as worlds,
-                ):
-                    parts = _assemble(plan, actors, checkpoints, tasks, scorer, worlds)
-                    loop = Loop(parts, steps)
-                    seconds["start"] = time.perf_counter() - start
-                    session = Session(plan, loop, console, resumed, seconds, store)
-                    summary = _run_async(session.go())
-            finally:
-                actors.stop()
+
+            def begin(loop: Loop) -> Session:
+                seconds["start"] = time.perf_counter() - start
+                return Session(plan, loop, console, resumed, seconds, store)
+
+            summary, session = body(plan, gpus, checkpoints, begin)
     except BaseException as error:
         cause = _explained(first_error(error), checkpoints)
         _ended(plan, "failed", {"error": str(cause)})
@@ -124,7 +112,23 @@ def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: C
     return summary
 
 
-def _run_async(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+def _both(
+    plan: Plan, gpus: int, checkpoints: Checkpoints, begin: Callable[[Loop], Session]
+) -> tuple[dict[str, Any], Session]:
+    """Both halves in this program."""
+    tasks = train_tasks(plan)
+    steps = steps_of(plan, tasks)
+    actors = start_actors(plan, gpus, updates_of(plan, steps))
+    try:
+        with scoring(plan, log_to=plan.folder / "logs" / "scoring.log") as scorer, world_workers(plan) as worlds:
+            explorer = explorer_of(plan, actors.engines, actors.layout, tasks, scorer, worlds)
+            session = begin(Loop(parts_of(plan, actors.learner, explorer, checkpoints), steps))
+            return run_async(session.go()), session
+    finally:
+        actors.stop()
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end; in a notebook, whose event loop is taken, in a thread."""
     try:
         asyncio.get_running_loop()
@@ -149,24 +153,26 @@ def _ended(plan: Plan, status: str, summary: Mapping[str, Any]) -> None:
     plan.plugins.hook.rlsdk_run_end(status=status, summary=summary)
 
 
-def _faults(plan: Plan) -> list[str]:
-    faults = preflight.torch_companions()
+def faults(plan: Plan, *, trains: bool) -> list[str]:
+    """What of the machine does not suit a plan.
+
+    Args:
+        plan: The plan.
+        trains: Whether there is a learner, which writes checkpoints.
+    """
+    found = preflight.torch_companions()
     if plan.config.placement.device != "cpu":
-        faults += preflight.gpu_capability()
+        found += preflight.gpu_capability()
+    if not trains:
+        return found
     learner = plan.plugins.resolve(plan.learner)
     if isinstance(learner, Requires):
-        faults += preflight.packages(learner.requires, f"learner {plan.learner.name} with these options")
+        found += preflight.packages(learner.requires, f"learner {plan.learner.name} with these options")
     weights = sum(f.stat().st_size for f in Path(plan.config.model.path).glob("*.safetensors"))
     parameters = weights / (4 if plan.config.model.dtype == "float32" else 2)
     models = 2 if plan.algorithm.critic else 1
     needed = parameters * BYTES_PER_PARAMETER * models * (plan.config.checkpoint.keep + 1)
-    return [*faults, *preflight.free_space(plan.folder, int(needed))]
-
-
-def _steps(plan: Plan, tasks: int) -> int:
-    if plan.config.steps is not None:
-        return plan.config.steps
-    return ceil((plan.config.epochs or 0) * tasks / fresh_groups(plan.config))
+    return [*found, *preflight.free_space(plan.folder, int(needed))]
 
 
 @contextmanager
@@ -197,7 +203,7 @@ def _prepare_folder(plan: Plan, checkpoints: Checkpoints, *, resume: bool, overw
     if step is not None:
         _same_code(plan, checkpoints.read(step))
     head = "".join(f"# plugin {name}: {' '.join(filter(None, mark.values()))}\n" for name, mark in plan.code.items())
-    text = yaml.safe_dump(_plain(plan.tree), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(plain(plan.tree), sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(head + text, encoding="utf-8")
     return step
 
@@ -212,100 +218,3 @@ def _same_code(plan: Plan, state: Mapping[str, Any]) -> None:
         )
     if then.get("core") != now.get("core"):
         log.warning("the checkpoint was made by rlsdk %s, this is %s", then.get("core"), now.get("core"))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, str | int | float | bool | None) else repr(value)
-
-
-def _log_to(plan: Plan, console: Console) -> None:
-    """The package's log: to a person as the config says, and all of it to `logs/driver.log`."""
-    root = logging.getLogger("rlsdk")
-    root.setLevel(logging.DEBUG)
-    root.propagate = False
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
-    shown = RichHandler(console=console, show_path=False)
-    shown.setLevel(plan.config.log_level.upper())
-    kept = logging.FileHandler(plan.folder / "logs" / "driver.log", encoding="utf-8")
-    kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root.addHandler(shown)
-    root.addHandler(kept)
-
-
-def _assemble(
-    plan: Plan,
-    actors: Actors,
-    checkpoints: Checkpoints,
-    tasks: Sequence[Sequence[Task]],
-    scorer: Scorer | None,
-    worlds: Fleets,
-) -> Parts:
-    config, resolve = plan.config, plan.plugins.resolve
-    codec = Codec.open(plan.model)
-    client = EngineClient(actors.engines, codec.decode) if actors.engines else None
-    ends = () if codec.end is None else (codec.end,)
-    partial = config.production.partial_rollouts
-    gate = None if client is None else Gate(client, codec.decode, partial=partial, ends=ends)
-    s = config.sampling
-    if s.top_p < 1 or s.top_k:
-        log.warning(
-            "top_p=%s, top_k=%s: the learner cannot reproduce the distribution that was sampled from", s.top_p, s.top_k
-        )
-    seed = config.seed if s.seeds == "request" else None
-    hook = plan.plugins.hook.rlsdk_rollout_done
-    observer = (
-        (lambda rollout, score, step: hook(rollout=rollout, score=score, step=step)) if hook.get_hookimpls() else None
-    )
-    workflow = resolve(plan.workflow)
-    demonstrator = Producer(load("workflow", "demonstration"), None, None)
-    tolerance = config.canary.tolerance or TOLERANCE[config.model.dtype]
-    return Parts(
-        plan=plan,
-        actors=actors,
-        client=client,
-        setting=setting_of(plan, codec, gate, worlds.train),
-        eval_worlds=worlds.eval,
-        producer=Producer(workflow, scorer, seed, observer),
-        demonstrator=demonstrator if plan.algorithm.rollouts == "mixed" else None,
-        evaluator=evaluator_of(plan, scorer),
-        streams=_streams(plan, tasks, codec),
-        eval_tasks=held_out(plan),
-        filters=[resolve(f) for f in plan.filters],
-        policy=resolve(plan.buffer),
-        credit=CreditAssigner(
-            [resolve(r) for r in plan.shaping],
-            resolve(plan.advantage),
-            whiten=plan.algorithm.whiten_advantages,
-            clip=plan.algorithm.clip_advantages,
-        ),
-        canary=Canary(
-            _canary_tokens(codec, tasks[0], min(config.canary.tokens, config.model.max_length - 1)), tolerance
-        ),
-        checkpoints=checkpoints,
-    )
-
-
-def _streams(plan: Plan, tasks: Sequence[Sequence[Task]], codec: Codec) -> TaskStreams:
-    config = plan.config
-    streams = []
-    for i, (source, some) in enumerate(zip(plan.tasks_train, tasks, strict=True)):
-        seed = derive(config.seed, source.name) if i else config.seed  # sources of one size differ in their order
-        stream = TaskStream(
-            some, seed, lambda t: len(codec.prompt(t)[1]), config.max_prompt_tokens, config.long_prompts
-        )
-        streams.append(Source(source.name, source.weight, stream))
-    return TaskStreams(streams)
-
-
-def _canary_tokens(codec: Codec, tasks: Sequence[Task], count: int) -> Any:
-    import numpy as np
-
-    ids = [codec.prompt(tasks[i])[1] for i in range(min(len(tasks), count))]
-    # Tasks of environments may have an empty prompt: any other text serves as well.
-    found = np.concatenate([*ids, codec.encode("+".join(map(str, range(max(count, 2)))))])
-    return found[: max(count, 2)]

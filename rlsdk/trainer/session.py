@@ -14,11 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 from rich.console import Console
 
 from rlsdk.config import Plan
 from rlsdk.contracts import Run
 from rlsdk.process import settle
+from rlsdk.rollout.lifecycle import Counts
 from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.attendance import Attendance, asked, tell
 from rlsdk.runlog.progress import ProgressLine
@@ -26,6 +28,7 @@ from rlsdk.runlog.store import RolloutStore
 from rlsdk.runlog.tables import Entry
 from rlsdk.runlog.trackers import JsonlTracker, read_metrics
 from rlsdk.runlog.writer import RolloutWriter
+from rlsdk.trainer.explorer import Account
 from rlsdk.trainer.loop import Loop
 
 log = logging.getLogger(__name__)
@@ -52,7 +55,7 @@ class Session:
     async def go(self) -> dict[str, Any]:
         """Run to the end, or to an interruption."""
         plan, loop = self._plan, self._loop
-        await asyncio.to_thread(self._begin)
+        await self._begin()
         trackers = [JsonlTracker(), *(plan.plugins.resolve(t) for t in plan.trackers)]
         about = Run(plan.config.name, plan.folder, plan.tree, loop.done)
         plan.plugins.hook.rlsdk_run_start(config=plan.tree, folder=plan.folder)
@@ -66,10 +69,10 @@ class Session:
             for tracker in opened:
                 tracker.close()
 
-    def _begin(self) -> None:
+    async def _begin(self) -> None:
         """From the checkpoint, or from nothing: what a run that got no further than its first steps kept is gone."""
         if self._resumed is not None:
-            self._loop.restore(self._resumed, self._store)
+            await self._loop.restore(self._resumed, self._store)
             log.info("going on from step %d", self._resumed)
         elif self._store is not None:
             with self._store.transaction():
@@ -77,21 +80,21 @@ class Session:
 
     async def _steps(self, trackers: Sequence[Any]) -> dict[str, Any]:
         plan, loop, section = self._plan, self._loop, self._plan.config.eval
-        undo = _on_interrupt(self._interrupt)
+        undo = on_interrupt(self._interrupt)
         writer = self._writer = RolloutWriter(self._store) if self._store is not None else None
         bar = ProgressLine(self._console, loop.steps, loop.done, max(1, loop.steps // 20), loop.sources)
         try:
             settle()
             await loop.publish(updated=False)
-            if section.before and loop.p.eval_tasks and loop.done == 0:
+            if section.before and loop.explorer.eval_tasks and loop.done == 0:
                 _log(trackers, 0, await self._evaluate("before", bar))
             while loop.done < loop.steps and not loop.interrupted:
-                self._attend()
+                await self._attend()
                 metrics, entries = await loop.step()
                 if writer:
                     await writer.submit(partial(_keep, entries, step=loop.done, every=plan.config.save_rollouts))
                 last = loop.done == loop.steps
-                if loop.p.eval_tasks and (
+                if loop.explorer.eval_tasks and (
                     (section.every and loop.done % section.every == 0) or (last and section.after)
                 ):
                     metrics |= await self._evaluate("after", bar)
@@ -102,35 +105,31 @@ class Session:
                 if last or loop.interrupted or (every and loop.done % every == 0):
                     await self._save(last=last or loop.interrupted)
         finally:
-            await loop.production.pause(plan.config.production.pause_timeout)
-            loop.engines.close()
-            _report(loop.production.failure)
+            account = await loop.explorer.end()
+            _report(loop.explorer.failure)
             bar.close()
             if writer:
                 await asyncio.to_thread(writer.close)
             undo()
-        return self._summary()
+        return self._summary(account)
 
-    def _attend(self) -> None:
+    async def _attend(self) -> None:
         """Have as many engines as somebody asks for by `rlsdk engines`, and say which there are."""
-        folder, engines = self._plan.folder, self._loop.engines
-        if not len(engines):
+        folder = self._plan.folder
+        if not self._plan.needs_engine:
             return
-        wish = asked(folder)
-        refused = "" if wish is None else engines.resize(wish)
-        state = Attendance(
-            wanted=len(engines), alive=engines.alive, lost=len(engines.lost), refused=refused, driver=os.getpid()
-        )
+        crew = await self._loop.explorer.attend(asked(folder))
+        state = Attendance(**attrs.asdict(crew), driver=os.getpid())
         if state == self._attendance:
             return
-        if refused and (self._attendance is None or refused != self._attendance.refused):
-            log.warning("%s", refused)
+        if crew.refused and (self._attendance is None or crew.refused != self._attendance.refused):
+            log.warning("%s", crew.refused)
         tell(folder, state)
         self._attendance = state
 
     async def _evaluate(self, when: str, bar: ProgressLine) -> dict[str, float]:
         start = time.perf_counter()
-        found = await self._loop.evaluate()
+        found = await self._loop.explorer.evaluate()
         self._seconds["evaluation"] = self._seconds.get("evaluation", 0.0) + time.perf_counter() - start
         self.samples[when] = found.samples
         shown = "  ".join(f"{name} {value:.1%}" for name, value in found.accuracy.items())
@@ -139,7 +138,7 @@ class Session:
 
     async def _save(self, *, last: bool) -> None:
         start, loop, writer = time.perf_counter(), self._loop, self._writer
-        state, kept = loop.state(), loop.kept()  # of one moment
+        state, kept = await loop.snapshot()
         if writer:
             await writer.submit(lambda store: store.put(kept))
             await writer.flush()  # what the checkpoint refers to is there before it
@@ -153,17 +152,24 @@ class Session:
     def _interrupt(self) -> None:
         if self._loop.interrupted:
             raise KeyboardInterrupt
-        self._loop.interrupted = True
-        self._console.print("interrupted: this step is finished and saved, then the run ends; again ends it at once")
+        self.interrupt()
 
-    def _summary(self) -> dict[str, Any]:
+    def interrupt(self) -> None:
+        """Finish and save the step, and end."""
+        if not self._loop.interrupted:
+            self._loop.interrupted = True
+            self._console.print(
+                "interrupted: this step is finished and saved, then the run ends; again ends it at once"
+            )
+
+    def _summary(self, account: Account) -> dict[str, Any]:
         plan, loop = self._plan, self._loop
         export = loop.p.checkpoints.path(loop.done) / "export"
         return {
             "name": plan.config.name,
             "status": "interrupted" if loop.interrupted and loop.done < loop.steps else "finished",
             "steps": loop.done,
-            "eval_tasks": len(loop.p.eval_tasks),
+            "eval_tasks": loop.explorer.eval_tasks,
             "accuracy_before": accuracy_at(plan.folder, 0),
             "accuracy_after": accuracy_at(plan.folder, loop.done),
             "invalid": {
@@ -171,10 +177,11 @@ class Session:
                 "share": loop.unscored.total() / max(loop.scored, 1),
                 "reasons": dict(loop.unscored.most_common(5)),
             },
-            "tasks": loop.ledger,
+            "tasks": ledger(account.sources),
             "rollouts_reused": loop.reused,
-            "environments": loop.environments(),
-            "engines": loop.engines.report(),
+            "environments": account.environments,
+            "engines": account.engines,
+            "explorers_lost": list(account.explorers_lost),
             "seconds": {**self._seconds, **loop.phases},
             "tokens_per_second": loop.tokens / max(loop.generating, 1e-9),
             "export": str(export) if export.is_dir() else None,
@@ -187,6 +194,13 @@ def _keep(entries: Sequence[Entry], store: RolloutStore, *, step: int, every: in
     if step % every == 0:
         store.put(fresh)
     store.settle([(e.number, e.state, e.step, e.uses) for e in entries])
+
+
+def ledger(sources: Mapping[str, Counts]) -> dict[str, int]:
+    """What became of the tasks that were issued; the others add up to `issued`."""
+    ends = {name: sum(getattr(c, name) for c in sources.values()) for name in ("trained", "filtered", "failed")}
+    left = sum(c.available + c.scheduled + c.waiting for c in sources.values())
+    return {"issued": sum(ends.values()) + left, **ends, "returned": left}
 
 
 def _report(failure: BaseException | None) -> None:
@@ -209,7 +223,7 @@ def _log(trackers: Sequence[Any], step: int, metrics: Mapping[str, float]) -> No
         tracker.log(step, metrics)
 
 
-def _on_interrupt(call: Callable[[], None]) -> Callable[[], None]:
+def on_interrupt(call: Callable[[], None]) -> Callable[[], None]:
     """Have Ctrl-C call `call`; returns what undoes it. Only the main thread of a program can."""
     try:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, call)

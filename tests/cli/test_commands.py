@@ -105,6 +105,12 @@ def test_resume_and_overwrite_contradict():
     assert (ran.exit_code, "give one of them" in ran.output) == (2, True)
 
 
+@pytest.mark.parametrize("mode", ["explore", "bench", "serve"])
+def test_only_what_writes_checkpoints_resumes(mode):
+    ran = run("train", "a.yaml", "--mode", mode, "--resume")
+    assert (ran.exit_code, f"--mode {mode} writes no checkpoints" in ran.output) == (2, True)
+
+
 def test_a_wrong_configuration_ends_with_status_2_and_no_traceback():
     ran = start("explain", "nowhere.yaml")
     assert ran.returncode == 2

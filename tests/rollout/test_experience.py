@@ -11,13 +11,6 @@ from rlsdk.rollout.staleness import staleness
 from rlsdk.types import Group, Rollout, Score, Task
 
 
-class Streams:
-    names = ("a",)
-
-    def at(self, source: str, position: int) -> Task:
-        return Task(f"{source}{position}", "now")
-
-
 def used(number: int, version: int, reward: float = 1.0) -> Used:
     task = Task(f"a{number}", "p")
     rollout = Rollout(task, (), [1, 2], [False, True], [0.0, -1.0], [-1, version])
@@ -78,6 +71,8 @@ def test_it_goes_on_from_a_checkpoint() -> None:
     before.draw(1)
     groups = {u.number: u.group for u in before.held if u.number != 2}
     after = Experience(fifo, count=1, most_uses=3, young=below(9))
-    after.restore(json.loads(json.dumps(before.state())), Streams(), lambda tasks: groups)  # type: ignore[arg-type]
+    state = json.loads(json.dumps(before.state()))
+    assert after.places(state) == {n: ("a", n) for n in range(3)}
+    after.restore(state, groups)
     assert [(u.number, u.uses, u.baseline, u.step) for u in after.held] == [(0, 2, 0.5, 1), (1, 1, 0.5, 1)]
     assert drawn(after, 1) == [1]
