@@ -287,20 +287,27 @@ class TokenChat:
         Args:
             **changes: Replace fields such as `status` or `rewards`; `metrics` come beside `turns` and `tokens`.
         """
-        ids, masks, logprobs, versions = zip(*self._parts, strict=True)
-        sizes = [len(i) for i in ids]
-        own = {"turns": float(self._turn), "tokens": float(self._sampled)}
+        ids = np.concatenate([part[0] for part in self._parts])
+        mask, logprobs = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
+        versions = np.full(len(ids), -1, np.int64)
+        end = 0
+        for part, sampled, own, of in self._parts:
+            start, end = end, end + len(part)
+            mask[start:end] = sampled
+            if own is not None:
+                logprobs[start:end], versions[start:end] = own, of
         fields = {
             "task": self._prompt.task,
             "messages": tuple(map(self._setting.codec.readable, self._messages)),
-            "token_ids": _frozen(np.concatenate(ids)),
-            "loss_mask": _frozen(np.repeat(np.array(masks), sizes)),
-            "logprobs": _joined(logprobs, sizes, 0, np.float32),
-            "policy_versions": _joined(versions, sizes, -1, np.int64),
+            "token_ids": _frozen(ids),
+            "loss_mask": _frozen(mask),
+            "logprobs": _frozen(logprobs),
+            "policy_versions": _frozen(versions),
             "status": self._status,
             "rewards": tuple(self._rewards),
         }
-        return Rollout(**{**fields, **changes, "metrics": {**own, **changes.get("metrics", {})}})
+        metrics = {"turns": float(self._turn), "tokens": float(self._sampled), **changes.get("metrics", {})}
+        return Rollout(**{**fields, **changes, "metrics": metrics})
 
     def _unsent(self) -> np.ndarray:
         """Tokens between what is there and the next answer; before the first answer, the prompt itself changes."""
@@ -360,8 +367,3 @@ class TokenChat:
 def _frozen(array: np.ndarray) -> np.ndarray:
     array.setflags(write=False)
     return array
-
-
-def _joined(parts: Sequence[np.ndarray | None], sizes: Sequence[int], blank: int, dtype: Any) -> np.ndarray:
-    whole = [np.full(size, blank, dtype) if part is None else part for part, size in zip(parts, sizes, strict=True)]
-    return _frozen(np.concatenate(whole).astype(dtype, copy=False))

@@ -124,7 +124,8 @@ class Scorer:
             task = rollout.task
             parts = "; ".join(f"{rule.name}: {', '.join(rule.sources)}" for rule, _ in self._parts)
             raise DataError(f"task {task.id!r}: no part of the reward is for its source {task.source!r} ({parts})")
-        return combine(scored, last_token=rollout.span[1] - 1 if rollout.loss_mask.any() else None)
+        by_token = any(score is not None and score.token_rewards is not None for _, score in scored)
+        return combine(scored, last_token=_last_token(rollout) if by_token else None)
 
     def close(self) -> None:
         """End the processes of the pool; they start again when they are needed again."""
@@ -170,6 +171,10 @@ class Scorer:
     def _timeout(self, part: Part) -> float:
         own = getattr(part.reward, "timeout", None)
         return max(self._limits.timeout, own + _GRACE) if isinstance(own, int | float) else self._limits.timeout
+
+
+def _last_token(rollout: Rollout) -> int | None:
+    return rollout.span[1] - 1 if rollout.loss_mask.any() else None
 
 
 async def _score(name: str, run: Run, rollout: Rollout) -> Score:
