@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -338,10 +339,32 @@ class Vllm:
         name = request.request_id = self._next_id()
         self._canaries[name] = None
         self._llm.engine_core.add_request(request)
-        while self._canaries[name] is None:
-            self._advance()
+        with self._before_others(name, count):
+            while self._canaries[name] is None:
+                self._advance()
         found: np.ndarray = np.asarray(self._canaries.pop(name), dtype=np.float32)
         return found
+
+    @contextmanager
+    def _before_others(self, name: str, count: int) -> Iterator[None]:
+        """Have a prompt read before, and not beside, what waits to have its cache recomputed: that may take long.
+
+        Whoever sends weights waits for these logprobs. vLLM offers no such order; where it runs in processes of its
+        own, its scheduler is out of reach, and the prompt waits.
+        """
+        core = getattr(self._llm.engine_core, "engine_core", None)
+        scheduler = getattr(core, "scheduler", None)
+        if scheduler is None or scheduler.running:  # what runs would take part in the step
+            yield
+            return
+        request = scheduler.requests[name]
+        scheduler.waiting.remove_request(request)
+        scheduler.waiting.prepend_request(request)
+        most, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, count
+        try:
+            yield
+        finally:
+            scheduler.max_num_scheduled_tokens = most
 
     def reseed(self, seed: int) -> None:
         """Seed the engine's own generator: the same requests, admitted in the same order, then give the same tokens."""

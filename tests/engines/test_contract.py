@@ -181,6 +181,31 @@ def test_the_canary_leaves_requests_in_flight_alone(subject: Any, model: Model) 
     assert tokens(done) == tokens(subject.run(generate, requests(n=2, seed=4)))
 
 
+def test_the_canary_of_new_weights_does_not_wait_for_what_is_in_flight(subject: Any, model: Model) -> None:
+    """All that runs is read anew with new weights: whoever sends them waits for the canary, and not for that."""
+    ids, old, new = np.concatenate(PROMPTS), tiny.original(model), tiny.changed(model, 7)
+
+    def swap(
+        engine: Any, asked: list[Request], old: Weights, new: Weights, ids: np.ndarray, canaries: int
+    ) -> tuple[int, list[np.ndarray], list[Completion]]:
+        engine.load_weights(old)
+        engine.add(asked)
+        done = [c for _ in range(5) for c in engine.step()]
+        engine.load_weights(new)
+        found = [engine.logprobs(ids) for _ in range(canaries)]
+        steps = 0
+        while engine.unfinished:
+            done += engine.step()
+            steps += 1
+        return steps, found, done
+
+    steps, _, plain = subject.run(swap, requests(n=3, seed=2), old, new, ids, 0)
+    same, found, done = subject.run(swap, requests(n=3, seed=2), old, new, ids, 2)
+    assert (same, tokens(done)) == (steps, tokens(plain))
+    for logprobs in found:
+        np.testing.assert_allclose(logprobs, tiny.reference_logprobs(model, ids, new), atol=1e-4)
+
+
 def _load_and_ask(engine: Any, weights: Weights, ids: np.ndarray) -> np.ndarray:
     engine.load_weights(weights)
     return engine.logprobs(ids)
