@@ -294,7 +294,7 @@ class TokenChat:
         for part, sampled, own, of in self._parts:
             start, end = end, end + len(part)
             mask[start:end] = sampled
-            if own is not None:
+            if own is not None and of is not None:
                 logprobs[start:end], versions[start:end] = own, of
         fields = {
             "task": self._prompt.task,
