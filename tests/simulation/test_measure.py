@@ -143,6 +143,37 @@ def test_the_command_predicts_other_settings_and_sizes(run: Path) -> None:
     assert large["configured"]["tokens_per_second"] > 2 * small["configured"]["tokens_per_second"]
 
 
+def test_the_command_takes_what_the_config_says_of_production(run: Path, tmp_path: Path) -> None:
+    """A rule and a policy of a plugin, and what a sync ends."""
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "import rlsdk\n\n"
+        "@rlsdk.stop('half')\ndef half(*, available: int, target: int) -> bool:\n    return 2 * available >= target\n\n"
+        "@rlsdk.buffer('short')\ndef short(group: rlsdk.Group, *, step: int, uses: int) -> float | None:\n"
+        "    return None if len(group.rollouts[0].token_ids) > 40 else 0.0\n"
+    )
+
+    def found(*settings: str) -> dict[str, Any]:
+        (prediction,) = json.loads(
+            command(run, *settings, "production.max_staleness=1", "--rates", str(run), "--json", "--steps", "8")
+        )["predictions"]
+        configured: dict[str, Any] = prediction["configured"]
+        return configured
+
+    plain = found()
+    own = found("production.stop=mine/half", "production.buffer=mine/short", "--plugin", str(plugin))
+    anew = found("production.in_flight=false", "production.partial_rollouts=false")
+    assert own["step"] < 0.9 * plain["step"]
+    assert own["wasted"] > plain["wasted"] + 0.1
+    assert anew["wasted"] > plain["wasted"] + 0.05
+
+
+def test_a_batch_that_replay_leaves_nothing_of_is_said(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"replay\.share: 0\.75 of a batch of 2 leaves no group that is new"):
+        given = ("production.max_staleness=1", "production.replay={share: 0.75}", "--gpus", "2", "--per-gpu", "1")
+        command(run, *given, fails=True)
+
+
 def test_the_table_says_what_the_figures_are(run: Path) -> None:
     shown = command(run, "--engines", "3", "--learners", "1", "--rates", str(run), "--against", str(run))
     for text in (
