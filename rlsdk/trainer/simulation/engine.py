@@ -167,9 +167,8 @@ class SimulatedEngine:
         return [next(self._drawn) * WIDTH + length for length in self._lengths.draw(self._random, request.n)]
 
     def _abort(self, ids: Sequence[str] | None = None) -> int:
-        """End requests (None: all); how many continuations. What has ended by itself at this moment is whole."""
+        """End requests (None: all); how many continuations. What has all of its tokens at this moment is whole."""
         self._advance()
-        self._end_due()
         ended = 0
         for name in list(self._sequences) if ids is None else ids:
             for sequence in self._sequences.get(name, ()):
@@ -224,15 +223,12 @@ class SimulatedEngine:
 
     def _finish(self) -> None:
         self._advance()
-        self._end_due()
-        self._admit()
-
-    def _end_due(self) -> None:
         while self._running and (self._running[0][2].over or self._until(self._running[0][0]) <= RESOLUTION):
             _, _, sequence = heapq.heappop(self._running)
             if not sequence.over:
                 self._count -= 1
                 self._end(sequence, sequence.length)
+        self._admit()
 
     def _end(self, sequence: _Sequence, sampled: int) -> None:
         ended: Finish = "length" if sequence.token % WIDTH >= self._lengths.limit else "stop"
