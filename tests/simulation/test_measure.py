@@ -97,6 +97,22 @@ def test_rates_come_back_from_what_a_run_left(run: Path) -> None:
     assert found.lengths.limit == 200
 
 
+def test_what_was_trained_again_is_part_of_what_the_learner_did(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        again = 8 * line["rollouts/length"]
+        line["rollouts/reused"] = 8.0
+        line["time/step"] -= line["time/update"]
+        line["time/update"] = TRUE.learn(line["rollouts/tokens"] * 0.75 + again, 2)
+        line["time/step"] += line["time/update"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = measure(run, Rates(weights_bytes=0.0))
+    assert found.rates.token_seconds == pytest.approx(TRUE.token_seconds, rel=1e-3)
+    assert found.rates.learner_seconds == pytest.approx(TRUE.learner_seconds, rel=1e-3)
+    trained = sum(line["rollouts/tokens"] for line in lines[4:])  # a quarter is filtered, and as much trained again
+    assert found.tokens_per_second * found.step * found.steps == pytest.approx(trained)
+
+
 def test_rates_are_never_negative() -> None:
     one, two = np.array([1.0, 1.0, 1.0]), np.array([1.0, 2.0, 3.0])
     assert fit(one, two, 2 + 3 * two) == pytest.approx((2, 3))

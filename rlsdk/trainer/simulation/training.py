@@ -139,7 +139,7 @@ class SimulatedTraining:
         self._setup = setup
         engines = range(setup.engines)
         self._engines = [SimulatedEngine(setup.rates, setup.lengths, (setup.seed, i)) for i in engines]
-        section = setup.production
+        section, pace = setup.production, pace_of(setup.production)
         self._client = EngineClient(self._engines, _no_text)
         self._gate = Gate(self._client, _no_text, partial=section.partial_rollouts)
         self._sampling = Sampling(max_tokens=setup.lengths.limit)
@@ -148,7 +148,7 @@ class SimulatedTraining:
         self._policy, self._drops = setup.policy(), 0
         self._production = Production(
             self._book,
-            pace_of(section),
+            pace,
             streams=_streams(setup.sources),
             batch=setup.fresh,
             make=self._make,
@@ -161,7 +161,7 @@ class SimulatedTraining:
             self._policy,
             count=setup.batch - setup.fresh,
             most_uses=section.replay.most_uses,
-            young=self._production.young,
+            young=pace.young,
         )
         self._course = Course(production=self._production, steps=setup.steps, sync_interval=section.sync_interval)
         self._now = asyncio.get_running_loop().time
