@@ -75,7 +75,7 @@ def simulate(
     for count, engine_count, rank_count in _sizes(plan, engines, learners, gpus, learner_share):
         setup = prediction.setup_of(plan, rates, lengths, engines=engine_count, learners=rank_count, steps=steps)
         if per_gpu is not None and count is not None:
-            setup = attrs.evolve(setup, batch=per_gpu * count)
+            setup = prediction.resized(setup, per_gpu * count)
         predictions.append(prediction.predict(setup, count))
     if as_json:
         told: dict[str, Any] = {"rates": attrs.asdict(rates), "predictions": [p.as_json() for p in predictions]}

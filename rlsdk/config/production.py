@@ -19,6 +19,10 @@ class ReplaySection:
     share: float = 0.0
     most_uses: int = 2
 
+    def fresh(self, batch: int) -> int:
+        """Groups of a batch that are trained for the first time."""
+        return batch - round(batch * self.share)
+
 
 @attrs.frozen(kw_only=True)
 class StorageSection:

@@ -158,7 +158,7 @@ def _production(config: RunConfig) -> list[tuple[bool, str]]:
 
 def fresh_groups(config: RunConfig) -> int:
     """Groups of a batch that are trained for the first time."""
-    return config.batch_size - round(config.batch_size * config.production.replay.share)
+    return config.production.replay.fresh(config.batch_size)
 
 
 def url_faults(section: StorageSection) -> list[str]:

@@ -181,7 +181,8 @@ class EngineClient:
 
     def _flush(self) -> None:
         wanted, self._wanted = self._wanted, {}
-        self._send(wanted.values())
+        # After a sync: behind those that had waited for a place, half answers would grow too old in the line.
+        self._send(sorted(wanted.values(), key=lambda want: not want.begun))
 
     def _send(self, wanted: Iterable[_Wanted]) -> None:
         """Send to engines what somebody waits for; without any engine, keep it."""

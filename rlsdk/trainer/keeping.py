@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rlsdk.rollout.experience import Used
 from rlsdk.rollout.lifecycle import State, Ticket
 from rlsdk.runlog.tables import Entry
-from rlsdk.trainer.pack import Packed
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.pack import Packed
 
 
 def ends_of(tickets: Sequence[Ticket], packed: Packed | None) -> list[State]:

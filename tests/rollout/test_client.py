@@ -83,6 +83,20 @@ def test_an_answer_says_which_engine_holds_it_and_affinity_leads_back() -> None:
     asyncio.run(go())
 
 
+def test_of_one_turn_what_goes_on_is_sent_before_what_begins() -> None:
+    async def go() -> None:
+        engine = Engine()
+        asked = client([engine])
+        for i, begun in enumerate((0, 2, 0, 1)):
+            asked.sample(f"g{i}", PROMPT, Sampling(), begun=begun)
+        await asyncio.sleep(0.01)
+        assert [request.begun for request in engine.asked] == [2, 1, 0, 0]
+        engine.go.set()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(go())
+
+
 def test_a_request_that_nobody_waits_for_is_ended() -> None:
     async def go() -> None:
         engine = Engine()

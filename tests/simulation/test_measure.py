@@ -97,6 +97,22 @@ def test_rates_come_back_from_what_a_run_left(run: Path) -> None:
     assert found.lengths.limit == 200
 
 
+def test_what_was_trained_again_is_part_of_what_the_learner_did(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        again = 8 * line["rollouts/length"]
+        line["rollouts/reused"] = 8.0
+        line["time/step"] -= line["time/update"]
+        line["time/update"] = TRUE.learn(line["rollouts/tokens"] * 0.75 + again, 2)
+        line["time/step"] += line["time/update"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = measure(run, Rates(weights_bytes=0.0))
+    assert found.rates.token_seconds == pytest.approx(TRUE.token_seconds, rel=1e-3)
+    assert found.rates.learner_seconds == pytest.approx(TRUE.learner_seconds, rel=1e-3)
+    trained = sum(line["rollouts/tokens"] for line in lines[4:])  # a quarter is filtered, and as much trained again
+    assert found.tokens_per_second * found.step * found.steps == pytest.approx(trained)
+
+
 def test_rates_are_never_negative() -> None:
     one, two = np.array([1.0, 1.0, 1.0]), np.array([1.0, 2.0, 3.0])
     assert fit(one, two, 2 + 3 * two) == pytest.approx((2, 3))
@@ -141,6 +157,37 @@ def test_the_command_predicts_other_settings_and_sizes(run: Path) -> None:
             max(found["engines_alone"], found["learner_alone"]) / found["configured"]["step"]
         )
     assert large["configured"]["tokens_per_second"] > 2 * small["configured"]["tokens_per_second"]
+
+
+def test_the_command_takes_what_the_config_says_of_production(run: Path, tmp_path: Path) -> None:
+    """A rule and a policy of a plugin, and what a sync ends."""
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "import rlsdk\n\n"
+        "@rlsdk.stop('half')\ndef half(*, available: int, target: int) -> bool:\n    return 2 * available >= target\n\n"
+        "@rlsdk.buffer('short')\ndef short(group: rlsdk.Group, *, step: int, uses: int) -> float | None:\n"
+        "    return None if len(group.rollouts[0].token_ids) > 40 else 0.0\n"
+    )
+
+    def found(*settings: str) -> dict[str, Any]:
+        (prediction,) = json.loads(
+            command(run, *settings, "production.max_staleness=1", "--rates", str(run), "--json", "--steps", "8")
+        )["predictions"]
+        configured: dict[str, Any] = prediction["configured"]
+        return configured
+
+    plain = found()
+    own = found("production.stop=mine/half", "production.buffer=mine/short", "--plugin", str(plugin))
+    anew = found("production.in_flight=false", "production.partial_rollouts=false")
+    assert own["step"] < 0.9 * plain["step"]
+    assert own["wasted"] > plain["wasted"] + 0.1
+    assert anew["wasted"] > plain["wasted"] + 0.05
+
+
+def test_a_batch_that_replay_leaves_nothing_of_is_said(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"replay\.share: 0\.75 of a batch of 2 leaves no group that is new"):
+        given = ("production.max_staleness=1", "production.replay={share: 0.75}", "--gpus", "2", "--per-gpu", "1")
+        command(run, *given, fails=True)
 
 
 def test_the_table_says_what_the_figures_are(run: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import bisect
 import functools
 import heapq
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -19,6 +20,10 @@ from rlsdk.trainer.simulation.rates import Lengths, Rates
 
 MOST = 1 << 20
 """Tokens of a response, for arrays that all share."""
+WIDTH = 2 * MOST
+"""A token is the number of its response times this, plus the length that the response gets."""
+ROUNDING = 1e-6
+"""Decode steps by which a number of them may be off."""
 
 
 @functools.cache
@@ -60,11 +65,12 @@ class _Call:
 
 @attrs.define(eq=False)
 class _Sequence:
-    """A continuation: `began` and `ends` in decode steps of its engine."""
+    """A continuation of `length` times one `token`; `began` and `ends` in decode steps of its engine."""
 
     call: _Call
     request: Request
     index: int
+    token: int
     length: int
     began: float = 0.0
     ends: float = 0.0
@@ -76,6 +82,9 @@ class SimulatedEngine:
 
     Each of the running sequences gets a token in every decode step, so that one number says how far all of them are:
     the decode steps since the start. What happens between two arrivals or ends costs no work.
+
+    All tokens of a response are alike, and say which response it is and how long it gets. So an answer that was ended
+    goes on to the length that was drawn for it, on whichever engine, and no two of a group are one request.
 
     Attributes:
         version: Of its weights.
@@ -93,10 +102,11 @@ class SimulatedEngine:
         """
         self._rates, self._lengths = rates, lengths
         self._random = np.random.default_rng(seed)
+        self._drawn = itertools.count()
         self._clock = asyncio.get_running_loop()
         self._steps = 0.0
         self._since = self._clock.time()
-        self._debt = 0.0
+        self._loading = self._reading = 0.0
         self._running: list[tuple[float, int, _Sequence]] = []
         self._waiting: deque[_Sequence] = deque()
         self._sequences: dict[str, list[_Sequence]] = {}
@@ -125,7 +135,7 @@ class SimulatedEngine:
             seconds: In which it generates nothing.
         """
         self._advance()
-        self._debt += seconds
+        self._loading += seconds
         self._published.append((self._steps, version))
         self._schedule()
 
@@ -137,8 +147,8 @@ class SimulatedEngine:
     async def _generate(self, requests: Sequence[Request]) -> AsyncIterator[asyncio.Future[list[Completion]]]:
         call = _Call(sum(request.n for request in requests))
         for request in requests:
-            lengths = self._lengths.draw(self._random, request.n)
-            self._sequences[request.id] = [_Sequence(call, request, i, length) for i, length in enumerate(lengths)]
+            tokens = enumerate(self._tokens(request))
+            self._sequences[request.id] = [_Sequence(call, request, i, t, _rest(request, t)) for i, t in tokens]
             self._waiting.extend(self._sequences[request.id])
         self._advance()
         self._admit()
@@ -150,25 +160,39 @@ class SimulatedEngine:
             done.set_result(found)
             yield done
 
-    def _abort(self, ids: Sequence[str]) -> None:
+    def _tokens(self, request: Request) -> list[int]:
+        """The token of each continuation of a request; of one that goes on, that which it began with."""
+        if request.begun:
+            return [int(request.prompt_ids[-1])] * request.n
+        return [next(self._drawn) * WIDTH + length for length in self._lengths.draw(self._random, request.n)]
+
+    def _abort(self, ids: Sequence[str] | None = None) -> int:
+        """End requests (None: all); how many continuations. What has all of its tokens at this moment is whole."""
         self._advance()
-        for name in ids:
+        ended = 0
+        for name in list(self._sequences) if ids is None else ids:
             for sequence in self._sequences.get(name, ()):
                 if not sequence.over:
-                    sampled = min(int(self._steps - sequence.began), sequence.length) if sequence.ends else 0
+                    sampled = min(int(self._steps - sequence.began + ROUNDING), sequence.length) if sequence.ends else 0
                     self._count -= bool(sequence.ends)
-                    self._end(sequence, sampled, "abort")
+                    self._end(sequence, sampled)
+                    ended += 1
+        if not self._count:  # nobody wants the prompts any more that are still to be read
+            self._reading = 0.0
         self._admit()
+        return ended
 
     def _advance(self) -> None:
         """Bring the decode steps up to now."""
         now = self._clock.time()
         passed, self._since = now - self._since, now
-        stalled = min(self._debt, passed)
-        self._debt -= stalled
+        loading = min(self._loading, passed)
+        reading = min(self._reading, passed - loading)
+        self._loading -= loading
+        self._reading -= reading
         if self._count:
             self.busy += passed
-            self._steps += (passed - stalled) / self._rates.decode(self._count)
+            self._steps += (passed - loading - reading) / self._rates.decode(self._count)
 
     def _admit(self) -> None:
         """Let what waits run where there is room, and see to it that the next end is noticed."""
@@ -177,7 +201,7 @@ class SimulatedEngine:
             if sequence.over:
                 continue
             if sequence.index == 0:
-                self._debt += self._rates.prompt_tokens / self._rates.prompt_rate
+                self._reading += (self._rates.prompt_tokens + sequence.request.begun) / self._rates.prompt_rate
             sequence.began, sequence.ends = self._steps, self._steps + sequence.length
             self._count += 1
             self._serial += 1
@@ -195,7 +219,7 @@ class SimulatedEngine:
 
     def _until(self, ends: float) -> float:
         """Seconds until that many decode steps are done, if nothing comes and nothing ends before."""
-        return self._debt + max(0.0, ends - self._steps) * self._rates.decode(self._count)
+        return self._loading + self._reading + max(0.0, ends - self._steps) * self._rates.decode(self._count)
 
     def _finish(self) -> None:
         self._advance()
@@ -203,11 +227,11 @@ class SimulatedEngine:
             _, _, sequence = heapq.heappop(self._running)
             if not sequence.over:
                 self._count -= 1
-                truncated = sequence.length >= self._lengths.limit
-                self._end(sequence, sequence.length, "length" if truncated else "stop")
+                self._end(sequence, sequence.length)
         self._admit()
 
-    def _end(self, sequence: _Sequence, sampled: int, finish: Finish) -> None:
+    def _end(self, sequence: _Sequence, sampled: int) -> None:
+        ended: Finish = "length" if sequence.token % WIDTH >= self._lengths.limit else "stop"
         sequence.over = True
         self.tokens += sampled
         request = sequence.request
@@ -216,10 +240,10 @@ class SimulatedEngine:
         completion = Completion(
             request=request.id,
             index=sequence.index,
-            token_ids=constant(0, "int64", sampled),
+            token_ids=np.broadcast_to(np.int64(sequence.token), sampled),
             logprobs=constant(0, "float32", sampled),
             versions=self._versions(sequence.began, sampled),
-            finish=finish,
+            finish=ended if sampled == sequence.length else "abort",
         )
         sequence.call.put(completion)
 
@@ -228,8 +252,13 @@ class SimulatedEngine:
         at = bisect.bisect_right(self._published, began, key=lambda published: published[0]) - 1
         versions = np.broadcast_to(np.int64(self._published[at][1]), count)
         for steps, version in self._published[at + 1 :]:
-            first = max(0, int(np.ceil(steps - began)))
+            first = max(0, int(np.ceil(steps - began - ROUNDING)))
             if first < count:
                 versions = versions if versions.flags.writeable else versions.copy()
                 versions[first:] = version
         return versions
+
+
+def _rest(request: Request, token: int) -> int:
+    """How much of a response is missing behind what the prompt holds of it."""
+    return max(1, token % WIDTH - request.begun)

@@ -30,7 +30,7 @@ class Measured:
         lengths: Of its responses.
         step: Mean seconds of a step.
         step_p95: Which 95 % of the steps stay below.
-        tokens_per_second: Trained tokens in a second.
+        tokens_per_second: Trained tokens in a second, those of rollouts that were trained again at the mean length.
         learner_idle: Share of time in which the learner waited for rollouts.
         engines_idle: Share of time in which engines had nothing to do; None if the run does not say.
         staleness: Mean over trained tokens; None if the run does not say.
@@ -86,7 +86,8 @@ def measure(folder: Path, defaults: Rates) -> Measured:
     if (own := _mean(lines, "engine/step_seconds")) is not None:
         step_seconds, sequence_seconds = own, _mean(lines, "engine/sequence_seconds") or 0.0
     learning = np.sum([_column(lines, f"time/{phase}") for phase in LEARNER], axis=0)
-    trained = tokens * _column(lines, "groups/trained", 1.0)
+    again = _column(lines, "rollouts/reused") * _column(lines, "rollouts/length")
+    trained = tokens * _column(lines, "groups/trained", 1.0) + again
     fixed, slope = fit(np.ones(len(lines)), trained, learning)
     sync = _column(lines, "time/sync")
     rest = seconds - learning - sync - produce

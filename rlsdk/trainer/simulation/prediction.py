@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,12 @@ def predict(setup: Setup, gpus: int | None = None) -> Prediction:
         setup: As configured.
         gpus: Of engines and learner together.
     """
-    configured, in_step = simulate(setup), synchronous(setup)
+    configured = simulate(setup)
     return Prediction(
         setup=setup,
         gpus=gpus,
         configured=configured,
-        synchronous=configured if in_step == setup else simulate(in_step),
+        synchronous=simulate(synchronous(setup)) if setup.production.runs_ahead else configured,
         engines_alone=simulate(engines_alone(setup)).step,
         learner_alone=simulate(learner_alone(setup)).step,
     )
@@ -109,9 +110,23 @@ def setup_of(plan: Plan, rates: Rates, lengths: Lengths, *, engines: int, learne
         group=config.group_size,
         steps=steps,
         production=config.production,
+        policy=partial(plan.plugins.resolve, plan.buffer),
+        stop=partial(plan.plugins.resolve, plan.stop),
         sources={source.name: source.weight for source in plan.tasks_train},
         seed=config.seed,
     )
+
+
+def resized(setup: Setup, batch: int) -> Setup:
+    """The same with so many tasks in a step.
+
+    Raises:
+        ConfigError: Replay would leave no new one among them.
+    """
+    try:
+        return attrs.evolve(setup, batch=batch)
+    except ValueFault as error:
+        raise ConfigError([str(error)]) from error
 
 
 def divided(gpus: int, share: float, each: int) -> tuple[int, int]:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import attrs
 import numpy as np
 
 from rlsdk.config.production import ProductionSection
-from rlsdk.contracts import Sampling
+from rlsdk.contracts import Completion, Finish, Sampling
+from rlsdk.errors import RunError, ValueFault
 from rlsdk.rollout.client import EngineClient
+from rlsdk.rollout.experience import Experience
+from rlsdk.rollout.gate import Gate
 from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket, sampled_tokens
-from rlsdk.rollout.production import Production
+from rlsdk.rollout.production import Policy, Production, first_come
 from rlsdk.rollout.stream import Source, TaskStream, TaskStreams
 from rlsdk.sources.listing import TaskList
 from rlsdk.trainer.course import Clock, Course, pace_of
+from rlsdk.trainer.keeping import used_of
 from rlsdk.trainer.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.trainer.simulation.engine import SimulatedEngine, constant
 from rlsdk.trainer.simulation.rates import Lengths, Rates
-from rlsdk.types import Group, Rollout, Score, Task
+from rlsdk.types import Group, Rollout, Score, Status, Task
 
 PROMPT = np.zeros(1, np.int64)
-SAMPLING = Sampling()
+STATUS: Mapping[Finish, Status] = {"stop": "finished", "length": "truncated", "abort": "aborted"}
+DROPS = 1000
+"""Groups that a policy may drop one after the other, or ten batches of them; then it drops them all."""
 TASKS = 1 << 20
 """Of each source; what they are does not matter."""
 
@@ -39,9 +46,14 @@ class Setup:
         batch: Tasks of a step.
         group: Rollouts of a task.
         steps: How many.
-        production: How far rollouts may run ahead.
+        production: How far rollouts may run ahead, what a sync does to those that run, which are trained again.
+        policy: Makes `production.buffer`, anew for each simulation: it may keep a state.
+        stop: Likewise `production.stop`; None: a batch is all of it.
         sources: Weight of each source of tasks, by name.
         seed: Of the lengths.
+
+    Raises:
+        ValueFault: No group of a batch would be new.
     """
 
     rates: Rates
@@ -52,8 +64,20 @@ class Setup:
     group: int
     steps: int = 20
     production: ProductionSection = ProductionSection()
+    policy: Callable[[], Policy] = lambda: first_come
+    stop: Callable[[], Callable[..., bool]] | None = None
     sources: Mapping[str, float] = attrs.field(factory=lambda: {"tasks": 1.0})
     seed: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if self.fresh < 1:
+            share = self.production.replay.share
+            raise ValueFault(f"production.replay.share: {share} of a batch of {self.batch} leaves no group that is new")
+
+    @property
+    def fresh(self) -> int:
+        """Groups of a batch that are trained for the first time."""
+        return self.production.replay.fresh(self.batch)
 
     @property
     def warm_up(self) -> int:
@@ -72,8 +96,8 @@ class Outcome:
         staleness_max: The greatest.
         engines_idle: Share of time in which an engine had nothing to do, mean over engines.
         learner_idle: Share of time in which the learner waited for rollouts.
-        tokens_per_second: Trained tokens in a second.
-        wasted: Share of tokens that were sampled and never trained, of these and the trained ones.
+        tokens_per_second: Trained tokens in a second, those of groups that are trained again included.
+        wasted: Share of tokens that were sampled and never trained, of all that were sampled.
         weights_gb_per_second: Weights sent to all engines, 10⁹ bytes in a second.
         turns: Turns of the event loop, from the beginning: the work of the simulation.
     """
@@ -95,6 +119,7 @@ class _Totals:
     """What has been counted since the beginning."""
 
     tokens: int = 0
+    reused: int = 0
     staleness: float = 0.0
     wasted: int = 0
     busy: float = 0.0
@@ -114,20 +139,31 @@ class SimulatedTraining:
         self._setup = setup
         engines = range(setup.engines)
         self._engines = [SimulatedEngine(setup.rates, setup.lengths, (setup.seed, i)) for i in engines]
-        self._client = EngineClient(self._engines, lambda ids: [""] * len(ids))
+        section, pace = setup.production, pace_of(setup.production)
+        self._client = EngineClient(self._engines, _no_text)
+        self._gate = Gate(self._client, _no_text, partial=section.partial_rollouts)
+        self._sampling = Sampling(max_tokens=setup.lengths.limit)
         self._book = Lifecycle(list(setup.sources))
         self._random = np.random.default_rng([setup.seed, len(engines)])
+        self._policy, self._drops = setup.policy(), 0
         self._production = Production(
             self._book,
-            pace_of(setup.production),
+            pace,
             streams=_streams(setup.sources),
-            batch=setup.batch,
+            batch=setup.fresh,
             make=self._make,
-            wanted=lambda group: not setup.production.dynamic_sampling or _kept(group),
+            wanted=lambda group: not section.dynamic_sampling or _kept(group),
+            policy=self._priority,
+            stop=None if setup.stop is None else setup.stop(),
+            valve=self._gate,
         )
-        self._course = Course(
-            production=self._production, steps=setup.steps, sync_interval=setup.production.sync_interval
+        self._experience = Experience(
+            self._policy,
+            count=setup.batch - setup.fresh,
+            most_uses=section.replay.most_uses,
+            young=pace.young,
         )
+        self._course = Course(production=self._production, steps=setup.steps, sync_interval=section.sync_interval)
         self._now = asyncio.get_running_loop().time
         self._totals = _Totals()
         self._oldest = 0
@@ -145,17 +181,18 @@ class SimulatedTraining:
             self._totals.taking += clock.seconds["take"]
             times.append(self._now() - start)
         after, seconds = self._measured(), self._now() - began
-        await self._production.pause()
+        await self._production.pause(self._setup.production.pause_timeout)
         return self._outcome(times[self._setup.warm_up :], before, after, seconds)
 
     def _measured(self) -> _Totals:
-        self._totals.wasted = self._book.wasted + self._client.unheard
+        self._totals.wasted = self._book.wasted + self._client.unheard + self._gate.dropped
         self._totals.busy = sum(engine.measure()[0] for engine in self._engines)
         return attrs.evolve(self._totals)
 
     def _outcome(self, times: Sequence[float], before: _Totals, after: _Totals, seconds: float) -> Outcome:
         setup, seconds = self._setup, max(seconds, 1e-12)
         tokens, wasted = after.tokens - before.tokens, after.wasted - before.wasted
+        sampled = tokens - (after.reused - before.reused) + wasted
         loop = asyncio.get_running_loop()
         sent = (after.syncs - before.syncs) * setup.engines * setup.rates.weights_bytes
         return Outcome(
@@ -166,47 +203,63 @@ class SimulatedTraining:
             engines_idle=max(0.0, 1 - (after.busy - before.busy) / (seconds * setup.engines)),
             learner_idle=(after.taking - before.taking) / seconds,
             tokens_per_second=tokens / seconds,
-            wasted=wasted / max(tokens + wasted, 1),
+            wasted=wasted / max(sampled, 1),
             weights_gb_per_second=sent / seconds / 1e9,
             turns=loop.turns if isinstance(loop, VirtualLoop) else 0,
         )
 
     async def _make(self, ticket: Ticket) -> Group:
         name = f"task {ticket.number}.{ticket.attempts}"
-        asked = [self._client.sample(name, PROMPT, SAMPLING) for _ in range(self._setup.group)]
+        asked = [self._gate.sample(name, PROMPT, self._sampling) for _ in range(self._setup.group)]
         answers = await asyncio.gather(*asked)
         await asyncio.sleep(self._setup.rates.score_seconds)
-        rollouts = []
-        for answer in answers:
-            sampled = answer.completion
-            mask = constant(1, "bool", len(sampled.token_ids))
-            rollouts.append(Rollout(ticket.task, (), sampled.token_ids, mask, sampled.logprobs, sampled.versions))
         kept = self._random.random() >= self._setup.rates.filtered
-        return Group(ticket.task, rollouts, [Score(float(kept))] * len(rollouts))
+        rollouts = [_rollout(ticket.task, answer.completion) for answer in answers]
+        return Group(ticket.task, rollouts, [Score(float(kept and i % 2 == 0)) for i in range(len(rollouts))])
+
+    def _priority(self, group: Group, /, *, step: int, uses: int) -> float | None:
+        """That of the policy, unless it drops all that there ever is: in virtual time that would have no end."""
+        priority = self._policy(group, step=step, uses=uses)
+        self._drops = self._drops + 1 if priority is None else 0
+        if self._drops > max(DROPS, 10 * self._setup.batch):
+            raise RunError(
+                f"production.buffer: the policy dropped {self._drops} groups one after the other. Those of a "
+                "simulation have rewards of 1 and 0 in turn and no metrics; simulate with production.buffer=fifo"
+            )
+        return priority
 
     async def _learn(self, tickets: list[Ticket]) -> list[State]:
-        done, tokens = self._course.done, 0
-        states = []
-        for group in (ticket.group for ticket in tickets):
-            states.append(State.TRAINED if group is not None and _kept(group) else State.FILTERED)
-            if group is None or states[-1] is State.FILTERED:
-                continue
-            tokens += sampled_tokens(group)
-            for rollout in group.rollouts:
-                age = done - rollout.policy_versions
-                self._totals.staleness += float(age.sum())
-                self._oldest = max(self._oldest, int(age.max()))
-        self._totals.tokens += tokens
+        done, before = self._course.done, self._totals.tokens
+        states = [State.TRAINED if t.group is not None and _kept(t.group) else State.FILTERED for t in tickets]
+        used = self._experience.draw(done)
+        for ticket, state in zip(tickets, states, strict=True):
+            if ticket.group is not None and state is State.TRAINED:
+                self._count(ticket.group)
+        for each in used:
+            self._totals.reused += self._count(each.group)
+        self._experience.add(used_of(tickets, states, done + 1, {}))
+        tokens = self._totals.tokens - before
         await asyncio.sleep(self._setup.rates.learn(tokens, self._setup.learners) if tokens else 0.0)
         return states
 
+    def _count(self, group: Group) -> int:
+        """Count a group that is trained now; its tokens that are."""
+        for rollout in group.rollouts:
+            age = self._course.done - rollout.policy_versions[rollout.loss_mask]
+            self._totals.staleness += float(age.sum())
+            self._oldest = max(self._oldest, int(age.max(initial=0)))
+        tokens = sampled_tokens(group)
+        self._totals.tokens += tokens
+        return tokens
+
     async def _publish(self) -> None:
-        rates = self._setup.rates
-        await asyncio.sleep(rates.sync_seconds)
-        for engine in self._engines:
-            engine.load(self._course.done, rates.transfer)
-        self._totals.syncs += 1
-        await asyncio.sleep(rates.transfer)
+        rates, in_flight = self._setup.rates, self._setup.production.in_flight
+        async with nullcontext() if in_flight else self._gate.held():
+            await asyncio.sleep(rates.sync_seconds)
+            for engine in self._engines:
+                engine.load(self._course.done, rates.transfer)
+            self._totals.syncs += 1
+            await asyncio.sleep(rates.transfer)
 
 
 def simulate(setup: Setup) -> Outcome:
@@ -231,13 +284,23 @@ def learner_alone(setup: Setup) -> Setup:
 
 
 def synchronous(setup: Setup) -> Setup:
-    """The same with every batch made by the weights of the step before; filters as they were."""
-    section = ProductionSection(dynamic_sampling=setup.production.dynamic_sampling)
-    return attrs.evolve(setup, production=section)
+    """The same with every batch made by the weights of the step before; filters and policy as they were."""
+    production = setup.production
+    section = ProductionSection(dynamic_sampling=production.dynamic_sampling, buffer=production.buffer)
+    return attrs.evolve(setup, production=section, stop=None)
 
 
 def _kept(group: Group) -> bool:
     return bool(group.scores and group.scores[0].value)
+
+
+def _rollout(task: Task, sampled: Completion) -> Rollout:
+    mask, status = constant(1, "bool", len(sampled.token_ids)), STATUS[sampled.finish]
+    return Rollout(task, (), sampled.token_ids, mask, sampled.logprobs, sampled.versions, status)
+
+
+def _no_text(token_ids: Sequence[np.ndarray]) -> list[str]:
+    return [""] * len(token_ids)
 
 
 def _streams(sources: Mapping[str, float]) -> TaskStreams:
