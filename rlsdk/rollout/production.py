@@ -34,7 +34,9 @@ class Pace:
     """How far rollouts may run ahead.
 
     Attributes:
-        ahead: Batches beyond the present step's that are asked for.
+        ahead: Batches beyond that of the last sync's step that are asked for.
+        interval: Steps between two syncs. What is begun between them has the weights of the last, and is as old as what
+            was begun with it.
         limit: Staleness from which on a group is never trained.
         oversample: Reserve of tasks that run beside those that are wanted, as a share of a batch.
         token_limit: Staleness from which on a token is left out of the loss; None: of no token.
@@ -43,6 +45,7 @@ class Pace:
     """
 
     ahead: int = 0
+    interval: int = 1
     limit: int = 1
     oversample: float = 0.0
     token_limit: int | None = None
@@ -277,8 +280,8 @@ class Production:
             self._valve.release()
 
     def _ask(self, step: int) -> Mapping[str, int]:
-        """Want all batches up to the one of `step`, and those ahead of it; the parts of that of `step`."""
-        while self._asked <= step + self._pace.ahead:
+        """Want all batches that what is begun now can be young enough for; the parts of that of `step`."""
+        while self._asked <= step - step % self._pace.interval + self._pace.ahead:
             parts = self._batches[self._asked] = dict(self._streams.divide(self._batch))
             for source, count in parts.items():
                 owed = min(self._owed[source], count)

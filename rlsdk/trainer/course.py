@@ -45,6 +45,7 @@ def pace_of(section: ProductionSection) -> Pace:
     token = section.max_token_staleness
     return Pace(
         ahead=limit - 1,
+        interval=section.sync_interval,
         limit=limit,
         oversample=section.oversample,
         token_limit=None if token is None else expires_at(token, section.sync_interval),

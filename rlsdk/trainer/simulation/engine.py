@@ -128,7 +128,7 @@ class SimulatedEngine:
         return self._count
 
     def load(self, version: int, seconds: float) -> None:
-        """Take weights; requests in flight go on with them afterwards.
+        """Take weights; requests in flight go on with them, once what they have cached is read anew.
 
         Args:
             version: Steps done.
@@ -136,8 +136,17 @@ class SimulatedEngine:
         """
         self._advance()
         self._loading += seconds
+        self._reading += sum(map(self._cached, self._running)) / self._rates.prompt_rate
         self._published.append((self._steps, version))
         self._schedule()
+
+    def _cached(self, running: tuple[float, int, _Sequence]) -> float:
+        """Tokens of a sequence that are cached; those of the prompt count once for its group."""
+        *_, sequence = running
+        if sequence.over:
+            return 0.0
+        prompt = self._rates.prompt_tokens if sequence.index == 0 else 0
+        return prompt + sequence.request.begun + self._steps - sequence.began
 
     def measure(self) -> tuple[float, int]:
         """Seconds busy, and tokens sampled, until now."""
