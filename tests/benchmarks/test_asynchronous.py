@@ -21,7 +21,15 @@ ROUNDS = 2
 """Runs of each, in turn: a machine that grows slower meanwhile does so for all."""
 LONG = {"tasks": 16, "group": 16, "max_tokens": 256, "steps": 24}
 APART = {"placement.engines": 1, "placement.learners": 1}
-AHEAD = {**APART, "production.max_staleness": 3, "production.oversample": 0.25, "placement.colocate": "false"}
+PRODUCTION = {"max_staleness": 1, "sync_interval": 4}
+SLOTS = 512
+"""Sequences that run at once where more than a batch is on its way: a decode step costs about the same for all."""
+AHEAD = {
+    **APART,
+    **{f"production.{name}": value for name, value in PRODUCTION.items()},
+    "placement.colocate": "false",
+    "engine": f"{{use: vllm, max_num_seqs: {SLOTS}}}",
+}
 LEAST = 1.1
 
 
@@ -33,7 +41,7 @@ def speed(steps: Steps) -> float:
 def predicted(alone: Path, model: Path) -> dict[str, float]:
     """What `rlsdk simulate` says of the runs ahead, from the rates of a run in which each half had its core alone."""
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    measured = measure(alone, Rates(weights_bytes=float(weights)))
+    measured = measure(alone, Rates(weights_bytes=float(weights), slots=SLOTS))
     setup = Setup(
         rates=measured.rates,
         lengths=measured.lengths,
@@ -42,7 +50,7 @@ def predicted(alone: Path, model: Path) -> dict[str, float]:
         batch=LONG["tasks"],
         group=LONG["group"],
         steps=LONG["steps"],
-        production=ProductionSection(max_staleness=3, oversample=0.25),
+        production=ProductionSection(**PRODUCTION),
     )
     found = simulate(setup)
     return {
