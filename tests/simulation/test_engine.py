@@ -84,8 +84,9 @@ def test_what_was_running_when_weights_came_bears_both_versions() -> None:
         assert engine.version == 7
         return (await asked)[0]
 
-    at, completion = run(script)
-    assert at == pytest.approx(18, abs=1e-5)
+    rates = Rates(step_seconds=1.0, sequence_seconds=0.5, prompt_tokens=0, prompt_rate=2.0)
+    at, completion = run(script, rates)
+    assert at == pytest.approx(6 + 3 + 2 + 9, abs=1e-5)  # the 4 tokens are read anew, 2 in a second
     assert completion.versions.tolist() == [0] * 4 + [7] * 6
 
 
