@@ -72,6 +72,7 @@ soak: $(STAMP)  ## kill parts of a training at random moments, KILLS=50 times; w
 bench: $(STAMP)  ## against TRL, overhead, estimators, the head; the machine must have nothing else to do
 	$(BIN)/pytest tests/benchmarks -m bench -s
 
-curves: $(STAMP) gridworlds  ## train with many algorithms, and with several turns; write docs/curves*.md; an hour or more
+curves: $(STAMP) gridworlds  ## train with many algorithms, with several turns, and ahead; write docs/curves*.md; an hour or more
 	@$(BIN)/python tools/curves.py $(ALGORITHMS)
 	@$(BIN)/python tools/curves_multiturn.py $(TASKS)
+	@$(BIN)/python tools/curves_staleness.py

@@ -43,7 +43,8 @@ KINDS = {
 SURVIVED = ("engine", "environment worker")
 MOST_SECONDS = 6.0
 """A kill comes at most so long after the step that follows the last one: steps take about a second."""
-PATIENCE = 180.0
+PATIENCE = 600.0
+"""Seconds; beside other work, a start takes minutes."""
 CONFIG = {
     "name": "run",
     "plugins": [str(LAB)],
