@@ -101,11 +101,13 @@ class Soak:
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "out": str(folder), "model": model}))
 
-    def run(self, kills: int) -> None:
-        """Kill so often, then have the run end by itself."""
-        process = self.start()
+    def run(self, kills: int, minutes: float) -> None:
+        """Kill so often, or for so long, then have the run end by itself."""
+        process, until = self.start(), time.monotonic() + 60 * minutes
         kinds: list[str] = []
         for number in range(kills):
+            if time.monotonic() > until:
+                break
             self.beyond(self.step(), process)
             time.sleep(self.draw.uniform(0, MOST_SECONDS))
             kinds = kinds or self.draw.sample(list(KINDS), len(KINDS))  # each as often, in any order
@@ -282,12 +284,13 @@ def main() -> int:
     """Soak, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=240.0, help="begin no further kill after so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak")
     asked = parser.parse_args()
     soak = Soak(asked.folder.resolve(), asked.seed)
     try:
-        soak.run(asked.kills)
+        soak.run(asked.kills, asked.minutes)
     except FaultError as fault:
         print(f"after {len(soak.rows)} kills: {fault}", file=sys.stderr)
         return 1
