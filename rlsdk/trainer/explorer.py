@@ -32,6 +32,7 @@ from rlsdk.trainer.course import pace_of
 from rlsdk.trainer.credit import apply_filters
 from rlsdk.trainer.engines import Engines, Revival, Sender
 from rlsdk.trainer.evaluation import Evaluation, evaluate, figures
+from rlsdk.trainer.figures import raw_metrics
 from rlsdk.types import Group, Task
 
 MOST_REASONS = 20
@@ -167,6 +168,7 @@ class Explorer:
             valve=self._gate,
         )
         self._baselines: dict[int, float] = {}
+        self._made: list[Group] = []
         self._done = 0
 
     @property
@@ -186,7 +188,10 @@ class Explorer:
 
     def _wanted(self, group: Group) -> bool:
         """Whether a group is for the trainer: any is, unless others are to take the place of what filters drop."""
-        return not self.i.plan.config.production.dynamic_sampling or bool(apply_filters([group], self.i.filters))
+        if not self.i.plan.config.production.dynamic_sampling:
+            return True
+        self._made.append(group)
+        return bool(apply_filters([group], self.i.filters))
 
     async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
         """Tasks that were drawn before, without those of sources that are gone.
@@ -225,7 +230,8 @@ class Explorer:
             await self.engines.reseed(self.i.plan.config.seed, step + 1)
         tickets = await self.production.take(step)
         greedy = {t.number: self._baselines.pop(t.number) for t in tickets if t.number in self._baselines}
-        figures = {"tasks/dropped": float(self.i.streams.dropped), **self.engines.figures()}
+        made, self._made = self._made, []
+        figures = {"tasks/dropped": float(self.i.streams.dropped), **self.engines.figures(), **raw_metrics(made)}
         experts = await self._experts([ticket.task for ticket in tickets])
         return Batch(tickets=tuple(tickets), greedy=greedy, experts=tuple(experts), figures=figures)
 

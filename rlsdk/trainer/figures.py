@@ -39,6 +39,12 @@ def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]
     return metrics
 
 
+def raw_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Reward and accuracy before filters: means over the valid scores of all groups that were made."""
+    found = reward_metrics(groups, scored=True)
+    return {f"raw/{name.removesuffix('/mean')}": found[name] for name in ("reward/mean", "accuracy/mean") if found}
+
+
 def source_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
     """What workflows measured, rewards and accuracy of each source, if there are several: `source/NAME/…`."""
     return {

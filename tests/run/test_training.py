@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,21 @@ import pytest
 from rlsdk.runlog.query import query
 
 pytestmark = pytest.mark.stack
+NOTING = """
+import json
+import rlsdk
+
+FOLDER = []
+
+@rlsdk.hookimpl
+def rlsdk_run_start(config, folder):
+    FOLDER.append(folder)
+
+@rlsdk.hookimpl
+def rlsdk_rollout_done(rollout, score, step):
+    with (FOLDER[-1] / "made.jsonl").open("a") as file:
+        file.write(json.dumps([step, score.value]) + "\\n")
+"""
 
 
 def test_metrics_of_every_step(finished: Any) -> None:
@@ -36,6 +52,28 @@ def test_rollouts_are_saved_and_add_up(finished: Any) -> None:
     line = finished.metrics()[2]
     assert np.mean([r["reward"] for r in rows]) == pytest.approx(line["reward/mean"])
     assert sum(r["tokens"] for r in rows) == line["rollouts/tokens"]
+
+
+def test_with_dynamic_sampling_raw_rewards_are_those_before_filters(runner: Any, tmp_path: Path) -> None:
+    lab = tmp_path / "noting_lab.py"
+    lab.write_text(NOTING)
+    runner.train(
+        f"plugins=[{lab}]",
+        "algorithm={use: grpo, kl_coef: 0.0, filters: [nonzero_variance]}",
+        "production.dynamic_sampling=true",
+        "engine=transformers",
+        "eval.before=false",
+        "eval.after=false",
+    )
+    made = [json.loads(line) for line in (runner.path() / "made.jsonl").read_text().splitlines()]
+    lines, tasks = runner.metrics(), runner.summary()["tasks"]
+    assert tasks["filtered"] > 0
+    assert len(made) == 4 * (tasks["trained"] + tasks["filtered"])
+    for line in lines:
+        rewards = [reward for step, reward in made if step == line["step"]]
+        assert line["raw/reward"] == pytest.approx(np.mean(rewards))
+        assert line["groups/trained"] == 1  # the batch is full all the same
+        assert len(rewards) >= 16
 
 
 def test_the_export_opens_and_is_the_trained_model(finished: Any, model: Path) -> None:
