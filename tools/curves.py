@@ -82,11 +82,21 @@ def summary(name: str) -> Path:
 def train(name: str) -> None:
     """Train with one algorithm."""
     algorithm = "{" + ", ".join([f"use: {name}", *ALGORITHMS[name]]) + "}"
-    command = [sys.executable, "-m", "rlsdk.cli", "train", "examples/quickstart.yaml", *COMMON]
-    command += [f"name={name}", f"out={RUNS}", f"algorithm={algorithm}", "--overwrite"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    run(RUNS / name, "examples/quickstart.yaml", *COMMON, f"algorithm={algorithm}")
+
+
+def run(folder: Path, example: str, *settings: str) -> None:
+    """Train an example in a folder, anew, and note there what code it was, and when."""
     about = {"commit": git("describe", "--always", "--dirty"), "date": datetime.date.today().isoformat()}
-    (RUNS / name / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    command = [sys.executable, "-m", "rlsdk.cli", "train", example, f"name={folder.name}", f"out={folder.parent}"]
+    subprocess.run([*command, *settings, "--overwrite"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def origin(folder: Path) -> list[str]:
+    """Cells of a table: commit and date of a run."""
+    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    return [f"`{about['commit']}`", about["date"]]
 
 
 def git(*arguments: str) -> str:
@@ -101,11 +111,10 @@ def write_page(runs: dict[str, Path]) -> None:
     rows = [["algorithm", "changes", *(f"{s}" for s in steps), "greedy", "commit", "date"]]
     rows.append(["---", "---", *("---:" for _ in steps), "---:", "---", "---"])
     for name, folder in runs.items():
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         found = [f"{100 * curves[name][s]['eval/sampled']:.1f}" for s in steps]
         changes = "; ".join(f"`{c}`" for c in ALGORITHMS[name]) or "none"
         greedy = f"{100 * curves[name][STEPS]['eval/greedy']:.1f}"
-        rows.append([f"`{name}`", changes, *found, greedy, f"`{about['commit']}`", about["date"]])
+        rows.append([f"`{name}`", changes, *found, greedy, *origin(folder)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     about = "Held-out accuracy in percent, sampled at temperature 1, after so many steps; greedy after the last.\n\n"
     page = f"{HEAD}{about}{table}\n\n![Held-out accuracy by step](assets/curves.png)\n"

@@ -9,13 +9,11 @@ Each run is `rlsdk train examples/TASK_nano.yaml seed=SEED`, in `runs/curves`. F
 
 from __future__ import annotations
 
-import datetime
 import json
-import subprocess
 import sys
 from pathlib import Path
 
-from curves import ROOT, RUNS, accuracies, git
+from curves import ROOT, RUNS, accuracies, origin, run
 
 SEEDS = (0, 1, 2)
 TASKS = {
@@ -98,11 +96,8 @@ def folder(task: str, seed: int) -> Path:
 
 def train(task: str, seed: int) -> None:
     """Train an example with a seed."""
-    command = [sys.executable, "-m", "rlsdk.cli", "train", f"examples/{task}_nano.yaml", f"seed={seed}"]
-    command += [f"name={task}-{seed}", f"out={RUNS}", "checkpoint.export=never", "save_rollouts=0", "--overwrite"]
-    about = {"commit": git("describe", "--always", "--dirty"), "date": datetime.date.today().isoformat()}
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    (folder(task, seed) / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    settings = [f"seed={seed}", "checkpoint.export=never", "save_rollouts=0"]
+    run(folder(task, seed), f"examples/{task}_nano.yaml", *settings)
 
 
 def write_page(runs: list[tuple[str, int]]) -> None:
@@ -119,14 +114,13 @@ def write_page(runs: list[tuple[str, int]]) -> None:
 def row(task: str, seed: int) -> list[str]:
     """The line of a run."""
     found = json.loads((folder(task, seed) / "summary.json").read_text(encoding="utf-8"))
-    about = json.loads((folder(task, seed) / "about.json").read_text(encoding="utf-8"))
     before, after = found["accuracy_before"], found["accuracy_after"]
     points = accuracies(folder(task, seed))
     first = [points[step].get("eval/workflow/right_at_first") for step in (min(points), max(points))]
     shares = [before["sampled"], after["sampled"], before["greedy"], after["greedy"], *first]
     percent = ["" if share is None else f"{100 * share:.1f} %" for share in shares]
     times = [str(found["steps"]), f"{found['seconds']['whole']:.0f}"]
-    return [f"`{task}`", str(seed), *percent, *times, f"`{about['commit']}`", about["date"]]
+    return [f"`{task}`", str(seed), *percent, *times, *origin(folder(task, seed))]
 
 
 def draw(runs: list[tuple[str, int]]) -> None:

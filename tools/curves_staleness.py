@@ -8,14 +8,13 @@ Each run is `rlsdk train examples/quickstart.yaml` with the settings below, in `
 
 from __future__ import annotations
 
-import datetime
-import json
-import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
 
-from curves import COMMON, EVERY, ROOT, RUNS, STEPS, accuracies, git
+from curves import COMMON, EVERY, ROOT, RUNS, STEPS, accuracies, origin, run
+
+from rlsdk.runlog.trackers import read_metrics
 
 CORRECTIONS = {"plain": "", "tis": ", correction: tis"}
 VARIANTS = {f"{ahead}-{name}": (ahead, name) for ahead in (0, 1, 4) for name in CORRECTIONS}
@@ -62,40 +61,25 @@ def train(name: str) -> None:
     fixed = "use: grpo, kl_coef: 0.0, aggregate: token-mean, filters: [nonzero_variance]"
     algorithm = f"algorithm={{{fixed}{CORRECTIONS[correction]}}}"
     settings = [f"production.max_staleness={ahead}", "old_logprobs=learner", algorithm]
-    command = [sys.executable, "-m", "rlsdk.cli", "train", "examples/quickstart.yaml", *COMMON, *settings]
-    command += [f"name={folder(name).name}", f"out={RUNS}", "--overwrite"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    about = {"commit": git("describe", "--always", "--dirty"), "date": datetime.date.today().isoformat()}
-    (folder(name) / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    run(folder(name), "examples/quickstart.yaml", *COMMON, *settings)
 
 
 def write_page(names: list[str]) -> None:
     """`docs/curves_staleness.md` and its picture."""
     steps = range(0, STEPS + 1, EVERY)
     curves = {name: accuracies(folder(name)) for name in names}
-    head = [
-        "max_staleness",
-        "correction",
-        *map(str, steps),
-        "greedy",
-        "staleness",
-        "wasted",
-        "commit",
-        "date",
-    ]
+    head = ["max_staleness", "correction", *map(str, steps), "greedy", "staleness", "wasted", "commit", "date"]
     rows = [head, ["---:", "---", *("---:" for _ in range(len(steps) + 3)), "---", "---"]]
     for name in names:
         ahead, correction = VARIANTS[name]
-        about = json.loads((folder(name) / "about.json").read_text(encoding="utf-8"))
-        lines = [json.loads(line) for line in (folder(name) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        trained = [line for line in lines if "time/step" in line]
+        trained = [line for line in read_metrics(folder(name)) if "time/step" in line]
         sampled = sum(line["rollouts/tokens"] + line["rollouts/tokens_wasted"] for line in trained)
         wasted = sum(line["rollouts/tokens_wasted"] for line in trained) / sampled
         old = fmean(line.get("staleness/mean", line.get("staleness/max", 0.0)) for line in trained)
         cells = [f"{100 * curves[name][s]['eval/sampled']:.1f}" for s in steps]
         cells += [f"{100 * curves[name][STEPS]['eval/greedy']:.1f}", f"{old:.2f}", f"{100 * wasted:.0f} %"]
-        cells += [f"`{about['commit']}`", about["date"]]
-        rows.append([str(ahead), {"plain": "none"}.get(correction, f"`{correction}`"), *cells])
+        shown = {"plain": "none"}.get(correction, f"`{correction}`")
+        rows.append([str(ahead), shown, *cells, *origin(folder(name))])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     page = f"{HEAD}{table}\n\n![Held-out accuracy by step](assets/{PICTURE.name})\n"
     PAGE.write_text(page, encoding="utf-8")

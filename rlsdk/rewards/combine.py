@@ -47,6 +47,11 @@ def combine(parts: Sequence[Scored], *, last_token: int | None = None) -> Score:
     )
 
 
+def rewards_tokens(parts: Sequence[Scored]) -> bool:
+    """Whether any part rewards single tokens."""
+    return any(score is not None and score.token_rewards is not None for _, score in parts)
+
+
 def _value(rule: Rule, score: Score | None) -> float:
     return 0.0 if score is None else rule.mapped(score.value)
 
@@ -75,7 +80,7 @@ def _token_rewards(
     summands: Sequence[Scored], factor: float, last_token: int | None
 ) -> tuple[tuple[int, float], ...] | None:
     """Rewards of tokens, those of one position added up; None where no part has any."""
-    if all(score is None or score.token_rewards is None for _, score in summands):
+    if not rewards_tokens(summands):
         return None
     total: dict[int, float] = {}
     for rule, score in summands:

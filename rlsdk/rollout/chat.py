@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from rlsdk.components import Use
-from rlsdk.contracts import Sampling, Speaker, World
+from rlsdk.contracts import Finish, Sampling, Speaker, World
 from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
 from rlsdk.rollout.client import Sampler
 from rlsdk.rollout.codec import NOTHING, Codec
@@ -22,7 +22,8 @@ from rlsdk.types import Message, Rollout, Score, Status, Task
 if TYPE_CHECKING:
     from rlsdk.rollout.recording import Recorder
 
-_STATUS: dict[str, Status] = {"stop": "finished", "length": "truncated", "abort": "aborted"}
+STATUS: Mapping[Finish, Status] = {"stop": "finished", "length": "truncated", "abort": "aborted"}
+"""How a rollout has ended whose last answer ended so."""
 
 
 @attrs.frozen(eq=False)
@@ -208,7 +209,7 @@ class TokenChat:
         done = answer.completion
         self._append(sending, False, None, None)
         self._append(done.token_ids, True, done.logprobs, done.versions)
-        self._status, self._engine = _STATUS[done.finish], answer.engine
+        self._status, self._engine = STATUS[done.finish], answer.engine
         return self._answer(prefill + answer.text, done.token_ids, ended=done.finish == "stop")
 
     def write(self, text: str) -> None:

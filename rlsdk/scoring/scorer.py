@@ -16,7 +16,7 @@ from rlsdk.components import Where, component_of
 from rlsdk.contracts import Rule, ScoringLimits
 from rlsdk.errors import DataError, ScoringError
 from rlsdk.plugins import Reference
-from rlsdk.rewards.combine import Scored, combine
+from rlsdk.rewards.combine import Scored, combine, rewards_tokens
 from rlsdk.scoring.batching import Batcher
 from rlsdk.scoring.cache import Cache
 from rlsdk.scoring.pool import FailedError, Pool
@@ -124,8 +124,7 @@ class Scorer:
             task = rollout.task
             parts = "; ".join(f"{rule.name}: {', '.join(rule.sources)}" for rule, _ in self._parts)
             raise DataError(f"task {task.id!r}: no part of the reward is for its source {task.source!r} ({parts})")
-        by_token = any(score is not None and score.token_rewards is not None for _, score in scored)
-        return combine(scored, last_token=_last_token(rollout) if by_token else None)
+        return combine(scored, last_token=_last_token(rollout) if rewards_tokens(scored) else None)
 
     def close(self) -> None:
         """End the processes of the pool; they start again when they are needed again."""

@@ -33,7 +33,8 @@ class Rates:
         sequence_seconds: Each running sequence adds this to a decode step.
         slots: Sequences that run at once in an engine; the rest wait.
         prompt_tokens: Of a prompt; it is read once for the rollouts of a group.
-        prompt_rate: Prompt tokens that an engine reads in a second.
+        prompt_rate: Tokens that an engine reads in a second: of prompts, of answers that go on, and of all that is in
+            flight after a sync.
         score_seconds: From the last token of a group to its score.
         token_seconds: Of the learner for each response token, on one rank: all passes over it.
         learner_seconds: Of the learner for each batch, however large.

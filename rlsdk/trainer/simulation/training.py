@@ -10,8 +10,9 @@ import attrs
 import numpy as np
 
 from rlsdk.config.production import ProductionSection
-from rlsdk.contracts import Completion, Finish, Sampling
+from rlsdk.contracts import Completion, Sampling
 from rlsdk.errors import RunError, ValueFault
+from rlsdk.rollout.chat import STATUS
 from rlsdk.rollout.client import EngineClient
 from rlsdk.rollout.experience import Experience
 from rlsdk.rollout.gate import Gate
@@ -24,10 +25,9 @@ from rlsdk.trainer.keeping import used_of
 from rlsdk.trainer.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.trainer.simulation.engine import SimulatedEngine, constant
 from rlsdk.trainer.simulation.rates import Lengths, Rates
-from rlsdk.types import Group, Rollout, Score, Status, Task
+from rlsdk.types import Group, Rollout, Score, Task
 
 PROMPT = np.zeros(1, np.int64)
-STATUS: Mapping[Finish, Status] = {"stop": "finished", "length": "truncated", "abort": "aborted"}
 DROPS = 1000
 """Groups that a policy may drop one after the other, or ten batches of them; then it drops them all."""
 TASKS = 1 << 20
