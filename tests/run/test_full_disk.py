@@ -35,7 +35,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on_once_there_is
         pytest.skip("this kernel lets no user mount a file system")
     plugin = tmp_path / "filler.py"
     plugin.write_text(FILLER)
-    settings = [f"out={disk}", "steps=6", "checkpoint.every=2", "checkpoint.export=never"]
+    settings = [f"out={disk}", "steps=6", "checkpoint.every=2", "checkpoint.export=never", "engine=transformers"]
     train = shlex.join([sys.executable, "-m", "rlsdk.cli", "train", str(runner.config), *settings])
     train += f" --plugin {shlex.quote(str(plugin))}"
     script = f"""

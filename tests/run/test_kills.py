@@ -15,6 +15,7 @@ from tests.run.conftest import alive, descendants, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 LONGER = ("steps=12", "checkpoint.every=3", "eval.every=4")
+LIGHT = "engine=transformers"  # where the engine is not what is looked at: it starts in half the time
 
 
 def step_of(runner: Any) -> int:
@@ -39,13 +40,13 @@ def test_killed_at_a_random_step_and_resumed_equals_one_left_alone(runner: Any) 
 
 
 def test_killed_while_a_checkpoint_is_written_resumes_from_the_one_before(runner: Any) -> None:
-    process = runner.start(*LONGER)
+    process = runner.start(*LONGER, LIGHT)
     folder = runner.path() / "checkpoints"
     wait_for(lambda: (folder / "step-3").exists() and list(folder.glob(".step-*.partial")), 120, process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert list(folder.glob(".step-*.partial")), "it was renamed before the signal came"
-    runner.train(*LONGER, "--resume")
+    runner.train(*LONGER, LIGHT, "--resume")
     assert [line["step"] for line in runner.metrics()] == list(range(13))
 
 
@@ -65,7 +66,7 @@ def test_ctrl_c_saves_and_ends_cleanly(runner: Any) -> None:
 
 def test_a_killed_learner_rank_fails_the_run_and_a_killed_engine_does_not(runner: Any) -> None:
     ahead = ("steps=8", "checkpoint.every=2", "eval.before=false", "production.max_staleness=1")
-    both = (*ahead, "eval.after=false", "engine=transformers")
+    both = (*ahead, "eval.after=false", LIGHT)
     process = runner.start(*both)
     wait_for(lambda: step_of(runner) >= 3, 120, process)
     kill_one(process.pid, "LearnerActor")

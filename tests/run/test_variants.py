@@ -9,9 +9,9 @@ import pytest
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_zero_stages_on_two_ranks_learn_the_same(runner: Any, finished: Any, stage: int) -> None:
-    runner.train(f"learner.zero_stage={stage}", "placement.learners=2")
+def test_two_ranks_that_share_all_learn_the_same(runner: Any, finished: Any) -> None:
+    """ZeRO's stage 3; that the gradients of all stages are the same, tests/learners sees."""
+    runner.train("learner.zero_stage=3", "placement.learners=2")
     for ours, theirs in zip(runner.metrics()[1:], finished.metrics()[1:], strict=True):
         assert ours["reward/mean"] == pytest.approx(theirs["reward/mean"], abs=1e-6)
         assert ours["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3)
