@@ -56,13 +56,13 @@ def train(
         else:
             modes.bench_all(config, settings, files, as_json=as_json)
         return
+    from rlsdk.config import check
     from rlsdk.trainer.halves import train_half
-    from rlsdk.trainer.run import train as run_both
-
-    run = train_half if mode == "train" else run_both
+    from rlsdk.trainer.run import run
 
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the summary's
-        summary = run(config, *settings, plugins=files, resume=resume, overwrite=overwrite)
+        plan = check(config, settings, files)
+        summary = (train_half if mode == "train" else run)(plan, resume=resume, overwrite=overwrite)
     if as_json:
         click.echo(json.dumps(summary, indent=2, default=str))
     if summary["status"] == "interrupted":

@@ -45,31 +45,14 @@ log = logging.getLogger(__name__)
 
 
 def train_half(
-    config: str | Path | Mapping[str, Any],
-    *overrides: str,
-    plugins: Sequence[str | Path] = (),
-    resume: bool = False,
-    overwrite: bool = False,
-    console: Console | None = None,
+    plan: Plan, *, resume: bool = False, overwrite: bool = False, console: Console | None = None
 ) -> dict[str, Any]:
-    """Train a model on what an explorer in another program makes.
-
-    Args:
-        config: A YAML file, or a mapping; the explorer's is the same.
-        *overrides: `key=value` texts.
-        plugins: Files of plugins.
-        resume: Go on from the run's last checkpoint.
-        overwrite: Delete what an earlier run left in the folder.
-        console: Where to show progress; left out, standard error.
-
-    Returns:
-        The summary, as from `train`.
+    """Train by a checked plan on what an explorer in another program makes; see `trainer.run.train`.
 
     Raises:
-        ConfigError: The configuration is wrong, or names no Ray cluster.
+        ConfigError: The configuration names no Ray cluster.
         RlsdkError: The run failed, or there was no explorer in time.
     """
-    plan = check(config, overrides, plugins)
     require_cluster(plan)
     return run_body(_trainer, plan, resume=resume, overwrite=overwrite, console=console)
 
