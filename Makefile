@@ -9,6 +9,9 @@ NANO_frozen_lake := --largest 3 --layers 3 --hidden 64 --heads 2 --intermediate 
 NANO_calculator := --largest 500
 STAMP := $(VENV)/.installed
 
+# Compiled modules are kept, whatever the environment says: a training starts half a dozen processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help venv quickstart warm-start gridworlds test test-slow soak bench curves lint types layers docs
 
@@ -55,14 +58,14 @@ layers: $(STAMP)  ## import-linter: which module may import which
 docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# One OpenMP thread for each process: tests start several at once, and waiting threads spin. What starts no stack runs in
-# two processes; what starts one has several processes of its own, and the machine to itself.
+# One OpenMP thread for each process: tests start several at once, and waiting threads spin. Two files of tests at a time:
+# what starts a stack waits for its processes about half of the time.
 test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSpeed included
 	@$(MAKE) --no-print-directory -j 2 lint types layers docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu and not stack" -n 2 --dist loadfile --durations 10
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "stack and not slow and not gpu" --durations 20
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "stack and not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --durations 20
 
-# Two files at a time: a training keeps little more than one core busy, as engine and learner take turns.
+# Here, too: a training keeps little more than one core busy, as engine and learner take turns.
 test-slow: $(STAMP)  ## whole trainings, kills
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40
 

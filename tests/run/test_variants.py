@@ -23,11 +23,6 @@ def test_ppo_trains_actor_and_critic(runner: Any) -> None:
     assert all(line["critic/grad_norm"] > 0 and line["actor/grad_norm"] > 0 for line in lines)
 
 
-def test_the_transformers_engine_trains(runner: Any) -> None:
-    runner.train("engine=transformers")
-    assert all(line["canary/gap"] < 1e-4 for line in runner.metrics()[1:])
-
-
 def test_two_engines_and_seeds_of_requests_sample_the_same(runner: Any) -> None:
     runner.train("sampling.seeds=request", "name=one")
     runner.train("sampling.seeds=request", "name=two", "placement.engines=2")
