@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 import attrs
+import numpy as np
 import pytest
 
 from rlsdk.config.production import ProductionSection
@@ -107,22 +108,26 @@ def test_a_thousand_gpus_cost_work_for_each_response_and_no_more() -> None:
 
 @pytest.mark.slow
 def test_on_a_real_clock_too() -> None:
-    """The same on the usual event loop, with engines and a learner that sleep: some two seconds each."""
+    """The same on the usual event loop, with engines and a learner that sleep: some four seconds each.
+
+    The fastest of three rounds: whatever else the machine does only makes a run longer.
+    """
     rates = Rates(
-        slots=32, step_seconds=2e-3, sequence_seconds=1e-5, prompt_tokens=0, score_seconds=0.0,
-        token_seconds=2.5e-5, learner_seconds=0.01, sync_seconds=1e-3, weights_bytes=0.0,
+        slots=32, step_seconds=4e-3, sequence_seconds=2e-5, prompt_tokens=0, score_seconds=0.0,
+        token_seconds=5e-5, learner_seconds=0.02, sync_seconds=2e-3, weights_bytes=0.0,
     )  # fmt: skip
     lengths = Lengths(median=40, sigma=1.0, limit=300)
     ahead = attrs.evolve(AHEAD, oversample=0.0)
     setup = attrs.evolve(SETUP, rates=rates, lengths=lengths, batch=24, steps=9, production=ahead)
+    in_step = attrs.evolve(synchronous(setup), steps=4)
 
-    def real(one: Setup) -> Outcome:
-        async def run() -> Outcome:
-            return await SimulatedTraining(one).run()
+    def seconds(one: Setup) -> float:
+        async def run() -> float:
+            return (await SimulatedTraining(one).run()).step
 
         return asyncio.run(run())
 
-    engines, learner = real(engines_alone(setup)), real(learner_alone(setup))
-    both, in_step = real(setup), real(attrs.evolve(synchronous(setup), steps=4))
-    assert both.step <= max(engines.step, learner.step) / 0.9
-    assert in_step.step > 1.3 * both.step
+    setups = engines_alone(setup), learner_alone(setup), setup, in_step
+    generation, training, both, each = np.min([[seconds(one) for one in setups] for _ in range(3)], axis=0)
+    assert both <= max(generation, training) / 0.9
+    assert each > 1.3 * both
