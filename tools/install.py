@@ -40,9 +40,9 @@ def pip(*arguments: str, hide_errors: bool = False) -> bool:
 def install_torch() -> bool:
     """Install the CPU build of torch: from the configured indexes if they have it, else from PyTorch's own."""
     if sys.platform == "darwin":  # its only build is a CPU build, without a suffix
-        return pip("install", "--no-compile", TORCH)
-    install = ("install", "--no-compile", f"{TORCH}+cpu")
-    return pip(*install, hide_errors=True) or pip(*install, "--extra-index-url", CPU_INDEX)
+        return pip("install", TORCH)
+    wanted = f"{TORCH}+cpu"
+    return pip("install", wanted, hide_errors=True) or pip("install", wanted, "--extra-index-url", CPU_INDEX)
 
 
 def main() -> int:
@@ -58,8 +58,11 @@ def main() -> int:
         return fail(f"no CPU build of {TORCH} on the configured indexes nor on {CPU_INDEX}")
     if not pip("install", "--no-compile", "-e", f".[{extras}]"):
         return fail(f"pip could not install rlsdk[{extras}]; its own words are above")
+    stack = "cpu" in extras.split(",")
+    if stack and not pip("uninstall", "-y", *MISFITS):
+        return fail(f"pip could not remove {', '.join(MISFITS)}; its own words are above")
     compile_all()
-    if "cpu" in extras.split(",") and not (pip("uninstall", "-y", *MISFITS) and check()):
+    if stack and not check():
         return fail("the stack was installed but does not import; remove .venv and try again")
     return 0
 
