@@ -260,8 +260,13 @@ class Group:
     @cached_property
     def oldest_version(self) -> int | None:
         """The least version of weights that sampled a trained token; None if none was sampled, as in demonstrations."""
-        sampled = [r.policy_versions[r.loss_mask & (r.policy_versions >= 0)] for r in self.rollouts]
-        return min((int(versions.min()) for versions in sampled if len(versions)), default=None)
+        import numpy as np
+
+        if not self.rollouts:
+            return None
+        versions = np.concatenate([r.policy_versions for r in self.rollouts])
+        sampled = versions[np.concatenate([r.loss_mask for r in self.rollouts]) & (versions >= 0)]
+        return int(sampled.min()) if len(sampled) else None
 
 
 @attrs.frozen

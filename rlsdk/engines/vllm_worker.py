@@ -10,6 +10,9 @@ from typing import Any
 from rlsdk.contracts import Weights
 from rlsdk.weights import from_weights
 
+# It warns of every layer without weights, such as the rotary embedding; that all came is checked before.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
 
 class WorkerExtension:
     """Methods called on every worker through `collective_rpc`."""
@@ -26,8 +29,6 @@ class WorkerExtension:
         Args:
             source: The weights, or, for a worker in a process of its own, the folder that `share` wrote.
         """
-        # It warns of every layer without weights, such as the rotary embedding; that all came is checked before.
-        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         weights = source if isinstance(source, Weights) else read_shared(Path(source))
         self.reload_weights(weights_iterator=from_weights(weights))
 

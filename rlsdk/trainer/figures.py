@@ -14,7 +14,7 @@ from rlsdk.types import Group
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Lengths of a step's rollouts, how they ended, and the means of what their workflows measured."""
     rollouts = [r for g in groups for r in g.rollouts]
-    lengths = np.array([int(r.loss_mask.sum()) for r in rollouts])
+    lengths = np.array([np.count_nonzero(r.loss_mask) for r in rollouts])
     return {
         **measured(rollouts),
         "rollouts/tokens": float(lengths.sum()),

@@ -247,8 +247,7 @@ class Loop:
 
     async def _inside(self) -> tuple[dict[str, float], Meter]:
         """Seconds and tokens counted inside the actors so far; of several, the slowest."""
-        learner = await asyncio.to_thread(self.p.learner.clock)
-        meter = await self.explorer.meter()
+        learner, meter = await asyncio.gather(asyncio.to_thread(self.p.learner.clock), self.explorer.meter())
         return {**meter.clock, "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}, meter
 
     def _times(

@@ -227,7 +227,15 @@ def trl() -> Callable[..., Steps]:
     """Runs TRL: `trl(work, threads=2, …)`; the first use makes its environment."""
     python = trl_python()
 
-    def run(work: Work, *, threads: int, micro_batch: int, paged: bool = False, steps: int | None = None) -> Steps:
+    def run(
+        work: Work,
+        *,
+        threads: int,
+        micro_batch: int,
+        attention: str = "sdpa",
+        paged: bool = False,
+        steps: int | None = None,
+    ) -> Steps:
         options = {
             "model": str(work.model),
             "prompts": str(work.prompts),
@@ -239,6 +247,7 @@ def trl() -> Callable[..., Steps]:
             "seed": 0,
             "threads": threads,
             "micro_batch": micro_batch,
+            "attention": attention,
             "paged": paged,
         }
         command = [str(python), str(HERE / "trl_step.py"), json.dumps(options)]

@@ -1,7 +1,7 @@
 """GRPO steps of TRL's `GRPOTrainer`, timed; runs in an environment of its own and prints JSON.
 
     python trl_step.py '{"model": …, "prompts": …, "completions": …, "group": …, "max_tokens": …, "lr": …,
-                         "steps": …, "threads": …, "micro_batch": …, "paged": …}'
+                         "steps": …, "threads": …, "micro_batch": …, "paged": …, "attention": …}'
 
 What it prints: `seconds` and `lengths` (of completions) of each step, in order.
 """
@@ -75,7 +75,9 @@ def main() -> None:
             disable_tqdm=True,
         )
         trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+            model=AutoModelForCausalLM.from_pretrained(
+                model, dtype=torch.float32, attn_implementation=options["attention"]
+            ),
             processing_class=AutoTokenizer.from_pretrained(model),
             reward_funcs=reward,
             args=config,
