@@ -188,6 +188,8 @@ def test_environment_of_vllm() -> None:
     assert found["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert found["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert found["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in Vllm(enforce_eager=False).environment(CPU)
     folders = ["VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"]
     assert len({found[f] for f in folders}) == 4
     assert all(Path(found[f]).parent == Path("cache") for f in folders)
