@@ -40,10 +40,6 @@ class Codec:
         self.template = Template(tokenizer, keep_history=keep_history)
         self._tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        if self._fast is not None:  # as each call of the tokenizer itself would see to
-            self._fast.no_truncation()
-            self._fast.no_padding()
-            self._fast.encode_special_tokens = tokenizer.split_special_tokens
         self._single: dict[str, int | None] = {}
         names = sorted(s for s in getattr(tokenizer, "all_special_tokens", ()) if len(s) > 1)
         self._controls = regex.compile("|".join(map(regex.escape, names))) if names else None
@@ -80,7 +76,7 @@ class Codec:
         if plain:
             text = self.separator.join(m.content for m in messages if m.content)
             begin, _, more = text.partition(CUT)
-            return self._array([*self._ids(begin, special=True), *self.encode(more)])
+            return self._array([*self._tokenizer(begin).input_ids, *self.encode(more)])
         return self.encode(self.template.render(messages, tools))
 
     def between(
@@ -117,16 +113,8 @@ class Codec:
         """Tokens of a text that stands within a conversation, int64; no special tokens are added."""
         if not text:
             return NOTHING
-        pieces = [self._ids(piece) for piece in text.split(CUT) if piece]
+        pieces = [self._tokenizer(piece, add_special_tokens=False).input_ids for piece in text.split(CUT) if piece]
         return self._array([token for piece in pieces for token in piece])
-
-    def _ids(self, text: str, *, special: bool = False) -> Sequence[int]:
-        """Tokens of a text; `special`: with those that the tokenizer puts around it."""
-        if self._fast is not None:  # ten times as fast as what transformers wraps around it
-            ids: Sequence[int] = self._fast.encode(text, add_special_tokens=special).ids
-            return ids
-        ids = self._tokenizer(text, add_special_tokens=special).input_ids
-        return ids
 
     def as_data(self, text: str) -> str:
         """A text in which the names of special tokens are mere characters once it is tokenised.
@@ -171,7 +159,7 @@ class Codec:
 
     def _as_one_token(self, text: str) -> int | None:
         if text not in self._single:
-            ids = self._ids(text)
+            ids = self._tokenizer(text, add_special_tokens=False).input_ids
             added = getattr(self._tokenizer, "added_tokens_encoder", {})
             vocabulary = self._tokenizer.get_vocab()
             # Only a token that no other token contains: '>' may hide inside '</a>' or '>>'
