@@ -59,7 +59,7 @@ class DeepSpeedLearner:
         sequence_parallel: Ranks that share the tokens of each rollout (Ulysses), for rollouts too long for one; each
             reads `micro_batch_tokens` of a micro-batch. Divides the number of ranks and the model's heads.
         gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
-        attention: Implementation in transformers; on a CPU, eager is the fastest for rows of a few dozen tokens.
+        attention: Implementation in transformers; on a CPU, eager is faster for rows of a few dozen tokens.
         value_init: Of the critic's value head: zero predicts nothing at first; small is a little noise.
         lora: Train low-rank adapters of the actor's linear layers in place of its weights (`rank`, `alpha`, `targets`,
             `sync`); it wants about ten times the learning rate. Left out, all weights are trained.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import tiny
 
-from rlsdk.contracts import Model, Place
+from rlsdk.contracts import Adapter, Model, Place
 
 EXCESS = 24
 """`max_num_seqs` of the engines under test: small, so that some tests make requests wait."""
@@ -44,26 +45,40 @@ def transformers_engine(model: Model) -> Iterator[Subject]:
     engine.stop()
 
 
+Launched = Callable[..., AbstractContextManager[Subject]]
+
+
 @pytest.fixture(scope="session")
-def vllm_engine(model: Model, cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+def launched(model: Model, cluster: None) -> Launched:
+    """Starts vLLM in an actor, with its caches below `cache` of a folder: `with launched(folder, options, adapter)`."""
     import ray
 
     from rlsdk.engines.actor import launch
     from rlsdk.plugins import Plugins
 
-    folder = tmp_path_factory.mktemp("vllm")
-    reference = Plugins().reference("engine", "vllm", {"max_num_seqs": EXCESS})
-    place = Place(role="engine", cache=str(folder / "cache"), threads=1, cpus=os.cpu_count() or 1)
-    actor = launch(reference, place, name="engine-under-test", log_path=folder / "engine.log")
-    ray.get(actor.start.remote(model, place))
-    ray.cloudpickle.register_pickle_by_value(tiny)
+    @contextmanager
+    def start(folder: Path, options: Mapping[str, Any], adapter: Adapter | None = None) -> Iterator[Subject]:
+        place = Place(role="engine", cache=str(folder / "cache"), threads=1, cpus=os.cpu_count() or 1)
+        actor = launch(Plugins().reference("engine", "vllm", options), place, log_path=folder / "engine.log")
 
-    def run(body: Callable[..., Any], *args: Any) -> Any:
-        return ray.get(actor.__ray_call__.remote(lambda owner: body(owner._engine, *args)))
+        def run(body: Callable[..., Any], *args: Any) -> Any:
+            return ray.get(actor.__ray_call__.remote(lambda owner: body(owner._engine, *args)))
 
-    yield Subject("vllm", run, actor)
-    ray.get(actor.stop.remote())
-    ray.kill(actor)
+        try:
+            ray.get(actor.start.remote(model, place, adapter))
+            ray.cloudpickle.register_pickle_by_value(tiny)
+            yield Subject("vllm", run, actor)
+            ray.get(actor.stop.remote())
+        finally:
+            ray.kill(actor)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(launched: Launched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    with launched(tmp_path_factory.mktemp("vllm"), {"max_num_seqs": EXCESS}) as found:
+        yield found
 
 
 @pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.stack)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import tiny
 import torch
 
-from rlsdk.contracts import Adapter, Completion, Model, Place, Request, Sampling, TakesAdapter, Weights
+from rlsdk.contracts import Adapter, Completion, Model, Request, Sampling, TakesAdapter, Weights
 from rlsdk.engines import vllm_adapter
 from rlsdk.engines.transformers import Transformers
 from rlsdk.engines.vllm import Vllm
@@ -35,20 +34,10 @@ def _bodies_travel_by_value() -> None:
 
 
 @pytest.fixture(scope="module")
-def run(model: Model, cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(launched: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Calls a function with an engine that was told of the adapter, where the engine lives."""
-    import ray
-
-    from rlsdk.engines.actor import launch
-    from rlsdk.plugins import Plugins
-
-    folder = tmp_path_factory.mktemp("vllm-adapter")
-    place = Place(role="engine", cache=str(folder / "cache"), threads=1, cpus=os.cpu_count() or 1)
-    actor = launch(Plugins().reference("engine", "vllm", {"max_num_seqs": 8}), place, log_path=folder / "engine.log")
-    ray.get(actor.start.remote(model, place, ADAPTER))
-    yield lambda body, *args: ray.get(actor.__ray_call__.remote(lambda owner: body(owner._engine, *args)))
-    ray.get(actor.stop.remote())
-    ray.kill(actor)
+    with launched(tmp_path_factory.mktemp("vllm-adapter"), {"max_num_seqs": 8}, ADAPTER) as told:
+        yield told.run
 
 
 def random_adapter(model: Model, version: int, only: str = "proj") -> Weights:
