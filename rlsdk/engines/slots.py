@@ -15,8 +15,8 @@ from transformers.masking_utils import sdpa_mask
 from rlsdk.errors import EngineError
 
 _ATTENTION = "rlsdk_shared_heads"
-_COLUMNS = 64
-"""The cache grows by so many columns."""
+_FEW, _MANY = 16, 64
+"""The cache grows by so many columns: by few while rows are short, which then lie closer together in memory."""
 
 
 class Cursor:
@@ -144,8 +144,9 @@ class Slots(Cache):
         """
         at = torch.from_numpy(columns).to(net.device)
         self.cursor.move(at, width)
+        by = _FEW if width <= _MANY else _MANY
         for layer in self.layers:
-            layer.reserve(len(columns), -(-width // _COLUMNS) * _COLUMNS)
+            layer.reserve(len(columns), -(-width // by) * by)
         seen = torch.arange(width, device=net.device) <= at[:, None]
         mask: Any = seen[:, None, None]
         if "sliding_attention" in self.kinds:

@@ -60,6 +60,8 @@ class DeepSpeedLearner:
             reads `micro_batch_tokens` of a micro-batch. Divides the number of ranks and the model's heads.
         gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
         attention: Implementation in transformers; on a CPU, eager is faster for rows of a few dozen tokens.
+        compile: Compile the models with `torch.compile`: on the two cores of docs/benchmarks.md an update takes a fifth
+            less time, but the first of each kind of pass half a minute more. Needs a C++ compiler.
         value_init: Of the critic's value head: zero predicts nothing at first; small is a little noise.
         lora: Train low-rank adapters of the actor's linear layers in place of its weights (`rank`, `alpha`, `targets`,
             `sync`); it wants about ten times the learning rate. Left out, all weights are trained.
@@ -81,6 +83,7 @@ class DeepSpeedLearner:
     sequence_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     gradient_checkpointing: bool = False
     attention: Attention = "sdpa"
+    compile: bool = False
     value_init: ValueInit = "zero"
     lora: Lora | None = None
 
@@ -109,6 +112,8 @@ class DeepSpeedLearner:
             raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
         if self.sequence_parallel > 1 and self.lora:
             raise ValueError("sequence_parallel and lora do not go together yet; choose one")
+        if self.compile and (self.sequence_parallel > 1 or self.lora):
+            raise ValueError("compile does not go together with sequence_parallel or lora yet; choose one")
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -139,8 +144,11 @@ class DeepSpeedLearner:
         if place.cache:
             found |= {variable: str(Path(place.cache) / folder) for variable, folder in _CACHES.items()}
         if place.device == "cpu":
-            # Nothing is compiled here, and DeepSpeed's import of the compiler takes over a second.
-            found["TORCHDYNAMO_DISABLE"] = "1"
+            if self.compile:
+                found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)
+            else:
+                # DeepSpeed's import of the compiler takes over a second.
+                found["TORCHDYNAMO_DISABLE"] = "1"
             if not place.colocated or place.threads * place.world > place.cpus:
                 # Threads that wait would spin on cores where others work.
                 found |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
@@ -173,20 +181,31 @@ class DeepSpeedLearner:
         actor = load_policy(roles.actor, self.attention, self.gradient_checkpointing)
         if self.rows == "shared":
             check_layers(actor.model.config)
-        self._passes.adopt(actor, roles.actor)
+        self._prepare(actor, roles.actor)
         if self.lora is not None:
             wrap(actor.model, self.lora, place.seed)
         self._actor = Trained(actor, self._setting(roles.actor, self.lr), factor, place.world)
         self._outlet = Outlet(self._actor.engine.module.model, roles.actor, self._ranks, self.lora)
         if roles.critic is not None:
             critic = load_critic(roles.critic, self.attention, self.gradient_checkpointing, self.value_init)
-            self._passes.adopt(critic, roles.critic)
+            self._prepare(critic, roles.critic)
             lr = self.lr * 10 if self.critic_lr is None else self.critic_lr
             self._critic = Trained(critic, self._setting(roles.critic, lr), factor, place.world)
         if roles.reference is not None and not self._base_is_reference:
             reference = load_policy(roles.reference, self.attention, False)
-            self._passes.adopt(reference, roles.reference)
+            self._prepare(reference, roles.reference)
             self._reference = self._frozen(reference, roles.reference)
+
+    def _prepare(self, module: Any, model: Model) -> None:
+        self._passes.adopt(module, model)
+        if self.compile:
+            import torch._dynamo
+
+            # Actor, critic and reference run the same code, each with and without gradients, prompts and masks: by
+            # default the ninth variant would run uncompiled.
+            torch._dynamo.config.recompile_limit = 64
+            # Rows are of any number and width: one graph for all of them.
+            module.model.base_model.compile(dynamic=True)
 
     @property
     def _base_is_reference(self) -> bool:

@@ -332,6 +332,7 @@ class TestOptions:
             ({"zero_stage": 4}, "expected 0 | 1 | 2 | 3, got 4"),
             ({"micro_batch_tokens": 0}, "micro_batch_tokens"),
             ({"schedule": "linea"}, "did you mean 'linear'"),
+            ({"compile": True, "lora": {}}, "compile does not go together with"),
         ],
     )
     def test_faults_are_told_at_once(self, options: dict[str, Any], message: str) -> None:
@@ -349,6 +350,9 @@ class TestOptions:
         assert alone["DS_ACCELERATOR"] == "cpu"
         assert alone["TORCH_EXTENSIONS_DIR"] == "/c/extensions"
         assert "OMP_WAIT_POLICY" not in alone
+        assert alone["TORCHDYNAMO_DISABLE"] == "1"
+        compiling = load("learner", "deepspeed", compile=True).environment(Place(role="learner", threads=2, cpus=2))
+        assert "TORCHDYNAMO_DISABLE" not in compiling
         crowded = learner.environment(Place(role="learner", rank=1, world=2, threads=2, cpus=2))
         assert (crowded["RANK"], crowded["WORLD_SIZE"], crowded["LOCAL_RANK"]) == ("1", "2", "1")
         assert crowded["OMP_WAIT_POLICY"] == "PASSIVE"
