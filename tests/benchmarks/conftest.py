@@ -234,6 +234,7 @@ def trl() -> Callable[..., Steps]:
         micro_batch: int,
         attention: str = "sdpa",
         paged: bool = False,
+        compiled: bool = False,
         steps: int | None = None,
     ) -> Steps:
         options = {
@@ -249,6 +250,7 @@ def trl() -> Callable[..., Steps]:
             "micro_batch": micro_batch,
             "attention": attention,
             "paged": paged,
+            "compiled": compiled,
         }
         command = [str(python), str(HERE / "trl_step.py"), json.dumps(options)]
         found = json.loads(call(command, OMP_NUM_THREADS=str(threads)).splitlines()[-1])

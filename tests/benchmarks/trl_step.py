@@ -1,7 +1,8 @@
 """GRPO steps of TRL's `GRPOTrainer`, timed; runs in an environment of its own and prints JSON.
 
     python trl_step.py '{"model": …, "prompts": …, "completions": …, "group": …, "max_tokens": …, "lr": …,
-                         "steps": …, "threads": …, "micro_batch": …, "paged": …, "attention": …}'
+                         "steps": …, "threads": …, "micro_batch": …, "paged": …, "attention": …,
+                         "compiled": …}'
 
 What it prints: `seconds` and `lengths` (of completions) of each step, in order.
 """
@@ -68,6 +69,7 @@ def main() -> None:
             temperature=1.0,
             beta=0.0,
             loss_type="dapo",  # mean over tokens
+            torch_compile=options["compiled"],
             use_transformers_continuous_batching=options["paged"],
             logging_strategy="no",
             save_strategy="no",
