@@ -348,7 +348,7 @@ def spellings(number):
     ]
     if n > d > 1 and n % d:
         ways += [rf"{n // d}\frac{{{n % d}}}{{{d}}}", f"{n // d} {n % d}/{d}"]
-    if set(str(d)) <= {"1", "0"} and n < 10**15:
+    if 10**12 % d == 0:  # it ends, within the digits of a Decimal
         ways += [f"{Decimal(n) / d:f}", f"{Decimal(n) / d:f} apples"]
     if d == 1:
         ways += [str(n), f"{n:,}", f"{n:,}".replace(",", "{,}"), f"{n}.0", rf"{n}\text{{ apples}}", f"{n}^1"]
