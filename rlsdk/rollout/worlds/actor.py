@@ -94,6 +94,8 @@ class WorldActor:
         self._kinds: dict[int, Blueprint] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._ready: list[Answer] = []
+        self._early: dict[int, Sequence[Call]] = {}
+        self._due = 0
         self._some = asyncio.Event()
         settle()
 
@@ -101,8 +103,18 @@ class WorldActor:
         """The number of this process; whoever asks learns that it lives."""
         return os.getpid()
 
-    async def take(self, calls: Sequence[Call]) -> None:
-        """Begin calls; what becomes of them comes out of `answers`."""
+    async def take(self, serial: int, calls: Sequence[Call]) -> None:
+        """Begin calls, message 0 first; what becomes of them comes out of `answers`.
+
+        Ray may run the calls of an async actor in another order than they were made in.
+        """
+        self._early[serial] = calls
+        while self._due in self._early:
+            due = self._early.pop(self._due)
+            self._due += 1
+            self._begin(due)
+
+    def _begin(self, calls: Sequence[Call]) -> None:
         for call in calls:
             if isinstance(call, Learn):
                 self._kinds[call.kind] = Blueprint(call.reference, call.isolation)

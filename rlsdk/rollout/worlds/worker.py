@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,7 @@ class Worker:
         self._told: set[int] = set()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._outbox: list[Call] = []
+        self._serial = itertools.count()
         loop = asyncio.get_running_loop()
         self._heard = loop.time()
         self._tasks = [loop.create_task(self._listen()), loop.create_task(self._watch())]
@@ -109,7 +111,7 @@ class Worker:
     def _flush(self) -> None:
         calls, self._outbox = self._outbox, []
         if not self.gone:
-            self._actor.take.remote(calls)
+            self._actor.take.remote(next(self._serial), calls)
 
     async def _listen(self) -> None:
         """Take answers, until the worker is gone."""
