@@ -72,9 +72,9 @@ def test_two_programs_train_as_one(runner: Any, finished: Any, start: Any) -> No
     refused = start("explore", "seed=1")  # comes first, and is of another run
     wait_for(lambda: "waiting for the trainer" in runner.console(), 60, refused)
     trainer = start("train", "placement.partner_timeout=120", "log_level=debug")
-    explorer = start("explore")
+    assert refused.wait(60) == 2, runner.console()
+    explorer = start("explore")  # not before: the trainer asks those that wait already in any order, and one is enough
     assert (trainer.wait(150), explorer.wait(20)) == (0, 0), runner.console()
-    assert refused.wait(20) == 2
     assert "seed: the explorer has 1, the trainer nothing there" in " ".join(runner.console().split())
     assert runner.metrics() == finished.metrics()
     ours, theirs = runner.summary(), finished.summary()

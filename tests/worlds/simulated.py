@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class SimulatedEngine:
         self._clock = self._then = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.sampled = 0
+        self.asked: list[int] = []
 
     def sample(
         self,
@@ -60,6 +61,7 @@ class SimulatedEngine:
     ) -> asyncio.Future[Answer]:
         loop = asyncio.get_running_loop()
         self._advance(loop.time())
+        self.asked.append(len(prompt))
         future: asyncio.Future[Any] = loop.create_future()
         heapq.heappush(self._active, (self._clock + self._tokens, next(self._order), future))
         self._schedule()
@@ -149,11 +151,19 @@ class Load:
 
 @attrs.frozen(kw_only=True)
 class Took:
-    """Wall seconds, and the most that driver and workers had at one time."""
+    """What it took.
+
+    Attributes:
+        seconds: Of wall time.
+        threads: The most that driver and workers had at one time.
+        megabytes: Likewise.
+        asked: Tokens of the prompts, in the order in which the engine was asked; the last are the play's.
+    """
 
     seconds: float
     threads: int
     megabytes: float
+    asked: Sequence[int]
 
 
 Play = Callable[[Load, Producer, Setting], Awaitable[None]]
@@ -198,7 +208,7 @@ async def measure(load: Load, play: Play) -> Took:
         seconds = time.perf_counter() - began
         watching.cancel()
         threads, memory = await watching
-        return Took(seconds=seconds, threads=threads, megabytes=memory / 2**20)
+        return Took(seconds=seconds, threads=threads, megabytes=memory / 2**20, asked=engine.asked)
     finally:
         fleet.close()
 
