@@ -419,6 +419,7 @@ def engine_arguments(model: Model, place: Place, options: Vllm) -> dict[str, Any
         # A step then returns what it sampled, and weights are replaced with nothing under way.
         "async_scheduling": False,
         "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
+        "scheduler_cls": "rlsdk.engines.vllm_scheduler.DecodeScheduler",
     }
     if options._adapter is not None:
         found |= vllm_adapter.arguments(options._adapter)

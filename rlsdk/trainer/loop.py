@@ -112,8 +112,8 @@ class Loop:
 
     async def step(self) -> tuple[dict[str, float], list[Entry]]:
         """One training step; returns its metrics and its groups, with what became of them."""
-        clock, start = Clock(), time.perf_counter()
         inside, before = await self._inside()
+        clock, start = Clock(), time.perf_counter()
         metrics: dict[str, float] = {}
         entries: list[Entry] = []
         generated = 0.0

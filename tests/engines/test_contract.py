@@ -130,6 +130,15 @@ def test_requests_beyond_the_batch_wait_their_turn(subject: Any, model: Model) -
         np.testing.assert_allclose(done[f"r{i}"].logprobs, expected(model, done[f"r{i}"]), atol=1e-4)
 
 
+def test_long_answers_are_the_models_wherever_blocks_of_the_cache_end(subject: Any, model: Model) -> None:
+    prompts = [np.arange(length) % 90 + 20 for length in (1, 2, 61, 62, 63, 64, 65, 66)]
+    long = Sampling(max_tokens=140, ignore_eos=True)
+    asked = [Request(id=f"r{i}", prompt_ids=p, sampling=long, seed=i) for i, p in enumerate(prompts)]
+    for prompt, done in zip(prompts, subject.run(generate, asked), strict=True):
+        own = tiny.reference_logprobs(model, np.concatenate([prompt, done.token_ids]))[len(prompt) - 1 :]
+        np.testing.assert_allclose(done.logprobs, own, atol=1e-4)
+
+
 def test_tokens_bear_the_version_of_the_weights_that_sampled_them(subject: Any, model: Model) -> None:
     new = tiny.changed(model, 7)
 
