@@ -61,6 +61,23 @@ def packages(needed: Iterable[str], what: str) -> list[str]:
     return [f"{what} needs {name}, which is not installed: pip install {name}" for name in needed if not _version(name)]
 
 
+def programs(needed: Iterable[str], what: str) -> list[str]:
+    """Look for programs that a part of the run starts.
+
+    Args:
+        needed: their names, or paths.
+        what: the part, as the sentence begins.
+
+    Returns:
+        One sentence for each that is not there.
+    """
+    return [
+        f"{what} starts {name}, which is not on this machine's PATH: install it"
+        for name in needed
+        if not shutil.which(name)
+    ]
+
+
 def free_space(folder: str | os.PathLike[str], needed_bytes: int) -> list[str]:
     """Compare the space left where a folder is, or will be, with what is needed.
 

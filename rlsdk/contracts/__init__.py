@@ -19,11 +19,12 @@ from rlsdk.contracts.generation import (
 )
 from rlsdk.contracts.running import AlgorithmDefaults, Chat, Environment, Run, Served, Speaker, Tracker, Workflow, World
 from rlsdk.contracts.scoring import Rule, ScoringLimits
-from rlsdk.contracts.training import GivesAdapter, Learner, LossSpec, Requires, Roles, TrainBatch
+from rlsdk.contracts.training import Calls, GivesAdapter, Learner, LossSpec, Requires, Roles, TrainBatch
 
 __all__ = [
     "Adapter",
     "AlgorithmDefaults",
+    "Calls",
     "Chat",
     "Completion",
     "DType",

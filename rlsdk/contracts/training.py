@@ -207,3 +207,13 @@ class Requires(Protocol):
     def requires(self) -> tuple[str, ...]:
         """Distributions that must be installed for the options given; looked for before anything starts."""
         ...
+
+
+@runtime_checkable
+class Calls(Protocol):
+    """What a learner offers beside the rest if some of its options start programs that a machine may lack."""
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """Names or paths, for the options given; looked for before anything starts."""
+        ...

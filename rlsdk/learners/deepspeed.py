@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -61,7 +62,7 @@ class DeepSpeedLearner:
         gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
         attention: Implementation in transformers; on a CPU, eager is faster for rows of a few dozen tokens.
         compile: Compile the models with `torch.compile`: on the two cores of docs/benchmarks.md an update takes a fifth
-            less time, but the first of each kind of pass half a minute more. Needs a C++ compiler.
+            less time, but the first of each kind of pass half a minute more. Needs g++, or what `CXX` names.
         value_init: Of the critic's value head: zero predicts nothing at first; small is a little noise.
         lora: Train low-rank adapters of the actor's linear layers in place of its weights (`rank`, `alpha`, `targets`,
             `sync`); it wants about ten times the learning rate. Left out, all weights are trained.
@@ -120,6 +121,11 @@ class DeepSpeedLearner:
         """Distributions that must be installed for these options."""
         return ("peft",) if self.lora else ()
 
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """What these options start: `torch.compile` calls the compiler that `CXX` names, as torch reads it."""
+        return (os.environ.get("CXX", "g++"),) if self.compile else ()
+
     def environment(self, place: Place) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything.
 
@@ -160,8 +166,6 @@ class DeepSpeedLearner:
         Raises:
             LearnerError: A model cannot be used.
         """
-        import os
-
         from rlsdk.learners.model import check_layers, load_critic, load_policy
         from rlsdk.learners.objective import Objective
 

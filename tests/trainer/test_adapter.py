@@ -1,4 +1,4 @@
-"""Before anything starts: whether an adapter is sent, and whether this machine and this engine can."""
+"""Before anything starts: whether an adapter is sent, and whether this machine and this engine suit the learner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlsdk.config import Plan, check
 from rlsdk.contracts import Adapter
 from rlsdk.errors import EngineError, EnvironmentFault
 from rlsdk.trainer.cluster import exchanged_adapter
-from rlsdk.trainer.run import run
+from rlsdk.trainer.run import faults, run
 
 
 @pytest.fixture
@@ -58,3 +58,14 @@ def test_a_missing_peft_stops_the_run_before_it_starts(
     with pytest.raises(EnvironmentFault, match=r"learner core/deepspeed with these options needs peft, .* pip install"):
         run(plan("vllm", lora={"rank": 8}))
     assert exchanged_adapter(plan("vllm")) is None
+
+
+def test_a_missing_compiler_stops_the_run_before_it_starts(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(
+        EnvironmentFault, match="learner core/deepspeed with these options starts no-such-compiler, whi"
+    ):
+        run(plan("vllm", compile=True))
+    assert faults(plan("vllm"), trains=True) == []

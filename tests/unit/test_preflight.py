@@ -144,3 +144,9 @@ def test_a_package_that_an_option_needs_is_named(install):
     assert preflight.packages(["there", "absent"], "learner x with these options") == [
         "learner x with these options needs absent, which is not installed: pip install absent"
     ]
+
+
+def test_a_program_that_an_option_needs_is_named():
+    assert preflight.programs([sys.executable, "no-such-program"], "learner x with these options") == [
+        "learner x with these options starts no-such-program, which is not on this machine's PATH: install it"
+    ]
