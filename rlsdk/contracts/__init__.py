@@ -19,12 +19,11 @@ from rlsdk.contracts.generation import (
 )
 from rlsdk.contracts.running import AlgorithmDefaults, Chat, Environment, Run, Served, Speaker, Tracker, Workflow, World
 from rlsdk.contracts.scoring import Rule, ScoringLimits
-from rlsdk.contracts.training import Calls, GivesAdapter, Learner, LossSpec, Requires, Roles, TrainBatch
+from rlsdk.contracts.training import GivesAdapter, Learner, LossSpec, Requires, RequiresPrograms, Roles, TrainBatch
 
 __all__ = [
     "Adapter",
     "AlgorithmDefaults",
-    "Calls",
     "Chat",
     "Completion",
     "DType",
@@ -38,6 +37,7 @@ __all__ = [
     "Place",
     "Request",
     "Requires",
+    "RequiresPrograms",
     "Roles",
     "Rule",
     "Run",

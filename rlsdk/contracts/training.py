@@ -210,7 +210,7 @@ class Requires(Protocol):
 
 
 @runtime_checkable
-class Calls(Protocol):
+class RequiresPrograms(Protocol):
     """What a learner offers beside the rest if some of its options start programs that a machine may lack."""
 
     @property

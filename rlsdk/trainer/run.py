@@ -18,7 +18,7 @@ from rich.console import Console
 
 from rlsdk import preflight
 from rlsdk.config import Plan, check
-from rlsdk.contracts import Calls, Requires
+from rlsdk.contracts import Requires, RequiresPrograms
 from rlsdk.errors import ConfigError, PluginError, RunError
 from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.progress import log_console
@@ -169,7 +169,7 @@ def faults(plan: Plan, *, trains: bool) -> list[str]:
     what = f"learner {plan.learner.name} with these options"
     if isinstance(learner, Requires):
         found += preflight.packages(learner.requires, what)
-    if isinstance(learner, Calls):
+    if isinstance(learner, RequiresPrograms):
         found += preflight.programs(learner.programs, what)
     weights = sum(f.stat().st_size for f in Path(plan.config.model.path).glob("*.safetensors"))
     parameters = weights / (4 if plan.config.model.dtype == "float32" else 2)
