@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from rlsdk.engines.common import (
     open_tokenizer,
     with_tied_head,
 )
+from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
 from rlsdk.engines.vllm_model import checkpoint_shapes, import_architectures
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
@@ -38,21 +39,6 @@ _CACHES = {
 }
 _FINISH: tuple[Finish, Finish, Finish] = ("stop", "length", "abort")
 """vLLM's `FinishReason` by its number; those beyond are failures."""
-_OWNED = {
-    "model": "model.path",
-    "dtype": "model.dtype",
-    "max_model_len": "model.max_length",
-    "trust_remote_code": "model.trust_remote_code",
-    "seed": "the run's seed",
-    "logprobs_mode": "rlsdk itself: logprobs are those of the distribution sampled from",
-    "async_scheduling": "rlsdk itself: a token must be sampled by the weights whose version it bears",
-    "worker_extension_cls": "rlsdk itself",
-    "skip_tokenizer_init": "rlsdk itself",
-    "enable_sleep_mode": "placement.colocate",
-    "enable_lora": "learner.lora",
-    "max_lora_rank": "learner.lora.rank",
-}
-"""Engine arguments that `args` may not set, and what sets them."""
 
 
 @engine("vllm")
@@ -102,7 +88,7 @@ class Vllm:
     _canaries: dict[str, Any] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        for name, owner in _OWNED.items():
+        for name, owner in OWNED.items():
             if name in self.args:
                 raise OptionError("engine 'vllm'", [(f"args.{name}", f"is set by {owner}; take it out of args")])
 
@@ -159,7 +145,7 @@ class Vllm:
         self._ends = end_ids(model, self._tokenizer)
         if place.device == "cpu":
             import_architectures(model)
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model, place, self)))
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model, place, self, self._adapter)))
         self._llm.set_weight_version("0")
         if self._adapter is not None:
             vllm_adapter.load_blank(self._llm)
@@ -347,26 +333,15 @@ class Vllm:
         found: np.ndarray = np.asarray(self._canaries.pop(name), dtype=np.float32)
         return found
 
-    @contextmanager
-    def _before_others(self, name: str, count: int) -> Iterator[None]:
+    def _before_others(self, name: str, count: int) -> AbstractContextManager[None]:
         """Have a prompt read before, and not beside, what waits to have its cache recomputed: that may take long.
 
-        Whoever sends weights waits for these logprobs. vLLM offers no such order; where it runs in processes of its
-        own, its scheduler is out of reach, and the prompt waits.
+        Whoever sends weights waits for these logprobs. Where vLLM runs in processes of its own, its scheduler is out
+        of reach, and the prompt waits.
         """
         core = getattr(self._llm.engine_core, "engine_core", None)
-        scheduler = getattr(core, "scheduler", None)
-        if scheduler is None or scheduler.running:  # what runs would take part in the step
-            yield
-            return
-        request = scheduler.requests[name]
-        scheduler.waiting.remove_request(request)
-        scheduler.waiting.prepend_request(request)
-        most, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, count
-        try:
-            yield
-        finally:
-            scheduler.max_num_scheduled_tokens = most
+        before = getattr(getattr(core, "scheduler", None), "before_others", None)
+        return nullcontext() if before is None else before(name, count)
 
     def reseed(self, seed: int) -> None:
         """Seed the engine's own generator: the same requests, admitted in the same order, then give the same tokens."""
@@ -392,46 +367,3 @@ class Vllm:
             self._llm = None
         self._running.clear()
         self._ready.clear()
-
-
-def engine_arguments(model: Model, place: Place, options: Vllm) -> dict[str, Any]:
-    """Fields of vLLM's `EngineArgs`.
-
-    Args:
-        model: To generate with.
-        place: Where.
-        options: The engine's options; its `args` are laid over the rest.
-    """
-    cpu = place.device == "cpu"
-    found: dict[str, Any] = {
-        "model": model.path,
-        "dtype": model.dtype,
-        "max_model_len": model.max_length,
-        "trust_remote_code": model.trust_remote_code,
-        "skip_tokenizer_init": True,
-        "seed": mix(place.seed, place.rank) % 2**31,
-        "logprobs_mode": "processed_logprobs",
-        "max_num_seqs": options.max_num_seqs,
-        "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs),
-        "enforce_eager": cpu if options.enforce_eager is None else options.enforce_eager,
-        "enable_prefix_caching": True,
-        "disable_log_stats": True,
-        # A step then returns what it sampled, and weights are replaced with nothing under way.
-        "async_scheduling": False,
-        "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
-        "scheduler_cls": "rlsdk.engines.vllm_scheduler.DecodeScheduler",
-    }
-    if options._adapter is not None:
-        found |= vllm_adapter.arguments(options._adapter)
-    if cpu:
-        # With the 128 of vLLM attention reads mostly padding where sequences are short; less costs bookkeeping.
-        found["block_size"] = 64
-    else:
-        found |= {
-            "tensor_parallel_size": options.tensor_parallel_size,
-            "gpu_memory_utilization": options.gpu_memory_utilization,
-            "enable_sleep_mode": place.colocated,
-        }
-        if options.tensor_parallel_size > 1:
-            found["distributed_executor_backend"] = "mp"
-    return {**found, **options.args}

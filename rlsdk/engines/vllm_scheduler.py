@@ -1,8 +1,9 @@
-"""vLLM's scheduler, with less to do for a token that lies where the one before it lies."""
+"""vLLM's scheduler, with less to do for each token, and a way to have a prompt read first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -11,12 +12,14 @@ from vllm.v1.request import RequestStatus
 
 
 class DecodeScheduler(Scheduler):
-    """Asks for no slot where a decode step needs none.
+    """Asks for no slot where a decode step needs none, and can let one prompt go before all others.
 
     Of a sequence that decodes, all steps but one in `block_size` write into a block that it has, and vLLM goes through
     its whole allocation for each of them: a tenth of the time of a small model with hundreds of sequences, on a GPU,
     too, where this runs between two kernels. With plain full attention alone: windows let go of blocks on the way.
     """
+
+    max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM calls it."""
@@ -26,6 +29,26 @@ class DecodeScheduler(Scheduler):
         if len(groups) == 1 and type(groups[0]) is FullAttentionManager and not self.num_lookahead_tokens:
             nothing, size = manager.empty_kv_cache_blocks, groups[0].block_size
             manager.allocate_slots = sparing(manager.allocate_slots, nothing, size)
+
+    @contextmanager
+    def before_others(self, name: str, count: int) -> Iterator[None]:
+        """Read a waiting prompt in a step of its own, unless others run: they would take part in the step anyway.
+
+        Args:
+            name: Of the request.
+            count: Its tokens.
+        """
+        if self.running:
+            yield
+            return
+        request = self.requests[name]
+        self.waiting.remove_request(request)
+        self.waiting.prepend_request(request)
+        most, self.max_num_scheduled_tokens = self.max_num_scheduled_tokens, count
+        try:
+            yield
+        finally:
+            self.max_num_scheduled_tokens = most
 
 
 def sparing(allocate: Callable[..., Any], nothing: Any, size: int) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,8 +25,7 @@ from rlsdk.learners.zero import Clock, Offload, Schedule, Setting, Trained, no_c
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from rlsdk.learners.metrics import Tally
-    from rlsdk.learners.objective import Moment
+    from rlsdk.learners.updates import Updates
 
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
@@ -90,12 +89,13 @@ class DeepSpeedLearner:
 
     _place: Place = attrs.field(init=False)
     _ranks: Ranks = attrs.field(init=False)
-    _objective: Any = attrs.field(init=False)
+    _temperature: float = attrs.field(init=False)
     _actor: Trained = attrs.field(init=False)
     _critic: Trained | None = attrs.field(init=False, default=None)
     _reference: Any = attrs.field(init=False, default=None)
     _roles: Roles = attrs.field(init=False)
     _passes: Passes = attrs.field(init=False)
+    _updates: Updates = attrs.field(init=False)
     _outlet: Outlet = attrs.field(init=False)
     _clock: Clock = attrs.field(init=False, factory=Clock)
 
@@ -168,6 +168,7 @@ class DeepSpeedLearner:
         """
         from rlsdk.learners.model import check_layers, load_critic, load_policy
         from rlsdk.learners.objective import Objective
+        from rlsdk.learners.updates import Updates
 
         host, _, port = place.master.rpartition(":")
         os.environ.update({**self.environment(place), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or "0"})
@@ -180,7 +181,8 @@ class DeepSpeedLearner:
 
         no_communication_op()
         deepspeed.init_distributed(dist_backend="nccl" if place.device == "cuda" else "gloo")
-        self._objective = Objective(loss)
+        objective = Objective(loss)
+        self._temperature = loss.temperature
         factor = schedule(self.schedule, self.warmup_steps, self.final_ratio, total_updates)
         actor = load_policy(roles.actor, self.attention, self.gradient_checkpointing)
         if self.rows == "shared":
@@ -195,6 +197,14 @@ class DeepSpeedLearner:
             self._prepare(critic, roles.critic)
             lr = self.lr * 10 if self.critic_lr is None else self.critic_lr
             self._critic = Trained(critic, self._setting(roles.critic, lr), factor, place.world)
+        self._updates = Updates(
+            objective=objective,
+            passes=self._passes,
+            actor=self._actor,
+            critic=self._critic,
+            seed=place.seed,
+            device=place.device,
+        )
         if roles.reference is not None and not self._base_is_reference:
             reference = load_policy(roles.reference, self.attention, False)
             self._prepare(reference, roles.reference)
@@ -255,7 +265,7 @@ class DeepSpeedLearner:
         names = ("logprobs", "entropy", "probs_squared_sum")
 
         def run(rows: Any) -> dict[str, Tensor]:
-            results = self._passes.run(model, rows, self._objective.spec.temperature, entropy, squares)
+            results = self._passes.run(model, rows, self._temperature, entropy, squares)
             return {name: result for name, result in zip(names, results, strict=True) if name in fields}
 
         with switched_off(self._actor.engine.module) if off else nullcontext():
@@ -283,77 +293,7 @@ class DeepSpeedLearner:
         Raises:
             LearnerError: A gradient is not finite.
         """
-        from rlsdk.batch import Totals
-        from rlsdk.learners.metrics import Tally
-        from rlsdk.learners.objective import Moment
-
-        tally = Tally()
-        plans = [self._passes.plan(batch) for batch, _, _ in minibatches]
-        counts = self._ranks.most([max(len(parts), 1) for parts in plans])
-        for i, ((batch, tokens, rollouts), parts, count) in enumerate(zip(minibatches, plans, counts, strict=True)):
-            seed = int(np.random.SeedSequence([self._place.seed, step, i]).generate_state(1)[0])
-            moment = Moment(update=i, updates=len(minibatches), totals=Totals(tokens, rollouts), seed=seed)
-            if self._objective.whole_batch:
-                moment = self._with_whole(batch, parts, count, moment)
-            self._step(self._actor, "actor", self._actor_losses(batch, parts, count, moment, tally), count, tally)
-            if self._critic is not None:
-                losses = self._critic_losses(batch, parts, count, moment, tally)
-                self._step(self._critic, "critic", losses, count, tally)
-        merged = Tally()
-        for pairs in self._ranks.gather(tally.pairs):
-            merged.merge(pairs)
-        return merged.means()
-
-    def _step(self, trained: Trained, role: str, losses: Iterator[Tensor], count: int, tally: Tally) -> None:
-        lr, norm = trained.lr, trained.step(losses, count * self._passes.shared_by, self._clock)
-        if self._ranks.rank == 0:
-            for name in ("actor/loss", "actor/policy_loss") if role == "actor" else ("critic/loss",):
-                tally.add(name, 0.0, 1.0)
-            tally.add(f"{role}/grad_norm", norm)
-            tally.add(f"{role}/lr", lr)
-
-    def _actor_losses(
-        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment, tally: Tally
-    ) -> Iterator[Tensor]:
-        objective = self._objective
-        for part, rows in self._passes.micro_batches(batch, parts, count):
-            logprobs, entropy, _ = self._passes.run(self._actor, rows, objective.spec.temperature, objective.entropy)
-            if part is None:
-                yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
-                continue
-            yield objective(objective.inputs(part, logprobs, entropy, moment), moment.totals, tally)
-            moment = attrs.evolve(moment, offset=moment.offset + len(logprobs))
-
-    def _critic_losses(
-        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment, tally: Tally
-    ) -> Iterator[Tensor]:
-        from rlsdk.learners.objective import critic_loss
-
-        assert self._critic is not None
-        for part, rows in self._passes.micro_batches(batch, parts, count):
-            values = self._passes.run(self._critic, rows)
-            clip = self._objective.spec.value_clip
-            yield _nothing(values) if part is None else critic_loss(part, values, clip, moment.totals, tally)
-
-    def _with_whole(self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment) -> Moment:
-        """One pass without a graph over the optimiser batch, gathered from all ranks in the order of micro-batches."""
-        import torch
-
-        columns: list[tuple[Tensor, Tensor]] = []
-        with self._clock("forward_seconds"), torch.no_grad():
-            for part, rows in self._passes.micro_batches(batch, parts, count):
-                logprobs, entropy, _ = self._passes.run(self._actor, rows, self._objective.spec.temperature, "value")
-                if part is not None:
-                    columns.append((logprobs.cpu(), entropy.cpu()))
-        empty = torch.zeros(0)
-        local = [torch.cat([empty, *(column[i] for column in columns)]) for i in (0, 1)]
-        order = np.concatenate([np.zeros(0, np.int64), *parts])
-        shares = self._ranks.gather((batch.select(order), *local))
-        whole = TrainBatch.concatenate([share[0] for share in shares])
-        device = self._place.device
-        logprobs, entropy = (torch.cat([share[i] for share in shares]).to(device) for i in (1, 2))
-        offset = sum(len(share[1]) for share in shares[: self._ranks.rank])
-        return attrs.evolve(moment, whole=self._objective.inputs(whole, logprobs, entropy, moment), offset=offset)
+        return self._updates.run(minibatches, step)
 
     def weights(self, version: int) -> Weights | None:
         """All tensors of the actor (rank 0; None elsewhere), tied ones under both names, an adapter merged."""
@@ -452,8 +392,3 @@ class DeepSpeedLearner:
             trained.engine.destroy()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _nothing(values: Tensor) -> Tensor:
-    """Zero with a graph, so that gradients of all parameters exist and collectives stay in step."""
-    return values.sum() * 0.0

@@ -17,7 +17,8 @@ import rlsdk
 from rlsdk.contracts import Model, Place, Request, Sampling, Weights
 from rlsdk.engines.common import StopStrings, check_names, mix, spread, with_tied_head
 from rlsdk.engines.sampler import sample, uniforms
-from rlsdk.engines.vllm import Vllm, engine_arguments
+from rlsdk.engines.vllm import Vllm
+from rlsdk.engines.vllm_arguments import engine_arguments
 from rlsdk.engines.vllm_model import checkpoint_shapes
 from rlsdk.engines.vllm_worker import read_shared, share
 from rlsdk.errors import EngineError, OptionError

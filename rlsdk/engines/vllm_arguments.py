@@ -1,0 +1,72 @@
+"""What vLLM is started with: its `EngineArgs`, from a model, a place and the engine's options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.contracts import Adapter, Model, Place
+from rlsdk.engines import vllm_adapter
+from rlsdk.engines.common import mix
+
+if TYPE_CHECKING:
+    from rlsdk.engines.vllm import Vllm
+
+OWNED = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "max_model_len": "model.max_length",
+    "trust_remote_code": "model.trust_remote_code",
+    "seed": "the run's seed",
+    "logprobs_mode": "rlsdk itself: logprobs are those of the distribution sampled from",
+    "async_scheduling": "rlsdk itself: a token must be sampled by the weights whose version it bears",
+    "worker_extension_cls": "rlsdk itself",
+    "skip_tokenizer_init": "rlsdk itself",
+    "enable_sleep_mode": "placement.colocate",
+    "enable_lora": "learner.lora",
+    "max_lora_rank": "learner.lora.rank",
+}
+"""Engine arguments that `args` may not set, and what sets them."""
+
+
+def engine_arguments(model: Model, place: Place, options: Vllm, adapter: Adapter | None = None) -> dict[str, Any]:
+    """Fields of vLLM's `EngineArgs`.
+
+    Args:
+        model: To generate with.
+        place: Where.
+        options: The engine's options; its `args` are laid over the rest.
+        adapter: The shape of those that it will be sent; None where it is sent whole models.
+    """
+    cpu = place.device == "cpu"
+    found: dict[str, Any] = {
+        "model": model.path,
+        "dtype": model.dtype,
+        "max_model_len": model.max_length,
+        "trust_remote_code": model.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "seed": mix(place.seed, place.rank) % 2**31,
+        "logprobs_mode": "processed_logprobs",
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs),
+        "enforce_eager": cpu if options.enforce_eager is None else options.enforce_eager,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        # A step then returns what it sampled, and weights are replaced with nothing under way.
+        "async_scheduling": False,
+        "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
+        "scheduler_cls": "rlsdk.engines.vllm_scheduler.DecodeScheduler",
+    }
+    if adapter is not None:
+        found |= vllm_adapter.arguments(adapter)
+    if cpu:
+        # With the 128 of vLLM attention reads mostly padding where sequences are short; less costs bookkeeping.
+        found["block_size"] = 64
+    else:
+        found |= {
+            "tensor_parallel_size": options.tensor_parallel_size,
+            "gpu_memory_utilization": options.gpu_memory_utilization,
+            "enable_sleep_mode": place.colocated,
+        }
+        if options.tensor_parallel_size > 1:
+            found["distributed_executor_backend"] = "mp"
+    return {**found, **options.args}
