@@ -135,7 +135,9 @@ class EngineClient:
         if not self._wanted:
             loop.call_soon(self._flush)
         key = (group, prompt.tobytes(), sampling, seed, affinity, begun)
-        wanted = self._wanted.setdefault(key, _Wanted(prompt, sampling, seed, affinity, begun))
+        wanted = self._wanted.get(key)
+        if wanted is None:
+            wanted = self._wanted[key] = _Wanted(prompt, sampling, seed, affinity, begun)
         future: asyncio.Future[Answer] = loop.create_future()
         wanted.futures.append(future)
         return future
