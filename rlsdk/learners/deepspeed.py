@@ -25,8 +25,6 @@ from rlsdk.learners.zero import Clock, Offload, Schedule, Setting, Trained, no_c
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from rlsdk.learners.updates import Updates
-
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
 
@@ -95,7 +93,7 @@ class DeepSpeedLearner:
     _reference: Any = attrs.field(init=False, default=None)
     _roles: Roles = attrs.field(init=False)
     _passes: Passes = attrs.field(init=False)
-    _updates: Updates = attrs.field(init=False)
+    _updates: Any = attrs.field(init=False)
     _outlet: Outlet = attrs.field(init=False)
     _clock: Clock = attrs.field(init=False, factory=Clock)
 
@@ -293,7 +291,8 @@ class DeepSpeedLearner:
         Raises:
             LearnerError: A gradient is not finite.
         """
-        return self._updates.run(minibatches, step)
+        found: dict[str, float] = self._updates.run(minibatches, step)
+        return found
 
     def weights(self, version: int) -> Weights | None:
         """All tensors of the actor (rank 0; None elsewhere), tied ones under both names, an adapter merged."""

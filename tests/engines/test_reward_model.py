@@ -45,7 +45,7 @@ def test_the_end_of_a_long_conversation_counts(classifier: Path) -> None:
     reward = rlsdk.load("reward", "reward_model", path=str(classifier), max_length=5, activation="sigmoid")
     long, other = reward(rollouts([":" * 50 + "1+1=2", "/" * 60 + "1+1=2"]))
     expected = torch.tensor(by_hand(classifier, "1+1=2")).sigmoid()
-    assert long.value == other.value == pytest.approx(float(expected), abs=1e-5)
+    assert [long.value, other.value] == pytest.approx([float(expected)] * 2, abs=1e-5)
 
 
 def test_a_template_writes_the_text(classifier: Path, tmp_path: Path) -> None:
