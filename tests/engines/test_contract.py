@@ -51,10 +51,14 @@ def prompt_of(completion: Completion) -> np.ndarray:
 
 
 def expected(model: Model, completion: Completion, weights: Weights | None = None, **how: Any) -> np.ndarray:
-    prompt = prompt_of(completion)
-    return tiny.reference_logprobs(model, np.concatenate([prompt, completion.token_ids]), weights, **how)[
-        len(prompt) - 1 :
-    ]
+    return behind(model, prompt_of(completion), completion, weights, **how)
+
+
+def behind(
+    model: Model, prompt: np.ndarray, completion: Completion, weights: Weights | None = None, **how: Any
+) -> np.ndarray:
+    whole = np.concatenate([prompt, completion.token_ids])
+    return tiny.reference_logprobs(model, whole, weights, **how)[len(prompt) - 1 :]
 
 
 def tokens(completions: Sequence[Completion]) -> list[list[int]]:
@@ -135,8 +139,7 @@ def test_long_answers_are_the_models_wherever_blocks_of_the_cache_end(subject: A
     long = Sampling(max_tokens=140, ignore_eos=True)
     asked = [Request(id=f"r{i}", prompt_ids=p, sampling=long, seed=i) for i, p in enumerate(prompts)]
     for prompt, done in zip(prompts, subject.run(generate, asked), strict=True):
-        own = tiny.reference_logprobs(model, np.concatenate([prompt, done.token_ids]))[len(prompt) - 1 :]
-        np.testing.assert_allclose(done.logprobs, own, atol=1e-4)
+        np.testing.assert_allclose(done.logprobs, behind(model, prompt, done), atol=1e-4)
 
 
 def test_tokens_bear_the_version_of_the_weights_that_sampled_them(subject: Any, model: Model) -> None:
