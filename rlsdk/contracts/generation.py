@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import attrs
 
 if TYPE_CHECKING:
     import numpy as np
+
+_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
 
 Finish = Literal["stop", "length", "abort"]
 DType = Literal["float32", "bfloat16", "float16"]
@@ -64,6 +67,20 @@ class Place:
     master: str = ""
     cpus: int = 1
     colocated: bool = True
+
+    def environment(self) -> dict[str, str]:
+        """Variables for any actor here: its threads and how they wait, its caches, no bars of progress in its log."""
+        found = {
+            "OMP_NUM_THREADS": str(self.threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        if self.cache:
+            found |= {variable: str(Path(self.cache) / folder) for variable, folder in _CACHES.items()}
+        if self.device == "cpu" and (not self.colocated or self.threads * self.world > self.cpus):
+            # Threads that wait would spin on cores where others work.
+            found |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
+        return found
 
 
 @attrs.frozen(kw_only=True)

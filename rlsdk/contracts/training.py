@@ -211,7 +211,7 @@ class Requires(Protocol):
 
 @runtime_checkable
 class RequiresPrograms(Protocol):
-    """What a learner offers beside the rest if some of its options start programs that a machine may lack."""
+    """What an engine or a learner offers beside the rest if some options start programs that a machine may lack."""
 
     @property
     def programs(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,8 @@ class SlotLayer(CacheLayerMixin):
         """Write one token for each row and return what attention reads."""
         at = self.cursor
         for held, new in ((self.keys, key_states), (self.values, value_states)):
-            if at.column is None:
+            # Compiled, a number in an index would be one graph for each.
+            if torch.compiler.is_compiling() or at.column is None:
                 held[at.index, :, at.columns] = new[:, :, 0]
             else:
                 held[: at.rows, :, at.column] = new[:, :, 0]
@@ -130,11 +131,14 @@ class Slots(Cache):
             for held, new in ((layer.keys, done.keys), (layer.values, done.values)):
                 held[rows, :, :width] = new[source] if whole else new[source[:, None], :, columns].transpose(1, 2)
 
-    def advance(self, net: Any, tokens: np.ndarray, columns: np.ndarray, width: int) -> torch.Tensor:
+    def advance(
+        self, decoder: Callable[..., Any], device: str, tokens: np.ndarray, columns: np.ndarray, width: int
+    ) -> torch.Tensor:
         """One forward pass over one new token of each row, from row 0 on.
 
         Args:
-            net: The model.
+            decoder: The model, or what stands for it.
+            device: Of the model.
             tokens: int64 `[n]`.
             columns: int64 `[n]`, their positions.
             width: One more than the greatest position.
@@ -142,18 +146,19 @@ class Slots(Cache):
         Returns:
             Logits behind them, `[n, vocabulary]`.
         """
-        at = torch.from_numpy(columns).to(net.device)
+        at = torch.from_numpy(columns).to(device)
         self.cursor.move(at, width)
         by = _FEW if width <= _MANY else _MANY
         for layer in self.layers:
-            layer.reserve(len(columns), -(-width // by) * by)
-        seen = torch.arange(width, device=net.device) <= at[:, None]
+            # One row and column more than are read: a model that is compiled has one graph for all, another for less.
+            layer.reserve(len(columns) + 1, -(-(width + 1) // by) * by)
+        seen = torch.arange(width, device=device) <= at[:, None]
         mask: Any = seen[:, None, None]
         if "sliding_attention" in self.kinds:
-            near = seen & (torch.arange(width, device=net.device) > at[:, None] - self.window)
+            near = seen & (torch.arange(width, device=device) > at[:, None] - self.window)
             mask = {"full_attention": mask, "sliding_attention": near[:, None, None]}
-        output = net(
-            torch.from_numpy(tokens).to(net.device)[:, None],
+        output = decoder(
+            torch.from_numpy(tokens).to(device)[:, None],
             attention_mask=mask,
             position_ids=at[:, None],
             past_key_values=self,
@@ -204,14 +209,16 @@ def prefill(net: Any, prompts: Sequence[np.ndarray], device: str) -> tuple[torch
     return output.logits[:, -1], cache, lengths
 
 
-def share_heads(net: Any) -> None:
-    """Let the query heads that share keys and values read them together while decoding.
+def use_attention(net: Any, compiled: bool) -> None:
+    """Let one new token a row be attended to as `_attention` does, where it is faster than transformers' `sdpa`.
 
-    transformers copies the cache once for each of them wherever a mask is given, in every layer and step.
+    Args:
+        net: The model.
+        compiled: Whether it will decode compiled.
     """
     config = net.config.get_text_config()
     kept = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if config._attn_implementation == "sdpa" and kept < config.num_attention_heads:
+    if config._attn_implementation == "sdpa" and (compiled or kept < config.num_attention_heads):
         AttentionInterface.register(_ATTENTION, _attention)
         AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
         net.set_attn_implementation(_ATTENTION)
@@ -221,6 +228,9 @@ def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **options: Any
 ) -> tuple[torch.Tensor, None]:
     """The attention `sdpa` of transformers; for one new token a row, the heads of a group are its queries.
+
+    transformers copies the cache once for each of them wherever a mask is given, in every layer and step. Compiled,
+    without groups, sums of products become one kernel, which short rows pass through twice as fast as through torch's.
 
     Args:
         module: The model's attention layer.
@@ -237,6 +247,11 @@ def _attention(
     if new != 1 or mask is None or options.get("position_bias") is not None:
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
         return result
+    if torch.compiler.is_compiling() and heads == key.shape[1]:
+        scores = (query.float() * key.float()).sum(-1) * options["scaling"]
+        shares = scores.masked_fill(~mask[:, :, 0], -torch.inf).softmax(-1)
+        mixed = (shares[..., None] * value.float()).sum(-2)
+        return mixed.to(query.dtype)[:, None], None
     grouped = query.view(rows, key.shape[1], heads // key.shape[1], size)
     output = torch.nn.functional.scaled_dot_product_attention(
         grouped, key, value, attn_mask=mask, scale=options.get("scaling")

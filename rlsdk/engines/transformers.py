@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -47,13 +50,17 @@ class Transformers:
         max_num_seqs: Continuations that run at once; the rest wait.
         max_num_batched_tokens: Prompt tokens, padding included, that are read at once.
         kv_cache_gib: Memory for the KV cache, in GiB; fewer continuations run at once where it is short.
+        compile: Decode with a model under `torch.compile`: on the two cores of docs/benchmarks.md a quarter faster, but
+            the first steps take half a minute more. Needs g++, or what `CXX` names.
     """
 
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 16384
     kv_cache_gib: float = 4.0
+    compile: bool = False
 
     _net: Any = attrs.field(init=False, default=None)
+    _decoder: Any = attrs.field(init=False, default=None)
     _model: Any = attrs.field(init=False, default=None)
     _tokenizer: Any = attrs.field(init=False, default=None)
     _device: str = attrs.field(init=False, default="cpu")
@@ -67,16 +74,16 @@ class Transformers:
     _admitted: int = attrs.field(init=False, default=0)
     _waiting: Any = attrs.field(init=False, factory=deque)
 
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """What these options start: `torch.compile` calls the compiler that `CXX` names, as torch reads it."""
+        return (os.environ.get("CXX", "g++"),) if self.compile else ()
+
     def environment(self, place: Place) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything."""
-        found = {
-            "OMP_NUM_THREADS": str(place.threads),
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        }
-        if place.device == "cpu" and (not place.colocated or place.threads * place.world > place.cpus):
-            # Threads that wait would spin on cores where others work.
-            found |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
+        found = place.environment()
+        if self.compile and place.device == "cpu":
+            found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)
         return found
 
     def start(self, model: Model, place: Place) -> None:
@@ -88,7 +95,7 @@ class Transformers:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from rlsdk.engines.slots import Slots, check_layers, share_heads, token_bytes
+        from rlsdk.engines.slots import Slots, check_layers, token_bytes, use_attention
 
         self._model, self._device = model, place.device
         self._tokenizer = open_tokenizer(model)
@@ -99,7 +106,8 @@ class Transformers:
         self._net = net.to(place.device).eval().requires_grad_(False)
         config = net.config.get_text_config()
         check_layers(config)
-        share_heads(net)
+        use_attention(net, self.compile)
+        self._decoder = _compiled(net) if self.compile else net
         self._rows, self._slots = Rows(self.max_num_seqs), Slots(config)
         self._per_token = token_bytes(config, net.dtype.itemsize)
         self._ends = _EndTable(config.vocab_size)
@@ -231,7 +239,7 @@ class Transformers:
 
     def stop(self) -> None:
         """Free everything."""
-        self._net = self._slots = self._rows = None
+        self._net = self._decoder = self._slots = self._rows = None
         self._waiting.clear()
 
     def _choose(self) -> list[tuple[int, Pending]]:
@@ -297,7 +305,9 @@ class Transformers:
         width = int(rows.length[running].max()) + 1
         columns = np.minimum(rows.length[: rows.used], width - 1)  # of a dead row, any column will do
         inputs = rows.tokens[np.arange(rows.used), columns]
-        logits = self._slots.advance(self._net, inputs, columns, width)
+        # One row would be another graph.
+        decoder = self._decoder if rows.used > 1 else self._net
+        logits = self._slots.advance(decoder, self._device, inputs, columns, width)
         rows.length[: rows.used] += alive
         if len(running) < rows.used:
             logits = logits[running]
@@ -332,6 +342,18 @@ class Transformers:
             width = int(rows.length[running].max())
             with torch.inference_mode():
                 self._slots.keep(torch.from_numpy(rows.compact()).to(self._device), width)
+
+
+def _compiled(net: Any) -> Callable[..., Any]:
+    """The model as a function, compiled once for any number of rows and columns."""
+    import torch
+    from torch.fx.experimental import _config as config
+
+    # Else rows that are as many as a head's numbers, say, in the first step, would be taken for the same, and compiled
+    # anew when they are not. The setting is the calling task's own, and steps are not taken in that of `start`.
+    context = copy_context()
+    context.run(setattr, config, "use_duck_shape", False)
+    return partial(context.run, torch.compile(net, dynamic=True))
 
 
 class _EndTable:

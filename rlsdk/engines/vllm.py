@@ -31,12 +31,6 @@ from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.weights import TIED_HEAD
 
-_CACHES = {
-    "VLLM_CACHE_ROOT": "vllm",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TRITON_CACHE_DIR": "triton",
-    "TORCH_EXTENSIONS_DIR": "extensions",
-}
 _FINISH: tuple[Finish, Finish, Finish] = ("stop", "length", "abort")
 """vLLM's `FinishReason` by its number; those beyond are failures."""
 
@@ -94,15 +88,12 @@ class Vllm:
 
     def environment(self, place: Place) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything."""
-        found = {
-            "OMP_NUM_THREADS": str(place.threads),
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        found = place.environment() | {
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if self.tensor_parallel_size > 1 else "0",
         }
         if place.cache:
-            found |= {variable: str(Path(place.cache) / folder) for variable, folder in _CACHES.items()}
+            found["VLLM_CACHE_ROOT"] = str(Path(place.cache) / "vllm")
         if place.device == "cpu":
             found |= {
                 # vLLM would pin each engine to the same cores.
@@ -112,9 +103,6 @@ class Vllm:
             if self.enforce_eager is not False:
                 # Without, one kernel of the sampler would be compiled all the same, for 12 s and no gain.
                 found["TORCHDYNAMO_DISABLE"] = "1"
-            if not place.colocated or place.threads * place.world > place.cpus:
-                # Threads that wait would spin on cores where others work.
-                found |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
         return found
 
     def expect_adapter(self, adapter: Adapter) -> None:

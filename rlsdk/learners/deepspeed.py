@@ -29,9 +29,6 @@ Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
 
 
-_CACHES = {"TORCH_EXTENSIONS_DIR": "extensions", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-
-
 @learner("deepspeed")
 @attrs.define(kw_only=True, eq=False)
 class DeepSpeedLearner:
@@ -133,29 +130,21 @@ class DeepSpeedLearner:
         if place.world % self.sequence_parallel:
             needed = f"sequence_parallel: {self.sequence_parallel} needs as many learner ranks, or a multiple of them"
             raise LearnerError(f"{needed}; got {place.world}, change placement.learners")
-        found = {
-            "OMP_NUM_THREADS": str(place.threads),
+        found = place.environment() | {
             "DS_ACCELERATOR": place.device,
             "RANK": str(place.rank),
             "WORLD_SIZE": str(place.world),
             # Ray shows each rank its own GPU alone, as number 0; on CPUs it counts ranks.
             "LOCAL_RANK": "0" if place.device == "cuda" else str(place.rank),
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             # DeepSpeed calls collectives by their old names, and torch says so at every call.
             "PYTHONWARNINGS": "ignore::FutureWarning:torch.distributed.c10d_logger",
         }
-        if place.cache:
-            found |= {variable: str(Path(place.cache) / folder) for variable, folder in _CACHES.items()}
         if place.device == "cpu":
             if self.compile:
                 found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)
             else:
                 # DeepSpeed's import of the compiler takes over a second.
                 found["TORCHDYNAMO_DISABLE"] = "1"
-            if not place.colocated or place.threads * place.world > place.cpus:
-                # Threads that wait would spin on cores where others work.
-                found |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
         return found
 
     def start(self, roles: Roles, loss: LossSpec, place: Place, total_updates: int) -> None:

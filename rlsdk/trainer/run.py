@@ -163,14 +163,15 @@ def faults(plan: Plan, *, trains: bool) -> list[str]:
     found = preflight.torch_companions()
     if plan.config.placement.device != "cpu":
         found += preflight.gpu_capability()
+    for kind, reference in {"engine": plan.engine, **({"learner": plan.learner} if trains else {})}.items():
+        component = plan.plugins.resolve(reference)
+        what = f"{kind} {reference.name} with these options"
+        if isinstance(component, Requires):
+            found += preflight.packages(component.requires, what)
+        if isinstance(component, RequiresPrograms):
+            found += preflight.programs(component.programs, what)
     if not trains:
         return found
-    learner = plan.plugins.resolve(plan.learner)
-    what = f"learner {plan.learner.name} with these options"
-    if isinstance(learner, Requires):
-        found += preflight.packages(learner.requires, what)
-    if isinstance(learner, RequiresPrograms):
-        found += preflight.programs(learner.programs, what)
     weights = sum(f.stat().st_size for f in Path(plan.config.model.path).glob("*.safetensors"))
     parameters = weights / (4 if plan.config.model.dtype == "float32" else 2)
     models = 2 if plan.algorithm.critic else 1

@@ -115,4 +115,4 @@ def test_vllm_on_a_long_tail_is_twice_as_fast_as_trl(compare: Callable[..., floa
 
 
 def test_transformers_on_many_short_completions_is_half_as_fast_again_as_trl(compare: Callable[..., float]) -> None:
-    assert compare(SHORT, "transformers", **FAST) >= 1.5
+    assert compare(SHORT, "{use: transformers, compile: true}", **FAST) >= 1.5

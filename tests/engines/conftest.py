@@ -50,16 +50,26 @@ Launched = Callable[..., AbstractContextManager[Subject]]
 
 @pytest.fixture(scope="session")
 def launched(model: Model, cluster: None) -> Launched:
-    """Starts vLLM in an actor, with its caches below `cache` of a folder: `with launched(folder, options, adapter)`."""
+    """Starts an engine in an actor, vLLM if no other: `with launched(folder, options, adapter, name=…, model=…)`.
+
+    Its caches lie below `cache` of the folder.
+    """
     import ray
 
     from rlsdk.engines.actor import launch
     from rlsdk.plugins import Plugins
 
     @contextmanager
-    def start(folder: Path, options: Mapping[str, Any], adapter: Adapter | None = None) -> Iterator[Subject]:
+    def start(
+        folder: Path,
+        options: Mapping[str, Any],
+        adapter: Adapter | None = None,
+        *,
+        name: str = "vllm",
+        model: Model = model,
+    ) -> Iterator[Subject]:
         place = Place(role="engine", cache=str(folder / "cache"), threads=1, cpus=os.cpu_count() or 1)
-        actor = launch(Plugins().reference("engine", "vllm", options), place, log_path=folder / "engine.log")
+        actor = launch(Plugins().reference("engine", name, options), place, log_path=folder / "engine.log")
 
         def run(body: Callable[..., Any], *args: Any) -> Any:
             return ray.get(actor.__ray_call__.remote(lambda owner: body(owner._engine, *args)))
@@ -67,7 +77,7 @@ def launched(model: Model, cluster: None) -> Launched:
         try:
             ray.get(actor.start.remote(model, place, adapter))
             ray.cloudpickle.register_pickle_by_value(tiny)
-            yield Subject("vllm", run, actor)
+            yield Subject(name, run, actor)
             ray.get(actor.stop.remote())
         finally:
             ray.kill(actor)

@@ -199,6 +199,13 @@ def test_environment_of_vllm() -> None:
     assert "TORCHDYNAMO_DISABLE" not in parallel and "VLLM_CPU_KVCACHE_SPACE" not in parallel
 
 
+def test_environment_of_a_compiled_engine() -> None:
+    found = rlsdk.load("engine", "transformers", compile=True).environment(CPU)
+    assert found["TORCHINDUCTOR_COMPILE_THREADS"] == "2"
+    assert Path(found["TORCHINDUCTOR_CACHE_DIR"]).parent == Path("cache")
+    assert "TORCHINDUCTOR_COMPILE_THREADS" not in rlsdk.load("engine", "transformers").environment(CPU)
+
+
 @pytest.mark.parametrize("name", ["vllm", "transformers"])
 def test_waiting_threads_sleep_where_others_need_the_cores(name: str) -> None:
     engine = rlsdk.load("engine", name)

@@ -64,8 +64,10 @@ def test_a_missing_compiler_stops_the_run_before_it_starts(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(
-        EnvironmentFault, match="learner core/deepspeed with these options starts no-such-compiler, whi"
-    ):
-        run(plan("vllm", compile=True))
-    assert faults(plan("vllm"), trains=True) == []
+    both = plan({"use": "transformers", "compile": True}, compile=True)
+    with pytest.raises(EnvironmentFault) as refused:
+        run(both)
+    for named in ("engine core/transformers", "learner core/deepspeed"):
+        assert f"{named} with these options starts no-such-compiler, which is not" in str(refused.value)
+    assert len(faults(both, trains=False)) == 1  # an evaluation has no learner
+    assert faults(plan("transformers"), trains=True) == []
