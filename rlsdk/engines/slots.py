@@ -248,7 +248,7 @@ def _attention(
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
         return result
     if torch.compiler.is_compiling() and heads == key.shape[1]:
-        scores = (query.float() * key.float()).sum(-1) * options["scaling"]
+        scores = (query.float() * key.float()).sum(-1) * (options.get("scaling") or size**-0.5)
         shares = scores.masked_fill(~mask[:, :, 0], -torch.inf).softmax(-1)
         mixed = (shares[..., None] * value.float()).sum(-2)
         return mixed.to(query.dtype)[:, None], None

@@ -76,7 +76,7 @@ def _states(backbone: nn.Module, rows: Rows) -> Tensor:
 
 def _behind_prompts(backbone: nn.Module, rows: Rows, prompts: Prompts) -> list[Tensor]:
     """States of the prompts, and those of the rows, which attend to their prompt's keys and values."""
-    from transformers import DynamicCache
+    from rlsdk.learners.prefix import Prefix
 
     read = backbone(input_ids=prompts.input_ids, use_cache=True)
     # Each row has a copy, through which its gradient reaches the prompt.
@@ -92,7 +92,7 @@ def _behind_prompts(backbone: nn.Module, rows: Rows, prompts: Prompts) -> list[T
         input_ids=rows.input_ids,
         position_ids=rows.position_ids,
         attention_mask=mask,
-        past_key_values=DynamicCache(copies),
+        past_key_values=Prefix(copies),
         use_cache=True,
     )
     return [read.last_hidden_state, output.last_hidden_state]

@@ -1,0 +1,51 @@
+"""Keys and values of prompts that rows go on from, as a cache that keeps nothing of what is read after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+
+class Prefix(Cache):
+    """The cache of all layers.
+
+    One of transformers' own would keep keys and values of the rows, too: a compiled model would hand them out, and have
+    gradients of zeros made for them.
+    """
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Make one of keys and values, `[rows, heads, prompt, head size]` each."""
+        super().__init__(layers=[_PrefixLayer(keys, values) for keys, values in layers])
+
+
+class _PrefixLayer(CacheLayerMixin):
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """There is nothing to make."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """What attention reads: the prompts, and the rows behind them."""
+        return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that a mask covers, and where they begin."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Columns of the prompts."""
+        return self.keys.shape[2]
+
+    def get_max_length(self) -> int:
+        """No maximum."""
+        return -1
