@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 SEED ?= 0
-KILLS ?= 50
+KILLS ?= 300
 VENV := .venv
 BIN := $(VENV)/bin
 NANO_frozen_lake := --largest 3 --layers 3 --hidden 64 --heads 2 --intermediate 128
@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start gridworlds test test-slow soak bench curves lint types layers docs
+.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults memory bench curves lint types layers docs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -69,8 +69,14 @@ test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSp
 test-slow: $(STAMP)  ## whole trainings, kills
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40
 
-soak: $(STAMP)  ## kill parts of a training at random moments, KILLS=50 times; write docs/soak.md; a quarter of an hour or more
+soak: $(STAMP)  ## kill, stop and end parts of a training at random moments, KILLS=300 times; write docs/soak.md; hours
 	@$(BIN)/python tools/soak.py --kills $(KILLS) --seed $(SEED)
+
+faults: $(STAMP)  ## make a training fail in every way of the fault matrix (CELLS=engine/SIGKILL/sync,…: these); write docs/faults.md; an hour
+	@$(BIN)/python tools/faults.py "$(CELLS)"
+
+memory: $(STAMP)  ## watch the memory of every process over 2,000 steps; write docs/memory.md; a quarter of an hour
+	@$(BIN)/python tools/memory.py
 
 bench: $(STAMP)  ## against TRL, overhead, estimators, the head; the machine must have nothing else to do
 	$(BIN)/pytest tests/benchmarks -m bench -s

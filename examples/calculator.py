@@ -13,9 +13,7 @@ from typing import Any, Literal
 
 import rlsdk
 from rlsdk.errors import OptionError
-from rlsdk.rewards.arithmetic import evaluate, tokenize
-from rlsdk.sources.expressions import draw, pick
-from rlsdk.sources.listing import TaskList
+from rlsdk.kit import TaskList, draw, evaluate, pick, tokenize
 
 LONGEST = 100
 """Characters of an expression: what keeps its numbers small."""

@@ -10,16 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlsdk.algorithms import Algorithm
+    from rlsdk.algorithms import Algorithm, algorithm
     from rlsdk.batch import Credit, CreditInputs, LossInputs, Totals, aggregate
-    from rlsdk.components import (
-        Use,
+    from rlsdk.components import Use
+    from rlsdk.errors import ConfigError, PluginError, RlsdkError
+    from rlsdk.hookspecs import hookimpl
+    from rlsdk.limits import above, at_least, at_most, below
+    from rlsdk.marks import (
         advantage,
-        algorithm,
         buffer,
         correction,
         engine,
         environment,
+        field,
         filter,
         kl,
         learner,
@@ -31,24 +34,22 @@ if TYPE_CHECKING:
         tracker,
         workflow,
     )
-    from rlsdk.errors import ConfigError, PluginError, RlsdkError
-    from rlsdk.hookspecs import hookimpl
     from rlsdk.plugins import Plugins, load, names
     from rlsdk.runlog.query import rollouts
-    from rlsdk.trainer import train
+    from rlsdk.trainer import Callback, StepBatch, Trainer, train
     from rlsdk.types import Group, Message, Observation, Rollout, Score, Step, Task
 
 _NAMES = {
-    "rlsdk.algorithms": ("Algorithm",),
+    "rlsdk.algorithms": ("Algorithm", "algorithm"),
     "rlsdk.batch": ("Credit", "CreditInputs", "LossInputs", "Totals", "aggregate"),
-    "rlsdk.components": (
-        "Use",
+    "rlsdk.components": ("Use",),
+    "rlsdk.marks": (
         "advantage",
-        "algorithm",
         "buffer",
         "correction",
         "engine",
         "environment",
+        "field",
         "filter",
         "kl",
         "learner",
@@ -62,15 +63,29 @@ _NAMES = {
     ),
     "rlsdk.errors": ("ConfigError", "PluginError", "RlsdkError"),
     "rlsdk.hookspecs": ("hookimpl",),
+    "rlsdk.limits": ("above", "at_least", "at_most", "below"),
     "rlsdk.plugins": ("Plugins", "load", "names"),
     "rlsdk.runlog.query": ("rollouts",),
-    "rlsdk.trainer": ("train",),
+    "rlsdk.trainer": ("Callback", "StepBatch", "Trainer", "train"),
     "rlsdk.types": ("Group", "Message", "Observation", "Rollout", "Score", "Step", "Task"),
 }
+PUBLIC_MODULES = (
+    "rlsdk",
+    "rlsdk.batch",
+    "rlsdk.contracts",
+    "rlsdk.errors",
+    "rlsdk.kit",
+    "rlsdk.limits",
+    "rlsdk.testing",
+    "rlsdk.types",
+    "rlsdk.weights",
+)
+"""Modules that plugins may import; every other one may change from one version to the next."""
 _LAZY = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Algorithm",
+    "Callback",
     "ConfigError",
     "Credit",
     "CreditInputs",
@@ -84,16 +99,23 @@ __all__ = [
     "Rollout",
     "Score",
     "Step",
+    "StepBatch",
     "Task",
     "Totals",
+    "Trainer",
     "Use",
+    "above",
     "advantage",
     "aggregate",
     "algorithm",
+    "at_least",
+    "at_most",
+    "below",
     "buffer",
     "correction",
     "engine",
     "environment",
+    "field",
     "filter",
     "hookimpl",
     "kl",

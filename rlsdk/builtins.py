@@ -4,16 +4,16 @@ from __future__ import annotations
 
 MODULES: dict[str, tuple[str, ...]] = {
     "reward": (
-        "rlsdk.engines.reward_model",
+        "rlsdk.rewards.reward_model",
         "rlsdk.rewards.countdown",
         "rlsdk.rewards.environment",
         "rlsdk.rewards.foreign",
         "rlsdk.rewards.format",
         "rlsdk.rewards.matching",
-        "rlsdk.rewards.math",
+        "rlsdk.rewards.math_answer",
         "rlsdk.rewards.penalties",
-        "rlsdk.scoring.code_tests",
-        "rlsdk.scoring.judge",
+        "rlsdk.rewards.code_tests",
+        "rlsdk.rewards.judge",
     ),
     "shaping": ("rlsdk.algorithms.shaping",),
     "advantage": ("rlsdk.algorithms.advantages", "rlsdk.algorithms.returns", "rlsdk.algorithms.trajectories"),

@@ -1,48 +1,30 @@
-"""The marks: decorators that attach a `Component` to a function or class and touch nothing else.
-
-    @rlsdk.reward("exact")
-    def exact(rollout, *, ignore_case: bool = False) -> float:
-        '''1.0 if the answer is the task's, else 0.0.'''
-
-The mark is the outermost decorator. Collecting marks, and choosing among them by name, is the work of `rlsdk.plugins`.
-"""
+"""Components: functions and classes that carry a mark, with their options, and how a config chooses among them."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import attrs
 
+from rlsdk import calls
 from rlsdk.errors import OptionError, PluginError
+from rlsdk.fields import Field, declared_by
+from rlsdk.kinds import SCHEDULED, SUPPLIED, Kind
 from rlsdk.options import CONVERTER, Option, check_options, options_of
+from rlsdk.schedules import Schedule, Scheduled, number_of, schedules_in
 
-Kind = Literal[
-    "reward",
-    "shaping",
-    "advantage",
-    "policy_loss",
-    "correction",
-    "kl",
-    "algorithm",
-    "filter",
-    "buffer",
-    "stop",
-    "workflow",
-    "environment",
-    "tasks",
-    "engine",
-    "learner",
-    "tracker",
-]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 Where = Literal["pool", "driver", "actor"]
 WHERE: tuple[Where, ...] = get_args(Where)
+Batch = bool | Literal["group"]
+"""Argument of a reward: one rollout (False), any list of rollouts (True), or all rollouts of one task."""
+SamplerRatio = Literal["old", "policy"]
+"""A ratio of probabilities to the policy that sampled: that of `old_logprobs`, or that of `logprobs`."""
+Check = Callable[[Any, Mapping[str, Any]], Iterable[tuple[str, str]]]
+"""`(run: RunFacts, options)` to faults: the option that cannot take effect in that run, and why."""
 Isolation = Literal["thread", "lock", "process"]
 ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
-SUPPLIED: Mapping[str, tuple[str, ...]] = {"buffer": ("step", "uses"), "stop": ("available", "target")}
-"""Kind -> keywords that rlsdk gives at each call: no options."""
 T = TypeVar("T", bound=Callable[..., Any])
 _MARK = "__rlsdk_component__"
 
@@ -52,36 +34,60 @@ class Component:
     """A marked object.
 
     Attributes:
-        kind: What it is.
+        kind: Kind of component, such as `reward`.
         name: Its name within its plugin.
         obj: The function or class.
-        needs: Optional fields of its inputs that it reads.
-        batch: A reward that takes and returns lists.
-        runs: Where a reward runs: in a pool of processes that can be killed, in the driver, or in an actor of its own.
-        cache: Whether a reward gives equal rollouts equal scores, so that one of them is enough.
+        needs: Optional fields of its inputs that it reads, by name.
+        fields: Fields among them that plugins declare.
+        batch: Argument of a reward: one rollout (False), any list of rollouts (True), or a whole group.
+        runs: Process of a reward: a pool of processes that can be killed, the driver, or an actor of its own;
+            or a function that decides from the reward and its options.
+        cache: True if a reward gives equal rollouts equal scores, so that only one of them is scored.
         imports: Modules that a reward imports when it first scores, and a pool beforehand, once for all its processes.
-        whole_batch: A policy loss that reads `x.whole`.
-        rewards: A workflow that gives rewards itself.
-        isolation: What keeps the calls of an environment apart from those of others.
+        whole_batch: True for a policy loss that reads `x.whole`.
+        aggregates: Aggregations that a policy loss is defined for; empty: all.
+        corrects: Ratio to the sampler by which a policy loss weighs tokens itself.
+        masks: True for a correction whose weights are 0 or 1: it drops tokens but never reweights them.
+        reads_rewards: True if an advantage, filter or buffer reads rewards; a run without such a reader needs none.
+        lengths: Options that are lengths of a response; null means the run's `sampling.max_tokens`.
+        check: Function that reports options that cannot take effect in a run.
+        rewards: True for a workflow that assigns rewards itself.
+        one_answer: True for a workflow whose rollouts are one answer each, of at most `sampling.max_tokens`.
+        isolation: How calls of an environment are isolated from those of others.
     """
 
     kind: Kind
     name: str
     obj: Any
     needs: tuple[str, ...] = ()
-    batch: bool = False
-    runs: Where = "pool"
+    fields: tuple[Field, ...] = ()
+    batch: Batch = False
+    runs: Where | Callable[[Any], Where] = "pool"
     cache: bool = False
     imports: tuple[str, ...] = ()
     whole_batch: bool = False
+    aggregates: tuple[str, ...] = ()
+    corrects: SamplerRatio | None = None
+    masks: bool = False
+    reads_rewards: bool = True
+    lengths: tuple[str, ...] = ()
+    check: Check | None = None
     rewards: bool = False
+    one_answer: bool = False
     isolation: Isolation = "thread"
 
     @property
     def options(self) -> tuple[Option, ...]:
         """The options schema, read from the signature."""
         supplied = SUPPLIED.get(self.kind, ())
-        return tuple(option for option in options_of(self.obj) if option.name not in supplied)
+        found = (option for option in options_of(self.obj) if option.name not in supplied)
+        scheduled = self.kind in SCHEDULED
+        return tuple(attrs.evolve(o, schedule=scheduled and number_of(o.type) is not None) for o in found)
+
+    @property
+    def is_async(self) -> bool:
+        """True for an async function, and for a class whose instances are called with one."""
+        return inspect.iscoroutinefunction(self.obj.__call__ if inspect.isclass(self.obj) else self.obj)
 
     @property
     def help(self) -> str:
@@ -94,12 +100,18 @@ class Component:
         return " ".join(self.help.split("\n\n")[0].split())
 
     def bind(self, given: Mapping[str, Any] | None = None) -> Any:
-        """Check options and make what is ready to run: a `Bound` function, or an instance of the class.
+        """Check options and instantiate the component: a `Bound` function, or an instance of the class.
+
+        If options are schedules, return a `Scheduled`, which instantiates the component for each training step; an
+        algorithm, which runs nothing itself, only takes numbers.
 
         Raises:
             OptionError: An option is unknown, missing or of the wrong type; all faults at once.
         """
-        values, faults = check_options(self.options, given or {})
+        given = given or {}
+        if self.kind != "algorithm" and (schedules := self.schedules(given)):
+            return Scheduled(self, lambda values: self.bind({**given, **values}), schedules)
+        values, faults = check_options(self.options, given)
         if faults:
             raise OptionError(f"{self.kind} {self.name!r}", faults)
         if inspect.isclass(self.obj):
@@ -108,6 +120,20 @@ class Component:
             except (TypeError, ValueError) as error:
                 raise OptionError(f"{self.kind} {self.name!r}", [("options", str(error))]) from error
         return Bound(self, values)
+
+    def schedules(self, given: Mapping[str, Any]) -> dict[str, Schedule]:
+        """The schedules that stand in place of float options.
+
+        Raises:
+            OptionError: A schedule is wrong; with all faults, those of other options, too.
+        """
+        found, faults = schedules_in(self.options, given)
+        if faults:
+            wrong = {path.partition(".")[0] for path, _ in faults}
+            others = check_options(self.options, given)[1]
+            faults += [fault for fault in others if fault[0] not in {*wrong, *found}]
+            raise OptionError(f"{self.kind} {self.name!r}", faults)
+        return found
 
 
 @attrs.frozen(eq=False)
@@ -150,6 +176,8 @@ def _structure_use(value: Any, _: Any) -> Use:
         if not value.get("use"):
             raise ValueError(f"names no component: write {{use: NAME, …}}; got {dict(value)!r}")
         return Use(value["use"], {k: v for k, v in value.items() if k != "use"})
+    if isinstance(value, Bound):
+        return Use(value.component.obj, value.options)
     if component_of(value) is not None:
         return Use(value)
     raise ValueError(f"expected the name of a component, {{use: NAME, …}} or a marked object; got {value!r}")
@@ -165,7 +193,7 @@ def component_of(obj: Any) -> Component | None:
     """
     if isinstance(obj, Component):
         return obj
-    if isinstance(obj, Bound):
+    if isinstance(obj, Bound | Scheduled):
         return obj.component
     return own_mark(obj) or own_mark(type(obj))
 
@@ -176,17 +204,33 @@ def own_mark(obj: Any) -> Component | None:
     return mark if isinstance(mark, Component) else None
 
 
-def _mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
+def mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
+    """Return the decorator that makes a function or class a component of a kind.
+
+    Args:
+        kind: Kind of the component.
+        name: Name within its plugin.
+        **extra: Further attributes of the `Component`.
+
+    Raises:
+        PluginError: The name, the fields that it needs, or what is marked, cannot be used.
+    """
     if not isinstance(name, str) or not name:
         raise PluginError(f"@rlsdk.{kind} takes a name, @rlsdk.{kind}('my_{kind}'); got {name!r}")
     if "/" in name:
         raise PluginError(f"@rlsdk.{kind}({name!r}): the plugin's prefix is added by itself; give the name without '/'")
+    if "needs" in extra:
+        declared = [declared_by(each) for each in extra["needs"]]
+        extra["needs"] = calls.known_fields(kind, name, extra["needs"])
+        extra["fields"] = tuple(field for field in declared if field is not None)
 
-    def mark(obj: T) -> T:
+    def attach(obj: T) -> T:
         if not (inspect.isfunction(obj) or inspect.isclass(obj)):
             raise PluginError(
                 f"@rlsdk.{kind}({name!r}) marks a function or a class; got {obj!r}; wrap it in a function"
             )
+        if fault := calls.fault_of(kind, obj, lists=bool(extra.get("batch"))):
+            raise PluginError(f"@rlsdk.{kind}({name!r}): {fault}")
         existing = own_mark(obj)
         if existing is not None and existing.obj is obj:
             both = f"{existing.kind} {existing.name!r} and {kind} {name!r}"
@@ -194,114 +238,4 @@ def _mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
         setattr(obj, _MARK, Component(kind, name, obj, **extra))
         return obj
 
-    return mark
-
-
-def reward(
-    name: str, *, batch: bool = False, runs: Where = "pool", cache: bool = False, imports: tuple[str, ...] = ()
-) -> Callable[[T], T]:
-    """Mark a reward: `(rollout, *, …) -> float | Score`, sync or async; with `batch`, lists of both.
-
-    Args:
-        name: Its name within its plugin.
-        batch: It takes and returns lists.
-        runs: `pool`: in one of several processes, which is killed when a call takes too long. `driver`: in the driver's
-            event loop, for what is over in an instant whatever the model wrote; what is async, or has a `state()`,
-            always runs there. `actor`: in an actor of its own, for what holds a model.
-        cache: Equal rollouts get equal scores: one that was scored is not scored again.
-        imports: Heavy modules that it imports when it first scores; a pool imports them once for all its processes.
-    """
-    if runs not in WHERE:
-        raise PluginError(f"@rlsdk.reward({name!r}): runs is one of {', '.join(WHERE)}; got {runs!r}")
-    return _mark("reward", name, batch=batch, runs=runs, cache=cache, imports=tuple(imports))
-
-
-def shaping(name: str, *, needs: tuple[str, ...] = ()) -> Callable[[T], T]:
-    """Mark a shaping: `(x: CreditInputs, *, …) -> Tensor[n] | Tensor[t]`, new rewards, before the advantage."""
-    return _mark("shaping", name, needs=tuple(needs))
-
-
-def advantage(name: str, *, needs: tuple[str, ...] = ()) -> Callable[[T], T]:
-    """Mark an advantage: `(x: CreditInputs, *, …) -> Tensor[n] | Tensor[t] | Credit`."""
-    return _mark("advantage", name, needs=tuple(needs))
-
-
-def policy_loss(name: str, *, needs: tuple[str, ...] = (), whole_batch: bool = False) -> Callable[[T], T]:
-    """Mark a policy loss: `(x: LossInputs, *, …) -> Tensor[t] | (Tensor[t], metrics)`, per token, never a mean."""
-    return _mark("policy_loss", name, needs=tuple(needs), whole_batch=whole_batch)
-
-
-def correction(name: str, *, needs: tuple[str, ...] = ()) -> Callable[[T], T]:
-    """Mark a correction: `(x: LossInputs, *, …) -> Tensor[t] | (Tensor[t], metrics)`, detached weights."""
-    return _mark("correction", name, needs=tuple(needs))
-
-
-def kl(name: str) -> Callable[[T], T]:
-    """Mark a KL estimator: `(logprobs[t], ref_logprobs[t]) -> Tensor[t]`."""
-    return _mark("kl", name)
-
-
-def algorithm(name: str) -> Callable[[T], T]:
-    """Mark an algorithm: an attrs class of defaults that names its parts."""
-    return _mark("algorithm", name)
-
-
-def filter(name: str) -> Callable[[T], T]:  # noqa: A001 - the contract's name
-    """Mark a filter: `(group: Group, *, …) -> bool | Group`, whether, or which part, to train on."""
-    return _mark("filter", name)
-
-
-def buffer(name: str) -> Callable[[T], T]:
-    """Mark a buffer policy: `(group, *, step, uses, …) -> priority | None`; None drops."""
-    return _mark("buffer", name)
-
-
-def stop(name: str) -> Callable[[T], T]:
-    """Mark a stop rule: `(*, available, target, …) -> bool`, may production for this step end."""
-    return _mark("stop", name)
-
-
-def workflow(name: str, *, rewards: bool = False) -> Callable[[T], T]:
-    """Mark a workflow: a class with `async run(self, task, chat) -> Rollout | Sequence[Rollout]`, or a function.
-
-    Args:
-        name: Its name within its plugin.
-        rewards: It gives rewards itself (`chat.reward`): where a configuration names no reward, these count.
-    """
-    return _mark("workflow", name, rewards=rewards)
-
-
-def environment(name: str, *, isolation: Isolation = "thread") -> Callable[[T], T]:
-    """Mark an environment: a class with `reset(seed) -> Observation` and `step(text) -> Step`, sync or async.
-
-    Args:
-        name: Its name within its plugin.
-        isolation: `thread`: calls of several instances run at once, in threads of one process. `lock`: one after the
-            other, for what has state that instances share. `process`: each instance has a process of its own, which
-            is killed when a call takes too long.
-    """
-    if isolation not in ISOLATIONS:
-        raise PluginError(
-            f"@rlsdk.environment({name!r}): isolation is one of {', '.join(ISOLATIONS)}; got {isolation!r}"
-        )
-    return _mark("environment", name, isolation=isolation)
-
-
-def tasks(name: str) -> Callable[[T], T]:
-    """Mark a task source: `(*, split, …) -> Sequence[Task]`, sized, indexable, deterministic by seed."""
-    return _mark("tasks", name)
-
-
-def engine(name: str) -> Callable[[T], T]:
-    """Mark an engine: generates tokens with logprobs and takes weights with a version."""
-    return _mark("engine", name)
-
-
-def learner(name: str) -> Callable[[T], T]:
-    """Mark a learner: logprobs, values, update, export of weights, save, load."""
-    return _mark("learner", name)
-
-
-def tracker(name: str) -> Callable[[T], T]:
-    """Mark a tracker: `open(run)`, `log(step, metrics)`, `close()`."""
-    return _mark("tracker", name)
+    return attach

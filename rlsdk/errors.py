@@ -5,9 +5,18 @@ A message says what was given, what was expected, where, and what to do.
 
 from __future__ import annotations
 
+import inspect
+import sys
+import traceback
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+FILE_PACKAGE = "_rlsdk_files"
+"""Top-level name under which single-file plugins live in `sys.modules`."""
+_CALLERS = frozenset({"rlsdk", "pluggy", "ray"}) | sys.stdlib_module_names
+"""Packages whose frames lead to a plugin's code, and are none of it."""
 
 
 class RlsdkError(Exception):
@@ -48,7 +57,7 @@ class PluginError(RlsdkError):
 
 
 class UnknownComponentError(PluginError):
-    """No component of that kind bears that name."""
+    """There is no component with that kind and name."""
 
 
 class FingerprintError(PluginError):
@@ -68,7 +77,7 @@ class DataError(RlsdkError):
 
 
 class ScoringError(RlsdkError):
-    """Too many rollouts could not be scored."""
+    """Too many trajectories could not be scored."""
 
 
 class EngineError(RlsdkError):
@@ -80,7 +89,7 @@ class OutOfRoomError(RlsdkError):
 
 
 class WorldLostError(RlsdkError):
-    """The worker that held a rollout's environment is gone; the rollout begins anew in another."""
+    """The worker that hosted a rollout's environment died; the rollout is restarted in another worker."""
 
 
 class LearnerError(RlsdkError):
@@ -95,6 +104,10 @@ class CheckpointError(RlsdkError):
     """A checkpoint cannot be written, found or trusted."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A file of a checkpoint is missing, or differs from what was written."""
+
+
 class RunError(RlsdkError):
     """A run failed; the message names the culprit (actor, step, task, plugin)."""
 
@@ -106,9 +119,9 @@ class ConformanceFault(RlsdkError):
         component: Kind, name and distribution.
         broken: Name of the property.
         demand: What the property demands.
-        given: The input that shows it; empty where none is needed.
-        expected: On that input.
-        got: On that input.
+        given: The input that demonstrates the violation; empty if none is needed.
+        expected: Expected result on that input.
+        got: Actual result on that input.
         remedy: What to do.
     """
 
@@ -128,3 +141,54 @@ class ConformanceFault(RlsdkError):
 
 def _indented(text: str) -> str:
     return text.replace("\n", "\n    ")
+
+
+LONGEST = 2_000
+"""Characters of a plugin's message that are shown: it may quote a whole answer of a model."""
+
+
+def described(error: BaseException) -> str:
+    """Describe what a plugin raised: type, message, and the plugin's own line, such as `(lab.py, line 12)`."""
+    place = place_of(error)
+    text = error.msg if isinstance(error, SyntaxError) and place else error
+    return f"{type(error).__name__}: {text}"[:LONGEST] + (f" ({place})" if place else "")
+
+
+def place_of(error: BaseException) -> str:
+    """Find the last line of a plugin's own code on the way to an error.
+
+    The plugin is the first package in the traceback that neither is rlsdk nor was only passed through; what fails in
+    a library that it calls is reported at the line of the plugin that called it.
+
+    Returns:
+        `FILE, line N`, with the file below the working folder where it is there; empty where only rlsdk's code ran.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{_shown(error.filename)}, line {error.lineno}"
+    frames = [(frame.f_globals.get("__name__"), frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [(package(str(name)), frame, line) for name, frame, line in frames if package(str(name)) not in _CALLERS]
+    if not own:
+        return ""
+    _, frame, line = [each for each in own if each[0] == own[0][0]][-1]
+    return f"{_shown(frame.f_code.co_filename)}, line {line}"
+
+
+def defined_at(obj: Any) -> str:
+    """Name a function or class with the file and line of its definition: `exact (lab.py, line 3)`."""
+    try:
+        lines, number = inspect.getsourcelines(obj)
+        place = f" ({_shown(inspect.getsourcefile(obj) or '')}, line {number})" if lines else ""
+    except (OSError, TypeError):  # typed into an interpreter
+        place = ""
+    return f"{obj.__qualname__}{place}"
+
+
+def package(module: str) -> str:
+    """Name the top-level package of a module; a single-file plugin is one of its own."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == FILE_PACKAGE else parts[0]
+
+
+def _shown(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -53,13 +53,13 @@ def create(
     """Write a model folder that transformers, vLLM and DeepSpeed open.
 
     Args:
-        folder: Where to; made if there is none.
-        seed: Of the random weights.
+        folder: Target folder; created if it does not exist.
+        seed: Random seed of the weights.
         layers: Transformer layers.
         hidden: Width.
         heads: Attention heads.
         intermediate: Width of the feed-forward layers.
-        largest: Numbers from 0 to this are one token each.
+        largest: Largest number that is a single token; all from 0 on are.
         initializer_range: Standard deviation of the weights.
 
     Returns:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import attrs
 import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
+from rlsdk.docstrings import documented
 from rlsdk.errors import PluginError
+from rlsdk.limits import Limit, written
 
 MISSING: Any = attrs.NOTHING
 Fault = tuple[str, str]
@@ -27,9 +28,6 @@ Fault = tuple[str, str]
 
 MANY = 12
 """More names than this are not listed where the nearest is known."""
-
-LABELS = ("Paper", "Source", "Formula", "When to use")
-"""What a component's docstring says of it, each at the beginning of a line; `Source` is an origin without paper."""
 
 CONTINUATION = (
     "; it looks like a shell line that lost its continuation: end each line but the last with ' \\' and nothing "
@@ -51,16 +49,17 @@ class Mismatches(ValueError):
 
 @attrs.frozen
 class Option:
-    """One option: name, type, default (`MISSING`: required) and one line of help."""
+    """One option: name, type, default (`MISSING`: required), one line of help, and whether it may be a schedule."""
 
     name: str
     type: Any
     default: Any = MISSING
     help: str = ""
+    schedule: bool = False
 
     @property
     def required(self) -> bool:
-        """Whether a value must be given."""
+        """True if the option has no default."""
         return self.default is MISSING
 
     @property
@@ -102,7 +101,8 @@ def _hint(function: Any, parameter: inspect.Parameter) -> Any:
         return Any
     alone = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
-        return typing.get_type_hints(alone, globalns=inspect.unwrap(function).__globals__)[parameter.name]
+        hints = typing.get_type_hints(alone, globalns=inspect.unwrap(function).__globals__, include_extras=True)
+        return hints[parameter.name]
     except Exception as error:  # an annotation is code, and may raise anything
         raise _unreadable(function, error) from error
 
@@ -141,30 +141,6 @@ class Computed:
 
     def __str__(self) -> str:
         return "computed"
-
-
-def documented(doc: str) -> dict[str, str]:
-    """Names explained under `Args:`, `Options:` or `Attributes:` of a docstring -> their explanation on one line."""
-    found: dict[str, str] = {}
-    doc = inspect.cleandoc(doc)
-    for section in re.finditer(r"^(?:Args|Options|Attributes):\n((?:[ \t]+.*\n?|\n)*)", doc, re.MULTILINE):
-        body = textwrap.dedent(section.group(1))
-        for entry in re.finditer(r"^\*{0,2}(\w+)(?: \([^)]*\))?:\s*((?:.*\n?)(?:[ \t]+.*\n?)*)", body, re.MULTILINE):
-            found[entry.group(1)] = " ".join(entry.group(2).split())
-    return found
-
-
-def labelled(doc: str) -> dict[str, str]:
-    """What a component's docstring says behind each of `LABELS`, and under "" the text between its summary and them."""
-    head = re.split(r"^(?:Args|Options|Attributes|Returns|Raises):\n", inspect.cleandoc(doc), maxsplit=1, flags=re.M)[0]
-    found: dict[str, list[str]] = {}
-    label = ""
-    for line in head.partition("\n\n")[2].splitlines():
-        start = re.match(rf"({'|'.join(LABELS)}): (.*)", line)
-        label = start[1] if start else label if line else ""
-        found.setdefault(label, []).append(start[2] if start else line)
-    joined = {name: " ".join(" ".join(lines).split()) for name, lines in found.items()}
-    return {name: text for name, text in joined.items() if text}
 
 
 def check_options(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
@@ -244,6 +220,8 @@ def type_name(kind: Any) -> str:
     if kind is type(None) or kind is None:
         return "null"
     origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return written(type_name(args[0]), _limits(kind))
     if origin in (Union, types.UnionType):
         return " | ".join(type_name(a) for a in args)
     if origin is Literal:
@@ -262,6 +240,8 @@ def _mismatch(value: Any, kind: Any) -> Mismatch:
 
 def _help(value: Any, kind: Any) -> str:
     """A sentence for the mistakes that shells and YAML invite."""
+    if value is None:
+        return ": null, or nothing after the colon; give a value, or leave the line out if it has a default"
     if not isinstance(value, str):
         return " (quote it to make it text)" if kind is str else ""
     if value.strip() != value or "\n" in value or value.endswith("\\"):
@@ -300,6 +280,20 @@ def _union(value: Any, kind: Any) -> Any:
     if len([a for a in arms if a is not type(None)]) == 1:  # its faults say more, with their paths
         raise Mismatches([(path, text if path else text.replace(", got", " or null, got", 1)) for path, text in faults])
     raise _mismatch(value, kind)
+
+
+def _annotated(value: Any, kind: Any) -> Any:
+    """Structure the value as the type that is annotated, within its limits; other annotations are for other readers."""
+    structured, faults = structure(value, get_args(kind)[0])
+    if faults:
+        raise Mismatches(faults)
+    if not all(limit.admits(structured) for limit in _limits(kind)):
+        raise _mismatch(value, kind)
+    return structured
+
+
+def _limits(kind: Any) -> tuple[Limit, ...]:
+    return tuple(note for note in get_args(kind)[1:] if isinstance(note, Limit))
 
 
 def _literal(value: Any, kind: Any) -> Any:
@@ -363,12 +357,17 @@ def _is_literal(kind: Any) -> bool:
     return origin is Literal
 
 
+def _is_annotated(kind: Any) -> bool:
+    return get_origin(kind) is Annotated
+
+
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True, use_alias=True)
     converter.register_structure_hook_func(_is_sequence, _sequence)
     converter.register_structure_hook_func(_is_mapping, _mapping)
     converter.register_structure_hook_func(_is_union, _union)
     converter.register_structure_hook_func(_is_literal, _literal)
+    converter.register_structure_hook_func(_is_annotated, _annotated)
     converter.register_structure_hook(int, _strict(int, lambda v: type(v) is int))
     converter.register_structure_hook(float, _strict(float, lambda v: type(v) in (int, float)))
     converter.register_structure_hook(bool, _strict(bool, lambda v: type(v) is bool))

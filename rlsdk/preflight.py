@@ -15,6 +15,7 @@ from pathlib import Path
 from rlsdk.errors import EnvironmentFault
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+_HUB_SECONDS = 5.0
 REMEDY = "pip uninstall -y torchvision torchaudio torchcodec triton"
 
 
@@ -52,13 +53,15 @@ def packages(needed: Iterable[str], what: str) -> list[str]:
     """Look for distributions that a part of the run needs.
 
     Args:
-        needed: their names.
+        needed: their names; of several between bars, `mlflow | mlflow-skinny`, one is enough.
         what: the part, as the sentence begins.
 
     Returns:
         One sentence for each that is not installed.
     """
-    return [f"{what} needs {name}, which is not installed: pip install {name}" for name in needed if not _version(name)]
+    wanted = [[each.strip() for each in name.split("|")] for name in needed]
+    missing = [names[0] for names in wanted if not any(map(_version, names))]
+    return [f"{what} needs {name}, which is not installed: pip install {name}" for name in missing]
 
 
 def programs(needed: Iterable[str], what: str) -> list[str]:
@@ -88,19 +91,24 @@ def free_space(folder: str | os.PathLike[str], needed_bytes: int) -> list[str]:
     Returns:
         One sentence if it does not fit.
     """
-    place = Path(folder).expanduser().absolute()
-    existing = next(path for path in (place, *place.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(existing_parent(folder)).free
     if free >= needed_bytes:
         return []
     fault = (
-        f"{folder} has {_size(free)} free, and {_size(needed_bytes)} are needed. "
-        "Free some space, keep fewer checkpoints, or choose a run folder on another disk"
+        f"{folder} has {size_text(free)} free, and {size_text(needed_bytes)} are needed (see `rlsdk explain`). "
+        "Free some space, keep fewer checkpoints or rollouts, or choose a run folder on another disk"
     )
     return [fault]
 
 
-def _size(count: int) -> str:
+def existing_parent(folder: str | os.PathLike[str]) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
+    place = Path(folder).expanduser().absolute()
+    return next(path for path in (place, *place.parents) if path.exists())
+
+
+def size_text(count: int) -> str:
+    """Write a number of bytes in words, such as 1.5 GiB."""
     power = min((count.bit_length() - 1) // 10, 4) if count else 0
     return f"{count / 1024**power:.4g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
@@ -121,6 +129,46 @@ def gpu_capability() -> list[str]:
     devices = range(torch.cuda.device_count())
     faults = (arch_fault(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i), built) for i in devices)
     return [f"GPU {i}: {fault}" for i, fault in enumerate(faults) if fault]
+
+
+def gpu_count() -> int:
+    """Count the GPUs that torch can use here; imports torch."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def hub_is_offline() -> bool:
+    """True if the environment forbids requests to the Hugging Face hub (HF_HUB_OFFLINE)."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def hub_model(name: str) -> list[str]:
+    """Look for a model in this machine's cache of the Hugging Face hub and, if it is not there, on the hub.
+
+    Args:
+        name: Hub id, such as ORG/NAME.
+
+    Returns:
+        One sentence if it is not cached and cannot be downloaded now.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return []
+    try:
+        if not hub_is_offline():
+            get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_SECONDS)
+            return []
+        cause = "HF_HUB_OFFLINE forbids to ask the hub"
+    except Exception as error:  # noqa: BLE001 - network, proxies, permissions: each library below has its own errors
+        cause = f"the hub does not give it: {next(iter(str(error).splitlines()), '') or type(error).__name__}"
+    return [
+        f"there is no folder {name!r}, and the hub's model of that name is not in this machine's cache; {cause}. "
+        f"Give the path of a folder, or download it where there is a connection: hf download {name}"
+    ]
 
 
 def arch_fault(device: str, capability: tuple[int, int], built: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ Importing this module loads attrs only; numpy is loaded when the first rollout i
 
 from __future__ import annotations
 
-import math
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -49,11 +49,20 @@ class _Frozen:
 
 @attrs.frozen
 class Message:
-    """One message of a conversation; `name` is that of the tool that gave it."""
+    """One message of a conversation.
+
+    Attributes:
+        role: system, user, assistant or tool.
+        content: The text.
+        name: Name of the tool whose result it is.
+        prompt: Set on messages of the assistant: True for one that was given (a few-shot answer, an earlier turn of the
+            data), False for one that the policy wrote. None is settled by `Rollout`. Equality does not depend on it.
+    """
 
     role: Role
     content: str
     name: str = ""
+    prompt: bool | None = attrs.field(default=None, eq=False, kw_only=True)
 
 
 def _prompt(value: str | Sequence[Message | Mapping[str, str]]) -> str | tuple[Message, ...]:
@@ -69,7 +78,7 @@ class Task(_Frozen):
     Attributes:
         id: Unique within its source; the same in every run with the same seed.
         prompt: Text, or a tuple of `Message`; a last message of the assistant is a prefill (not trained on).
-        answer: What a reward compares with; its form is the reward's business.
+        answer: Reference answer that a reward compares with, in whatever form that reward expects.
         metadata: Anything else, read-only.
         source: Name of the data source.
     """
@@ -107,6 +116,28 @@ def _messages(value: Iterable[Message]) -> tuple[Message, ...]:
     return tuple(value)
 
 
+def _attributed(messages: tuple[Message, ...], prompt: str | tuple[Message, ...]) -> tuple[Message, ...]:
+    """Settle which messages of the assistant belong to the prompt.
+
+    A message that does not say so itself belongs to it if the task's prompt has the same message after the same one,
+    and the policy has not written before. The order of the prompt counts, but parts of it may be missing (a history
+    that was trimmed) or have changed (a system message that tools were added to).
+    """
+    if all(m.role != "assistant" or m.prompt is not None for m in messages):
+        return messages
+    given = [] if isinstance(prompt, str) else [*zip((None, *prompt), prompt, strict=False)]
+    settled: list[Message] = []
+    for turn in zip((None, *messages), messages, strict=False):
+        message = turn[1]
+        if message.role == "assistant" and message.prompt is None:
+            message = attrs.evolve(message, prompt=turn in given)
+            given = given[given.index(turn) + 1 :] if message.prompt else given
+        if message.role == "assistant" and not message.prompt:
+            given = []
+        settled.append(message)
+    return tuple(settled)
+
+
 def _pairs(value: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     return tuple((int(position), float(number)) for position, number in value)
 
@@ -122,13 +153,14 @@ def _status(_: Any, __: Any, value: str) -> None:
 
 @attrs.frozen(slots=False, getstate_setstate=False, eq=False, repr=False)
 class Rollout(_Frozen):
-    """What a policy did with a task: the conversation, and every token with who wrote it.
+    """A policy's attempt at a task: the conversation, and every token with its origin.
 
     All per-token fields have one length `T`: prompt, sampled tokens, tool results and observations in their order.
 
     Attributes:
         task: The task.
-        messages: The whole conversation, prompt included.
+        messages: The whole conversation, prompt included. `Message.prompt` says which messages of the assistant are the
+            prompt's; where it is None, those are that the task's prompt has in the same place.
         token_ids: int64 `[T]`.
         loss_mask: bool `[T]`; True exactly where the policy sampled the token.
         logprobs: float32 `[T]`, in nats, of the distribution that was sampled from; 0 where nothing was sampled.
@@ -155,6 +187,7 @@ class Rollout(_Frozen):
     state: str = ""
 
     def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "messages", _attributed(self.messages, self.task.prompt))
         shape = self.token_ids.shape
         for name in ("token_ids", "loss_mask", "logprobs", "policy_versions"):
             given = getattr(self, name).shape
@@ -170,33 +203,42 @@ class Rollout(_Frozen):
         return f"Rollout(task={self.task.id!r}, {self.status}, {sampled} of {len(self.token_ids)} tokens sampled)"
 
     @property
+    def answers(self) -> tuple[Message, ...]:
+        """Messages that the policy wrote, in their order; a prefill that it continued is part of its message."""
+        return tuple(m for m in self.messages if m.role == "assistant" and not m.prompt)
+
+    @property
     def text(self) -> str:
-        """The text of the last assistant message; empty if there is none."""
-        return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")
+        """Text of the last message that the policy wrote; empty if there is none."""
+        return next((m.content for m in reversed(self.answers)), "")
 
     @property
     def response(self) -> str:
-        """All that the policy wrote, over all turns, joined by line breaks."""
-        return "\n".join(m.content for m in self.messages if m.role == "assistant")
+        """All that the policy wrote, over all turns, joined by line breaks; nothing of the prompt but a prefill."""
+        return "\n".join(m.content for m in self.answers)
 
     @property
     def span(self) -> tuple[int, int]:
-        """(start, end) of the response: from the first sampled token to behind the last; (T, T) if none was."""
+        """Half-open range of the response, from the first sampled token to the last; (T, T) if none was sampled."""
         sampled = self.loss_mask.nonzero()[0]
         total = len(self.token_ids)
         return (int(sampled[0]), int(sampled[-1]) + 1) if len(sampled) else (total, total)
 
     @classmethod
     def from_text(cls, task: Task, text: str, status: Status = "finished") -> Rollout:
-        """A rollout for scoring without a model: no tokens, one assistant message.
+        """Build a rollout for scoring without a model: no tokens, one message of the policy.
 
         Args:
             task: The task that was answered.
-            text: What the policy is taken to have written.
+            text: Text that the policy is taken to have written. A prefill of the task is put before it, unless the text
+                begins with it already.
             status: How the generation ended.
         """
         prompt = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
-        return cls(task, (*prompt, Message("assistant", text)), (), (), (), (), status)
+        if prompt and prompt[-1].role == "assistant":
+            prompt, prefill = prompt[:-1], prompt[-1].content
+            text = text if text.startswith(prefill) else prefill + text
+        return cls(task, (*prompt, Message("assistant", text, prompt=False)), (), (), (), (), status)
 
 
 def _float(value: Any) -> float:
@@ -205,12 +247,21 @@ def _float(value: Any) -> float:
     return float(value)
 
 
+REWARD_LIMIT = 1e18
+"""Greatest absolute reward: its square, and sums of such squares, are numbers in float32 as well."""
+
+
+def is_reward(value: float) -> bool:
+    """Say whether a number can be a reward: finite, and within ±1e18."""
+    return abs(value) <= REWARD_LIMIT
+
+
 @attrs.frozen(slots=False, getstate_setstate=False)
 class Score(_Frozen):
-    """What a reward says of a rollout.
+    """Result of scoring a rollout.
 
     Attributes:
-        value: The reward; finite where valid.
+        value: The reward; where valid, a number within ±1e18.
         valid: False: the scorer failed. Such a rollout is left out of the baseline and of the loss; it is never a zero.
         metrics: Numbers to log (the parts of a sum among them).
         reason: Why it is invalid, or low.
@@ -224,8 +275,12 @@ class Score(_Frozen):
     token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(default=None, converter=_maybe_pairs)
 
     def __attrs_post_init__(self) -> None:
-        if self.valid and not math.isfinite(self.value):
-            raise ValueFault(f"a valid score must be finite, got {self.value}; give valid=False and a reason")
+        given = (self.value, *(value for _, value in self.token_rewards or ()))
+        if self.valid and (wrong := [value for value in given if not is_reward(value)]):
+            raise ValueFault(
+                f"a valid score must be finite and within ±{REWARD_LIMIT:g}, got {wrong[0]}; give valid=False and a "
+                "reason"
+            )
 
     @classmethod
     def invalid(cls, reason: str) -> Score:
@@ -241,13 +296,27 @@ def _scores(value: Iterable[Score]) -> tuple[Score, ...]:
     return tuple(value)
 
 
+def _uid() -> str:
+    return uuid.uuid4().hex
+
+
 @attrs.frozen(eq=False)
 class Group:
-    """The rollouts of one task that share a baseline, with their scores, in the same order."""
+    """The rollouts of one task that share a baseline, with their scores, in the same order.
+
+    Attributes:
+        task: The task that was drawn. A workflow may hand back rollouts of a changed copy of it.
+        rollouts: The rollouts.
+        scores: The score of each rollout.
+        uid: The ledger's key, equal on every copy of the group: by `attrs.evolve`, in another process, from the store.
+            A run names its groups by their tickets, so that a resumed run gives the same names; a group built by hand
+            has a random one.
+    """
 
     task: Task
     rollouts: tuple[Rollout, ...] = attrs.field(converter=_rollouts)
     scores: tuple[Score, ...] = attrs.field(converter=_scores)
+    uid: str = attrs.field(factory=_uid, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if len(self.rollouts) != len(self.scores):
@@ -256,6 +325,14 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.rollouts)
+
+    @cached_property
+    def trajectories(self) -> tuple[tuple[int, ...], ...]:
+        """Positions of the rollouts of each trajectory, by step; a rollout without a label is one by itself."""
+        found: dict[str, list[int]] = {}
+        for i, rollout in enumerate(self.rollouts):
+            found.setdefault(rollout.trajectory or f"\0{i}", []).append(i)
+        return tuple(tuple(sorted(each, key=lambda i: self.rollouts[i].step)) for each in found.values())
 
     @cached_property
     def oldest_version(self) -> int | None:
@@ -271,7 +348,7 @@ class Group:
 
 @attrs.frozen
 class Observation:
-    """What an environment shows: text, and a key that equal states share."""
+    """Output of an environment: text, and a key that equal states share."""
 
     text: str
     state: str = ""
@@ -279,7 +356,7 @@ class Observation:
 
 @attrs.frozen(slots=False, getstate_setstate=False)
 class Step(_Frozen):
-    """What an environment answers to an action."""
+    """Response of an environment to an action."""
 
     observation: Observation
     reward: float = 0.0

@@ -1,4 +1,4 @@
-"""A model's tensors on their way from the learner to the engines: torch to numpy, which Ray shares uncopied, and back.
+"""Transport of weights from the learner to the engines: torch to numpy, which Ray shares uncopied, and back.
 
 numpy has no bfloat16: such a tensor travels as uint16 of the same bits, and `Weights.dtypes` says what it was.
 """
@@ -32,8 +32,8 @@ def to_weights(
     Args:
         version: Trainer steps done when these weights are published.
         named_tensors: name -> tensor of any shape, on any device; bfloat16 or a type that numpy has.
-        dtype: Of the floats in the result; left out, each keeps its own.
-        copy: Whether the arrays own their memory. Without, those of CPU tensors change when the model is updated.
+        dtype: Dtype of floating-point arrays in the result; if omitted, each tensor keeps its own.
+        copy: True if the arrays must own their memory; otherwise those of CPU tensors change with the model.
 
     Returns:
         The weights. Names that share one tensor (tied embeddings) share one array, which Ray then sends once.

@@ -1,7 +1,7 @@
 """Train the quickstart's task with many algorithms, and write `docs/curves.md` with its table and picture.
 
     python tools/curves.py             # those that have not been trained yet, then the page
-    python tools/curves.py grpo dapo   # these, anew
+    python tools/curves.py grpo dapo   # these, again
 
 Each run is `rlsdk train examples/quickstart.yaml` with the settings below, in `runs/curves`.
 """
@@ -28,7 +28,7 @@ COMMON = [
     "checkpoint.export=never",
     "save_rollouts=0",
 ]
-"""Beside what the quickstart's file says: the same batches, learning rate and schedule for all."""
+"""Settings on top of the quickstart's file: the same batches, learning rate and schedule for all."""
 ALGORITHMS: dict[str, list[str]] = {
     "grpo": ["kl_coef: 0.0"],
     "dr_grpo": ["norm: 14.0"],
@@ -51,6 +51,8 @@ ALGORITHMS: dict[str, list[str]] = {
     "ppo": ["shaping: []"],
 }
 """Name -> changes of the named algorithm: lengths of the task, and no KL, as in the quickstart."""
+SETTINGS: dict[str, list[str]] = {"decoupled_ppo": ["old_logprobs=learner"]}
+"""Name -> settings beside those of the algorithm, without which it would be another."""
 HEAD = f"""# Curves
 
 `make curves` trains the quickstart's task ({STEPS} steps in place of 150, with `engine=transformers`, all else as in
@@ -75,18 +77,18 @@ def main(names: list[str]) -> int:
 
 
 def summary(name: str) -> Path:
-    """Where a finished run leaves its summary."""
+    """Path of a finished run's summary."""
     return RUNS / name / "summary.json"
 
 
 def train(name: str) -> None:
     """Train with one algorithm."""
     algorithm = "{" + ", ".join([f"use: {name}", *ALGORITHMS[name]]) + "}"
-    run(RUNS / name, "examples/quickstart.yaml", *COMMON, f"algorithm={algorithm}")
+    run(RUNS / name, "examples/quickstart.yaml", *COMMON, *SETTINGS.get(name, []), f"algorithm={algorithm}")
 
 
 def run(folder: Path, example: str, *settings: str) -> None:
-    """Train an example in a folder, anew, and note there what code it was, and when."""
+    """Train an example in a folder from scratch, and record commit and date there."""
     about = {"commit": git("describe", "--always", "--dirty"), "date": datetime.date.today().isoformat()}
     command = [sys.executable, "-m", "rlsdk.cli", "train", example, f"name={folder.name}", f"out={folder.parent}"]
     subprocess.run([*command, *settings, "--overwrite"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -100,7 +102,7 @@ def origin(folder: Path) -> list[str]:
 
 
 def git(*arguments: str) -> str:
-    """What git says."""
+    """Run git and return its output."""
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -112,7 +114,7 @@ def write_page(runs: dict[str, Path]) -> None:
     rows.append(["---", "---", *("---:" for _ in steps), "---:", "---", "---"])
     for name, folder in runs.items():
         found = [f"{100 * curves[name][s]['eval/sampled']:.1f}" for s in steps]
-        changes = "; ".join(f"`{c}`" for c in ALGORITHMS[name]) or "none"
+        changes = "; ".join(f"`{c}`" for c in [*ALGORITHMS[name], *SETTINGS.get(name, [])]) or "none"
         greedy = f"{100 * curves[name][STEPS]['eval/greedy']:.1f}"
         rows.append([f"`{name}`", changes, *found, greedy, *origin(folder)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)

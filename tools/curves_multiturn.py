@@ -1,7 +1,7 @@
 """Train the examples of several turns, and write `docs/curves_multiturn.md` with its table and picture.
 
     python tools/curves_multiturn.py                # the runs that have not been made yet, then the page
-    python tools/curves_multiturn.py frozen_lake    # those of one example, anew
+    python tools/curves_multiturn.py frozen_lake    # those of one example, again
 
 Each run is `rlsdk train examples/TASK_nano.yaml seed=SEED`, in `runs/curves`. FrozenLake needs its plugin:
 `make gridworlds`.
@@ -90,7 +90,7 @@ def main(names: list[str]) -> int:
 
 
 def folder(task: str, seed: int) -> Path:
-    """Where a run leaves its files."""
+    """Folder of a run's files."""
     return RUNS / f"{task}-{seed}"
 
 

@@ -1,7 +1,7 @@
 """Train the quickstart's task with rollouts ahead of the learner, and write `docs/curves_staleness.md`.
 
     python tools/curves_staleness.py        # the runs that have not been made yet, then the page
-    python tools/curves_staleness.py 4-tis  # these, anew
+    python tools/curves_staleness.py 4-tis  # these, again
 
 Each run is `rlsdk train examples/quickstart.yaml` with the settings below, in `runs/curves`.
 """
@@ -23,7 +23,7 @@ PICTURE = ROOT / "docs" / "assets" / "curves_staleness.png"
 HEAD = f"""# Curves by staleness
 
 `make curves` trains the quickstart's task with GRPO ({STEPS} steps in place of 150, `engine=transformers`, one seed)
-while rollouts run ahead of the learner by `production.max_staleness` syncs, without an importance correction and with
+while rollouts run ahead of the learner by `rollout.max_staleness` syncs, without an importance correction and with
 truncated importance sampling (`correction: tis`), and writes this page. In all runs the learner computes the old
 logprobs itself (`old_logprobs: learner`), so that without a correction nothing in the loss knows that the rollouts were
 sampled by older weights. All else is as in `examples/quickstart.yaml`; the schedule suits synchronous training.
@@ -51,7 +51,7 @@ def main(names: list[str]) -> int:
 
 
 def folder(name: str) -> Path:
-    """Of a run."""
+    """Folder of a run's files."""
     return RUNS / f"staleness-{name}"
 
 
@@ -60,7 +60,7 @@ def train(name: str) -> None:
     ahead, correction = VARIANTS[name]
     fixed = "use: grpo, kl_coef: 0.0, aggregate: token-mean, filters: [nonzero_variance]"
     algorithm = f"algorithm={{{fixed}{CORRECTIONS[correction]}}}"
-    settings = [f"production.max_staleness={ahead}", "old_logprobs=learner", algorithm]
+    settings = [f"rollout.max_staleness={ahead}", "old_logprobs=learner", algorithm]
     run(folder(name), "examples/quickstart.yaml", *COMMON, *settings)
 
 

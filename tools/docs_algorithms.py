@@ -1,7 +1,7 @@
 """A hook of mkdocs: a page for each named algorithm, and one for each kind of part that algorithms name.
 
-What `rlsdk plugins` shows, with formulas and links. All of it comes from docstrings and signatures: a fact that is
-missing on a page is missing in a docstring.
+The pages show the output of `rlsdk plugins`, with formulas and links. All of it comes from docstrings and signatures:
+a fact that is missing on a page is missing in a docstring.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from mkdocs.structure.files import File, Files
 
 from rlsdk.batch import aggregate
 from rlsdk.cli import listing
-from rlsdk.components import Component, Kind, Use
-from rlsdk.options import LABELS, Option, labelled
+from rlsdk.components import Component, Use
+from rlsdk.docstrings import LABELS, labelled
+from rlsdk.kinds import Kind
+from rlsdk.options import Option
 from rlsdk.plugins import CORE, Plugins
 
 PARTS: dict[Kind, str] = {
@@ -84,7 +86,7 @@ def chosen(algorithm: Component) -> list[tuple[Kind, Use]]:
 
 def part(component: Component) -> str:
     """A component's section on the page of its kind."""
-    options = ((f"`{o.name}`", f"`{o.type_name}`", _default(o), linked(o.help)) for o in component.options)
+    options = ((f"`{o.name}`", _type(o), _default(o), linked(o.help)) for o in component.options)
     users = [a.name for a in components("algorithm") if (component.kind, component.name) in _names(chosen(a))]
     facts = [
         f"Reads {', '.join(f'`{need}`' for need in component.needs)}." if component.needs else "",
@@ -203,6 +205,10 @@ def _names(chosen: Iterable[tuple[Kind, Use]]) -> set[tuple[Kind, Any]]:
 
 def _path(component: Component) -> str:
     return f"{component.obj.__module__}.{component.obj.__qualname__}"
+
+
+def _type(option: Option) -> str:
+    return f"`{option.type_name}`{' or schedule' if option.schedule else ''}"
 
 
 def _default(option: Option) -> str:

@@ -22,12 +22,23 @@ def modules(path: Path) -> list[str]:
     return [".".join(parts) for parts in public if not any(part.startswith("_") for part in parts)]
 
 
-def exports() -> list[str]:
-    """The names that `import rlsdk` offers, as its `__all__` lists them."""
-    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    assigned = (node for node in tree.body if isinstance(node, ast.Assign))
-    (names,) = (node.value for node in assigned if getattr(node.targets[0], "id", "") == "__all__")
-    return ast.literal_eval(names)
+def assigned(module: str, name: str) -> Any:
+    """The value of a constant in a module of rlsdk."""
+    tree = ast.parse((PACKAGE / module).read_text(encoding="utf-8"))
+    values = (node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == name)
+    return ast.literal_eval(next(values))
+
+
+def index() -> str:
+    """Markdown of the first page: the modules that plugins may import, and what `rlsdk` and `rlsdk.kit` offer."""
+    modules = "\n".join(f"* [`{name}`][{name}]" for name in assigned("__init__.py", "PUBLIC_MODULES")[1:])
+    names = "\n".join(f"* [`rlsdk.{name}`][rlsdk.{name}]" for name in assigned("__init__.py", "__all__"))
+    defined = {name: module for module, names in assigned("kit.py", "_NAMES").items() for name in names}
+    kit = "\n".join(f"* [`rlsdk.kit.{name}`][{defined[name]}.{name}]" for name in assigned("kit.py", "__all__"))
+    return (
+        f"# Reference\n\nWhat `import rlsdk` offers:\n\n{names}\n\nWhat plugins are written with:\n\n{kit}\n\n"
+        f"Plugins import from `rlsdk` and these modules alone; others may change at any time:\n\n{modules}\n"
+    )
 
 
 def page(names: list[str]) -> str:
@@ -43,9 +54,8 @@ def pages() -> dict[str, str]:
     top = sorted(PACKAGE.iterdir(), key=lambda path: path.stem)
     public = [path for path in top if path.suffix == ".py" or (path / "__init__.py").exists()]
     named = {path.stem: modules(path) for path in public if not path.stem.startswith("_") and path.stem != "cli"}
-    index = "\n".join(f"* [`rlsdk.{name}`][rlsdk.{name}]" for name in exports())
     return {
-        "index.md": f"# Reference\n\nWhat `import rlsdk` offers:\n\n{index}\n",
+        "index.md": index(),
         **{f"{name}.md": page(found) for name, found in named.items()},
     }
 

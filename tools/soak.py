@@ -1,11 +1,12 @@
-"""Kill parts of a training at random moments, again and again, and write what became of its tasks to `docs/soak.md`.
+"""Kill, stop and terminate parts of a training at random moments, again and again, and report the outcome.
 
-    python tools/soak.py              # fifty kills
-    python tools/soak.py --kills 4    # fewer
+    python tools/soak.py              # three hundred times
+    python tools/soak.py --kills 9    # fewer
 
-One lineage of runs on the small model, rollouts running ahead of the learner, in `runs/soak`. An engine or an
-environment worker that is killed must not end the run; a learner rank or the driver that is killed ends it, and
-`--resume` goes on. Behind every kill the books are checked; the first fault ends the soak with status 1.
+One lineage of runs on the small model, rollouts running ahead of the learner, in `runs/soak`. Killing an engine or an
+environment worker must not end the run, nor must stopping any process for some seconds; killing a learner rank or the
+driver, or asking the driver to end, ends it, and `--resume` continues it. After each of these the task counts are
+checked; the first fault ends the soak with status 1. The page is `docs/soak.md`.
 """
 
 from __future__ import annotations
@@ -35,14 +36,19 @@ LAB = Path(__file__).with_name("soak_lab.py")
 BATCH = 4
 KINDS = {
     "engine": "EngineActor",
-    "environment worker": "WorldActor",
+    "environment worker": "EnvWorkerActor",
     "learner rank": "LearnerActor",
     "driver": "",
 }
-"""What is killed -> class of its Ray actor; the driver has none."""
-SURVIVED = ("engine", "environment worker")
+"""Kind of process -> class of its Ray actor; the driver has none."""
+DEEDS = (*((kind, "SIGKILL") for kind in KINDS), *((kind, "SIGSTOP") for kind in KINDS), ("driver", "SIGTERM"))
+"""Kind of process and signal that it gets; SIGSTOP is followed by SIGCONT."""
+ENDS = {("learner rank", "SIGKILL"): 1, ("driver", "SIGKILL"): -signal.SIGKILL, ("driver", "SIGTERM"): 130}
+"""Deed that ends the run -> exit status of the driver."""
+LONGEST_STOP = 5.0
+"""Seconds between SIGSTOP and SIGCONT, at most."""
 MOST_SECONDS = 6.0
-"""A kill comes at most so long after the step that follows the last one: steps take about a second."""
+"""A signal comes at most so long after the step that follows the last one: steps take about a second."""
 PATIENCE = 600.0
 """Seconds; beside other work, a start takes minutes."""
 CONFIG = {
@@ -59,12 +65,18 @@ CONFIG = {
     },
     "workflow": "environment",
     "max_prompt_tokens": 16,
-    "algorithm": {"use": "grpo", "kl_coef": 0.0, "correction": "tis", "filters": ["soak_lab/noted"]},
+    "algorithm": {
+        "use": "grpo",
+        "kl_coef": 0.0,
+        "correction": "tis",
+        "filters": ["soak_lab/noted"],
+        "shaping": ["soak_lab/counted"],
+    },
     "sampling": {"max_tokens": 8},
     "steps": 100_000,
     "batch_size": BATCH,
     "group_size": 4,
-    "production": {"max_staleness": 2},
+    "rollout": {"max_staleness": 2},
     "engine": "transformers",
     "learner": {"use": "deepspeed", "lr": 1.0e-5},
     "placement": {"engines": 2, "learners": 2, "engine_threads": 1, "learner_threads": 1, "engine_restarts": 1000},
@@ -73,14 +85,16 @@ CONFIG = {
 HEAD = """# Soak: killed at random moments
 
 `make soak` trains the small model (`examples/models/countdown-nano`) with two engines, a worker of environments and two
-learner ranks, rollouts running up to two batches ahead, and sends SIGKILL to one of them at a random moment, again and
+learner ranks, rollouts running up to two batches ahead, and sends a signal to one of them at a random moment, again and
 again. An engine or a worker that dies is replaced, and the run goes on; a learner rank or the driver that dies ends the
-run, which is resumed from its last checkpoint. The rollouts' store has no process of its own: it dies with the driver.
+run, which is resumed from its last checkpoint. SIGTERM has the driver save its step and end; SIGSTOP is followed by
+SIGCONT up to five seconds later, and the run goes on. The rollouts' store has no process of its own: it dies with the
+driver.
 
-Behind each kill it is checked that in the lineage of the surviving checkpoint every task was handed to the learner in
+Behind each signal it is checked that in the lineage of the surviving checkpoint every task was handed to the learner in
 exactly one step (from a record that a plugin of the soak's own writes), that what was drawn from the source has either
-ended or is on its way, that the run resumes, and that no process is left. *Seconds lost* are those from the kill until
-the run was a step further than when the kill came; for a resumed run, that has its start in it and the steps since the
+ended or is on its way, that the run resumes, and that no process is left. *Seconds lost* are those from the signal
+until the run was a step further than when it came; for a resumed run, that has its start in it and the steps since the
 checkpoint.
 """
 
@@ -94,36 +108,37 @@ class Soak:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.draw = folder, random.Random(seed)
-        self.rows: list[tuple[str, float, bool]] = []  # kind, seconds lost, whether it was resumed
+        self.rows: list[tuple[tuple[str, str], float]] = []  # deed, seconds lost
         self.again = 0
+        self.process: subprocess.Popen[bytes] | None = None
         model = {"path": str(ROOT / "examples" / "models" / "countdown-nano"), "max_length": 64}
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "out": str(folder), "model": model}))
 
     def run(self, kills: int, minutes: float) -> None:
-        """Kill so often, or for so long, then have the run end by itself."""
+        """Do the given number of deeds, or continue for the given time, then let the run end by itself."""
         process, until = self.start(), time.monotonic() + 60 * minutes
-        kinds: list[str] = []
+        deeds: list[tuple[str, str]] = []
         for number in range(kills):
             if time.monotonic() > until:
                 break
             self.beyond(self.step(), process)
             time.sleep(self.draw.uniform(0, MOST_SECONDS))
-            kinds = kinds or self.draw.sample(list(KINDS), len(KINDS))  # each as often, in any order
-            kind = kinds.pop()
+            deeds = deeds or self.draw.sample(DEEDS, len(DEEDS))  # each as often, in any order
+            deed = deeds.pop()
             family, start = _family(process.pid), time.monotonic()
-            self.kill(kind, process)
-            if kind not in SURVIVED:
-                self.ended(kind, process, family)
+            self.signal(deed, process)
+            if deed in ENDS:
+                self.ended(deed, process, family)
             at = self.step()
-            if kind not in SURVIVED:
+            if deed in ENDS:
                 process = self.resume()
             self.beyond(at, process)
             lost = time.monotonic() - start
-            self.rows.append((kind, lost, kind not in SURVIVED))
+            self.rows.append((deed, lost))
             self.check()
-            print(f"{number + 1}. {kind} at step {at}: {lost:.1f} s", flush=True)
+            print(f"{number + 1}. {deed[1]} of {deed[0]} at step {at}: {lost:.1f} s", flush=True)
         family = _family(process.pid)
         process.send_signal(signal.SIGINT)
         if process.wait(PATIENCE) != 130:
@@ -132,33 +147,41 @@ class Soak:
         self.check()
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A driver, which goes on where the last one was if it is told to."""
+        """Start a driver; with `--resume` among the arguments it continues the last one's run."""
         command = [sys.executable, "-m", "rlsdk.cli", "train", str(self.folder / "config.yaml"), *arguments]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "RLSDK_SOAK_RECORD": str(self.folder / "record.txt")}
         with (self.folder / "console.log").open("a") as log:
-            return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        return self.process
 
-    def kill(self, kind: str, driver: subprocess.Popen[bytes]) -> None:
-        """End one process of a kind as the kernel does."""
+    def signal(self, deed: tuple[str, str], driver: subprocess.Popen[bytes]) -> None:
+        """Send a signal to one process of a kind; one that is stopped is set free again."""
+        kind, name = deed
         victims: list[psutil.Process] = []
 
         def found() -> bool:
             victims[:] = [psutil.Process(driver.pid)] if kind == "driver" else _actors(driver.pid, KINDS[kind])
             return bool(victims)
 
-        self.wait(found, driver)  # an engine may be on its way back
-        self.draw.choice(sorted(victims, key=lambda p: p.pid)).kill()
+        self.wait(found, driver)  # an engine may be restarting
+        victim = self.draw.choice(sorted(victims, key=lambda p: p.pid))
+        victim.send_signal(signal.Signals[name])
+        if name == "SIGSTOP":
+            time.sleep(self.draw.uniform(0, LONGEST_STOP))
+            victim.resume()
 
-    def ended(self, kind: str, process: subprocess.Popen[bytes], family: list[psutil.Process]) -> None:
-        """Whether the run ended as it must, and left nothing behind."""
+    def ended(self, deed: tuple[str, str], process: subprocess.Popen[bytes], family: list[psutil.Process]) -> None:
+        """Check that the run ended with the expected status and left no processes."""
         status = process.wait(PATIENCE)
         named = re.search(r"learner rank \d failed", " ".join(self.console().split()))
-        if kind == "learner rank" and (status != 1 or not named):
-            raise FaultError(f"a killed learner rank: status {status}, {self.console()}")
+        if status != ENDS[deed] or (deed[0] == "learner rank" and not named):
+            raise FaultError(f"{deed[1]} of the {deed[0]}: status {status}, {self.console()}")
         _gone(family)
 
     def resume(self) -> subprocess.Popen[bytes]:
-        """The next driver, going on from the last checkpoint."""
+        """Start the next driver from the last checkpoint."""
         production = self.state()["production"]
         self.again += sum(map(len, production["on_the_way"].values())) - len(production.get("kept", ()))
         marks = self.record().count("start")
@@ -167,7 +190,7 @@ class Soak:
         return process
 
     def check(self) -> None:
-        """Whether the books of the last checkpoint add up."""
+        """Check that the task counts of the last checkpoint add up."""
         state = self.state()
         step, sources = state["step"], state["production"]["ended"]["sources"]
         ended = sum(each[name] for each in sources.values() for name in ("trained", "filtered", "failed"))
@@ -182,7 +205,7 @@ class Soak:
             )
 
     def state(self) -> dict[str, Any]:
-        """Of the newest checkpoint that is whole; empty books before the first."""
+        """State of the newest complete checkpoint; empty counts before the first."""
         folders = [p for p in (self.folder / "run" / "checkpoints").glob("step-*") if (p / "state.json").is_file()]
         if not folders:
             return {"step": 0, "tasks": {}, "production": {"ended": {"sources": {}}, "on_the_way": {}}}
@@ -261,13 +284,12 @@ def _gone(family: list[psutil.Process]) -> None:
 
 def lines(soak: Soak, seed: int) -> Iterator[str]:
     """The page's tables."""
-    yield "| killed | kills | run went on | run was resumed | seconds lost, median | most |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-    for kind in KINDS:
-        rows = [row for row in soak.rows if row[0] == kind]
-        seconds, resumed = [row[1] for row in rows], sum(row[2] for row in rows)
+    yield "| signal | to | times | the run | seconds lost, median | most |"
+    yield "| --- | --- | ---: | --- | ---: | ---: |"
+    for deed in DEEDS:
+        seconds = [lost for done, lost in soak.rows if done == deed]
         spent = f"{statistics.median(seconds):.0f} | {max(seconds):.0f}" if seconds else "- | -"
-        yield f"| {kind} | {len(rows)} | {len(rows) - resumed} | {resumed} | {spent} |"
+        yield f"| {deed[1]} | {deed[0]} | {len(seconds)} | {'was resumed' if deed in ENDS else 'went on'} | {spent} |"
     summary = json.loads((soak.folder / "run" / "summary.json").read_text())
     found = summary["tasks"]
     yield ""
@@ -277,13 +299,13 @@ def lines(soak: Soak, seed: int) -> Iterator[str]:
     yield f"| {' | '.join(f'{count:,}' for count in (*counts, soak.again))} |"
     yield ""
     commit = git("describe", "--always", "--dirty")
-    yield f"{len(soak.rows)} kills, seed {seed}, commit `{commit}`, {datetime.date.today()}."
+    yield f"{len(soak.rows)} signals, seed {seed}, commit `{commit}`, {datetime.date.today()}."
 
 
 def main() -> int:
     """Soak, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--minutes", type=float, default=240.0, help="begin no further kill after so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak")
@@ -292,7 +314,9 @@ def main() -> int:
     try:
         soak.run(asked.kills, asked.minutes)
     except FaultError as fault:
-        print(f"after {len(soak.rows)} kills: {fault}", file=sys.stderr)
+        print(f"after {len(soak.rows)} signals: {fault}", file=sys.stderr)
+        if soak.process and soak.process.poll() is None:
+            soak.process.kill()  # what it started ends with it
         return 1
     PAGE.write_text(f"{HEAD}\n" + "\n".join(lines(soak, asked.seed)) + "\n", encoding="utf-8")
     return 0

@@ -1,7 +1,8 @@
-"""What the soak trains on: an environment, and a record of its own of which task ended in which step."""
+"""Training setup of the soak: an environment, and its own record of the step in which each task ended."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 import rlsdk
 
@@ -24,23 +25,27 @@ class Digits:
         return rlsdk.Step(rlsdk.Observation("go>1:"), float(odd), self.turns == 2)
 
 
+_begun = False
+
+
 @rlsdk.filter("noted")
 def noted(group: rlsdk.Group) -> bool:
-    """Keep every group, and write down that its task ends in this step."""
+    """Keep every group, and record that its task ends in this step, after the start of this driver."""
+    global _begun  # noqa: PLW0603 - the module lives as long as its driver
+    if group.task.id == "trial":  # tried before the start
+        return True
+    if not _begun:
+        _begun = True
+        _note("start")
     _note(f"task {group.task.id}")
     return True
 
 
-@rlsdk.hookimpl
-def rlsdk_step_end(step: int) -> None:
-    """Write down that a step has ended, behind its tasks."""
-    _note(f"step {step}")
-
-
-@rlsdk.hookimpl
-def rlsdk_run_start() -> None:
-    """Write down that a driver begins, at its beginning or at a resume."""
-    _note("start")
+@rlsdk.shaping("counted")
+def counted(x: rlsdk.CreditInputs) -> Any:
+    """Leave rewards unchanged, and record the step after its tasks."""
+    _note(f"step {x.train_step + 1}")
+    return x.rewards
 
 
 def _note(line: str) -> None:

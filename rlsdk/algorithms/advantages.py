@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rlsdk.algorithms.packed import WHITEN_EPSILON
 from rlsdk.batch import EPSILON, CreditInputs, Groups, wide
-from rlsdk.components import advantage
+from rlsdk.limits import Positive
+from rlsdk.marks import advantage
 
 
 @advantage("grpo")
@@ -58,12 +59,12 @@ def reinforce_plus_plus_baseline(x: CreditInputs) -> Tensor:
     often as it has tokens.
     When to use: groups too small for a standard deviation of their own, and rewards on one scale over all tasks.
     """
-    centred = Groups(x.groups).centred(x.outcomes)
+    centred = Groups(x.groups).centred(x.outcomes.double())
     tokens = x.sampled_tokens().to(centred.dtype)
     count = tokens.sum()
     around = centred - (centred * tokens).sum() / count.clamp(min=1)
     variance = (around.square() * tokens).sum() / (count - 1).clamp(min=1)
-    return around * torch.rsqrt(variance + WHITEN_EPSILON)
+    return (around * torch.rsqrt(variance + WHITEN_EPSILON)).to(wide(x.outcomes).dtype)
 
 
 @advantage("opo")
@@ -117,7 +118,7 @@ def pass_at_k(x: CreditInputs, *, std_normalize: bool = True) -> Tensor:
 
 
 @advantage("opmd")
-def opmd(x: CreditInputs, *, baseline: Literal["mean", "logavgexp"] = "mean", tau: float = 1.0) -> Tensor:
+def opmd(x: CreditInputs, *, baseline: Literal["mean", "logavgexp"] = "mean", tau: Positive = 1.0) -> Tensor:
     """Reward against the group's mean, or its soft maximum at temperature τ; goes with the loss `opmd`.
 
     Paper: online policy mirror descent, Kimi k1.5, arXiv:2501.12599, §2.3.2; both baselines arXiv:2509.24203.
@@ -140,8 +141,9 @@ def opmd(x: CreditInputs, *, baseline: Literal["mean", "logavgexp"] = "mean", ta
 def asymre(x: CreditInputs, *, shift: float = -0.1) -> Tensor:
     """Baseline below the mean, so that good rollouts weigh more than bad ones: for off-policy training.
 
-    Paper: AsymRE, arXiv:2506.20520.
-    Formula: `A = r - (μ + shift)`; 0 in a group with one member or with equal rewards, as everywhere in rlsdk.
+    Paper: AsymRE, arXiv:2506.20520, but for groups of equal rewards: there the paper's advantage is `-shift`, which
+    pushes up an answer right or wrong; here it is 0, as everywhere in rlsdk.
+    Formula: `A = r - (μ + shift)`; 0 in a group with one member or with equal rewards.
     When to use: samples of older policies or of another model, where pushing down bad answers destabilises.
 
     Args:
@@ -178,7 +180,7 @@ def rec(x: CreditInputs, *, std_normalize: bool = False, drop: Literal["balance"
     return torch.where(kept, among.centred(rewards, std_normalize=std_normalize), 0)
 
 
-@advantage("constant")
+@advantage("constant", reads_rewards=False)
 def constant(x: CreditInputs, *, value: float = 1.0) -> Tensor:
     """The same for every token, whatever the reward: for losses on demonstrations or chosen rollouts.
 
@@ -195,4 +197,4 @@ def constant(x: CreditInputs, *, value: float = 1.0) -> Tensor:
 
 def _std(values: Tensor) -> Tensor:
     """Unbiased standard deviation of all values; 0 for fewer than two."""
-    return values.std() if len(values) > 1 else values.new_zeros(())
+    return values.double().std().to(values.dtype) if len(values) > 1 else values.new_zeros(())

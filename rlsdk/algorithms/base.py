@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import attrs
 
 from rlsdk.components import Use
+from rlsdk.kinds import PART_LISTS, PARTS
+from rlsdk.limits import NonNegative, Positive
+from rlsdk.options import CONVERTER
 
 _use = Use  # a short name for defaults below
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-"""As in `rlsdk.batch`, which imports torch; listing algorithms does not."""
+"""Repeated from `rlsdk.batch`, which imports torch; listing algorithms does not."""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,25 +32,40 @@ class Algorithm:
         kl_coef: Weight of the KL term of the loss.
         entropy_coef: Weight of the entropy bonus.
         aggregate: How per-token losses become one number.
-        norm: Length that `seq-mean-token-sum-norm` divides by.
+        norm: Length that `seq-mean-token-sum-norm` divides by; null is the run's `sampling.max_tokens`.
         filters: Which groups are trained on.
         critic: Whether a critic is trained.
         value_clip: How far a value may move from the old one (PPO's clipped value loss); null for no clipping.
         rollouts: Sampled from the policy, the tasks' demonstrations, or mixed: both, one demonstration for each task.
+        passing: Reward from which on an answer is right, for a loss that reads `preferred` and no pairs.
+        defaults: Defaults for the run's other sections, by path: `{"rollout.dynamic_sampling": True}`. What a file
+            or an override says wins.
     """
 
     advantage: Use = _use("grpo")
     whiten_advantages: bool = False
-    clip_advantages: float | None = None
+    clip_advantages: Positive | None = None
     policy_loss: Use = _use("ppo")
     shaping: tuple[Use, ...] = ()
     correction: Use | None = None
     kl: Use | None = None
-    kl_coef: float = 0.0
+    kl_coef: NonNegative = 0.0
     entropy_coef: float = 0.0
     aggregate: Aggregation = "token-mean"
     norm: float | None = None
     filters: tuple[Use, ...] = ()
     critic: bool = False
-    value_clip: float | None = None
+    value_clip: Positive | None = None
     rollouts: Literal["sampled", "demonstrations", "mixed"] = "sampled"
+    passing: float = 1.0
+    defaults: Mapping[str, Any] = {}
+
+    def __attrs_post_init__(self) -> None:
+        """Make a `Use` of every part that was given as text, a mapping or a marked object."""
+        for part in (*PARTS, *PART_LISTS):
+            value = getattr(self, part)
+            if value is None:
+                continue
+            many = part in PART_LISTS
+            made = CONVERTER.structure(value, tuple[Use, ...] if many and isinstance(value, list | tuple) else Use)
+            object.__setattr__(self, part, (made,) if many and isinstance(made, Use) else made)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import statistics
 
-from rlsdk.components import buffer
+from rlsdk.marks import buffer
 from rlsdk.types import Group
 
 
-@buffer("fifo")
+@buffer("fifo", reads_rewards=False)
 def fifo(group: Group, *, step: int, uses: int) -> float:
     """First come, first trained: the group whose task was issued first; to train again, what was used least.
 
@@ -28,7 +28,7 @@ def fifo(group: Group, *, step: int, uses: int) -> float:
     return -float(uses)
 
 
-@buffer("stalest_first")
+@buffer("stalest_first", reads_rewards=False)
 def stalest_first(group: Group, *, step: int, uses: int) -> float:
     """What is closest to expiring: the group with the oldest weights.
 
@@ -86,7 +86,7 @@ def _age(group: Group, step: int) -> int:
 
 
 def _value(group: Group, by: str) -> float:
-    """What a group is worth; 0 if nothing in it says."""
+    """Value of a group by which it is ranked; 0 if no rollout reports it."""
     valid = [(r, s) for r, s in zip(group.rollouts, group.scores, strict=True) if s.valid]
     if not by:
         return statistics.pstdev([s.value for _, s in valid]) if valid else 0.0

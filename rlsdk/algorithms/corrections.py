@@ -16,14 +16,15 @@ from torch import Tensor
 from rlsdk.algorithms.packed import masked_mean
 from rlsdk.algorithms.ratios import bounded, trained
 from rlsdk.batch import LossInputs, wide
-from rlsdk.components import correction
+from rlsdk.limits import NonNegative, Positive
+from rlsdk.marks import correction
 
 Level = Literal["token", "sequence", "geometric"]
 Weighted = tuple[Tensor, dict[str, Tensor]]
 
 
 @correction("tis")
-def tis(x: LossInputs, *, cap: float = 2.0, level: Literal["token", "sequence"] = "token") -> Weighted:
+def tis(x: LossInputs, *, cap: Positive = 2.0, level: Literal["token", "sequence"] = "token") -> Weighted:
     """Truncated importance sampling: the default, for engines that round a little differently.
 
     Source: "Your efficient RL framework secretly brings you off-policy RL training" (Yao et al., 2025); truncation
@@ -42,7 +43,7 @@ def tis(x: LossInputs, *, cap: float = 2.0, level: Literal["token", "sequence"] 
 
 @correction("mis")
 def mis(
-    x: LossInputs, *, low: float = 0.5, high: float = 2.0, level: Literal["token", "sequence"] = "sequence"
+    x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 2.0, level: Literal["token", "sequence"] = "sequence"
 ) -> Weighted:
     """Masked importance sampling: beyond the bounds a ratio is not trusted at all.
 
@@ -62,7 +63,7 @@ def mis(
 
 
 @correction("icepop")
-def icepop(x: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Weighted:
+def icepop(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 5.0) -> Weighted:
     """Masked importance sampling per token, with wide bounds: for mixture-of-experts models.
 
     Paper: IcePop, Ring-1T, arXiv:2510.18855; bounds are the paper's.
@@ -79,8 +80,8 @@ def icepop(x: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Weighted:
     return torch.where(kept, ratio, 0), _metrics(x, ~kept)
 
 
-@correction("token_mask")
-def token_mask(x: LossInputs, *, low: float = 0.5, high: float = 2.0) -> Weighted:
+@correction("token_mask", masks=True)
+def token_mask(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 2.0) -> Weighted:
     """Tokens out of bounds are left out; the others weigh 1.
 
     Source: the token mask of verl's rollout correction, whose bounds are on the inverse ratio.
@@ -95,8 +96,8 @@ def token_mask(x: LossInputs, *, low: float = 0.5, high: float = 2.0) -> Weighte
     return _mask(x, "token", low, high)
 
 
-@correction("sequence_mask")
-def sequence_mask(x: LossInputs, *, low: float = 0.5, high: float = 2.0) -> Weighted:
+@correction("sequence_mask", masks=True)
+def sequence_mask(x: LossInputs, *, low: NonNegative = 0.5, high: Positive = 2.0) -> Weighted:
     """Rollouts out of bounds are left out; the others weigh 1. Long rollouts leave the bounds easily: see `geometric`.
 
     Source: the sequence mask of verl's rollout correction; bounds of its seq-MIS.
@@ -111,8 +112,8 @@ def sequence_mask(x: LossInputs, *, low: float = 0.5, high: float = 2.0) -> Weig
     return _mask(x, "sequence", low, high)
 
 
-@correction("geometric")
-def geometric(x: LossInputs, *, low: float = 0.999, high: float = 1.001) -> Weighted:
+@correction("geometric", masks=True)
+def geometric(x: LossInputs, *, low: NonNegative = 0.999, high: Positive = 1.001) -> Weighted:
     """Rollouts whose *mean* mismatch is out of bounds are left out: fair to long rollouts.
 
     Source: "When speed kills stability, part 3" (Li et al., 2025); bounds of verl's Geo-RS.
@@ -139,11 +140,11 @@ def _ratio(x: LossInputs, level: Level) -> Tensor:
     return bounded(whole).exp()
 
 
-def _within(ratio: Tensor, low: float, high: float) -> Tensor:
+def _within(ratio: Tensor, low: NonNegative, high: Positive) -> Tensor:
     return (ratio >= low) & (ratio <= high)
 
 
-def _mask(x: LossInputs, level: Level, low: float, high: float) -> Weighted:
+def _mask(x: LossInputs, level: Level, low: NonNegative, high: Positive) -> Weighted:
     ratio = _ratio(x, level)
     kept = _within(ratio, low, high)
     return kept.to(ratio.dtype), _metrics(x, ~kept)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from rlsdk.components import filter as marked
+import attrs
+
+from rlsdk.limits import Count, NonNegative
+from rlsdk.marks import filter as marked
 from rlsdk.types import Group
 
 
@@ -39,7 +42,7 @@ def pass_rate(group: Group, *, low: float = 0.0, high: float = 1.0, passing: flo
 
 
 @marked("min_std")
-def min_std(group: Group, *, threshold: float = 0.0) -> bool:
+def min_std(group: Group, *, threshold: NonNegative = 0.0) -> bool:
     """Keep a group whose rewards are spread enough; 0 keeps what `nonzero_variance` keeps.
 
     Source: Trinity-RFT (reward_std_filter).
@@ -54,7 +57,7 @@ def min_std(group: Group, *, threshold: float = 0.0) -> bool:
     return len(set(rewards)) > 1 and statistics.stdev(rewards) > threshold
 
 
-@marked("truncated")
+@marked("truncated", reads_rewards=False)
 def truncated(group: Group) -> bool | Group:
     """Leave out rollouts that a limit cut off: their reward says little of what they were up to.
 
@@ -67,7 +70,7 @@ def truncated(group: Group) -> bool | Group:
 
 
 @marked("top_k")
-def top_k(group: Group, *, k: int = 1) -> bool | Group:
+def top_k(group: Group, *, k: Count = 1) -> bool | Group:
     """Keep the `k` rollouts with the greatest rewards: rejection sampling.
 
     Paper: RAFT, arXiv:2304.06767, algorithm 1. Of equal rewards the earlier rollout is kept.
@@ -105,4 +108,4 @@ def _rewards(group: Group) -> list[float]:
 def _part(group: Group, index: Sequence[int]) -> bool | Group:
     if not index:
         return False
-    return Group(group.task, [group.rollouts[i] for i in index], [group.scores[i] for i in index])
+    return attrs.evolve(group, rollouts=[group.rollouts[i] for i in index], scores=[group.scores[i] for i in index])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlsdk.components import kl
+from rlsdk.marks import kl
 
 Estimator = Callable[[Tensor, Tensor], Tensor]
 INPUT_BOUND = 20.0
@@ -48,7 +48,8 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
     Paper: GRPO, arXiv:2402.03300, eq. 4; the estimator is Schulman's, http://joschu.net/blog/kl-approx.html.
     Formula: `exp(-d) - 1 + d`.
-    When to use: in the loss, as GRPO does.
+    When to use: in the loss, where single tokens stay near the reference: one that is 30 nats off gives a gradient of
+    e^30. The algorithms use `low_var`.
     """
     difference = ref_logprobs - logprobs
     return torch.expm1(difference) - difference
@@ -71,7 +72,7 @@ def low_var(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
     Source: verl (low_var_kl), with its bounds.
     Formula: `clamp(exp(-c) - 1 + c, ±10)` with `c = clamp(d, ±20)`.
-    When to use: as k3, where single tokens may be far from the reference.
+    When to use: in the loss, in place of k3: up to 2.6 nats the same.
     """
     difference = (ref_logprobs - logprobs).clamp(-INPUT_BOUND, INPUT_BOUND)
     return (torch.expm1(difference) - difference).clamp(-RESULT_BOUND, RESULT_BOUND)

@@ -10,14 +10,25 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, credit, log_ratio, share_clipped, trained
+from rlsdk.algorithms.ratios import (
+    DualClip,
+    Metrics,
+    bounded,
+    clipped_surrogate,
+    credit,
+    dual_clipped,
+    log_ratio,
+    share_clipped,
+    trained,
+)
 from rlsdk.batch import LossInputs, wide
-from rlsdk.components import policy_loss
+from rlsdk.limits import NonNegative, Positive
+from rlsdk.marks import policy_loss
 
 
 @policy_loss("ppo")
 def ppo(
-    x: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0
+    x: LossInputs, *, clip_low: NonNegative = 0.2, clip_high: NonNegative = 0.2, dual_clip: DualClip | None = 3.0
 ) -> tuple[Tensor, Metrics]:
     """The clipped surrogate: several updates on one batch without going far; the default of most methods.
 
@@ -35,26 +46,25 @@ def ppo(
     """
     difference, advantages = log_ratio(x), credit(x)
     ratio = bounded(difference).exp()
-    loss = clipped_surrogate(advantages, ratio, clip_low, clip_high)
+    open_loss = clipped_surrogate(advantages, ratio, clip_low, clip_high)
+    loss = dual_clipped(open_loss, advantages, dual_clip)
     metrics = {
         "clip_share": share_clipped(x, ratio, clip_low, clip_high),
         "old_kl": masked_mean(-difference, x.loss_mask),
     }
     if dual_clip is not None:
-        capped = (advantages < 0) & (loss > -advantages * dual_clip)
-        loss = torch.where(capped, -advantages * dual_clip, loss)
-        metrics["dual_clip_share"] = masked_mean(capped.float(), x.loss_mask)
+        metrics["dual_clip_share"] = masked_mean((loss < open_loss).float(), x.loss_mask)
     return loss, metrics
 
 
-@policy_loss("decoupled_ppo")
+@policy_loss("decoupled_ppo", corrects="old")
 def decoupled_ppo(
     x: LossInputs,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    weight_cap: float | None = None,
+    clip_low: NonNegative = 0.2,
+    clip_high: NonNegative = 0.2,
+    dual_clip: DualClip | None = None,
+    weight_cap: Positive | None = None,
 ) -> tuple[Tensor, Metrics]:
     """PPO that stays near a recent policy while the samples come from older ones: for asynchronous training.
 
@@ -69,7 +79,7 @@ def decoupled_ppo(
         clip_low: How far the ratio may fall below 1.
         clip_high: How far it may rise above 1.
         dual_clip: As in ppo.
-        weight_cap: Tokens with a greater `π_old / μ` are left out; null for none.
+        weight_cap: Tokens with a greater `π_old / μ` are left out; null for none, which lets one token weigh e^20.
     """
     loss, metrics = ppo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     weight = bounded(trained(x, wide(x.old_logprobs) - wide(x.behaviour_logprobs))).exp().detach()
@@ -113,7 +123,7 @@ def sft(x: LossInputs) -> Tensor:
 
 
 @policy_loss("opmd")
-def opmd(x: LossInputs, *, tau: float = 1.0) -> Tensor:
+def opmd(x: LossInputs, *, tau: Positive = 1.0) -> Tensor:
     """The policy gradient of online mirror descent: goes with the advantage `opmd`, on- or off-policy.
 
     Paper: arXiv:2509.24203 and Kimi k1.5, arXiv:2501.12599, eq. 3, as in Trinity-RFT.
@@ -128,10 +138,11 @@ def opmd(x: LossInputs, *, tau: float = 1.0) -> Tensor:
 
 
 @policy_loss("cispo")
-def cispo(x: LossInputs, *, clip_low: float = 1.0, clip_high: float = 0.28) -> tuple[Tensor, Metrics]:
+def cispo(x: LossInputs, *, clip_low: NonNegative = 1.0, clip_high: NonNegative = 0.28) -> tuple[Tensor, Metrics]:
     """Clips the weight of a token, never its gradient: rare tokens that matter keep learning.
 
-    Paper: CISPO, MiniMax-M1, arXiv:2506.13585, eq. 4 and 5.
+    Paper: CISPO, MiniMax-M1, arXiv:2506.13585, eq. 4 and 5. It sets no lower bound and gives no number for the upper
+    one; 0.28 is that of DAPO, arXiv:2503.14476.
     Formula: `-sg[clip(r, 1 - clip_low, 1 + clip_high)] · A · log π`.
     When to use: long reasoning, where PPO's clip silences the rare words that turn an answer around.
 
@@ -146,7 +157,7 @@ def cispo(x: LossInputs, *, clip_low: float = 1.0, clip_high: float = 0.28) -> t
 
 
 @policy_loss("tis")
-def tis(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
+def tis(x: LossInputs, *, cap: Positive = 1.0) -> tuple[Tensor, Metrics]:
     """The policy gradient weighted by a truncated ratio: off-policy samples never weigh more than `cap`.
 
     Paper: truncated importance sampling, IMPALA, arXiv:1802.01561, §4.1; per token as in ROLL.
@@ -161,8 +172,8 @@ def tis(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
     return ratio.clamp(max=cap) * reinforce(x), {"clip_share": masked_mean((ratio > cap).float(), x.loss_mask)}
 
 
-@policy_loss("topr")
-def topr(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
+@policy_loss("topr", corrects="policy")
+def topr(x: LossInputs, *, cap: Positive = 1.0) -> tuple[Tensor, Metrics]:
     """Good rollouts count in full, bad ones by the truncated ratio of the whole answer: stable far off-policy.
 
     Paper: TOPR, arXiv:2503.14286, in its canonical form.
@@ -182,7 +193,7 @@ def topr(x: LossInputs, *, cap: float = 1.0) -> tuple[Tensor, Metrics]:
 
 
 @policy_loss("sapo")
-def sapo(x: LossInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Tensor:
+def sapo(x: LossInputs, *, tau_pos: Positive = 1.0, tau_neg: Positive = 1.05) -> Tensor:
     """A soft gate in place of the clip: far tokens fade instead of falling silent.
 
     Paper: SAPO, arXiv:2511.20347.

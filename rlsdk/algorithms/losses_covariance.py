@@ -12,18 +12,19 @@ from torch import Tensor
 from rlsdk.algorithms.packed import masked_mean
 from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, credit, log_ratio, trained
 from rlsdk.batch import LossInputs
-from rlsdk.components import policy_loss
+from rlsdk.limits import NonNegative, Share
+from rlsdk.marks import policy_loss
 
 
 @policy_loss("clip_cov", whole_batch=True)
 def clip_cov(
     x: LossInputs,
     *,
-    ratio: float = 2e-4,
+    ratio: Share = 2e-4,
     cov_low: float = 1.0,
     cov_high: float = 5.0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: NonNegative = 0.2,
+    clip_high: NonNegative = 0.2,
 ) -> tuple[Tensor, Metrics]:
     """PPO's clip, and no gradient for a few random tokens of high covariance.
 
@@ -50,13 +51,14 @@ def clip_cov(
 
 
 @policy_loss("kl_cov", whole_batch=True)
-def kl_cov(x: LossInputs, *, ratio: float = 2e-4, kl_coef: float = 1.0) -> tuple[Tensor, Metrics]:
+def kl_cov(x: LossInputs, *, ratio: Share = 2e-4, kl_coef: NonNegative = 1.0) -> tuple[Tensor, Metrics]:
     """The unclipped surrogate, with a KL penalty on the few tokens of greatest covariance.
 
     Paper: KL-Cov, arXiv:2505.22617.
     Formula: `-A·r`, plus `kl_coef · |log π - log π_old|` for the `max(1, ratio · tokens)` tokens of greatest
     covariance.
-    When to use: as `clip_cov`, where the tokens at fault should be held back and not silenced.
+    When to use: as `clip_cov`, where the tokens at fault should be held back and not silenced. One update per batch:
+    neither the paper nor this loss bounds the ratio, and over several updates one token may outweigh the batch.
 
     Args:
         x: The batch.

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rlsdk.algorithms.losses import ppo, sft
-from rlsdk.algorithms.ratios import Metrics, log_ratio
+from rlsdk.algorithms.ratios import DualClip, Metrics, log_ratio
 from rlsdk.batch import LossInputs
-from rlsdk.components import policy_loss
+from rlsdk.contracts import RunFacts
+from rlsdk.limits import NonNegative, Positive, Share
+from rlsdk.marks import policy_loss
+
+PER_ROLLOUT = ("seq-mean-token-mean",)
+"""The aggregation under which a value that all tokens of a rollout carry counts once for each rollout."""
 
 
-@policy_loss("dpo", needs=("ref_logprobs", "pairs", "preferred"))
-def dpo(x: LossInputs, *, beta: float = 0.1, label_smoothing: float = 0.0) -> tuple[Tensor, Metrics]:
+@policy_loss("dpo", needs=("ref_logprobs", "pairs", "preferred"), aggregates=PER_ROLLOUT)
+def dpo(x: LossInputs, *, beta: Positive = 0.1, label_smoothing: Share = 0.0) -> tuple[Tensor, Metrics]:
     """Preferences without a reward: the better answer of a pair gains against the reference, the worse one loses.
 
     Paper: DPO, arXiv:2305.18290, eq. 7; label smoothing cDPO (Mitchell, 2023).
@@ -37,23 +43,26 @@ def dpo(x: LossInputs, *, beta: float = 0.1, label_smoothing: float = 0.0) -> tu
     return loss[x.pairs][x.segments], metrics
 
 
-@policy_loss("kto", needs=("ref_logprobs", "preferred"), whole_batch=True)
+@policy_loss("kto", needs=("ref_logprobs", "preferred"), whole_batch=True, aggregates=PER_ROLLOUT)
 def kto(
-    x: LossInputs, *, beta: float = 0.1, desirable: float = 1.0, undesirable: float = 1.0
+    x: LossInputs, *, beta: Positive = 0.1, desirable: NonNegative = 1.0, undesirable: NonNegative = 1.0
 ) -> tuple[Tensor, Metrics]:
-    """Good and bad answers without pairs, weighed as people weigh gains and losses.
+    """Right and wrong answers without pairs, weighed as people weigh gains and losses.
 
-    Paper: KTO, arXiv:2402.01306, eq. 8. Its reference point is estimated from answers paired with other tasks' prompts;
-    here from the batch's own answers, of which no further pass is needed.
-    Formula: `λ - λ·σ(±β·(d - z))` with `d = log π(y) - log π_ref(y)`, + for good answers; `z = max(0, mean d)` over the
-    optimiser batch, detached. Every token carries its rollout's value: aggregate by `seq-mean-token-mean`.
-    When to use: answers marked good or bad, without pairs, or many more of one than of the other.
+    An answer is right by itself, whatever the others of its group are: its reward is at least the algorithm's
+    `passing`. A demonstration is right or wrong as `label` (true or false) of its task's metadata says.
+    Paper: KTO, arXiv:2402.01306, eq. 8. Its reference point `z` is KL(π ‖ π_ref), which it estimates from answers to
+    other tasks' prompts. Here it is estimated from the batch's own answers, without another pass: the same KL where
+    the policy sampled them; with demonstrations it is greater than the paper's where `π` has learned them.
+    Formula: `λ - λ·σ(±β·(d - z))` with `d = log π(y) - log π_ref(y)`, + for right answers; `z = max(0, mean d)` over
+    the optimiser batch, detached. Every token carries its rollout's value: `seq-mean-token-mean` counts each once.
+    When to use: answers that are right or wrong, without pairs, or many more of one than of the other.
 
     Args:
         x: The batch.
         beta: How closely the policy is held to the reference.
-        desirable: Weight λ of good answers.
-        undesirable: Weight λ of bad ones.
+        desirable: Weight λ of right answers.
+        undesirable: Weight λ of wrong ones.
     """
     gains = _gains(x, len(x.preferred))
     whole = x.whole
@@ -65,19 +74,30 @@ def kto(
     return loss[x.segments], {"reference_point": reference}
 
 
-@policy_loss("mix", needs=("expert",), whole_batch=True)
+def per_fits(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse a `per` that contradicts the aggregation."""
+    follows = _per(run.aggregate)
+    if options["per"] not in (None, follows):
+        yield (
+            "per",
+            f"{options['per']!r}, but algorithm.aggregate={run.aggregate!r} divides by each {follows}: the two parts "
+            "would not have the weights that mu says; leave it out",
+        )
+
+
+@policy_loss("mix", needs=("expert",), whole_batch=True, check=per_fits)
 def mix(
     x: LossInputs,
     *,
-    mu: float = 0.1,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
-    per: Literal["token", "rollout"] = "token",
+    mu: Share = 0.1,
+    clip_low: NonNegative = 0.2,
+    clip_high: NonNegative = 0.2,
+    dual_clip: DualClip | None = 3.0,
+    per: Literal["token", "rollout"] | None = None,
 ) -> tuple[Tensor, Metrics]:
     """PPO on the policy's samples and maximum likelihood on an expert's answers, each with its own denominator.
 
-    Paper: CHORD, arXiv:2508.11408, with a fixed μ.
+    Paper: CHORD, arXiv:2508.11408; CHORD-μ is this loss with a schedule, `mu: {from: 0.9, to: 0.05, over: 200}`.
     Formula: `(1 - μ)·mean(ppo over the policy's) + μ·mean(-log π over the expert's)`. The core divides by all tokens
     (or rollouts): each part is scaled by all of the optimiser batch over its own.
     When to use: an expert's answers to tasks that the policy cannot solve yet.
@@ -88,10 +108,11 @@ def mix(
         clip_low: How far PPO's ratio may fall below 1.
         clip_high: How far it may rise above 1.
         dual_clip: As in ppo.
-        per: What the aggregation divides by: `token` for token-mean, `rollout` for the seq-mean modes.
+        per: What the aggregation divides by: `token` for token-mean, `rollout` for the seq-mean modes; null follows
+            the run's aggregation.
     """
     own, metrics = ppo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
-    experts, others, both = _shares(x.whole, per)
+    experts, others, both = _shares(x.whole, per or _per(x.aggregate))
     by_expert = x.expert[x.segments]
     loss = torch.where(by_expert, mu * (both / experts) * sft(x), (1 - mu) * (both / others) * own)
     return loss, metrics
@@ -101,6 +122,11 @@ def _gains(x: LossInputs, rollouts: int) -> Tensor:
     """`log π(y) - log π_ref(y)` of each rollout, `[n]`."""
     difference = log_ratio(x, x.ref_logprobs)
     return difference.new_zeros(rollouts).index_add(0, x.segments, difference)
+
+
+def _per(aggregate: str) -> Literal["token", "rollout"]:
+    """Name the unit that an aggregation divides by."""
+    return "token" if aggregate == "token-mean" else "rollout"
 
 
 def _mean(values: Tensor) -> Tensor:

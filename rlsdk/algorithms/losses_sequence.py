@@ -6,16 +6,31 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, credit, log_ratio, share_clipped, trained
+from rlsdk.algorithms.ratios import (
+    DualClip,
+    Metrics,
+    bounded,
+    clipped_surrogate,
+    credit,
+    dual_clipped,
+    log_ratio,
+    share_clipped,
+    trained,
+)
 from rlsdk.batch import LossInputs
-from rlsdk.components import policy_loss
+from rlsdk.limits import NonNegative
+from rlsdk.marks import policy_loss
 
+PER_ROLLOUT = ("seq-mean-token-mean",)
+"""The aggregation of objectives that are a mean over rollouts of a mean over tokens."""
 LOG_SEQUENCE_RATIO_BOUND = 10.0
 """Above it a mean log-ratio is clamped (verl's; the paper is silent)."""
 
 
-@policy_loss("gspo")
-def gspo(x: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> tuple[Tensor, Metrics]:
+@policy_loss("gspo", aggregates=PER_ROLLOUT)
+def gspo(
+    x: LossInputs, *, clip_low: NonNegative = 3e-4, clip_high: NonNegative = 4e-4, dual_clip: DualClip | None = None
+) -> tuple[Tensor, Metrics]:
     """PPO's clip on the ratio of the whole rollout: steady for long answers and mixtures of experts.
 
     The ratio of the sequence is detached and the gradient goes through the token, as in the paper's eq. 14: with one
@@ -28,16 +43,19 @@ def gspo(x: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> t
         x: The batch.
         clip_low: How far the ratio may fall below 1.
         clip_high: How far it may rise above 1.
+        dual_clip: Greatest ratio that a rollout with negative advantage is charged for; null for none.
     """
     log_prob = trained(x, x.logprobs)
     mean = x.sequence_mean(log_ratio(x)).detach()
     ratio = (mean + log_prob - log_prob.detach()).clamp(max=LOG_SEQUENCE_RATIO_BOUND).exp()
-    loss = clipped_surrogate(credit(x), ratio, clip_low, clip_high)
+    loss = dual_clipped(clipped_surrogate(credit(x), ratio, clip_low, clip_high), credit(x), dual_clip)
     return loss, {"clip_share": share_clipped(x, ratio, clip_low, clip_high)}
 
 
-@policy_loss("gspo_token")
-def gspo_token(x: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> tuple[Tensor, Metrics]:
+@policy_loss("gspo_token", aggregates=PER_ROLLOUT)
+def gspo_token(
+    x: LossInputs, *, clip_low: NonNegative = 3e-4, clip_high: NonNegative = 4e-4, dual_clip: DualClip | None = None
+) -> tuple[Tensor, Metrics]:
     """GSPO where the tokens of a rollout differ in advantage (turns, steps); equal to `gspo` where they do not.
 
     Paper: GSPO-token, arXiv:2507.18071, eq. 13 and 14.
@@ -48,28 +66,32 @@ def gspo_token(x: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4
         x: The batch.
         clip_low: How far the ratio may fall below 1.
         clip_high: How far it may rise above 1.
+        dual_clip: As in gspo.
     """
-    return gspo(x, clip_low=clip_low, clip_high=clip_high)
+    return gspo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
 
-@policy_loss("geo_mean")
-def geo_mean(x: LossInputs, *, clip_low: float = 0.4, clip_high: float = 0.4) -> tuple[Tensor, Metrics]:
+@policy_loss("geo_mean", aggregates=PER_ROLLOUT)
+def geo_mean(
+    x: LossInputs, *, clip_low: NonNegative = 0.4, clip_high: NonNegative = 0.4, dual_clip: DualClip | None = None
+) -> tuple[Tensor, Metrics]:
     """The geometric mean of the tokens' ratios, clipped in log space: single tokens cannot dominate.
 
     Paper: GMPO, arXiv:2507.20673; bounds `(e^-0.4, e^0.4)` are the paper's.
     Formula: `-Ā · exp(mean_t c_t)`, one value per rollout on all its tokens; `c_t` is the log-ratio clipped to
-    `-clip_low…clip_high` where that makes the objective smaller, `Ā` the mean advantage. To be aggregated by
-    `seq-mean-token-mean`.
+    `-clip_low…clip_high` where that makes the objective smaller, `Ā` the mean advantage.
     When to use: several updates per batch, where a few tokens with extreme ratios would dominate.
 
     Args:
         x: The batch.
         clip_low: How far the log-ratio may fall below 0.
         clip_high: How far it may rise above 0.
+        dual_clip: Greatest geometric mean that a rollout with negative advantage is charged for; null for none.
     """
     difference, advantages = bounded(log_ratio(x)), credit(x)
     clipped = difference.clamp(-clip_low, clip_high)
     sign = advantages.sign()
     worse = sign * torch.minimum(sign * difference, sign * clipped)
-    loss = -x.sequence_mean(advantages) * x.sequence_mean(worse).exp()
+    average = x.sequence_mean(advantages)
+    loss = dual_clipped(-average * x.sequence_mean(worse).exp(), average, dual_clip)
     return loss, {"clip_share": masked_mean((worse != difference).float(), x.loss_mask)}

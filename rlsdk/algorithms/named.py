@@ -1,18 +1,26 @@
 """Named algorithms: the parts of a published method with the defaults of its paper.
 
 Where a paper charges KL to the reference with a coefficient that hangs on the reward model at hand, it is 0.001 here.
+
+No single token may outweigh the batch, where papers are silent on it: `low_var` stands for k3, from which it differs
+beyond 2.6 nats only; a token with negative advantage is charged for a ratio of at most 20. `kl: k3` and
+`dual_clip: null` follow the papers to the letter.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import attrs
 
 from rlsdk.algorithms.base import Aggregation, Algorithm
-from rlsdk.components import Use, algorithm
+from rlsdk.algorithms.marking import algorithm
+from rlsdk.components import Use
+from rlsdk.limits import NonNegative, Positive
 
-_PPO = Use("ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None})
+DUAL_CLIP = 20.0
+_PPO = Use("ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": DUAL_CLIP})
 _KL_IN_REWARD = (Use("kl_penalty", {"coef": 0.001}),)
 
 
@@ -21,14 +29,15 @@ _KL_IN_REWARD = (Use("kl_penalty", {"coef": 0.001}),)
 class GRPO(Algorithm):
     """GRPO: rewards relative to the group, clipped ratios, KL to the reference in the loss.
 
-    Paper: arXiv:2402.03300, eq. 3 and 4; β = 0.04 (§4.2). `kl_coef: 0` does without the reference model.
+    Paper: arXiv:2402.03300, eq. 3 and 4; β = 0.04 (§4.2). `kl_coef: 0` does without the reference model. The KL is
+    the paper's k3, clamped far from the reference, so that one token cannot outweigh the batch; `kl: k3` unclamped.
     When to use: the first choice where a reward checks answers and several rollouts a task are affordable.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
     policy_loss: Use = _PPO
-    kl: Use | None = Use("k3")
-    kl_coef: float = 0.04
+    kl: Use | None = Use("low_var")
+    kl_coef: NonNegative = 0.04
     aggregate: Aggregation = "seq-mean-token-mean"
 
 
@@ -46,7 +55,7 @@ class PPO(Algorithm):
     policy_loss: Use = _PPO
     shaping: tuple[Use, ...] = _KL_IN_REWARD
     critic: bool = True
-    value_clip: float | None = 0.5
+    value_clip: Positive | None = 0.5
 
 
 @algorithm("sft")
@@ -68,14 +77,13 @@ class SFT(Algorithm):
 class DrGRPO(Algorithm):
     """GRPO without its two biases: no division by the standard deviation, none by the length of an answer.
 
-    Paper: arXiv:2503.20783. `norm` is the paper's budget of 3000 tokens; set it to your own longest response.
+    Paper: arXiv:2503.20783, whose `norm` is the budget of tokens of one response: null takes `sampling.max_tokens`.
     When to use: answers that grow longer without getting better, or tasks whose difficulty should not set their weight.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": False})
     policy_loss: Use = _PPO
     aggregate: Aggregation = "seq-mean-token-sum-norm"
-    norm: float | None = 3000.0
 
 
 @algorithm("dapo")
@@ -83,14 +91,17 @@ class DrGRPO(Algorithm):
 class DAPO(Algorithm):
     """GRPO with clip-higher, dynamic sampling, a loss by tokens and soft punishment of overlong answers; no KL.
 
-    Paper: arXiv:2503.14476, eq. 8 to 13. Set `overlong` to your own longest response.
+    It sets `rollout.dynamic_sampling`: another task takes the place of each group whose rewards are equal. The
+    punishment begins at four fifths of `sampling.max_tokens`, as in the paper, and is full at its end.
+    Paper: arXiv:2503.14476, eq. 8 to 13.
     When to use: long reasoning on hard tasks: groups without contrast, entropy that collapses, answers cut off.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
-    policy_loss: Use = Use("ppo", {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None})
-    shaping: tuple[Use, ...] = (Use("overlong", {"max_length": 20_480, "buffer": 4_096, "penalty": 1.0}),)
+    policy_loss: Use = Use("ppo", {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": DUAL_CLIP})
+    shaping: tuple[Use, ...] = (Use("overlong", {"max_length": None, "buffer": None, "penalty": 1.0}),)
     filters: tuple[Use, ...] = (Use("nonzero_variance"),)
+    defaults: Mapping[str, Any] = {"rollout.dynamic_sampling": True}
 
 
 @algorithm("gspo")
@@ -103,7 +114,7 @@ class GSPO(Algorithm):
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
-    policy_loss: Use = Use("gspo", {"clip_low": 3e-4, "clip_high": 4e-4})
+    policy_loss: Use = Use("gspo", {"clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": DUAL_CLIP})
     aggregate: Aggregation = "seq-mean-token-mean"
 
 
@@ -112,7 +123,7 @@ class GSPO(Algorithm):
 class CISPO(Algorithm):
     """GRPO whose clip bounds the weight of a token and spares its gradient; no KL.
 
-    Paper: MiniMax-M1, arXiv:2506.13585, eq. 4 and 5.
+    Paper: MiniMax-M1, arXiv:2506.13585, eq. 4 and 5; `clip_high`, for which it gives no number, is DAPO's.
     When to use: long reasoning, with several updates per batch.
     """
 
@@ -144,7 +155,7 @@ class GMPO(Algorithm):
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
-    policy_loss: Use = Use("geo_mean", {"clip_low": 0.4, "clip_high": 0.4})
+    policy_loss: Use = Use("geo_mean", {"clip_low": 0.4, "clip_high": 0.4, "dual_clip": DUAL_CLIP})
     aggregate: Aggregation = "seq-mean-token-mean"
 
 
@@ -189,7 +200,7 @@ class ReinforcePlusPlusBaseline(Algorithm):
     advantage: Use = Use("reinforce_plus_plus_baseline")
     policy_loss: Use = _PPO
     kl: Use | None = Use("k2")
-    kl_coef: float = 0.001
+    kl_coef: NonNegative = 0.001
 
 
 @algorithm("remax")
@@ -299,8 +310,8 @@ class GiGPO(Algorithm):
 
     advantage: Use = Use("gigpo", {"omega": 1.0, "gamma": 0.95, "std_normalize": False})
     policy_loss: Use = _PPO
-    kl: Use | None = Use("k3")
-    kl_coef: float = 0.01
+    kl: Use | None = Use("low_var")
+    kl_coef: NonNegative = 0.01
     aggregate: Aggregation = "seq-mean-token-mean"
 
 
@@ -309,12 +320,15 @@ class GiGPO(Algorithm):
 class DecoupledPPO(Algorithm):
     """For asynchronous training: clips against a recent policy, weighs by the one that sampled.
 
-    Paper: AReaL, arXiv:2505.24298, eq. 5, with the group's mean in place of a critic.
+    Paper: AReaL, arXiv:2505.24298, eq. 5, with the group's mean in place of a critic; the cap of the weight is that of
+    AReaL's configurations.
     When to use: asynchronous rollouts, several steps late.
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
-    policy_loss: Use = Use("decoupled_ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None})
+    policy_loss: Use = Use(
+        "decoupled_ppo", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": DUAL_CLIP, "weight_cap": 5.0}
+    )
 
 
 @algorithm("dpo")
@@ -332,6 +346,22 @@ class DPO(Algorithm):
     filters: tuple[Use, ...] = (Use("best_worst"),)
 
 
+@algorithm("kto")
+@attrs.frozen(kw_only=True)
+class KTO(Algorithm):
+    """Right answers gain and wrong ones lose against the reference, each by itself: no pairs, and no group's mean.
+
+    An answer is right if its reward is at least `passing`. With `rollouts: demonstrations` it learns from a data set
+    of answers, each right or wrong as `label` of its task's metadata says.
+    Paper: KTO, arXiv:2402.01306, eq. 8; β = 0.1 and equal weights, its defaults.
+    When to use: answers that are right or wrong: a reward that checks them, or a data set of marked answers.
+    """
+
+    advantage: Use = Use("constant")
+    policy_loss: Use = Use("kto", {"beta": 0.1, "desirable": 1.0, "undesirable": 1.0})
+    aggregate: Aggregation = "seq-mean-token-mean"
+
+
 @algorithm("mix")
 @attrs.frozen(kw_only=True)
 class Mix(Algorithm):
@@ -342,7 +372,7 @@ class Mix(Algorithm):
     """
 
     advantage: Use = Use("grpo", {"std_normalize": True})
-    policy_loss: Use = Use("mix", {"mu": 0.1, "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None})
+    policy_loss: Use = Use("mix", {"mu": 0.1, "clip_low": 0.2, "clip_high": 0.2, "dual_clip": DUAL_CLIP})
     rollouts: Literal["sampled", "demonstrations", "mixed"] = "mixed"
 
 
@@ -351,9 +381,13 @@ class Mix(Algorithm):
 class OPD(Algorithm):
     """On-policy distillation: the student samples, the reference model teaches token by token; rewards are not read.
 
-    Paper: GKD, arXiv:2306.13649.
+    The teacher is `model.reference`, which must be given; no reward is needed. It is the policy gradient of the sampled
+    tokens, not GKD's divergence over the vocabulary (arXiv:2306.13649).
+    Source: "On-Policy Distillation" (Lu et al., Thinking Machines Lab, 2025). The advantage of a token is bounded by 10
+    nats, beyond which the teacher rules it out.
     When to use: a stronger model with the same tokenizer at hand.
     """
 
     advantage: Use = Use("on_policy_distill", {"coef": 1.0})
+    clip_advantages: Positive | None = 10.0
     policy_loss: Use = _PPO

@@ -38,7 +38,7 @@ class Sampled:
 
     @property
     def ends(self) -> Tensor:
-        """int64 `[n]`: behind the last sampled token of each rollout, counted in sampled tokens."""
+        """int64 `[n]`: exclusive end of each rollout, counted in sampled tokens."""
         return self.counts.cumsum(0)
 
     def take(self, values_t: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def sums_to_go(values: Tensor, lengths: Tensor, factor: float) -> Tensor:
 
 
 def _slots(lengths: Tensor, blocks: Tensor, width: int) -> Tensor | None:
-    """Where each token stands when every segment is padded to whole blocks; None if none needs padding."""
+    """Position of each token once every segment is padded to whole blocks; None if none needs padding."""
     padding = blocks * width - lengths
     if not bool(padding.any()):
         return None
@@ -122,27 +122,27 @@ def _following(sums: Tensor, blocks: Tensor) -> Tensor:
 
 
 def whiten(values: Tensor) -> Tensor:
-    """Mean 0 and (unbiased) variance 1: `(v - mean) / sqrt(var + 1e-8)`; a single value becomes 0.
+    """Mean 0 and (unbiased) variance 1: `(v - mean) / sqrt(var + 1e-8)`, both in float64; a single value becomes 0.
 
     Args:
         values: float `[s]`, sampled tokens alone.
     """
     if not len(values):
         return values
-    centred = values - values.mean()
-    # Not a norm or a dot product: over millions of float32 those are off by a thousandth, `sum` is not.
-    variance = centred.square().sum() / max(len(values) - 1, 1)
-    return centred.mul_(torch.rsqrt(variance + WHITEN_EPSILON))
+    # Rounding may put the mean beyond all values; of equal ones it is exactly their value, so that they become 0.
+    centred = values - values.mean(dtype=torch.float64).to(values.dtype).clamp(values.min(), values.max())
+    variance = centred.square().sum(dtype=torch.float64) / max(len(values) - 1, 1)
+    return centred.mul_(torch.rsqrt(variance + WHITEN_EPSILON).to(values.dtype))
 
 
 def adjusted(advantages: Tensor, loss_mask: Tensor, *, whitened: bool = False, clip: float | None = None) -> Tensor:
-    """What an algorithm does to advantages after they were computed: `whiten_advantages`, then `clip_advantages`.
+    """Postprocess an algorithm's advantages: `whiten_advantages`, then `clip_advantages`.
 
     Args:
         advantages: float `[t]`.
         loss_mask: bool `[t]`, True where the policy sampled the token.
-        whitened: Mean 0 and variance 1 over the sampled tokens.
-        clip: Greatest absolute value; None for none.
+        whitened: Normalize to mean 0 and variance 1 over the sampled tokens.
+        clip: Greatest absolute value; None for no clipping.
 
     Returns:
         float `[t]`, zero where nothing was sampled.

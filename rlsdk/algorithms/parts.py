@@ -9,21 +9,22 @@ from torch import Tensor
 
 from rlsdk.algorithms.packed import WHITEN_EPSILON
 from rlsdk.batch import CreditInputs
+from rlsdk.fields import names
 
 PART_TOKENS = 2**18
-"""Of one part, more or less a rollout or a group: 1 MiB for each float32 per token."""
-_PER_TOKEN = ("loss_mask", "token_rewards", "values", "logprobs", "ref_logprobs", "entropy", "probs_squared_sum")
+"""Tokens of one part, give or take a rollout or a group: 1 MiB for each float32 per token."""
+_PER_TOKEN = frozenset(names("credit", axis="token"))
 
 
 def in_parts(
     estimate: Callable[[CreditInputs], tuple[Tensor, ...]], x: CreditInputs, *, together: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """What `estimate` gives for runs of whole rollouts, end to end.
+    """Apply `estimate` to consecutive parts of whole rollouts and concatenate the results.
 
     Args:
-        estimate: Gives tensors `[t]`; a rollout's values depend on itself alone, or on those `together` with it.
+        estimate: Returns tensors `[t]`; a rollout's values depend on itself alone, or on those `together` with it.
         x: The batch.
-        together: int64 `[n]`; rollouts with equal numbers share a part. Left out, each stands for itself.
+        together: int64 `[n]`; rollouts with equal numbers share a part. If omitted, rollouts are independent.
 
     Returns:
         Tensors `[t]`.
@@ -45,7 +46,7 @@ def in_parts(
 
 
 def whiten_sampled(values: Tensor, loss_mask: Tensor) -> Tensor:
-    """Mean 0 and (unbiased) variance 1 over the sampled tokens, in place; a single one becomes 0.
+    """Mean 0 and (unbiased) variance 1 over the sampled tokens, in place and in float64; a single one becomes 0.
 
     Args:
         values: float `[t]`, zero where nothing was sampled.
@@ -55,19 +56,23 @@ def whiten_sampled(values: Tensor, loss_mask: Tensor) -> Tensor:
         `values`, still zero where nothing was sampled.
     """
     count = loss_mask.sum()
-    mean, everything = values.sum() / count.clamp(min=1), int(count) == len(values)
-    squares = values.new_zeros(())
+    if not count:
+        return values
+    everything = int(count) == len(values)
+    sampled = values if everything else values[loss_mask]
+    # Rounding may put the mean beyond all values; of equal ones it is exactly their value, so that they become 0.
+    mean = (values.sum(dtype=torch.float64) / count).to(values.dtype).clamp(sampled.min(), sampled.max())
+    squares = values.new_zeros((), dtype=torch.float64)
     for part, mask in zip(torch.split(values, PART_TOKENS), torch.split(loss_mask, PART_TOKENS), strict=True):
         part.sub_(mean)
         if not everything:
             part.mul_(mask)
-        # Not a norm or a dot product: over millions of float32 those are off by a thousandth, `sum` is not.
-        squares += part.square().sum()
-    return values.mul_(torch.rsqrt(squares / (count - 1).clamp(min=1) + WHITEN_EPSILON))
+        squares += part.square().sum(dtype=torch.float64)
+    return values.mul_(torch.rsqrt(squares / (count - 1).clamp(min=1) + WHITEN_EPSILON).to(values.dtype))
 
 
 def _cuts(x: CreditInputs, together: Tensor | None) -> list[int]:
-    """Behind which rollouts a part ends, the last one included."""
+    """Exclusive end of each part, in rollouts; the last is the number of rollouts."""
     rollouts = len(x.lengths)
     if len(x.loss_mask) <= PART_TOKENS:
         return [rollouts]
@@ -85,7 +90,7 @@ def _cuts(x: CreditInputs, together: Tensor | None) -> list[int]:
 
 def _part(x: CreditInputs, rows: slice, tokens: slice) -> CreditInputs:
     changes = {
-        name: value[tokens if name in _PER_TOKEN else rows]
+        name: value[tokens if name in _PER_TOKEN or name in x.extra else rows]
         for name, value in vars(x).items()
         if isinstance(value, Tensor)
     }

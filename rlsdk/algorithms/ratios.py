@@ -1,4 +1,4 @@
-"""What policy losses and corrections start from: their inputs with the untrained tokens set to zero.
+"""Inputs of policy losses and corrections, with the untrained tokens set to zero.
 
 Zeroed *before* anything is computed: a NaN at an untrained token would otherwise come back in the gradient, as 0 · NaN,
 however well the loss is masked afterwards.
@@ -6,12 +6,17 @@ however well the loss is masked afterwards.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from rlsdk.batch import LossInputs, wide
+from rlsdk.limits import at_least
 
 LOG_RATIO_BOUND = 20.0
+DualClip = Annotated[float, at_least(1)]
+"""A bound of ratios for negative advantages; below 1 it would cut the loss of unchanged tokens."""
 Metrics = dict[str, Tensor]
 """Name -> detached scalar, a mean over the trained tokens."""
 
@@ -40,6 +45,14 @@ def credit(x: LossInputs) -> Tensor:
 def clipped_surrogate(advantages: Tensor, ratio: Tensor, low: float, high: float) -> Tensor:
     """PPO's loss: `max(-A·r, -A·clip(r, 1 - low, 1 + high))` (arXiv:1707.06347, eq. 7)."""
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
+
+
+def dual_clipped(loss: Tensor, advantages: Tensor, bound: float | None) -> Tensor:
+    """`loss` with at most `bound` as the ratio that a token with negative advantage is charged for (arXiv:1912.09729).
+
+    PPO's clip leaves that side open: without a bound, one token that became far likelier outweighs the batch.
+    """
+    return loss if bound is None else torch.where(advantages < 0, torch.minimum(loss, -advantages * bound), loss)
 
 
 def share_clipped(x: LossInputs, ratio: Tensor, low: float, high: float) -> Tensor:

@@ -6,17 +6,22 @@ counts at the sampled token where it stands. Advantages of tokens that were not 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from rlsdk.algorithms.packed import Sampled, sums_to_go
 from rlsdk.algorithms.parts import in_parts, whiten_sampled
 from rlsdk.batch import Credit, CreditInputs, Groups, row_sums, wide
-from rlsdk.components import advantage
+from rlsdk.contracts import RunFacts
+from rlsdk.limits import Share
+from rlsdk.marks import advantage
 
 
 @advantage("gae", needs=("values",))
-def gae(x: CreditInputs, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool = True) -> Credit:
+def gae(x: CreditInputs, *, gamma: Share = 1.0, lam: Share = 1.0, whiten: bool = True) -> Credit:
     """Generalised advantage estimation with a critic: PPO's, for rewards along the way and for long episodes.
 
     Paper: GAE, arXiv:1506.02438, eq. 16; defaults as in TinyZero and verl.
@@ -45,7 +50,7 @@ def gae(x: CreditInputs, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool =
 
 
 @advantage("reinforce_plus_plus")
-def reinforce_plus_plus(x: CreditInputs, *, gamma: float = 1.0) -> Credit:
+def reinforce_plus_plus(x: CreditInputs, *, gamma: Share = 1.0) -> Credit:
     """Discounted return, whitened over the batch: no critic and no groups; best with `kl_penalty` in the reward.
 
     Paper: REINFORCE++, arXiv:2501.03262.
@@ -84,7 +89,7 @@ def remax(x: CreditInputs) -> Credit:
 
 
 @advantage("segment_returns")
-def segment_returns(x: CreditInputs, *, gamma: float = 1.0, whiten: bool = False) -> Credit:
+def segment_returns(x: CreditInputs, *, gamma: Share = 1.0, whiten: bool = False) -> Credit:
     """Return of each turn of a conversation: discounting counts turns, not tokens.
 
     A turn is a run of sampled tokens between two observations.
@@ -111,12 +116,25 @@ def segment_returns(x: CreditInputs, *, gamma: float = 1.0, whiten: bool = False
     return Credit(whiten_sampled(returns.clone(), x.loss_mask) if whiten else returns, returns)
 
 
-@advantage("on_policy_distill", needs=("logprobs", "ref_logprobs"))
+def _has_teacher(run: RunFacts, _: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse a run whose model would teach itself."""
+    if not run.teacher:
+        yield (
+            "",
+            "it learns from the reference model, but model.reference names none, or the model that is trained: the "
+            "model would teach itself; set model.reference to the teacher",
+        )
+
+
+@advantage("on_policy_distill", needs=("logprobs", "ref_logprobs"), reads_rewards=False, check=_has_teacher)
 def on_policy_distill(x: CreditInputs, *, coef: float = 1.0) -> Tensor:
     """How much likelier the teacher found each token that the student sampled; no reward at all.
 
-    The teacher is the reference model.
-    Paper: GKD, arXiv:2306.13649, with samples of the student and reverse KL.
+    The teacher is the reference model, `model.reference`. The gradient is that of the sampled tokens alone: an estimate
+    of the reverse KL's, with the discount 0. GKD (arXiv:2306.13649) differentiates a divergence over the whole
+    vocabulary at each position, which this does not.
+    Source: "On-Policy Distillation" (Lu et al., Thinking Machines Lab, 2025); the per-token reward is that of MiniLLM,
+    arXiv:2306.08543.
     Formula: `A_t = coef · (log π_teacher - log π)`, whose mean is minus the KL.
     When to use: a stronger model with the same tokenizer is at hand, and rewards are sparse or absent.
 
@@ -159,7 +177,7 @@ def _against_token_baseline(x: CreditInputs) -> tuple[Tensor, Tensor]:
 
 
 def _turn_starts(sampled: Sampled) -> Tensor:
-    """Bool `[s]`: whether a run of sampled tokens begins here."""
+    """Bool `[s]`: True where a run of sampled tokens begins."""
     if sampled.index is None:
         starts = torch.zeros(sampled.total, dtype=torch.bool, device=sampled.counts.device)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -12,8 +12,10 @@ from torch import Tensor
 from rlsdk.algorithms import kl
 from rlsdk.algorithms.packed import Sampled
 from rlsdk.batch import EPSILON, CreditInputs, Groups, row_sums, wide
-from rlsdk.components import shaping
+from rlsdk.contracts import RunFacts
 from rlsdk.errors import ValueFault
+from rlsdk.limits import Count, NonNegative
+from rlsdk.marks import shaping
 
 ESTIMATORS: dict[str, kl.Estimator] = {
     "k1": kl.k1,
@@ -24,6 +26,8 @@ ESTIMATORS: dict[str, kl.Estimator] = {
 }
 ERROR_BOUND = 0.2
 ASYMMETRIC = (-1.0, 3.0)
+PAPER_LENGTH = 20_480
+"""Longest response of DAPO's experiments."""
 
 
 @shaping("kl_penalty", needs=("logprobs", "ref_logprobs"))
@@ -43,10 +47,10 @@ class KLPenalty:
         horizon: Rollouts over which the coefficient moves by at most a fifth; greater is slower.
     """
 
-    coef: float = 0.001
+    coef: NonNegative = 0.001
     estimator: Literal["k1", "k2", "k3", "abs", "low_var"] = "k1"
     target: float | None = attrs.field(default=None)
-    horizon: int = 10_000
+    horizon: Count = 10_000
     value: float = attrs.field(init=False)
 
     @target.validator
@@ -73,12 +77,13 @@ class KLPenalty:
         self.value *= 1 + error * len(divergences) / self.horizon
 
     def state(self) -> dict[str, float]:
-        """The coefficient as it stands."""
-        return {"value": self.value}
+        """The coefficient as it stands; nothing where it is fixed."""
+        return {} if self.target is None else {"value": self.value}
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Go on from `state()`."""
-        self.value = float(state["value"])
+        if self.target is not None:
+            self.value = float(state["value"])
 
 
 @shaping("reward_norm", needs=("sources",))
@@ -165,28 +170,54 @@ def reward_clip(x: CreditInputs, *, low: float = -10.0, high: float = 10.0) -> T
     return x.outcomes.clamp(low, high)
 
 
-@shaping("overlong")
-def overlong(x: CreditInputs, *, max_length: int = 20_480, buffer: int = 4_096, penalty: float = 1.0) -> Tensor:
+def _can_bite(run: RunFacts, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Refuse a penalty that no response of the run can earn, and lengths that do not fit each other."""
+    limit, buffer = _span(options["max_length"], options["buffer"])
+    if not 0 < buffer <= limit:
+        yield "buffer", _BUFFER.format(limit=limit, buffer=buffer)
+    elif limit - buffer >= run.longest_response:
+        yield (
+            "max_length",
+            f"{limit:g} with a buffer of {buffer:g}: the penalty begins above {limit - buffer:g} tokens, and no "
+            f"response here has more than {run.longest_response}; null takes sampling.max_tokens",
+        )
+
+
+@shaping("overlong", lengths=("max_length",), check=_can_bite)
+def overlong(
+    x: CreditInputs, *, max_length: int | None = None, buffer: int | None = None, penalty: float = 1.0
+) -> Tensor:
     """A penalty that grows over the last tokens before the limit: answers learn to end in time.
 
-    Paper: soft overlong punishment, DAPO, arXiv:2503.14476, eq. 13; defaults are the paper's.
+    Paper: soft overlong punishment, DAPO, arXiv:2503.14476, eq. 13: a limit of 20,480 tokens, a buffer of 4,096.
     Formula: `r + penalty · clamp((max_length - buffer - length) / buffer, -1, 0)`, with the tokens of the response.
     When to use: answers that are cut off by the limit.
 
     Args:
         x: The batch.
-        max_length: Longest response; the full penalty from here on.
-        buffer: Tokens before it over which the penalty grows.
+        max_length: Longest response; the full penalty from here on. null is the run's `sampling.max_tokens`, and the
+            paper's limit where there is no run. With several turns the response holds all of them: give its length.
+        buffer: Tokens before it over which the penalty grows; null is a fifth of `max_length`, as in the paper.
         penalty: The full penalty.
     """
-    if not 0 < buffer <= max_length:
-        raise ValueFault(f"overlong: buffer must be above 0 and at most max_length={max_length}; got {buffer}")
+    limit, span = _span(max_length, buffer)
+    if not 0 < span <= limit:
+        raise ValueFault(f"overlong: {_BUFFER.format(limit=limit, buffer=span)}")
     rewards = wide(x.outcomes)
-    return rewards + penalty * ((max_length - buffer - x.lengths.to(rewards.dtype)) / buffer).clamp(-1, 0)
+    return rewards + penalty * ((limit - span - x.lengths.to(rewards.dtype)) / span).clamp(-1, 0)
+
+
+_BUFFER = "buffer must be above 0 and at most max_length={limit:g}; got {buffer:g}"
+
+
+def _span(max_length: int | None, buffer: int | None) -> tuple[int, float]:
+    """The limit, and the tokens before it over which the penalty grows."""
+    limit = PAPER_LENGTH if max_length is None else max_length
+    return limit, limit / 5 if buffer is None else buffer
 
 
 @shaping("length_penalty")
-def length_penalty(x: CreditInputs, *, coef: float = 1.0, passing: float = 1.0) -> Tensor:
+def length_penalty(x: CreditInputs, *, coef: NonNegative = 1.0, passing: float = 1.0) -> Tensor:
     """Among the rollouts of a group, short right answers earn more and long ones less; wrong ones never gain.
 
     Paper: Kimi k1.5, arXiv:2501.12599, §2.3.3.
@@ -208,7 +239,7 @@ def length_penalty(x: CreditInputs, *, coef: float = 1.0, passing: float = 1.0) 
 
 
 @shaping("rank_penalty", needs=("logprobs",))
-def rank_penalty(x: CreditInputs, *, coef: float = 0.25) -> Tensor:
+def rank_penalty(x: CreditInputs, *, coef: NonNegative = 0.25) -> Tensor:
     """Likely answers earn less, so that rare right ones are reinforced too: against the sharpening of GRPO.
 
     Paper: unlikeliness reward, arXiv:2506.02355.

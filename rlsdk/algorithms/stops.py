@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rlsdk.components import stop
+from rlsdk.marks import stop
 
 
 @stop("all")

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rlsdk.algorithms.packed import sums_to_go
 from rlsdk.batch import CreditInputs, Groups, wide
-from rlsdk.components import advantage
+from rlsdk.limits import NonNegative, Share
+from rlsdk.marks import advantage
 
 
 @advantage("step_grpo", needs=("trajectories", "steps"))
@@ -50,7 +51,7 @@ def step_grpo(
 
 
 @advantage("gigpo", needs=("trajectories", "steps", "states"))
-def gigpo(x: CreditInputs, *, omega: float = 1.0, gamma: float = 0.95, std_normalize: bool = False) -> Tensor:
+def gigpo(x: CreditInputs, *, omega: NonNegative = 1.0, gamma: Share = 0.95, std_normalize: bool = False) -> Tensor:
     """Credit for the trajectory, plus credit for what was done in a state that several trajectories passed through.
 
     Paper: GiGPO, arXiv:2505.10978.
@@ -77,7 +78,7 @@ def _between(trajectories: Groups, values: Tensor, groups: Tensor, std_normalize
     return Groups(groups[first]).centred(values[first], std_normalize=std_normalize)[trajectories.index]
 
 
-def _step_returns(rewards: Tensor, trajectories: Groups, steps: Tensor, gamma: float) -> Tensor:
+def _step_returns(rewards: Tensor, trajectories: Groups, steps: Tensor, gamma: Share) -> Tensor:
     """Discounted rewards from each step to the end of its trajectory."""
     order = torch.argsort(steps, stable=True)
     order = order[torch.argsort(trajectories.index[order], stable=True)]

@@ -14,7 +14,7 @@ def wide(values: Tensor) -> Tensor:
 
 
 def size(index: Tensor) -> int:
-    """How many dense indices there are."""
+    """Number of dense indices: the greatest plus one, 0 for an empty tensor."""
     return int(index.max()) + 1 if len(index) else 0
 
 

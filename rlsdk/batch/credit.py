@@ -12,11 +12,12 @@ from rlsdk.batch.arithmetic import pack, pad, places, row_sums
 from rlsdk.batch.groups import Groups
 from rlsdk.batch.packed import Packed, optional
 from rlsdk.errors import ValueFault
+from rlsdk.fields import names
 
 
 @attrs.frozen(slots=False, eq=False, repr=False)
 class Credit:
-    """What an advantage may return: advantages and the returns that a critic learns, `[t]` each."""
+    """Advantages together with the returns that a critic learns, `[t]` each; an advantage may return it."""
 
     advantages: Tensor
     returns: Tensor
@@ -24,10 +25,10 @@ class Credit:
 
 @attrs.frozen(slots=False, eq=False, repr=False)
 class CreditInputs(Packed):
-    """What shaping and advantages read.
+    """Inputs of shapings and advantages.
 
     Attributes:
-        rewards: float `[n]`.
+        rewards: float `[n]`, within ±1e18; in training float32. Statistics of groups are computed in float64.
         groups: int64 `[n]`, dense index of the group (the rollouts that share a baseline).
         lengths: int64 `[n]`, response tokens of each rollout; they add up to `t`.
         loss_mask: bool `[t]`, True where the policy sampled the token.
@@ -43,6 +44,8 @@ class CreditInputs(Packed):
         steps: int64 `[n]`, position within the trajectory.
         states: int64 `[n]`, equal where the environment's states are equal.
         reward_parts: name of a part of the reward -> float `[n]`.
+        train_step: Training steps done before this one; the first is 0.
+        train_steps: Training steps of the whole run.
     """
 
     rewards: Tensor
@@ -61,15 +64,17 @@ class CreditInputs(Packed):
     steps: Tensor = optional()
     states: Tensor = optional()
     reward_parts: dict[str, Tensor] = optional()
+    train_step: int = attrs.field(default=0, kw_only=True)
+    train_steps: int = attrs.field(default=1, kw_only=True)
     _width: int | None = optional()
 
-    ALWAYS: ClassVar[frozenset[str]] = frozenset({"token_rewards"})
+    CLOCK: ClassVar[tuple[str, ...]] = names("credit", axis="clock")
+    ALWAYS: ClassVar[frozenset[str]] = frozenset(names("credit", access="always"))
 
     def _check(self) -> None:
         n, t = self.rewards.shape[0], self.loss_mask.shape[0]
-        labels = ("groups", "sources", "trajectories", "steps", "states")
-        self._expect("rollout", n, "lengths", "baseline_rewards", *labels)
-        self._expect("token", t, "token_rewards", "values", "logprobs", "ref_logprobs", "entropy", "probs_squared_sum")
+        self._expect("rollout", n, *names("credit", axis="rollout"))
+        self._expect("token", t, *names("credit", axis="token"))
         if int(self.lengths.sum()) != t:
             raise ValueFault(
                 f"CreditInputs.lengths add up to {int(self.lengths.sum())}; expected {t}, the tokens of loss_mask"
@@ -79,7 +84,7 @@ class CreditInputs(Packed):
     def from_padded(
         cls, rewards: Tensor, mask: Tensor, groups: Tensor, *, lengths: Tensor | None = None, **optional: Any
     ) -> Self:
-        """From planes `[n, L]`.
+        """Build the inputs from padded tensors `[n, L]`.
 
         Args:
             rewards: float `[n]`.
@@ -101,7 +106,7 @@ class CreditInputs(Packed):
 
     @property
     def outcomes(self) -> Tensor:
-        """What each rollout earned, `[n]`: the sums of `token_rewards` where there are any (they replace `rewards`)."""
+        """Total reward of each rollout, `[n]`: the sums of `token_rewards` where given (they replace `rewards`)."""
         if not hasattr(self, "token_rewards"):
             return self.rewards
         sums = self.sequence_sum(self.token_rewards).to(self.rewards.dtype)

@@ -9,12 +9,12 @@ from torch import Tensor
 from rlsdk.batch.arithmetic import size, total, wide
 
 EPSILON = 1e-6
-"""Beside a standard deviation (GRPO, arXiv:2402.03300, is silent; this is what its users run)."""
+"""Added to a standard deviation in a denominator (not specified by GRPO, arXiv:2402.03300; the common value)."""
 
 
 @attrs.frozen(eq=False)
 class Groups:
-    """Rollouts that belong together.
+    """Rollouts that belong together. Statistics are computed in float64 and given in the type of the values.
 
     Attributes:
         index: int64 `[n]`, dense index of the group.
@@ -29,7 +29,7 @@ class Groups:
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         return size(self.index)
 
     @property
@@ -44,7 +44,7 @@ class Groups:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the group."""
-        return total(values, self.index, self.count)[self.index]
+        return self._sum(values.double()).to(wide(values).dtype)
 
     def max(self, values: Tensor) -> Tensor:
         """Greatest value in the group."""
@@ -57,30 +57,27 @@ class Groups:
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over the group; of equal values exactly that value."""
-        return self.weighted_mean(values, torch.ones_like(wide(values)))
+        return self.weighted_mean(values, torch.ones_like(values))
 
     def weighted_mean(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Mean over the group by weights that are not negative; of equal values exactly that value.
+        """Mean over the group with non-negative weights; if all values are equal, exactly that value.
 
-        What exceeds the least value is averaged: a common offset would cost the digits of the differences.
+        Only the excess over the least value is averaged: a common offset would cost the digits of the differences.
         """
-        least = self.min(wide(values))
-        weight = self.sum(weights)
-        return least + self.sum((values - least) * weights) / torch.where(weight > 0, weight, 1)
+        return self._mean(values.double(), weights.double()).to(_real(values))
 
     def std(self, values: Tensor) -> Tensor:
         """Unbiased standard deviation over the group; 0 for a single member.
 
-        In two passes: the one-pass formula loses all digits where the spread is small beside the mean.
+        Computed in two passes: the one-pass formula loses all digits if the spread is small relative to the mean.
         """
-        squares = self.sum((values - self.mean(values)) ** 2)
-        return (squares / (self.members() - 1).clamp(min=1)).sqrt()
+        return self._std(values.double()).to(_real(values))
 
     def centred(self, values: Tensor, *, std_normalize: bool = False) -> Tensor:
         """`values - mean`, divided by `std + 1e-6` if asked; exactly 0 in a group of one, or of equal values."""
-        values = wide(values)
-        difference = values - self.mean(values)
-        return difference / (self.std(values) + EPSILON) if std_normalize else difference
+        exact = values.double()
+        centred = exact - self._mean(exact, torch.ones_like(exact))
+        return (centred / (self._std(exact) + EPSILON) if std_normalize else centred).to(_real(values))
 
     def rank(self, values: Tensor) -> Tensor:
         """int64 `[n]`: how many members have a greater value."""
@@ -92,3 +89,19 @@ class Groups:
         new_value = new_group | (torch.diff(value, prepend=value[:1]) != 0)
         start = torch.where(new_group, place, 0).cummax(0).values
         return torch.empty_like(order).index_copy(0, order, torch.where(new_value, place, 0).cummax(0).values - start)
+
+    def _sum(self, exact: Tensor) -> Tensor:
+        return total(exact, self.index, self.count)[self.index]
+
+    def _mean(self, exact: Tensor, weights: Tensor) -> Tensor:
+        least, weight = self.min(exact), self._sum(weights)
+        return least + self._sum((exact - least) * weights) / torch.where(weight > 0, weight, 1)
+
+    def _std(self, exact: Tensor) -> Tensor:
+        squares = self._sum((exact - self._mean(exact, torch.ones_like(exact))) ** 2)
+        return (squares / (self.members() - 1).clamp(min=1)).sqrt()
+
+
+def _real(values: Tensor) -> torch.dtype:
+    """Type in which a mean of `values` is given."""
+    return wide(values).dtype if values.is_floating_point() else torch.get_default_dtype()

@@ -10,28 +10,34 @@ from torch import Tensor
 
 from rlsdk.batch.arithmetic import pack, pad, places, size, total, wide
 from rlsdk.batch.packed import Packed, optional
+from rlsdk.fields import names
 
 
 @attrs.frozen(slots=False, eq=False, repr=False)
 class LossInputs(Packed):
-    """What policy losses and corrections read: all `[t]` unless said.
+    """Inputs of policy losses and corrections; tensors are `[t]` unless stated otherwise.
 
     Attributes:
-        logprobs: float, of the policy that learns; carries the gradient.
-        old_logprobs: float, of the policy before this batch's first update.
+        logprobs: float, log-probabilities under the policy being trained; carries the gradient.
+        old_logprobs: float, log-probabilities under the policy before this batch's first update.
         advantages: float.
         loss_mask: bool, True where the token is trained on.
         segments: int64, dense index of the token's rollout, ascending.
-        behaviour_logprobs: float, as the engine sampled them; left out, `old_logprobs`.
-        ref_logprobs: float, of the reference policy.
-        entropy: float, of the policy that learns, in nats; carries the gradient.
-        values: float, the critic's before the update.
+        behaviour_logprobs: float, log-probabilities reported by the engine; if omitted, `old_logprobs`.
+        ref_logprobs: float, log-probabilities under the reference policy.
+        entropy: float, entropy of the policy being trained, in nats; carries the gradient.
+        values: float, the critic's values before the update.
         pairs: int64 `[n]`, dense index of the pair; a pair is never split.
-        preferred: bool `[n]`, the better one of its pair.
+        preferred: bool `[n]`, the better one of its pair; for a loss that reads no pairs, an answer that is right: its
+            reward is at least the algorithm's `passing`.
         expert: bool `[n]`, written by an expert and not by the policy.
-        step: Which update of this batch, from 0.
-        of_steps: How many updates of this batch there are.
-        offset: Where this part's tokens begin in `whole`.
+        step: Index of the update within this batch, from 0.
+        of_steps: Number of updates on this batch.
+        train_step: Training steps done before this one; the first is 0.
+        train_steps: Training steps of the whole run.
+        update: Optimiser steps done since the training began, over all batches.
+        offset: Position in `whole` at which this part's tokens begin.
+        aggregate: Mode in which the core reduces the per-token losses to one number.
     """
 
     logprobs: Tensor
@@ -48,20 +54,23 @@ class LossInputs(Packed):
     expert: Tensor = optional()
     step: int = attrs.field(default=0, kw_only=True)
     of_steps: int = attrs.field(default=1, kw_only=True)
+    train_step: int = attrs.field(default=0, kw_only=True)
+    train_steps: int = attrs.field(default=1, kw_only=True)
+    update: int = attrs.field(default=0, kw_only=True)
     offset: int = attrs.field(default=0, kw_only=True)
+    aggregate: str = attrs.field(default="token-mean", kw_only=True)
     _whole: LossInputs | None = optional()
     _generator: torch.Generator | None = optional()
     _width: int | None = optional()
     _rows: int | None = optional()
 
-    ALWAYS: ClassVar[frozenset[str]] = frozenset({"behaviour_logprobs", "step", "of_steps", "offset"})
+    CLOCK: ClassVar[tuple[str, ...]] = names("loss", axis="clock")
+    ALWAYS: ClassVar[frozenset[str]] = frozenset(names("loss", access="always"))
 
     def _check(self) -> None:
         if "behaviour_logprobs" not in vars(self):
             object.__setattr__(self, "behaviour_logprobs", self.old_logprobs)
-        t = self.logprobs.shape[0]
-        self._expect("token", t, "old_logprobs", "advantages", "loss_mask", "segments")
-        self._expect("token", t, "behaviour_logprobs", "ref_logprobs", "entropy", "values")
+        self._expect("token", self.logprobs.shape[0], *names("loss", axis="token"))
 
     @classmethod
     def from_padded(
@@ -74,7 +83,7 @@ class LossInputs(Packed):
         lengths: Tensor | None = None,
         **optional: Any,
     ) -> Self:
-        """From planes `[n, L]`.
+        """Build the inputs from padded tensors `[n, L]`.
 
         Args:
             logprobs: float `[n, L]`.
@@ -95,7 +104,7 @@ class LossInputs(Packed):
 
     @property
     def rollouts(self) -> int:
-        """How many rollouts the tokens belong to."""
+        """Number of rollouts that the tokens belong to."""
         if self._rows is not None:
             return self._rows
         return size(self.segments)
@@ -121,7 +130,7 @@ class LossInputs(Packed):
         """A copy without a graph."""
         held: dict[str, Any] = {k.lstrip("_"): v for k, v in vars(self).items()}
         held |= {k: v.detach() for k, v in held.items() if isinstance(v, Tensor)}
-        return type(self)(**held)
+        return self._rebuilt(held)
 
     def to_padded(self, values_t: Tensor) -> Tensor:
         """`[t]` -> `[n, L]`, zeros beyond each length."""

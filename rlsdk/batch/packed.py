@@ -1,7 +1,9 @@
-"""What `CreditInputs` and `LossInputs` share: absent optional fields, copies with changes."""
+"""Base of `CreditInputs` and `LossInputs`: absent optional fields, copies with changes."""
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
@@ -18,8 +20,11 @@ def optional() -> Any:
 
 
 class Packed:
-    """What both inputs share: absent optional fields, copies with changes, packing."""
+    """Base class of both inputs: absent optional fields, copies with changes, packing."""
 
+    CLOCK: ClassVar[tuple[str, ...]]
+    """Fields that track training progress: numbers, equal on all ranks and in all micro-batches of an update."""
+    loss_mask: Tensor
     ALWAYS: ClassVar[frozenset[str]]
     """Optional fields that every component gets where there are any."""
 
@@ -44,21 +49,49 @@ class Packed:
         given = (f"{k.lstrip('_')}={_shape(v)}" for k, v in vars(self).items() if v is not None)
         return f"{type(self).__name__}({', '.join(given)})"
 
+    @property
+    def extra(self) -> dict[str, Tensor]:
+        """Fields that plugins declared (`rlsdk.field`), by name."""
+        known = _known(type(self))  # type: ignore[arg-type]  # a class is hashable
+        return {name: value for name, value in vars(self).items() if name.lstrip("_") not in known}
+
+    def with_extra(self, **fields: Tensor | None) -> Self:
+        """Return a copy with fields that plugins declared, `[t]` each; None takes one away."""
+        found = copy.copy(self)
+        for name, value in fields.items():
+            if value is None:
+                vars(found).pop(name, None)
+            else:
+                object.__setattr__(found, name, value)
+        found._expect("token", len(self.loss_mask), *fields)
+        return found
+
+    def _rebuilt(self, held: dict[str, Any]) -> Self:
+        """Create inputs from attributes of these."""
+        extra = self.extra.keys()
+        own = {name.lstrip("_"): value for name, value in held.items() if name not in extra}
+        made = type(self)(**own)
+        return made.with_extra(**{name: held[name] for name in extra if name in held}) if extra else made
+
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed; None takes an optional field away."""
-        held = {k.lstrip("_"): v for k, v in vars(self).items()}
-        return type(self)(**{**held, **changes})
+        return self._rebuilt({**{k.lstrip("_"): v for k, v in vars(self).items()}, **changes})
 
     def only(self, needs: Iterable[str]) -> Self:
         """A copy with the optional fields `needs` and those of `ALWAYS`; reading another is an error that names it."""
         keep = {*self.ALWAYS, *needs}
         fields = attrs.fields(type(self))  # type: ignore[arg-type]
-        return self.replace(**{f.name: None for f in fields if f.kw_only and f.name[0] != "_" and f.name not in keep})
+        own = [f.name for f in fields if f.kw_only and f.name[0] != "_"]
+        return self.replace(**{name: None for name in (*own, *self.extra) if name not in keep})
+
+    @property
+    def clock(self) -> dict[str, int]:
+        """The fields of `CLOCK` by name."""
+        return {name: getattr(self, name) for name in self.CLOCK}
 
     def to(self, device: torch.device | str) -> Self:
         """A copy with every tensor on `device`."""
-        moved = {k.lstrip("_"): v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
-        return type(self)(**moved)
+        return self._rebuilt({k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()})
 
     def _expect(self, axis: str, size: int, *names: str) -> None:
         for name in names:
@@ -68,6 +101,12 @@ class Packed:
                     f"{type(self).__name__}.{name} has shape {tuple(value.shape)}; expected ({size},), "
                     f"one value per {axis}"
                 )
+
+
+@functools.cache
+def _known(kind: type) -> frozenset[str]:
+    """Names of the fields that a class of inputs has itself."""
+    return frozenset(field.name.lstrip("_") for field in attrs.fields(kind))
 
 
 def _shape(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From per-token losses to one number, with denominators of the global batch."""
+"""Reduction of per-token losses to one number, with denominators of the global batch."""
 
 from __future__ import annotations
 

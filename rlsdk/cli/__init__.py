@@ -55,6 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     """Run a command and leave the process with its exit status.
 
     Args:
-        arguments: As typed; left out, those of the process.
+        arguments: Command-line arguments; if omitted, `sys.argv`'s.
     """
     return root.main(args=None if arguments is None else list(arguments), prog_name="rlsdk")

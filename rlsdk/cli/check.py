@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlsdk.cli.listing import console
-from rlsdk.components import KINDS, Kind
 from rlsdk.errors import OptionError, UnknownComponentError, ValueFault
+from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
 from rlsdk.testing.findings import Finding, Report
@@ -105,7 +105,8 @@ def _print(report: Report, seconds: float) -> None:
     for kind, cause in report.broken.items():
         out.print(f"\n[red]{kind}: {escape(cause)}[/red]", soft_wrap=True)
     if not by_component and not report.broken:
-        out.print(f"{escape(report.plugin)} has no such components")
+        hint = "one is a function or class under a mark, such as @rlsdk.reward('NAME')"
+        out.print(f"{escape(report.plugin)} has no such component; {hint}", soft_wrap=True)
     counted = ", ".join(f"{count} {outcome}" for outcome, count in report.counts().items())
     plugin = f"{escape(report.plugin)} ({escape(report.origin)})"
     out.print(f"\n{plugin}: {len(by_component)} components, {counted} in {seconds:.1f} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -50,15 +51,16 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
 @click.option("--seed", default=0, show_default=True, help="Other seeds give other tasks.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there.")
 def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **options: Any) -> None:
-    """Make Countdown tasks: DIR/train.parquet and DIR/test.parquet, in the columns that veRL reads.
+    """Make Countdown tasks: DIR/train.parquet and DIR/test.parquet, in the columns that veRL and TinyZero read.
 
-    Every task has a solution, and no problem of one file occurs in the other, in whatever order its numbers stand.
+    TinyZero's are `nums` and `target`; veRL's hold the same in `reward_model.ground_truth`. Every task has a solution,
+    and no problem of one file occurs in the other, in whatever order its numbers stand.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from rlsdk.sources.countdown import countdown as tasks_of
-    from rlsdk.sources.verl import write
+    from rlsdk.sources.verl import tinyzero_columns, write
 
     files = {split: out / f"{split}.parquet" for split in ("train", "test")}
     there = [str(file) for file in files.values() if file.exists()]
@@ -70,7 +72,8 @@ def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **opt
     with Progress(*bar, console=Console(stderr=True)) as progress:
         for split, file in files.items():
             line = progress.add_task(split, total=sizes[split])
-            write(tasks[split], file, lambda count, line=line: progress.advance(line, count))  # type: ignore[misc]
+            advance = partial(progress.advance, line)
+            write(tasks[split], file, advance, tinyzero_columns)
     for split, file in files.items():
         click.echo(f"{file}: {sizes[split]:,} tasks, {file.stat().st_size / 1e6:.1f} MB")
 
@@ -92,7 +95,7 @@ def show(file: str, count: int, as_json: bool) -> None:
 
 
 def _first_rows(file: str, count: int) -> list[dict[str, Any]]:
-    """The first rows of a file, of which no more is read than they need."""
+    """The first rows of a file; no more of it is read than needed."""
     import fsspec
 
     from rlsdk.sources.tables import find
@@ -149,5 +152,5 @@ def _shown(value: Any) -> str:
 
 
 def _printable(text: Any) -> str:
-    """Text without what moves a terminal's cursor or changes its colours."""
+    """Escape control characters, which could move a terminal's cursor or change its colours."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in str(text))

@@ -59,7 +59,7 @@ def workflow(
 
     The model is that of `rlsdk debug engine CONFIG`, which runs in another terminal, or of a server with /completions.
     """
-    from rlsdk.trainer.debug import debug_workflow
+    from rlsdk.serving.debug import debug_workflow
 
     with contextlib.redirect_stdout(sys.stderr):
         plan = check(config, settings, files)

@@ -8,8 +8,10 @@ from pathlib import Path
 import attrs
 import click
 
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ConfigError, RunError
 from rlsdk.runlog.attendance import ask, asked, told
+
+_AGAIN = "resume it by rlsdk train --resume"
 
 
 @click.command()
@@ -20,15 +22,24 @@ def engines(run: Path, count: int | None, as_json: bool) -> None:
     """Show the engines of the run in the folder RUN; with --count, have it start some, or send some home.
 
     The run looks at the beginning of each step. An engine that leaves answers first what it has been asked. What Ray
-    has no room for is refused, and said here and in the run's log; the run goes on.
+    has no room for is refused, and said here and in the run's log; the run goes on. Of a run that is over, nothing can
+    be asked.
     """
     if not (run / "config.yaml").is_file():
         raise ConfigError([f"RUN: {run} is no folder of a run: it has no config.yaml"])
+    state = told(run)
+    over = "" if state is None else state.over
     if count is not None:
+        if over:
+            raise RunError(f"the run in {run} is over ({over}), and none of its engines is left; {_AGAIN}")
         ask(run, count)
-    state, wish = told(run), asked(run)
+    wish = asked(run)
     if as_json:
-        click.echo(json.dumps({"asked": wish, "state": None if state is None else attrs.asdict(state)}, indent=2))
+        found = None if state is None else {**attrs.asdict(state), "ended": over}
+        click.echo(json.dumps({"asked": wish, "state": found}, indent=2))
+        return
+    if over:
+        click.echo(f"The run is over ({over}); its engines are gone. To go on with it, {_AGAIN}.")
         return
     if state is None:
         click.echo("The run has not said yet which engines it has.")

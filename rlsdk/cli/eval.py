@@ -15,8 +15,9 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from rlsdk.cli.listing import console
+from rlsdk.cli.runs import RunPath
 from rlsdk.cli.settings import SettingsCommand
-from rlsdk.config import check
+from rlsdk.config import check, read
 from rlsdk.errors import ConfigError
 
 
@@ -25,9 +26,9 @@ from rlsdk.errors import ConfigError
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option(
     "--checkpoint",
-    type=click.Path(path_type=Path),
+    type=RunPath(),
     metavar="PATH",
-    help="A run's folder, one of its checkpoints, or a model's folder.  [default: model.path of CONFIG]",
+    help="A run's folder or URL, one of its checkpoints, or a model's folder.  [default: model.path of CONFIG]",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where to.  [default: in the run's folder]")
 @click.option("--overwrite", is_flag=True, help="Delete what an earlier evaluation left there.")
@@ -37,7 +38,7 @@ from rlsdk.errors import ConfigError
 def eval(  # noqa: A001 - the command's name
     config: Path,
     settings: tuple[str, ...],
-    checkpoint: Path | None,
+    checkpoint: str | None,
     out: Path | None,
     overwrite: bool,
     pictures: int,
@@ -49,15 +50,15 @@ def eval(  # noqa: A001 - the command's name
     To each task there is one greedy answer, and some sampled ones; they are saved as transcripts, and episodes in
     environments as pictures, too.
     """
-    from rlsdk.trainer.examination import examine, model_of
+    from rlsdk.evaluation.examination import examine, model_of
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # libraries greet on standard output
         if checkpoint is not None:
-            model = stack.enter_context(model_of(checkpoint, files))
+            model = stack.enter_context(model_of(checkpoint, files, read(config, settings)[0]))
             settings = (*settings, f"model.path={json.dumps(str(model))}")
         plan = check(config, settings, files)
-        folder = out or plan.folder / "eval" / (checkpoint or Path(plan.config.model.path)).resolve().name
+        folder = out or plan.folder / "eval" / Path(checkpoint or plan.config.model.path).resolve().name
         _prepare(folder, overwrite=overwrite)
         here = (f"out={json.dumps(str(folder.parent))}", f"name={json.dumps(folder.name)}")
         plan = check(config, (*settings, *here), files)
@@ -67,7 +68,7 @@ def eval(  # noqa: A001 - the command's name
             plan, pictures=pictures, seen=lambda done, total: progress.update(bar, completed=done, total=total)
         )
     if checkpoint is not None:
-        found["model"] = str(checkpoint)
+        found["model"] = checkpoint
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
@@ -82,6 +83,8 @@ def _prepare(folder: Path, *, overwrite: bool) -> None:
 
 
 def _show(found: dict[str, Any]) -> None:
+    from rlsdk.runlog.report import figure_text
+
     names = list(found["accuracy"])
     table = Table("", Column("tasks", justify="right"), title=f"accuracy of {found['model']}")
     for name in [*names, "mean reward"]:
@@ -90,8 +93,8 @@ def _show(found: dict[str, Any]) -> None:
     rows = {**found["tasks"], **whole} if len(found["tasks"]) > 1 else whole
     for source, count in rows.items():
         at = "/".join(filter(None, ("eval", source)))
-        cells = [f"{found['metrics'][f'{at}/{name}']:.1%}" for name in names]
-        table.add_row(source or "all", str(count), *cells, f"{found['metrics'][f'{at}/sampled_reward']:.3f}")
+        cells = [figure_text(found["metrics"][f"{at}/{name}"]) for name in names]
+        table.add_row(source or "all", str(count), *cells, figure_text(found["metrics"][f"{at}/sampled_reward"], ".3f"))
     out = console()
     out.print(table)
     for reason, count in found["invalid"]["reasons"].items():

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 
+from rlsdk import preflight
+from rlsdk.cli.lazy import WRONG_INPUT
 from rlsdk.cli.listing import brief, console
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.components import Use
 from rlsdk.config import Plan, TaskSource, check
-from rlsdk.contracts import Rule
-from rlsdk.plugins import Reference
+from rlsdk.contracts import RewardSpec
+from rlsdk.errors import ConfigError
+from rlsdk.plugins import ComponentRef
+from rlsdk.readiness.checks import PlanFinding, examine
+from rlsdk.readiness.disk import DiskEstimate, in_words
+from rlsdk.storage.location import is_url
 
 NEVER_RUN = (
     "the learner on CUDA, its collectives over NCCL",
     "the engine on CUDA, and its weights taken from the learner there",
 )
-"""What needs CUDA and nobody has seen working, as docs/gpu.md says."""
+"""CUDA features that have never been run, as listed in docs/gpu.md."""
 
 
 @click.command(cls=SettingsCommand)
@@ -29,13 +39,52 @@ NEVER_RUN = (
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(config: Path, settings: tuple[str, ...], files: tuple[str, ...], as_json: bool) -> None:
-    """Check the YAML file CONFIG with the settings KEY=VALUE, and say what it would run; nothing starts."""
-    found = describe(check(config, settings, files))
+    """Check the YAML file CONFIG with the settings KEY=VALUE, and say what it would run; nothing starts.
+
+    A fault is wrong anywhere, and the exit status is 2. A warning is wrong on this machine: no GPU, no package, a model
+    that is not downloaded. `rlsdk train` is refused for either before anything starts.
+    """
+    try:
+        plan = check(config, settings, files)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        _print_json(None, [_finding(text) for text in error.faults])
+        sys.exit(WRONG_INPUT)
+    with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output
+        found = examine(plan, starts=False)
     if as_json:
-        click.echo(json.dumps(found, indent=2, default=str))
-        return
+        _print_json(describe(plan), found.faults, found.warnings, found.disk)
+        sys.exit(WRONG_INPUT if found.faults else 0)
+    if not found.faults:
+        _print({**describe(plan), **({"disk": in_words(plan, found.disk)} if found.disk else {})})
+    for warning in found.warnings:
+        click.echo(f"rlsdk: warning: {warning}", err=True)
+    if found.faults:
+        raise ConfigError(map(str, found.faults))
+
+
+def _finding(fault: str) -> PlanFinding:
+    """A fault of the configuration, whose text begins with its path if it has one."""
+    parts = re.fullmatch(r"([\w.\[\]-]+): (.*)", fault, re.DOTALL)
+    return PlanFinding(*parts.groups()) if parts else PlanFinding("", fault)
+
+
+def _print_json(
+    plan: Mapping[str, Any] | None,
+    faults: Sequence[PlanFinding],
+    warnings: Sequence[PlanFinding] = (),
+    disk: DiskEstimate | None = None,
+) -> None:
+    sizes = disk and {**attrs.asdict(disk), "total": disk.total, "needed": disk.needed}
+    listed = {"faults": [*map(attrs.asdict, faults)], "warnings": [*map(attrs.asdict, warnings)]}
+    found = {**listed, "plan": plan, "disk": sizes}
+    click.echo(json.dumps(found, indent=2, default=str))
+
+
+def _print(plan: Mapping[str, Mapping[str, Any]]) -> None:
     out = console()
-    for section, content in found.items():
+    for section, content in plan.items():
         out.print(f"[bold]{section}[/bold]")
         for key, value in content.items():
             out.print(f"  {key}: {_text(value)}", markup=False, soft_wrap=True)
@@ -48,13 +97,14 @@ def _text(value: Any) -> str:
 
 
 def describe(plan: Plan) -> dict[str, dict[str, Any]]:
-    """What a plan would run: section -> name -> text, flag or list of texts."""
+    """Describe the run that a plan stands for: section -> name -> text, flag or list of texts."""
     config = plan.config
     updates = config.minibatches * config.passes
     length = f"{config.steps} steps" if config.steps is not None else f"{config.epochs:g} epochs"
     return {
         "run": {
-            "folder": str(plan.folder),
+            "folder": plan.location,
+            **({"mirror": str(plan.folder)} if is_url(plan.config.out) else {}),
             "length": length,
             "each step": f"{config.batch_size} tasks × {_rollouts(plan)}, {updates} optimiser steps",
             "seed": config.seed,
@@ -90,10 +140,11 @@ def _rollouts(plan: Plan) -> str:
 def _algorithm(plan: Plan) -> dict[str, Any]:
     algorithm, loss = plan.algorithm, plan.loss
     coefficients = {
-        name: getattr(algorithm, name)
+        name: plan.schedules.get(name, getattr(algorithm, name))
         for name in ("kl_coef", "entropy_coef", "value_clip", "norm")
         if getattr(algorithm, name) or name == "kl_coef"
     }
+    sets = {"sets elsewhere": [f"{path}={brief(value)}" for path, value in plan.defaulted.items()]}
     return {
         "name": brief(plan.config.algorithm.name),
         "shaping": [_reference(part) for part in plan.shaping],
@@ -104,6 +155,7 @@ def _algorithm(plan: Plan) -> dict[str, Any]:
         **coefficients,
         "aggregate": algorithm.aggregate,
         "filters": [_reference(part) for part in plan.filters],
+        **(sets if plan.defaulted else {}),
     }
 
 
@@ -112,7 +164,7 @@ def _sources(sources: Sequence[TaskSource]) -> str | list[str]:
     return "none" if not told else told[0] if len(told) == 1 else told
 
 
-def _reference(reference: Reference | None) -> str:
+def _reference(reference: ComponentRef | None) -> str:
     if reference is None:
         return "none"
     return brief(Use(reference.name.removeprefix("core/"), reference.options))
@@ -122,7 +174,7 @@ def _placement(plan: Plan) -> dict[str, Any]:
     place = plan.config.placement
     engines = place.engines if plan.needs_engine else 0
     apart = "on the same devices" if place.colocate else "on devices of their own"
-    cuda = place.device == "cuda" or (place.device == "auto" and _has_gpu())
+    cuda = place.device == "cuda" or (place.device == "auto" and preflight.gpu_count() > 0)
     return {
         "device": f"{place.device}{'' if place.device != 'auto' else ' (cuda here)' if cuda else ' (cpu here)'}",
         "engines": f"{engines}, {place.gpus_per_engine} GPUs each" if cuda else engines,
@@ -138,14 +190,8 @@ def _never_run(plan: Plan) -> list[str]:
     return [*NEVER_RUN[: 2 if plan.needs_engine else 1], *wide, *shared]
 
 
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _part(rule: Rule, reference: Reference) -> str:
-    """A part of the reward, and how it joins the others."""
+def _part(rule: RewardSpec, reference: ComponentRef) -> str:
+    """Describe a part of the reward and how it is combined with the others."""
     told = [
         f"values from {rule.range[0]:g} to {rule.range[1]:g}" if rule.range else "",
         f"gate at {rule.gate:g}" if rule.gate is not None else "",

@@ -6,18 +6,22 @@ from pathlib import Path
 
 import click
 
+from rlsdk.cli.runs import RunPath
+
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(min=0), help="Of the checkpoint.  [default: the newest]")
+@click.option("--step", type=click.IntRange(min=0), help="Of the checkpoint.  [default: the newest whole one]")
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file that the run had as a plugin.")
-def export(run: Path, folder: Path, step: int | None, files: tuple[str, ...]) -> None:
-    """Write the model of the run in the folder RUN to the folder DIR, which transformers opens.
+def export(run: str, folder: Path, step: int | None, files: tuple[str, ...]) -> None:
+    """Write the model of the run in the folder (or at the URL) RUN to the folder DIR, which transformers opens.
 
     A checkpoint that holds an export has it copied; else the run's learner is started to write one.
     """
-    from rlsdk.trainer.export import export as write
+    from rlsdk.checkpoints.export import export as write
+    from rlsdk.checkpoints.reading import local_copy
 
-    found = write(run, folder, step=step, plugins=files)
+    with local_copy(run, step=step) as local:
+        found = write(local, folder, step=step, plugins=files)
     click.echo(f"{folder}: the model of {run} after step {found}")

@@ -16,13 +16,13 @@ GROUP = "rlsdk.v1.commands"
 
 @attrs.frozen
 class External:
-    """One command of a plugin as package metadata tells it.
+    """A plugin's command, read from package metadata without importing it.
 
     Attributes:
-        name: As typed.
+        name: Name of the command as typed.
         origins: The distributions that declare it, with their versions; more than one is a clash.
         point: The entry point.
-        shadows: Whether rlsdk has a command of that name, which is the one that runs.
+        shadows: True if rlsdk has a command of the same name, which then takes precedence.
     """
 
     name: str
@@ -43,7 +43,7 @@ class External:
         """Import the command.
 
         Raises:
-            PluginError: Two distributions claim it, or it fails to import, or is no command.
+            PluginError: Two distributions claim it, it fails to import, or it is not a click command.
         """
         if len(self.origins) > 1:
             raise PluginError(

@@ -17,7 +17,7 @@ from rlsdk.options import nearest
 FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
-"""As a shell reports a process that SIGINT ended."""
+"""Exit status by which a shell reports a process ended by SIGINT."""
 
 
 class LazyGroup(click.Group):

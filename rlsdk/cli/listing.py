@@ -1,9 +1,9 @@
-"""What `rlsdk plugins` shows: entries of plugins, their components, those that are broken; tables or plain values."""
+"""Output of `rlsdk plugins`: plugins, their components and broken entries, as tables or plain values."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlsdk.components import Component, Kind, Use
+from rlsdk.components import Component, Use, component_of
 from rlsdk.errors import PluginError
+from rlsdk.kinds import Kind
 from rlsdk.options import Option
-from rlsdk.plugins import CORE, Entry, Plugins
+from rlsdk.plugins import CORE, PluginEntry, Plugins
 
 WIDTH = 160
 """Columns where output goes to a file or another program."""
@@ -22,7 +23,7 @@ WIDTH = 160
 
 @attrs.frozen
 class Offers:
-    """What plugins offer.
+    """Components of all plugins, and the entries that failed to load.
 
     Attributes:
         components: (plugin, component) pairs.
@@ -30,10 +31,10 @@ class Offers:
     """
 
     components: tuple[tuple[str, Component], ...]
-    broken: tuple[tuple[Entry, str], ...]
+    broken: tuple[tuple[PluginEntry, str], ...]
 
 
-def fault(entry: Entry, plugins: Plugins) -> str:
+def fault(entry: PluginEntry, plugins: Plugins) -> str:
     """Why a plugin cannot be used, as far as metadata tells."""
     if entry.broken:
         return entry.broken
@@ -44,7 +45,7 @@ def fault(entry: Entry, plugins: Plugins) -> str:
 def collect(plugins: Plugins, names: Iterable[str], kind: Kind | None) -> Offers:
     """Import what must be imported, and take what it offers; what fails to import is broken, with the cause."""
     components: list[tuple[str, Component]] = []
-    broken: list[tuple[Entry, str]] = []
+    broken: list[tuple[PluginEntry, str]] = []
     for name in names:
         try:
             found = plugins.components(name, kind)
@@ -62,7 +63,7 @@ def full_name(plugin: str, component: Component) -> str:
 
 
 def parts(component: Component) -> dict[str, str]:
-    """What an algorithm consists of; nothing for other kinds."""
+    """Parts of an algorithm with their defaults; empty for other kinds."""
     if component.kind != "algorithm":
         return {}
     return {option.name: "required" if option.required else brief(option.default) for option in component.options}
@@ -71,17 +72,20 @@ def parts(component: Component) -> dict[str, str]:
 def brief(value: Any) -> str:
     """A default as a person reads it: `ppo(clip_low=0.2)`, `none`, `0.04`."""
     if isinstance(value, Use):
-        name = value.name if isinstance(value.name, str) else repr(value.name)
+        component = component_of(value.name)
+        name = component.name if component else str(value.name)
         options = ", ".join(f"{k}={brief(v)}" for k, v in value.options.items())
         return f"{name}({options})" if options else name
     if isinstance(value, list | tuple):
         return f"[{', '.join(brief(v) for v in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{k}: {brief(v)}' for k, v in value.items())}}}"
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def describe_entry(entry: Entry, broken: str) -> dict[str, Any]:
+def describe_entry(entry: PluginEntry, broken: str) -> dict[str, Any]:
     """An entry as plain values."""
     return {
         "plugin": entry.name,
@@ -118,6 +122,7 @@ def _describe_option(option: Option) -> dict[str, Any]:
     return {
         "name": option.name,
         "type": option.type_name,
+        **({"schedule": True} if option.schedule else {}),
         "required": option.required,
         "default": default,
         "help": option.help,
@@ -137,7 +142,7 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
-def print_entries(entries: Sequence[tuple[Entry, str]]) -> None:
+def print_entries(entries: Sequence[tuple[PluginEntry, str]]) -> None:
     """Show plugins as a table."""
     table = Table("plugin", "distribution", "version", "status", box=None, pad_edge=False)
     for entry, broken in entries:
@@ -170,5 +175,6 @@ def _add_component(table: Table, plugin: str, component: Component) -> None:
     values = parts(component)
     for option in component.options:
         given = ", required" if option.required else f" = {brief(option.default)}"
-        value = values.get(option.name, f"{option.type_name}{given}")
+        kind = f"{option.type_name} or schedule" if option.schedule else option.type_name
+        value = values.get(option.name, f"{kind}{given}")
         table.add_row(f"  {escape(option.name)}", f"{escape(value)}  [dim]{escape(option.help)}[/dim]")

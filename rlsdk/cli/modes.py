@@ -1,11 +1,13 @@
-"""What `rlsdk train --mode` does besides training."""
+"""Modes of `rlsdk train --mode` other than training."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -17,7 +19,7 @@ from rlsdk.config import Plan, check
 
 def serve(plan: Plan) -> None:
     """Serve a plan's engines until Ctrl-C; the URL goes to standard output."""
-    from rlsdk.trainer.debug import serve_engines
+    from rlsdk.serving.debug import serve_engines
 
     def ready(url: str) -> None:
         out.write(f"{url}\n")
@@ -29,22 +31,28 @@ def serve(plan: Plan) -> None:
         serve_engines(plan, ready)
 
 
-def serve_newest(config: Path, settings: tuple[str, ...], files: tuple[str, ...]) -> None:
-    """Serve a run's newest checkpoint; before there is one, the model that the run starts from."""
-    from rlsdk.trainer.checkpoint import Checkpoints
-    from rlsdk.trainer.examination import model_of
+def serve_checkpoints(
+    config: Path, settings: tuple[str, ...], files: tuple[str, ...], server: Mapping[str, Any]
+) -> None:
+    """Serve a run's newest checkpoint, and newer ones as they come; the URL goes to standard output."""
+    from rlsdk.checkpoints.serve import serve_run
+    from rlsdk.serving.server import ServerOptions
 
-    plan = check(config, settings, files)
-    if Checkpoints(plan.folder, plan.config.checkpoint.keep).latest() is None:
-        serve(plan)
-        return
-    with model_of(plan.folder, files) as model:
-        serve(check(config, (*settings, f"model.path={json.dumps(str(model))}"), files))
+    def ready(url: str, step: int | None) -> None:
+        out.write(f"{url}\n")
+        out.flush()
+        name = server.get("name") or plan.config.model.path
+        click.echo(f"rlsdk: {name} (step {step}) is served there; Ctrl-C ends it", err=True)
+
+    out = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the URL's
+        plan = check(config, settings, files)
+        serve_run(plan, files, ServerOptions(**server), ready)
 
 
 def explore(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *, as_json: bool) -> str:
     """Make rollouts for a trainer in another program until the run ends; how it ended."""
-    from rlsdk.trainer.halves import explore as run
+    from rlsdk.trainer.two_process.programs import explore as run
 
     with contextlib.redirect_stdout(sys.stderr):
         status = run(config, *settings, plugins=files)
@@ -55,7 +63,8 @@ def explore(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *, 
 
 def bench_all(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *, as_json: bool) -> None:
     """Evaluate all checkpoints of a run and print a table, or JSON."""
-    from rlsdk.trainer.bench import bench
+    from rlsdk.evaluation.bench import bench
+    from rlsdk.runlog.report import figure_text
 
     progress = Console(stderr=True)
     with contextlib.redirect_stdout(sys.stderr):
@@ -69,5 +78,6 @@ def bench_all(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *
         table.add_column(name, justify="right")
     for row in rows:
         reward = row["metrics"]["eval/sampled_reward"]
-        table.add_row(str(row["step"]), *(f"{row['accuracy'][name]:.1%}" for name in names), f"{reward:.3f}")
+        accuracies = (figure_text(row["accuracy"][name]) for name in names)
+        table.add_row(str(row["step"]), *accuracies, figure_text(reward, ".3f"))
     console().print(table)

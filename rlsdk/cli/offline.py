@@ -1,4 +1,4 @@
-"""What `rlsdk score` does: rows of a file to rollouts, rollouts to scores, scores to a summary."""
+"""Implementation of `rlsdk score`: rows of a file to rollouts, rollouts to scores, scores to a summary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,13 +18,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlsdk.errors import DataError
+from rlsdk.runlog.rollouts import visible
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.sources.rows import BadRowError, Columns, RowReader, Wording
 from rlsdk.sources.tables import find, read_jsonl, read_parquet
 from rlsdk.types import Rollout, Score
 
 _AT_ONCE = 256
-"""Rollouts under way at a time: a batch for rewards that take batches."""
+"""Tasks under way at a time: a batch for rewards that take lists."""
 
 _BINS = 10
 _BAR = 40
@@ -39,6 +40,7 @@ class Places:
     prompt: str | None = None
     answer: str | None = None
     source: str | None = None
+    task: str | None = None
     score: str | None = None
 
 
@@ -47,13 +49,15 @@ class Row:
     """A response to score.
 
     Attributes:
-        label: File and row.
+        label: File and row number, for messages.
         rollout: The response with its task.
-        given: The score that the file has for it.
+        group: Key shared by rows of the same task.
+        given: Score recorded in the file; None if there is none.
     """
 
     label: str
     rollout: Rollout
+    group: Hashable
     given: float | None = None
 
 
@@ -72,7 +76,7 @@ def read(file: str, places: Places) -> tuple[list[Row], list[str]]:
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     table = read_parquet(path) if is_parquet else read_jsonl(path)
-    columns = Columns(prompt=places.prompt, answer=places.answer, source=places.source)
+    columns = Columns(prompt=places.prompt, answer=places.answer, source=places.source, id=places.task)
     reader = RowReader(columns=columns, wording=Wording())
     stem = PurePosixPath(path).name.partition(".")[0]
     rows: list[Row] = []
@@ -92,7 +96,9 @@ def _row(values: dict[str, Any], places: Places, reader: RowReader, names: tuple
     if not isinstance(response, str):
         raise BadRowError(f"expected text in {places.response}, got {type(response).__name__}")
     given = None if places.score is None else _number(_taken(values, places.score), places.score)
-    return Row(label, Rollout.from_text(reader.task(values, task_id, source), response), given)
+    task = reader.task(values, task_id, source)
+    group = task.id if places.task else (task.prompt, repr(task.answer), task.source)
+    return Row(label, Rollout.from_text(task, response), group, given)
 
 
 def _taken(values: dict[str, Any], name: str) -> Any:
@@ -108,26 +114,33 @@ def _number(value: Any, place: str) -> float:
 
 
 async def score(scorer: Scorer, rows: Sequence[Row]) -> list[tuple[Row, Score]]:
-    """Score rows; those that are under way together make the batches of rewards that take some.
+    """Score rows; a reward that compares rollouts gets the rows of each task together.
 
     Raises:
         DataError: A task cannot be scored at all; names the row.
     """
-    found: list[Score] = []
-    for start in range(0, len(rows), _AT_ONCE):
-        found += await asyncio.gather(*(_score(scorer, row) for row in rows[start : start + _AT_ONCE]))
-    return list(zip(rows, found, strict=True))
+    groups: dict[Hashable, list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(row.group if scorer.comparing else index, []).append(index)
+    parts = list(groups.values())
+    found: dict[int, Score] = {}
+    for start in range(0, len(parts), _AT_ONCE):
+        some = parts[start : start + _AT_ONCE]
+        scores = await asyncio.gather(*(_score(scorer, [rows[index] for index in part]) for part in some))
+        for part, group in zip(some, scores, strict=True):
+            found |= zip(part, group, strict=True)
+    return [(row, found[index]) for index, row in enumerate(rows)]
 
 
-async def _score(scorer: Scorer, row: Row) -> Score:
+async def _score(scorer: Scorer, rows: Sequence[Row]) -> list[Score]:
     try:
-        return await scorer.score(row.rollout)
+        return await scorer.score_group([row.rollout for row in rows])
     except DataError as error:
-        raise DataError(f"{row.label}: {error}") from error
+        raise DataError(f"{rows[0].label}: {error}") from error
 
 
 def _plain(row: Row, score: Score) -> dict[str, Any]:
-    """A row's result as it is written."""
+    """Convert a row's result to the values that are written."""
     found = {
         "row": row.label,
         "task": row.rollout.task.id,
@@ -158,12 +171,12 @@ def write(out: Path, scored: Sequence[tuple[Row, Score]]) -> None:
 
 
 def summary(scored: Sequence[tuple[Row, Score]], bad: Sequence[str], worst: int) -> dict[str, Any]:
-    """What the scores of a file say together.
+    """Summarize the scores of a file.
 
     Args:
         scored: Rows with their scores.
-        bad: Why other rows were left out.
-        worst: How many disagreements with the given scores are listed; 0 compares nothing.
+        bad: Reasons why other rows were left out.
+        worst: Number of disagreements with the given scores to list; 0 skips the comparison.
     """
     valid = [(row, score) for row, score in scored if score.valid]
     values = [score.value for _, score in valid]
@@ -249,5 +262,5 @@ def _show_disagreement(found: Mapping[str, Any], out: Console) -> None:
 
 def _brief(text: str) -> str:
     """Text on one line, without what moves a terminal's cursor or changes its colours."""
-    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: 3 * _SHOWN])
+    plain = visible(text[: 3 * _SHOWN])
     return plain if len(text) <= 3 * _SHOWN else f"{plain} …"

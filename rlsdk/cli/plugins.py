@@ -7,8 +7,8 @@ import json
 import click
 
 from rlsdk.cli import listing
-from rlsdk.components import KINDS
 from rlsdk.errors import UnknownComponentError
+from rlsdk.kinds import KINDS
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
 

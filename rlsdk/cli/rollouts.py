@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 
+from rlsdk.cli.runs import RunPath
 from rlsdk.errors import ValueFault
 
 SHOWN = ("step", "source", "task", "rollout", "state", "uses", "reward", "status", "tokens")
@@ -18,30 +20,69 @@ _MOST = 400
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=RunPath())
 @click.option("--where", metavar="CONDITION", default="", help='As in SQL: "reward < 0.5 and step >= 10".')
 @click.option("--order-by", metavar="COLUMN", default="", help='By default step; "reward desc": the greatest first.')
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows at most.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For the query.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, with all columns.")
-def rollouts(run: Path, where: str, order_by: str, limit: int, as_json: bool) -> None:
-    """Show rollouts of the run in the folder RUN, also while it trains.
+def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, as_json: bool) -> None:
+    """Show rollouts of the run in the folder (or at the URL) RUN, also while it trains.
 
     Columns: step (that the group was trained in, or left out of), source, task, number (of the group), state, uses
     (times trained), rollout (its place in the group), reward, valid, reason, parts (JSON), status, tokens (sampled),
     length, least_version, greatest_version, trajectory, prompt, response.
     """
+    from rlsdk.checkpoints.reading import local_copy
     from rlsdk.runlog.query import query
+    from rlsdk.runlog.store import Address
 
-    try:
-        rows = query(run, where, order_by=order_by, limit=limit + 1)
-    except ValueFault as error:
-        raise click.UsageError(str(error)) from error
+    with local_copy(run, checkpoint=False) as folder:
+        begun = (folder / "config.yaml").is_file() and Address.of(folder) is None
+        try:
+            rows = [] if begun else query(folder, where, order_by=order_by, limit=limit + 1, seconds=timeout)
+        except ValueFault as error:
+            raise click.UsageError(str(error)) from error
+        if not rows:
+            click.echo(_why_none(folder, run, where if not begun else ""), err=True)
     if as_json:
         click.echo(json.dumps(rows[:limit], indent=2))
-        return
-    _show(rows[:limit])
-    if len(rows) > limit:
+    elif rows:
+        _show(rows[:limit])
+    if len(rows) > limit and not as_json:
         click.echo(f"the first {limit}; --limit shows more")
+
+
+def _why_none(folder: Path, run: str, where: str) -> str:
+    """Say why there is nothing to show."""
+    from rlsdk.runlog.query import query
+    from rlsdk.runlog.trackers import read_metrics
+
+    if where and query(folder, limit=1):
+        return f"No rollout of {run} meets the condition {where!r}."
+    every, done = _saved_every(folder), max((line["step"] for line in read_metrics(folder)), default=0)
+    if not every:
+        return f"No rollouts are saved: {run} was started with save_rollouts: 0."
+    when = "after each step" if every == 1 else f"after steps {every}, {2 * every}, {3 * every}, …"
+    return f"No rollouts are saved yet: {run} saves them {when} (save_rollouts: {every}), and has done {done} so far."
+
+
+def _saved_every(run: Path) -> int:
+    import yaml
+
+    from rlsdk.config import RunConfig
+
+    file = run / "config.yaml"
+    kept = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    default: Any = attrs.fields(RunConfig).save_rollouts.default
+    return int((kept or {}).get("save_rollouts", default))
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -60,6 +101,8 @@ def _cell(value: Any) -> Any:
     """A value on one line; what moves a terminal's cursor or changes its colours is shown as its escape."""
     from rich.text import Text
 
+    from rlsdk.runlog.rollouts import visible
+
     if isinstance(value, str):
-        return Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in value[:_MOST]))
+        return Text(visible(value[:_MOST]))
     return Text("" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value))

@@ -13,7 +13,7 @@ import click
 
 from rlsdk.cli import offline
 from rlsdk.cli.listing import console
-from rlsdk.contracts import Rule, ScoringLimits
+from rlsdk.contracts import RewardSpec, ScoringLimits
 from rlsdk.errors import ConfigError, DataError, OptionError, PluginError
 
 
@@ -26,6 +26,7 @@ from rlsdk.errors import ConfigError, DataError, OptionError, PluginError
 @click.option("--prompt", metavar="COLUMN", help="Text or messages.  [default: prompt]")
 @click.option("--answer", metavar="COLUMN", help="The task's.  [default: reward_model.ground_truth, or answer]")
 @click.option("--source", metavar="COLUMN", help="Of the data.  [default: data_source]")
+@click.option("--task", metavar="COLUMN", help="Equal in answers to one task.  [default: prompt, answer and source]")
 @click.option("--score", "compare", metavar="COLUMN", help="Scores to compare with; the worst disagreements are shown.")
 @click.option("--worst", type=click.IntRange(1), default=5, show_default=True, help="How many disagreements.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write a JSON line for each row here.")
@@ -85,7 +86,7 @@ def _scorer(name: str, options: tuple[str, ...], files: tuple[str, ...], limits:
     import yaml
 
     from rlsdk.plugins import Plugins
-    from rlsdk.scoring.scorer import Part, Scorer
+    from rlsdk.scoring.scorer import RewardTerm, Scorer
 
     given: dict[str, Any] = {}
     for text in options:
@@ -99,7 +100,7 @@ def _scorer(name: str, options: tuple[str, ...], files: tuple[str, ...], limits:
     try:
         plugins = Plugins(files)
         reference = plugins.reference("reward", name, given)
-        part = Part(Rule(name), plugins.resolve(reference), reference)
+        part = RewardTerm(RewardSpec(name), plugins.resolve(reference), reference)
     except OptionError as error:
         raise ConfigError(f"--option {path}: {text}" for path, text in error.faults) from error
     except PluginError as error:

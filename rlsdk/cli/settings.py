@@ -1,8 +1,16 @@
-"""Commands that take `key=value` settings behind a config."""
+"""Commands that take `key=value` settings after a config."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
+import attrs
 import click
+
+from rlsdk.config import RunConfig
+
+_SETTINGS = frozenset(field.name for field in attrs.fields(RunConfig))
 
 
 class SettingsCommand(click.Command):
@@ -10,11 +18,21 @@ class SettingsCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; an unknown option that looks like a setting is answered with how a setting is written."""
+        given = list(args)  # click takes them out one by one
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if not error.possibilities and error.option_name.startswith("--"):
-                key, _, value = error.option_name.lstrip("-").partition("=")
-                hint = f"{error.message} Settings have no dashes: {key}={value or '…'}"
+            key = error.option_name.lstrip("-")
+            if error.option_name.startswith("--") and (key.partition(".")[0] in _SETTINGS or not error.possibilities):
+                hint = f"{error.message} Settings have no dashes: {key}=…{_written(error.option_name, given)}"
                 raise click.NoSuchOption(error.option_name, hint, ctx=ctx) from None
             raise
+
+
+def _written(option: str, args: Sequence[str]) -> str:
+    """Hint how to write a setting that was given with dashes, including its value; empty without a value."""
+    for arg, following in itertools.pairwise([*args, ""]):
+        name, _, value = arg.partition("=")
+        if name == option and (value := value or following) and not value.startswith("-"):
+            return f"; write {name.lstrip('-')}={value}"
+    return ""

@@ -16,8 +16,8 @@ from rlsdk.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlsdk.config import Plan
-    from rlsdk.trainer.simulation.measure import Measured
-    from rlsdk.trainer.simulation.prediction import Prediction
+    from rlsdk.simulation.measure import Measured
+    from rlsdk.simulation.prediction import Prediction
 
 COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle", "tokens/s", "wasted", "weights GB/s")
 
@@ -41,6 +41,7 @@ COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle"
 )
 @click.option("--against", type=click.Path(path_type=Path), help="Folder of a run to show beside the prediction.")
 @click.option("--steps", type=click.IntRange(4), default=16, show_default=True, help="Steps to simulate.")
+@click.option("--whole", is_flag=True, help="Simulate every engine of a large training, not a slice of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
     config: Path,
@@ -55,14 +56,18 @@ def simulate(
     given: tuple[str, ...],
     against: Path | None,
     steps: int,
+    whole: bool,
     as_json: bool,
 ) -> None:
     """Predict steps, staleness and idle time of the YAML file CONFIG in virtual time; nothing is generated or trained.
 
     The real producer and order of steps run with models of engines and learner, whose rates are given or measured.
     """
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
     from rlsdk.config import check
-    from rlsdk.trainer.simulation import measure, prediction
+    from rlsdk.simulation import measure, prediction
 
     plan = check(config, settings, files)
     rates, lengths = prediction.defaults_of(plan)
@@ -72,11 +77,19 @@ def simulate(
     rates, lengths = prediction.changed(rates, lengths, _numbers(given))
     beside = measure.measure(against, rates) if against is not None else None
     predictions = []
-    for count, engine_count, rank_count in _sizes(plan, engines, learners, gpus, learner_share):
-        setup = prediction.setup_of(plan, rates, lengths, engines=engine_count, learners=rank_count, steps=steps)
-        if per_gpu is not None and count is not None:
-            setup = prediction.resized(setup, per_gpu * count)
-        predictions.append(prediction.predict(setup, count))
+    most = None if whole else prediction.MOST_ROLLOUTS
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        for count, engine_count, rank_count in _sizes(plan, engines, learners, gpus, learner_share):
+            setup = prediction.setup_of(plan, rates, lengths, engines=engine_count, learners=rank_count, steps=steps)
+            if per_gpu is not None and count is not None:
+                setup = prediction.resized(setup, per_gpu * count)
+            line = bar.add_task("", total=steps)
+
+            def show(name: str, done: int, line: TaskID = line, engines: int = engine_count) -> None:
+                bar.update(line, description=f"{engines} engines, {name}", completed=done)
+
+            predictions.append(prediction.predict(setup, count, most=most, told=show))
+            bar.remove_task(line)
     if as_json:
         told: dict[str, Any] = {"rates": attrs.asdict(rates), "predictions": [p.as_json() for p in predictions]}
         if beside is not None:
@@ -103,7 +116,7 @@ def _sizes(
     plan: Plan, engines: int | None, learners: int | None, gpus: str | None, share: float
 ) -> list[tuple[int | None, int, int]]:
     """(GPUs, engines, ranks) of each prediction."""
-    from rlsdk.trainer.simulation.prediction import divided
+    from rlsdk.simulation.prediction import divided
 
     place = plan.config.placement
     if gpus is None:
@@ -126,6 +139,7 @@ def _show(predictions: Sequence[Prediction], beside: Measured | None) -> None:
         setup = found.setup
         size = f"{found.gpus} GPUs: " if found.gpus else ""
         title = f"{size}{setup.engines} engines, {setup.learners} ranks, {setup.batch} × {setup.group} rollouts a step"
+        title += f" ({found.share:.1%} of them simulated)" if found.share < 1 else ""
         table = Table(title=title)
         for i, column in enumerate(COLUMNS):
             table.add_column(column, justify="right" if i else "left")

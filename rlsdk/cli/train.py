@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,7 +16,31 @@ from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.settings import SettingsCommand
 
 
-@click.command(cls=SettingsCommand)
+class _TrainCommand(SettingsCommand):
+    """`rlsdk train`, where `--resume` may have a value, and never takes what follows it for one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; `--resume` alone is `--resume=newest`."""
+        end = args.index("--") if "--" in args else len(args)
+        written = ["--resume=newest" if arg == "--resume" else arg for arg in args[:end]]
+        return super().parse_args(ctx, written + args[end:])
+
+
+class _Step(click.ParamType[int]):
+    """The step of a checkpoint, or the newest: True."""
+
+    name = "step"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool | int:
+        """Read `--resume=STEP`."""
+        if value == "newest" or isinstance(value, bool):
+            return value if isinstance(value, bool) else True
+        if not re.fullmatch(r"\d+", str(value)):
+            self.fail(f"expected the step of a checkpoint, as in --resume=200; got {value!r}", param, ctx)
+        return int(value)
+
+
+@click.command(cls=_TrainCommand)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option(
@@ -25,26 +52,49 @@ from rlsdk.cli.settings import SettingsCommand
     "evaluate the model it started from and each checkpoint. serve: answer requests with the newest checkpoint.",
 )
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
-@click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
+@click.option(
+    "--resume",
+    type=_Step(),
+    metavar="[=STEP]",
+    default=False,
+    help="Go on from the run's newest whole checkpoint, or from that of a step; newer ones are set aside.",
+)
 @click.option("--overwrite", is_flag=True, help="Delete what an earlier run left in the run's folder.")
+@click.option("--allow-changes", is_flag=True, help="Resume with settings that make it another training, too.")
+@click.option("--host", help="--mode serve: address to listen at.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="--mode serve: port; 0: any free one.  [default: 8000]")
+@click.option("--served-name", "name", metavar="NAME", help="--mode serve: the model's name.  [default: model.path]")
+@click.option("--api-key", metavar="KEY", help="--mode serve: key that clients send.  [default: $RLSDK_API_KEY]")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output.")
 def train(
     config: Path,
     settings: tuple[str, ...],
     mode: str,
     files: tuple[str, ...],
-    resume: bool,
+    resume: bool | int,
     overwrite: bool,
+    allow_changes: bool,
     as_json: bool,
+    **server: Any,
 ) -> None:
     """Train a model as the YAML file CONFIG says; KEY=VALUE changes a setting.
 
     Ctrl-C finishes and saves the step, and ends with status 130; once more ends at once.
+
+    A resumed run may have more steps, other trackers or another placement than before, and other times to evaluate and
+    to save; any other change is shown and refused without --allow-changes. The configuration that it had is kept as
+    config.step-N.yaml.
     """
-    if resume and overwrite:
+    resumes = resume is not False
+    if resumes and overwrite:
         raise click.UsageError("--resume keeps what --overwrite deletes; give one of them.")
+    if allow_changes and not resumes:
+        raise click.UsageError("--allow-changes is about a run that is resumed; give --resume, too.")
+    server = {name: value for name, value in server.items() if value is not None}
+    if server and mode != "serve":
+        raise click.UsageError("--host, --port, --served-name and --api-key are for --mode serve.")
     if mode not in ("both", "train"):
-        if resume or overwrite:
+        if resumes or overwrite:
             raise click.UsageError(f"--mode {mode} writes no checkpoints; leave --resume and --overwrite out.")
         from rlsdk.cli import modes
 
@@ -52,17 +102,20 @@ def train(
             status = modes.explore(config, settings, files, as_json=as_json)
             sys.exit(INTERRUPTED if status == "interrupted" else 0)
         elif mode == "serve":
-            modes.serve_newest(config, settings, files)
+            key = {"api_key": os.environ.get("RLSDK_API_KEY", "")}
+            modes.serve_checkpoints(config, settings, files, key | server)
         else:
             modes.bench_all(config, settings, files, as_json=as_json)
         return
     from rlsdk.config import check
-    from rlsdk.trainer.halves import train_half
+    from rlsdk.trainer.resuming import check_resumed
     from rlsdk.trainer.run import run
+    from rlsdk.trainer.two_process.programs import train_apart
 
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the summary's
-        plan = check(config, settings, files)
-        summary = (train_half if mode == "train" else run)(plan, resume=resume, overwrite=overwrite)
+        plan = (check_resumed if resumes else check)(config, settings, files)
+        begin = train_apart if mode == "train" else run
+        summary = begin(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
     if as_json:
         click.echo(json.dumps(summary, indent=2, default=str))
     if summary["status"] == "interrupted":

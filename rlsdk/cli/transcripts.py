@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from rlsdk.runlog.rollouts import transcript
+from rlsdk.runlog.rollouts import transcript, visible
 from rlsdk.types import Rollout
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.debug import Debugged
+    from rlsdk.serving.debug import Debugged
 
 SAMPLED, GIVEN = "green", "dim"
 
@@ -42,16 +42,17 @@ def _requests(found: Debugged) -> dict[str, float]:
 def show(found: Debugged, out: Console) -> None:
     """Print messages, tokens with their mask, rewards and times."""
     group = found.group
-    out.print(f"[bold]task[/bold] {Text(group.task.id).markup}, answer {Text(repr(group.task.answer)).markup}")
+    out.print(f"[bold]task[/bold] {Text(visible(group.task.id)).markup}, answer {Text(repr(group.task.answer)).markup}")
     for i, (rollout, score, seconds) in enumerate(zip(group.rollouts, group.scores, found.seconds, strict=True), 1):
         part = f", step {rollout.step} of {rollout.trajectory}" if rollout.trajectory else ""
         out.rule(f"rollout {i} of {len(group)}{part}: {rollout.status}")
         for message in rollout.messages:
-            name = f" {message.name}" if message.name else ""
-            out.print(Text.assemble((f"{message.role}{name}: ", "bold"), message.content), soft_wrap=True)
+            name = f" {visible(message.name)}" if message.name else ""
+            name += " (prompt)" if message.prompt else ""
+            out.print(Text.assemble((f"{message.role}{name}: ", "bold"), _lines(message.content)), soft_wrap=True)
         out.print(_tokens(rollout, found), soft_wrap=True)
         value = f"{score.value:g}" if score.valid else "invalid"
-        out.print(Text.assemble(("reward: ", "bold"), value, f" ({score.reason})" if score.reason else ""))
+        out.print(Text.assemble(("reward: ", "bold"), value, f" ({_lines(score.reason)})" if score.reason else ""))
         for position, given in rollout.rewards:
             out.print(f"  {given:g} at token {position}")
         metrics = "  ".join(f"{name} {number:g}" for name, number in {**rollout.metrics, **score.metrics}.items())
@@ -65,7 +66,12 @@ def show(found: Debugged, out: Console) -> None:
         f"{r['longest_seconds']:.2f} s"
     )
     for note in found.notes:
-        out.print(f"note: {note}", markup=False)
+        out.print(f"note: {_lines(note)}", markup=False)
+
+
+def _lines(text: str) -> str:
+    """Text of a model with its lines, and without anything else that acts on a terminal."""
+    return visible(text, keep="\n\t")
 
 
 def _tokens(rollout: Rollout, found: Debugged) -> Text:
@@ -74,14 +80,14 @@ def _tokens(rollout: Rollout, found: Debugged) -> Text:
     count = f"{len(rollout.token_ids)}, {sampled} sampled"
     text = Text.assemble(("tokens", "bold"), f" ({count}: ", ("sampled", SAMPLED), ", ", ("given", GIVEN), "): ")
     for trained, start, end in _spans(rollout):
-        part = found.codec.shown(rollout.token_ids[start:end])
+        part = _lines(found.codec.shown(rollout.token_ids[start:end]))
         # Without colours, brackets tell which is which.
         text.append(f"⟦{part}⟧" if trained else part, style=SAMPLED if trained else GIVEN)
     return text
 
 
 def _spans(rollout: Rollout) -> Iterator[tuple[bool, int, int]]:
-    """(mask, start, end) of what follows each other with one mask."""
+    """(mask, start, end) of each run of tokens with equal mask."""
     mask, start = rollout.loss_mask, 0
     for end in range(1, len(mask) + 1):
         if end == len(mask) or mask[end] != mask[start]:

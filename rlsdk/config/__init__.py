@@ -1,6 +1,7 @@
 """A run's configuration: read, checked as a whole, every fault reported at once, before anything starts."""
 
-from rlsdk.config.resolve import Plan, RewardPart, TaskSource, check
+from rlsdk.config.parts import RewardPart, TaskSource
+from rlsdk.config.resolve import Plan, check
 from rlsdk.config.schema import RunConfig
 from rlsdk.config.tree import read
 

@@ -1,57 +1,52 @@
-"""From a tree to a `Plan`: every value typed, every component found and its options checked."""
+"""Resolve a tree to a `Plan`: every value typed, every component found and its options checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
-from rlsdk.components import Kind, Use, component_of
-from rlsdk.config.rules import cross_checks, limits
+from rlsdk.components import Use, component_of
+from rlsdk.config.groups import group_faults
+from rlsdk.config.parts import (
+    NORMED,
+    Chosen,
+    RewardPart,
+    TaskSource,
+    completed,
+    facts_of,
+    located,
+    merge_parts,
+    part_faults,
+    reward_readers,
+    with_lengths,
+)
+from rlsdk.config.rules import compared_with_nothing, cross_checks, limits
 from rlsdk.config.schema import (
     COMPONENT_KEYS,
     LISTS,
-    PART_LISTS,
-    PARTS,
+    RULE_KEYS,
+    SOURCE_KEYS,
     RewardUse,
     RunConfig,
     SourceUse,
     normalise,
 )
 from rlsdk.config.tree import Tree, read
-from rlsdk.contracts import AlgorithmDefaults, LossSpec, Model, Rule
+from rlsdk.contracts import AlgorithmDefaults, LossSpec, Model, batch_of
 from rlsdk.errors import ConfigError, OptionError, PluginError
-from rlsdk.options import structure
-from rlsdk.plugins import Fingerprint, Plugins, Reference
+from rlsdk.fields import Field
+from rlsdk.kinds import PART_LISTS, PARTS, Kind
+from rlsdk.options import structure, unknown
+from rlsdk.plugins import ComponentRef, Fingerprint, Plugins
+from rlsdk.schedules import Schedule, Scheduled, with_greatest
+from rlsdk.storage.location import is_url, mirror_of
 
 T = TypeVar("T")
-
-
-@attrs.frozen
-class RewardPart:
-    """One part of the reward: its component, and how it joins the others under its name."""
-
-    rule: Rule
-    reference: Reference
-
-
-@attrs.frozen
-class TaskSource:
-    """One source of tasks.
-
-    Attributes:
-        name: As metrics and checkpoints call it; differs from the others'.
-        reference: The component.
-        weight: Its share of a batch, against the others'.
-        renamed: Whether its tasks take the name as their `source`.
-    """
-
-    name: str
-    reference: Reference
-    weight: float = 1.0
-    renamed: bool = False
+COEFFICIENTS = ("kl_coef", "entropy_coef", "norm", "value_clip")
+"""Numbers that an algorithm hands to the loss."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,19 +59,23 @@ class Plan:
         algorithm: The algorithm's parts, defaults and overrides merged.
         tasks_train: Sources of tasks to train on.
         tasks_eval: Sources of tasks to evaluate on.
-        workflow: How a task becomes rollouts.
+        workflow: Turns a task into rollouts.
         rewards: The parts of the reward.
-        shaping: In the order of application.
-        advantage: How rewards become advantages.
-        filters: In the order of application.
-        loss: What an update minimises.
-        buffer: Which groups are trained first.
+        shaping: Reward shapings, in order of application.
+        advantage: Turns rewards into advantages.
+        filters: Group filters, in order of application.
+        loss: Objective of an update.
+        buffer: Order in which groups are trained.
         engine: Generates tokens.
         learner: Updates the model.
-        stop: Which part of a batch is enough.
-        trackers: Where metrics go.
+        stop: Rule that decides when enough of a batch is complete.
+        trackers: Destinations of metrics.
         needs: Optional inputs that the parts read.
-        tree: The configuration as plain values, for `config.yaml`.
+        fields: Fields among them that plugins declare.
+        schedules: Options that change over the training, by their path below `algorithm`: `policy_loss.clip_high`. The
+            field of `algorithm` for `kl_coef`, or another of its own, holds the greatest value that it takes.
+        defaulted: Values of other sections that the algorithm set, by path: what the configuration left open.
+        tree: The configuration as plain values, for `config.yaml`; with the algorithm's defaults.
     """
 
     config: RunConfig
@@ -84,24 +83,34 @@ class Plan:
     algorithm: AlgorithmDefaults
     tasks_train: tuple[TaskSource, ...]
     tasks_eval: tuple[TaskSource, ...]
-    workflow: Reference
+    workflow: ComponentRef
     rewards: tuple[RewardPart, ...]
-    shaping: tuple[Reference, ...]
-    advantage: Reference
-    filters: tuple[Reference, ...]
+    shaping: tuple[ComponentRef, ...]
+    advantage: ComponentRef
+    filters: tuple[ComponentRef, ...]
     loss: LossSpec
-    buffer: Reference
-    engine: Reference
-    learner: Reference
-    stop: Reference
-    trackers: tuple[Reference, ...]
+    buffer: ComponentRef
+    engine: ComponentRef
+    learner: ComponentRef
+    stop: ComponentRef
+    trackers: tuple[ComponentRef, ...]
     needs: frozenset[str]
+    fields: tuple[Field, ...]
+    schedules: Mapping[str, Schedule]
+    defaulted: Mapping[str, Any]
     tree: Tree
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
-        return Path(self.config.out) / self.config.name
+        """The run's local folder; where `out` is a URL, the mirror of `location`."""
+        out = self.config.out
+        return (mirror_of(out, self.config.mirror) if is_url(out) else Path(out)) / self.config.name
+
+    @property
+    def location(self) -> str:
+        """Folder or URL of the run."""
+        out = self.config.out
+        return f"{out.rstrip('/')}/{self.config.name}" if is_url(out) else str(self.folder)
 
     @property
     def model(self) -> Model:
@@ -125,17 +134,22 @@ class Plan:
 
     @property
     def sampled(self) -> bool:
-        """Whether any rollouts are sampled from the policy (else all are demonstrations)."""
+        """True if any rollouts are sampled from the policy (otherwise all are demonstrations)."""
         return self.algorithm.rollouts != "demonstrations"
 
     @property
+    def scored(self) -> bool:
+        """True if sampled rollouts get rewards."""
+        return self.sampled and bool(self.rewards)
+
+    @property
     def needs_reference(self) -> bool:
-        """Whether a reference model is held."""
+        """True if a reference model is loaded."""
         return "ref_logprobs" in self.needs
 
     @property
     def needs_engine(self) -> bool:
-        """Whether anything is generated."""
+        """True if the run generates anything, in training or evaluation."""
         evaluates = self.config.eval.before or self.config.eval.after or self.config.eval.every
         return self.sampled or bool(self.tasks_eval and evaluates)
 
@@ -158,7 +172,8 @@ def check(
     broken = {fault.partition(":")[0] for fault in faults}
     values, wrong = structure(tree, RunConfig)
     faults += [f"{path.lstrip('.')}: {text}" for path, text in wrong if path.lstrip(".") not in broken]
-    resolver = _Resolver(_plugins(plugins, tree, faults), faults)
+    resolver = _Resolver(faults)
+    resolver.activate([*plugins, *_items(tree.get("plugins"))])
     if values is None:
         resolver.check_loosely(tree)
         raise ConfigError(faults)
@@ -168,24 +183,8 @@ def check(
     return plan
 
 
-def _plugins(files: Sequence[str | Path], tree: Tree, faults: list[str]) -> Plugins:
-    found = Plugins()
-    for plugin in [*files, *_items(tree.get("plugins"))]:
-        try:
-            found.activate(str(plugin))
-        except PluginError as error:
-            faults.append(f"plugins: {error}")
-    return found
-
-
 def _items(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
-
-
-def located(path: str) -> str:
-    """A model's folder so that processes in other working directories find it; a hub id as it is."""
-    folder = Path(path).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else path
 
 
 def _at(tree: Tree, path: str) -> Any:
@@ -202,28 +201,60 @@ def _readable(value: Any, kind: type[T]) -> T | None:
 
 
 class _Resolver:
-    """Turns each `Use` into a `Reference`, collecting faults under their paths."""
+    """Turns each `Use` into a `ComponentRef`, collecting faults under their paths."""
 
-    def __init__(self, plugins: Plugins, faults: list[str]) -> None:
-        self.plugins = plugins
+    def __init__(self, faults: list[str]) -> None:
+        self.plugins = Plugins()
         self.faults = faults
+        self.reported: list[PluginError] = []
         self.needs: set[str] = set()
+        self.fields: dict[str, Field] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self.chosen: list[Chosen] = []
+        self.max_tokens: int | None = None
 
-    def reference(self, path: str, kind: Kind, use: Use) -> Reference | None:
+    def activate(self, plugins: Sequence[str | Path]) -> None:
+        for plugin in plugins:
+            try:
+                self.plugins.activate(str(plugin))
+            except PluginError as error:
+                self.report("plugins", error)
+
+    def report(self, path: str, error: PluginError) -> None:
+        """Add a fault; a plugin that is broken fails with one error wherever it is named, and is reported once."""
+        if all(error is not each for each in self.reported):
+            self.reported.append(error)
+            self.faults.append(f"{path}: {error}")
+
+    def reference(self, path: str, kind: Kind, use: Use, *, beside: Iterable[str] = ()) -> ComponentRef | None:
+        """Find a component and check its options; the keys `beside` them are suggested like options."""
         try:
             found = self.plugins.reference(kind, use.name, use.options)
-            bound = self.plugins.resolve(found)
+            component = self.plugins.component(found)
+            found = attrs.evolve(found, options=with_lengths(component, found.options, self.max_tokens))
+            bound = self.plugins.bind(component, found.options)
         except OptionError as error:
-            self.faults += [f"{path}.{below}: {text}" for below, text in error.faults]
+            known = {option.name for option in component.options}
+            for below, text in error.faults:
+                if below in use.options and below not in known:
+                    text = unknown("option", below, known.union(beside))
+                self.faults.append(f"{path}.{below}: {text}")
             return None
         except PluginError as error:
-            self.faults.append(f"{path}: {error}")
+            self.report(path, error)
             return None
-        component = component_of(bound)
-        self.needs |= set(component.needs) if component else set()
+        self.needs |= set(component.needs)
+        for field in component.fields:
+            self.needs |= set(field.needs)
+            if self.fields.setdefault(field.name, field).produce is not field.produce:
+                self.faults.append(f"{path}: field {field.name!r} is declared twice, by different functions")
+        schedules = bound.schedules if isinstance(bound, Scheduled) else {}
+        below = path.removeprefix("algorithm.").replace("[", ".").replace("]", "")
+        self.schedules |= {f"{below}.{name}": schedule for name, schedule in schedules.items()}
+        self.chosen.append(Chosen(path, component, with_greatest(found.options, schedules)))
         return found
 
-    def many(self, path: str, kind: Kind, uses: Sequence[Use]) -> tuple[Reference, ...]:
+    def many(self, path: str, kind: Kind, uses: Sequence[Use]) -> tuple[ComponentRef, ...]:
         found = [self.reference(f"{path}[{i}]", kind, use) for i, use in enumerate(uses)]
         return tuple(f for f in found if f is not None)
 
@@ -248,13 +279,16 @@ class _Resolver:
 
     def plan(self, config: RunConfig, tree: Tree) -> Plan | None:
         algorithm = self.algorithm(config.algorithm)
+        config, tree, defaulted, wrong = completed(config, tree, algorithm)
+        self.faults += wrong
+        self.max_tokens = config.sampling.max_tokens
         train = self.sources("tasks.train", config.tasks.train)
         held_out = self.sources("tasks.eval", config.tasks.eval)
         engine = self.reference("engine", "engine", config.engine)
         learner = self.reference("learner", "learner", config.learner)
-        stop = self.reference("production.stop", "stop", config.production.stop)
+        stop = self.reference("rollout.stop", "stop", config.rollout.stop)
         trackers = self.many("trackers", "tracker", config.trackers)
-        buffer = self.reference("production.buffer", "buffer", config.production.buffer)
+        buffer = self.reference("rollout.buffer", "buffer", config.rollout.buffer)
         self.faults += limits(config)
         if algorithm is None:
             self.rewards(config, None)
@@ -264,8 +298,17 @@ class _Resolver:
         workflow = self.reference("workflow", "workflow", use)
         rewards = self.rewards(config, workflow)
         parts = self.parts(algorithm)
-        rewarded = bool(config.reward or rewards or workflow is None)
-        self.faults += cross_checks(config, algorithm, self.needs, rewarded=rewarded)
+        if algorithm.aggregate == NORMED and algorithm.norm is None:
+            algorithm = attrs.evolve(algorithm, norm=float(self.max_tokens))
+        readers = [] if config.reward or rewards or workflow is None else reward_readers(self.chosen)
+        self.faults += cross_checks(config, algorithm, self.needs, unrewarded=readers)
+        one_answer = workflow is not None and self.plugins.component(workflow).one_answer
+        facts = facts_of(config, algorithm, one_answer=one_answer)
+        self.faults += part_faults(config, algorithm, self.chosen, facts)
+        comparing = [p.rule.name for p in rewards if batch_of(self.plugins.resolve(p.reference)) == "group"]
+        self.faults += compared_with_nothing(comparing, self.needs)
+        if not self.faults:
+            self.faults += self.lone(config.group_size, algorithm, parts)
         if self.faults or engine is None or learner is None or workflow is None or buffer is None or stop is None:
             return None
         return Plan(
@@ -283,11 +326,8 @@ class _Resolver:
                 policy_loss=parts["policy_loss"],
                 correction=parts["correction"],
                 kl=parts["kl"] if algorithm.kl_coef else None,
-                kl_coef=algorithm.kl_coef,
-                entropy_coef=algorithm.entropy_coef,
                 aggregate=algorithm.aggregate,
-                norm=algorithm.norm,
-                value_clip=algorithm.value_clip,
+                **{n: self.schedules.get(n, getattr(algorithm, n)) for n in COEFFICIENTS},
                 temperature=config.sampling.temperature if sampled else 1.0,
             ),
             buffer=buffer,
@@ -296,6 +336,9 @@ class _Resolver:
             stop=stop,
             trackers=trackers,
             needs=frozenset(self.needs),
+            fields=tuple(self.fields.values()),
+            schedules=self.schedules,
+            defaulted=defaulted,
             tree=tree,
         )
 
@@ -303,7 +346,7 @@ class _Resolver:
         found: list[TaskSource] = []
         for i, part in enumerate(uses):
             where = f"{path}[{i}]" if len(uses) > 1 else path
-            reference = self.reference(where, "tasks", part.use)
+            reference = self.reference(where, "tasks", part.use, beside=SOURCE_KEYS)
             if reference is None:
                 continue
             name = part.source or reference.name.removeprefix("core/")
@@ -314,7 +357,7 @@ class _Resolver:
             found.append(TaskSource(name, reference, part.weight, renamed=bool(part.source)))
         return tuple(found)
 
-    def rewards(self, config: RunConfig, workflow: Reference | None) -> tuple[RewardPart, ...]:
+    def rewards(self, config: RunConfig, workflow: ComponentRef | None) -> tuple[RewardPart, ...]:
         given = config.reward
         if not given and workflow is not None:
             component = component_of(workflow.obj) or self.plugins.find("workflow", workflow.name)[1]
@@ -322,7 +365,7 @@ class _Resolver:
         found: list[RewardPart] = []
         for i, part in enumerate(given):
             path = f"reward[{i}]" if len(given) > 1 else "reward"
-            reference = self.reference(path, "reward", part.use)
+            reference = self.reference(path, "reward", part.use, beside=RULE_KEYS)
             if reference is not None:
                 name = reference.name.removeprefix("core/")
                 taken = sum(part.reference.name == reference.name for part in found)
@@ -331,20 +374,27 @@ class _Resolver:
         return tuple(found)
 
     def algorithm(self, use: Use) -> Any:
-        """The algorithm with overrides merged into its defaults."""
+        """The algorithm with overrides merged into its defaults; a schedule is its greatest value there."""
         try:
-            _, component = self._component("algorithm", use)
-            merged = merge_parts(component.obj(), dict(use.options))
-            return component.bind(merged)
+            reference = self.plugins.reference("algorithm", use.name)
+            required = {option.name for option in self.plugins.component(reference).options if option.required}
+            given = {name: value for name, value in use.options.items() if name in required}
+            defaults = self.plugins.resolve(attrs.evolve(reference, options=given))
+            merged = merge_parts(defaults, dict(use.options))
+            self.schedules |= (schedules := self.plugins.component(reference).schedules(merged))
+            return self.plugins.resolve(attrs.evolve(reference, options=with_greatest(merged, schedules)))
         except OptionError as error:
             self.faults += [f"algorithm.{below}: {text}" for below, text in error.faults]
         except PluginError as error:
-            self.faults.append(f"algorithm: {error}")
+            self.report("algorithm", error)
         return None
 
-    def _component(self, kind: Kind, use: Use) -> tuple[Reference, Any]:
-        reference = self.plugins.reference(kind, use.name)
-        return reference, component_of(use.name) or self.plugins.find(kind, use.name)[1]
+    def lone(self, size: int, algorithm: AlgorithmDefaults, parts: Mapping[str, Any]) -> list[str]:
+        """Faults of groups that are too small to learn from; demonstrations teach whatever their group."""
+        if algorithm.rollouts == "demonstrations":
+            return []
+        advantage = self.plugins.resolve(parts["advantage"]) if algorithm.rollouts == "sampled" else None
+        return group_faults(size, advantage, [self.plugins.resolve(each) for each in parts["filters"]])
 
     def parts(self, algorithm: AlgorithmDefaults) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -359,24 +409,3 @@ class _Resolver:
         for part, kind in PART_LISTS.items():
             found[part] = self.many(f"algorithm.{part}", kind, getattr(algorithm, part))
         return found
-
-
-def merge_parts(defaults: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """A partial override merges into the algorithm's own choice; another name, or a marked object, replaces it.
-
-    Args:
-        defaults: The algorithm as its author made it.
-        options: What a configuration gives under `algorithm`; changed and returned.
-    """
-    for part in PARTS:
-        given, own = options.get(part), getattr(defaults, part, None)
-        if own is None or given is None:
-            continue
-        if isinstance(given, str) and given == own.name:
-            options[part] = own
-        elif isinstance(given, Mapping) and given.get("use", own.name) == own.name:
-            options[part] = {"use": own.name, **own.options, **{k: v for k, v in given.items() if k != "use"}}
-    for part in PART_LISTS:
-        if part in options and not isinstance(options[part], list | tuple):
-            options[part] = [options[part]]
-    return options

@@ -1,18 +1,19 @@
-"""What no single value shows: limits, and values that contradict each other."""
+"""Rules across values of a configuration: limits, and values that contradict each other."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlsdk.config.production import StorageSection
+from rlsdk.config.rollout import StorageSection
 from rlsdk.config.schema import RunConfig
 from rlsdk.contracts import AlgorithmDefaults
+from rlsdk.storage.location import is_url, url_fault
 
 LEAST: dict[str, int] = {
     "batch_size": 1,
@@ -21,16 +22,17 @@ LEAST: dict[str, int] = {
     "passes": 1,
     "steps": 1,
     "max_prompt_tokens": 1,
+    "max_empty_steps": 1,
     "save_rollouts": 0,
     "sampling.max_tokens": 1,
     "sampling.top_k": 0,
-    "production.max_staleness": 0,
-    "production.sync_interval": 1,
-    "production.oversample": 0,
-    "production.replay.most_uses": 2,
-    "production.max_token_staleness": 0,
-    "production.tail_batch": -1,
-    "production.pause_timeout": 0,
+    "rollout.max_staleness": 0,
+    "rollout.sync_interval": 1,
+    "rollout.oversample": 0,
+    "rollout.replay.most_uses": 2,
+    "rollout.max_token_staleness": 0,
+    "rollout.tail_batch": -1,
+    "rollout.pause_timeout": 0,
     "eval.every": 0,
     "eval.samples": 1,
     "eval.limit": 1,
@@ -57,22 +59,68 @@ LEAST: dict[str, int] = {
 """Path -> least value."""
 
 
+LONGEST_NAME = 200
+"""Bytes of a run's name; file systems allow 255, and files beside the folder add to it."""
+
+
 def limits(config: RunConfig) -> list[str]:
     """Faults that the typed values show by themselves."""
-    return [*_too_small(config), *(text for wrong, text in [*_sizes(config), *_production(config)] if wrong)]
+    return [
+        *_name(config.name),
+        *_out(config),
+        *_too_small(config),
+        *(text for wrong, text in [*_sizes(config), *_rollout(config)] if wrong),
+    ]
 
 
-def cross_checks(config: RunConfig, algorithm: AlgorithmDefaults, needs: Iterable[str], *, rewarded: bool) -> list[str]:
+def cross_checks(
+    config: RunConfig, algorithm: AlgorithmDefaults, needs: Iterable[str], *, unrewarded: Sequence[str]
+) -> list[str]:
     """Faults that the typed values show together with the algorithm.
 
     Args:
         config: The typed values.
         algorithm: The algorithm with what the configuration replaced.
         needs: Optional inputs that the parts read.
-        rewarded: Whether there is a reward.
+        unrewarded: Parts that read rewards, where there are none.
     """
-    rules = [*_sampling(config, algorithm, rewarded), *_objective(algorithm, set(needs))]
+    rules = [*_sampling(config, algorithm, unrewarded), *_objective(algorithm, set(needs))]
     return [text for wrong, text in rules if wrong]
+
+
+def compared_with_nothing(rewards: Iterable[str], needs: Iterable[str]) -> list[str]:
+    """Faults of rewards that compare a group, where the baseline is the reward of one greedy answer.
+
+    Args:
+        rewards: Names of the rewards that compare.
+        needs: Optional inputs that the parts read.
+    """
+    if "baseline_rewards" not in needs:
+        return []
+    return [
+        f"reward: {name} compares the rollouts of a group, but the algorithm's baseline is the reward of one greedy "
+        "answer, which would be compared with nothing; take another advantage, such as rloo"
+        for name in rewards
+    ]
+
+
+def _name(name: str) -> list[str]:
+    """A name becomes a folder below `out`: one that leads elsewhere would have another folder used, or deleted."""
+    if name in ("", ".", "..") or re.search(r"[/\\\x00-\x1f\x7f]", name) or len(os.fsencode(name)) > LONGEST_NAME:
+        return [
+            f"name: {name!r} cannot name a folder; expected 1 to {LONGEST_NAME} characters without '/', such as "
+            "'countdown-grpo' (the folder that holds all runs is `out`)"
+        ]
+    return []
+
+
+def _out(config: RunConfig) -> list[str]:
+    if is_url(config.out):
+        fault = url_fault(config.out)
+        return [f"out: {fault}"] if fault else []
+    if config.mirror is not None:
+        return [f"mirror: given, but out={config.out!r} is a local folder, which has none; leave it out"]
+    return []
 
 
 def _too_small(config: RunConfig) -> Iterable[str]:
@@ -116,53 +164,53 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
     ]
 
 
-def _production(config: RunConfig) -> list[tuple[bool, str]]:
-    section = config.production
+def _rollout(config: RunConfig) -> list[tuple[bool, str]]:
+    section = config.rollout
     token, group = section.max_token_staleness, section.max_staleness
     share = section.replay.share
-    ahead = "set production.max_staleness to 1 or more"
+    ahead = "set rollout.max_staleness to 1 or more"
     return [
         (
             section.in_flight and not section.partial_rollouts,
-            "production.partial_rollouts: false has answers begin anew when weights change, but in_flight=true lets "
-            "them go on; set production.in_flight=false, too",
+            "rollout.partial_rollouts: false has answers begin anew when weights change, but in_flight=true lets "
+            "them go on; set rollout.in_flight=false, too",
         ),
         (
             section.tail_batch != 0 and not section.runs_ahead,
-            f"production.tail_batch: {section.tail_batch} given, but no group expires in synchronous training; "
+            f"rollout.tail_batch: {section.tail_batch} given, but no group expires in synchronous training; "
             f"{ahead}, or leave it out",
         ),
         (
             token is not None and not section.runs_ahead,
-            f"production.max_token_staleness: {token} given, but no token is old in synchronous training; {ahead}, or "
+            f"rollout.max_token_staleness: {token} given, but no token is old in synchronous training; {ahead}, or "
             "leave it out",
         ),
         (
             token is not None and section.runs_ahead and token > group,
-            f"production.max_token_staleness: {token} is above max_staleness={group}: the group expires before its "
+            f"rollout.max_token_staleness: {token} is above max_staleness={group}: the group expires before its "
             f"tokens do; at most {group}",
         ),
-        (not 0 <= share < 1, f"production.replay.share: at least 0 and below 1, got {share}"),
+        (not 0 <= share < 1, f"rollout.replay.share: at least 0 and below 1, got {share}"),
         (
             share > 0 and not section.max_staleness and section.sync_interval == 1,
-            "production.replay.share: a group that was trained is too old for the next step with "
-            "production.max_staleness=0; give at least 1",
+            "rollout.replay.share: a group that was trained is too old for the next step with "
+            "rollout.max_staleness=0; give at least 1",
         ),
         (
             0 < share < 1 and fresh_groups(config) < 1,
-            f"production.replay.share: {share} of batch_size={config.batch_size} leaves no group that is new",
+            f"rollout.replay.share: {share} of batch_size={config.batch_size} leaves no group that is new",
         ),
-        *((True, f"production.storage.{text}") for text in url_faults(section.storage)),
+        *((True, f"rollout.storage.{text}") for text in url_faults(section.storage)),
     ]
 
 
 def fresh_groups(config: RunConfig) -> int:
     """Groups of a batch that are trained for the first time."""
-    return config.production.replay.fresh(config.batch_size)
+    return config.rollout.replay.fresh(config.batch_size)
 
 
 def url_faults(section: StorageSection) -> list[str]:
-    """What keeps rollouts from being kept there. A URL is not repeated: it may hold a password."""
+    """Faults of the storage section. Messages never repeat the URL, which may hold a password."""
     if section.url is None:
         return ["password_env: a password without a url"] if section.password_env else []
     try:
@@ -182,21 +230,29 @@ def url_faults(section: StorageSection) -> list[str]:
     return faults
 
 
-def _sampling(config: RunConfig, algorithm: AlgorithmDefaults, rewarded: bool) -> list[tuple[bool, str]]:
+def _sampling(config: RunConfig, algorithm: AlgorithmDefaults, unrewarded: Sequence[str]) -> list[tuple[bool, str]]:
     sampled = algorithm.rollouts != "demonstrations"
     section, length = config.sampling, config.model.max_length
     return [
         (
-            config.production.runs_ahead and not sampled,
-            "production: nothing is sampled by an algorithm that trains on demonstrations; leave it out",
+            config.rollout.runs_ahead and not sampled,
+            "rollout: nothing is sampled by an algorithm that trains on demonstrations; leave it out",
         ),
         (
-            sampled and not rewarded,
-            "reward: none given; name one, such as 'countdown', or a workflow that gives rewards itself",
+            sampled and bool(unrewarded),
+            "reward: none given; name one, such as 'countdown', or a workflow that gives rewards itself; they are read "
+            f"by {' and '.join(unrewarded)}",
         ),
         (
             sampled and section.temperature <= 0,
             f"sampling.temperature: above 0 to learn from samples, got {section.temperature}",
+        ),
+        (
+            sampled and (0 < section.top_p < 1 or section.top_k > 0),
+            f"sampling.{'top_p' if section.top_p < 1 else 'top_k'}: top_p={section.top_p:g}, top_k={section.top_k} "
+            "sample from a part of the vocabulary, which the learner does not know: it would train on the "
+            "probabilities of another distribution. Leave both out while training (top_p: 1, top_k: 0); lower the "
+            "temperature, which the learner shares, for likelier tokens",
         ),
         (
             sampled and section.max_tokens + 1 > length,
@@ -212,8 +268,8 @@ def _objective(algorithm: AlgorithmDefaults, needs: set[str]) -> list[tuple[bool
             f"algorithm.kl: kl_coef is {algorithm.kl_coef}; name an estimator, such as 'k3'",
         ),
         (
-            algorithm.aggregate == "seq-mean-token-sum-norm" and not algorithm.norm,
-            "algorithm.norm: 'seq-mean-token-sum-norm' divides by a length; give it, such as sampling.max_tokens",
+            algorithm.norm is not None and algorithm.norm <= 0,
+            f"algorithm.norm: a length above 0, or null for sampling.max_tokens; got {algorithm.norm}",
         ),
         (
             "values" in needs and not algorithm.critic,

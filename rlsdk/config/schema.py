@@ -1,4 +1,4 @@
-"""What a run's configuration holds: one attrs class per section, defaults included."""
+"""Schema of a run's configuration: one attrs class per section, with defaults."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import attrs
 
-from rlsdk.components import Isolation, Kind, Use
-from rlsdk.config.production import ProductionSection
-from rlsdk.contracts import DType, Rule, ScoringLimits
+from rlsdk.components import Isolation, Use
+from rlsdk.config.rollout import RolloutSection
+from rlsdk.contracts import DType, HeadDType, RewardSpec, ScoringLimits
+from rlsdk.kinds import Kind
 from rlsdk.options import CONVERTER, Mismatches, structure
 
 
@@ -19,18 +20,22 @@ class ModelSection:
 
     Attributes:
         path: Folder that transformers opens, or a hub id.
-        dtype: Of the weights while computing.
+        dtype: Dtype of the weights in computations.
+        head_dtype: Precision of the logits, in engines and learner alike: `model` computes them in `dtype`, `float32`
+            in float32 from the same weights and hidden states. In bfloat16 most of the difference between engine and
+            learner is rounding of logits; float32 costs a copy of the head in float32.
         max_length: Tokens of prompt and response together.
         trust_remote_code: Run code that comes with the model; false unless you read that code.
         tokenizer: Folder or hub id of the tokenizer; null takes the model's.
         reference: Folder or hub id of the reference model; null takes the model as it is at the start.
-        separator: Stands before what is said later in a conversation whose prompt is text, not messages.
-        keep_history: Where the chat template would rewrite earlier answers (drop their thoughts), go on with the tokens
-            as they were sampled; false stops the run.
+        separator: Text before every later message of a conversation whose prompt is text, not messages.
+        keep_history: Where the chat template would rewrite earlier answers (drop their thoughts), keep the tokens as
+            they were sampled; false stops the run.
     """
 
     path: str
     dtype: DType = "float32"
+    head_dtype: HeadDType = "model"
     max_length: int = 2048
     trust_remote_code: bool = False
     tokenizer: str | None = None
@@ -45,9 +50,9 @@ class SourceUse:
 
     Attributes:
         use: The component.
-        source: What metrics, checkpoints and `sources` of rewards call it; left out, the component's name, and its
-            tasks keep the source that they come with.
-        weight: Its share of every batch, against the weights of the other sources; to evaluate, all are taken whole.
+        source: Name in metrics, checkpoints and `sources` of rewards; if omitted, the component's name, and its tasks
+            keep the source that they come with.
+        weight: Share of every batch, relative to the other sources; evaluations use all of every source.
     """
 
     use: Use
@@ -74,22 +79,23 @@ class RewardUse:
 
     Attributes:
         use: The reward component.
-        rule: How it joins the other parts: `weight`, `gate`, `multiply`, `range` and `sources`, beside `use`.
+        rule: How it is combined with the other parts: `weight`, `gate`, `multiply`, `range` and `sources`, beside
+            `use`.
     """
 
     use: Use
-    rule: Rule = Rule()
+    rule: RewardSpec = RewardSpec()
 
 
 @attrs.frozen(kw_only=True)
 class SamplingSection:
-    """How rollouts are sampled.
+    """Sampling of rollouts.
 
     Attributes:
-        temperature: Above 0; the learner divides its logits by the same.
-        top_p: 1 is off; below, the learner cannot reproduce the distribution, and a warning says so.
-        top_k: 0 is off; the same warning.
-        max_tokens: Of one response.
+        temperature: Softmax temperature, above 0; the learner divides its logits by the same.
+        top_p: Must be 1 (off) in training: the learner does not know which part of the vocabulary was kept.
+        top_k: Must be 0 (off) in training, for the same reason.
+        max_tokens: Most tokens of one response.
         stop: Strings that end a response; they stay in it.
         seeds: One seed per request (`request`: the same samples on any number of engines) or one per step (`step`:
             faster, the same samples with one engine).
@@ -109,9 +115,9 @@ class EnvironmentsSection:
 
     Attributes:
         workers: Processes.
-        per_worker: Environments at once in each; further rollouts wait in line for a place, the first come first.
-        threads: Calls that run at once in each; `async` environments need none.
-        isolation: What keeps environments apart, in place of what each declares: `thread`, `lock` (one call at a time
+        per_worker: Environments at once in each worker; further rollouts wait for a slot, first come, first served.
+        threads: Concurrent calls in each worker; `async` environments need none.
+        isolation: How environments are isolated, overriding what each declares: `thread`, `lock` (one call at a time
             in each worker) or `process` (one for each environment); null: as they declare.
     """
 
@@ -131,8 +137,8 @@ class EvalSection:
         after: Evaluate after the last step.
         samples: Sampled answers per task; above 1, pass@k is reported for k = 1, 2, 4, … up to it.
         limit: Tasks of each source to evaluate on; null for all.
-        max_tokens: Of one response; null takes the training's.
-        environments: Workers of its own for environments; null shares those of the training.
+        max_tokens: Most tokens of one response; null takes the training's.
+        environments: Separate environment workers for evaluation; null shares those of the training.
     """
 
     every: int = 0
@@ -150,7 +156,7 @@ class CheckpointSection:
 
     Attributes:
         every: Steps between checkpoints; 0 for one at the end only.
-        keep: How many to keep; older ones are deleted.
+        keep: Number of checkpoints to keep; older ones are deleted.
         export: When to write a folder that transformers opens: with the last checkpoint, with every one, or never.
     """
 
@@ -173,13 +179,12 @@ class PlacementSection:
         colocate: Engines and learner share the devices, one sleeping while the other works.
         ray: Address of a running Ray cluster; null takes the environment's RAY_ADDRESS and, without one, starts Ray for
             this run on this machine.
-        engine_resources: What Ray sets aside for each engine beside cores and GPUs, by name: custom resources say
-            which nodes of a cluster have engines.
-        learner_resources: Likewise, for each rank of the learner.
-        engine_restarts: How often the process of one and the same engine may die and be started anew; one time more
-            fails the run.
-        partner_timeout: Seconds that explorer and trainer, where they are programs of their own, wait for each other;
-            also for an explorer in the place of one that died.
+        engine_resources: Ray resources reserved for each engine besides cores and GPUs, by name: custom resources
+            select the nodes of a cluster that run engines.
+        learner_resources: Ray resources reserved likewise for each rank of the learner.
+        engine_restarts: Most restarts of the same engine after its process died; one more death fails the run.
+        partner_timeout: Seconds that explorer and trainer, if they are separate programs, wait for each other, and for
+            the replacement of an explorer that died.
     """
 
     engines: int = 1
@@ -201,8 +206,8 @@ class CanarySection:
     """The comparison of engine and learner on fixed tokens after every weight sync.
 
     Attributes:
-        tokens: How many tokens.
-        tolerance: Largest gap of a logprob in nats; null takes 1e-3 for float32, 0.15 for 16-bit types.
+        tokens: Number of tokens to compare.
+        tolerance: Largest difference of a logprob in nats; null takes 1e-3 for float32, 0.15 for 16-bit types.
     """
 
     tokens: int = 32
@@ -210,31 +215,52 @@ class CanarySection:
 
 
 @attrs.frozen(kw_only=True)
+class WatchdogSection:
+    """Limits after which the watchdog of a run says that a process is silent, and ends it.
+
+    A process is silent if it is stopped, or uses neither CPU nor a disk and does not answer. One that works is never
+    ended, however long it takes.
+
+    Attributes:
+        warn: Seconds of silence after which the log names the process, the stage of the run and the log file.
+        end: Seconds of silence after which the run ends; engines and workers of environments are replaced instead. Null
+            for never.
+    """
+
+    warn: float = 60.0
+    end: float | None = 1800.0
+
+
+@attrs.frozen(kw_only=True)
 class RunConfig:
     """A whole run.
 
     Attributes:
-        name: Of the run; its folder is `out/name`.
-        out: Folder of runs.
-        seed: Of everything random.
-        log_level: Of the run's own log.
+        name: Name of the run; its folder is `out/name`.
+        out: Folder of runs, or its URL for fsspec, such as s3://BUCKET/runs: the run then works in a local mirror,
+            which is uploaded after each checkpoint, and downloaded to resume elsewhere.
+        mirror: Folder of local mirrors where `out` is a URL; null takes `rlsdk/runs` in the platform's cache folder.
+        seed: Random seed of the whole run.
+        log_level: Level of the run's own log.
         plugins: Plugins that only observe, by name or file.
         model: The model, or its path alone.
         tasks: Task sources for training and evaluation.
         max_prompt_tokens: Longest prompt.
-        long_prompts: What becomes of longer ones: dropped and counted, or an error.
-        workflow: How a task becomes rollouts.
-        environments: Where the environments of workflows run.
+        long_prompts: Treatment of longer prompts: dropped and counted, or an error.
+        workflow: Turns a task into rollouts.
+        environments: Workers that run the environments of workflows.
         reward: One component, or a list with weights.
-        scoring: What rewards may take.
-        max_invalid: Share of rollouts of a step that may fail to be scored before the run stops.
-        algorithm: By name, with any part replaced.
-        sampling: Of rollouts.
-        production: How far they may run ahead of training.
+        scoring: Resource limits of rewards.
+        max_invalid: Share of rollouts of a step, or of an evaluation, that may fail to be scored before the run stops.
+        max_empty_steps: Steps in a row with nothing to learn from (no rollout left, or all advantages zero) that end
+            the run; null for any number.
+        algorithm: Name of the algorithm, with any part replaced.
+        sampling: Sampling of rollouts.
+        rollout: How far rollouts may run ahead of training.
         engine: Generates tokens.
         learner: Updates the model.
-        steps: How long the run lasts, in trainer steps; or
-        epochs: in passes over the tasks.
+        steps: Length of the run in trainer steps; an alternative to `epochs`.
+        epochs: Length of the run in passes over the tasks; an alternative to `steps`.
         batch_size: Tasks per step.
         group_size: Rollouts per task.
         minibatches: Optimiser steps that one pass over a batch is divided into.
@@ -243,17 +269,19 @@ class RunConfig:
             agrees).
         eval: Evaluation.
         checkpoint: Checkpoints.
-        trackers: Where metrics go, beside `metrics.jsonl`, which is always written.
-        save_rollouts: Steps between saved batches of rollouts; 0 for none. A checkpoint also saves what waits to be
-            trained, so that a resumed run need not make it again.
-        canary: Engine against learner.
+        trackers: Destinations of metrics besides `metrics.jsonl`, which is always written.
+        save_rollouts: Steps between saved batches of rollouts; 0 for none. A checkpoint also saves groups that wait to
+            be trained, so that a resumed run need not sample them again.
+        canary: Comparison of engine and learner after every weight sync.
         placement: Counts and devices.
+        watchdog: Time limits after which a silent process is reported, and after which it ends the run.
     """
 
     name: str
     model: ModelSection
     tasks: TasksSection
     out: str = "runs"
+    mirror: str | None = None
     seed: int = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     plugins: tuple[Any, ...] = ()
@@ -264,9 +292,10 @@ class RunConfig:
     reward: tuple[RewardUse, ...] = ()
     scoring: ScoringLimits = ScoringLimits()
     max_invalid: float = 0.2
+    max_empty_steps: int | None = 10
     algorithm: Use = Use("grpo")
     sampling: SamplingSection = SamplingSection()
-    production: ProductionSection = ProductionSection()
+    rollout: RolloutSection = RolloutSection()
     engine: Use = Use("vllm")
     learner: Use = Use("deepspeed")
     steps: int | None = None
@@ -282,6 +311,7 @@ class RunConfig:
     save_rollouts: int = 1
     canary: CanarySection = CanarySection()
     placement: PlacementSection = PlacementSection()
+    watchdog: WatchdogSection = WatchdogSection()
 
 
 COMPONENT_KEYS: Mapping[str, Kind] = {
@@ -289,44 +319,34 @@ COMPONENT_KEYS: Mapping[str, Kind] = {
     "algorithm": "algorithm",
     "engine": "engine",
     "learner": "learner",
-    "production.buffer": "buffer",
-    "production.stop": "stop",
+    "rollout.buffer": "buffer",
+    "rollout.stop": "stop",
 }
 """Path of a single component -> its kind; lists and the parts of an algorithm come beside."""
 
 LISTS: Mapping[str, Kind] = {"tasks.train": "tasks", "tasks.eval": "tasks", "reward": "reward", "trackers": "tracker"}
 """Path of a list of components -> their kind; one alone needs no list."""
 
-PARTS: Mapping[str, Kind] = {
-    "advantage": "advantage",
-    "policy_loss": "policy_loss",
-    "correction": "correction",
-    "kl": "kl",
-}
-"""Single parts of an algorithm -> their kind."""
-
-PART_LISTS: Mapping[str, Kind] = {"shaping": "shaping", "filters": "filter"}
-"""Parts of an algorithm that are lists -> their kind."""
-
 
 def _parted(value: Any, keys: Iterable[str]) -> tuple[dict[str, Any], Any]:
-    """What stands beside a component under `keys`, and the component with its options."""
+    """Split a value into the entries under `keys`, and the component with its options."""
     if not isinstance(value, Mapping):
         return {}, value
     beside = {k: v for k, v in value.items() if k in keys}
     return beside, {k: v for k, v in value.items() if k not in keys}
 
 
-_RULE_KEYS = frozenset(field.name for field in attrs.fields(Rule)) - {"name"}
+RULE_KEYS = frozenset(field.name for field in attrs.fields(RewardSpec)) - {"name"}
+"""Keys that stand beside the options of a reward."""
 
 
 def _structure_reward(value: Any, _: Any) -> RewardUse:
     if isinstance(value, RewardUse):
         return value
-    given, component = _parted(value, _RULE_KEYS)
+    given, component = _parted(value, RULE_KEYS)
     if isinstance(given.get("sources"), str):
         given["sources"] = [given["sources"]]
-    rule, faults = structure(given, Rule)
+    rule, faults = structure(given, RewardSpec)
     if rule is None:
         raise Mismatches(faults)
     return RewardUse(CONVERTER.structure(component, Use), rule)
@@ -338,10 +358,14 @@ class _Share:
     weight: float = 1.0
 
 
+SOURCE_KEYS = frozenset(field.name for field in attrs.fields(_Share))
+"""Keys that stand beside the options of a source of tasks."""
+
+
 def _structure_source(value: Any, _: Any) -> SourceUse:
     if isinstance(value, SourceUse):
         return value
-    given, component = _parted(value, ("source", "weight"))
+    given, component = _parted(value, SOURCE_KEYS)
     share, faults = structure(given, _Share)
     if share is None:
         raise Mismatches(faults)
@@ -368,7 +392,7 @@ def normalise(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_lists(tree: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """What stands alone under one of the keys becomes a list of one; nothing is left out."""
+    """Wrap single values under the given keys in lists; drop those that are null."""
     out = dict(tree)
     for key in keys:
         if tree.get(key) is None:

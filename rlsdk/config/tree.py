@@ -1,9 +1,9 @@
-"""From a YAML file (or a mapping) and `key=value` overrides to one plain tree, interpolations resolved."""
+"""Merge a YAML file (or a mapping) and `key=value` overrides into one plain tree, with interpolations resolved."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlsdk.components import component_of
-from rlsdk.config.schema import COMPONENT_KEYS, LISTS, PART_LISTS, PARTS
+from rlsdk.config.renamed import RENAMED, current, current_overrides
+from rlsdk.config.schema import COMPONENT_KEYS, LISTS
 from rlsdk.errors import ConfigError
+from rlsdk.kinds import PART_LISTS, PARTS
 from rlsdk.options import CONTINUATION
 
 Tree = dict[str, Any]
@@ -31,19 +33,33 @@ def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
         overrides: `key=value` texts; the value is YAML.
 
     Returns:
-        The tree, and every fault of overrides and interpolations (whose keys are left out of the tree).
+        The tree, and all faults of overrides and interpolations (whose keys are left out of the tree).
 
     Raises:
-        ConfigError: The file is missing or is no YAML.
+        ConfigError: The file is missing or is not YAML.
     """
-    tree, objects = _load(source)
+    loaded, objects = _load(source)
+    tree = current(loaded)
+    objects = {(RENAMED.get(str(path[0]), path[0]), *path[1:]): value for path, value in objects.items()}
     faults: list[str] = []
-    for override in overrides:
+    for override in current_overrides(overrides):
         fault = apply_override(tree, override)
         faults += [fault] if fault else []
     resolved, unresolved = _interpolate(tree)
     _put_back(resolved, objects)
     return resolved, faults + unresolved
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Iterate over the leaves of a configuration: path and value of everything but mappings and lists."""
+    if isinstance(value, Mapping) and value:
+        for key, below in value.items():
+            yield from leaves(below, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and value:
+        for i, below in enumerate(value):
+            yield from leaves(below, f"{path}[{i}]")
+    else:
+        yield path, value
 
 
 def _load(source: str | Path | Mapping[str, Any]) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:

@@ -1,54 +1,92 @@
-"""What engines, learners, workflows, environments and trackers must offer, and the values that they exchange.
+"""Interfaces of engines, learners, workflows, environments and trackers, and the values that they exchange.
 
 Engines and learners are plain Python objects with one owner; the Ray actors around them are rlsdk's business, so that a
 plugin's engine is written and tested without Ray.
 """
 
 from rlsdk.contracts.generation import (
+    ActorSpec,
     Adapter,
     Completion,
     DType,
     Engine,
     Finish,
+    HeadDType,
     Model,
-    Place,
     Request,
+    Sampled,
     Sampling,
+    ShowsProgress,
     TakesAdapter,
+    TopTokens,
     Weights,
 )
-from rlsdk.contracts.running import AlgorithmDefaults, Chat, Environment, Run, Served, Speaker, Tracker, Workflow, World
-from rlsdk.contracts.scoring import Rule, ScoringLimits
-from rlsdk.contracts.training import GivesAdapter, Learner, LossSpec, Requires, RequiresPrograms, Roles, TrainBatch
+from rlsdk.contracts.running import (
+    AlgorithmDefaults,
+    Chat,
+    EnvHandle,
+    Environment,
+    Role,
+    Run,
+    RunFacts,
+    RunsUserCode,
+    Served,
+    Tracker,
+    Workflow,
+    runs_user_code,
+)
+from rlsdk.contracts.scoring import RewardSpec, ScoringLimits, WholeGroups, batch_of
+from rlsdk.contracts.training import (
+    GivesAdapter,
+    Learner,
+    LearnerHandle,
+    LossSpec,
+    Requires,
+    RequiresPrograms,
+    Roles,
+    SizesCheckpoints,
+    TrainBatch,
+)
 
 __all__ = [
+    "ActorSpec",
     "Adapter",
     "AlgorithmDefaults",
     "Chat",
     "Completion",
     "DType",
     "Engine",
+    "EnvHandle",
     "Environment",
     "Finish",
     "GivesAdapter",
+    "HeadDType",
     "Learner",
+    "LearnerHandle",
     "LossSpec",
     "Model",
-    "Place",
     "Request",
     "Requires",
     "RequiresPrograms",
+    "RewardSpec",
+    "Role",
     "Roles",
-    "Rule",
     "Run",
+    "RunFacts",
+    "RunsUserCode",
+    "Sampled",
     "Sampling",
     "ScoringLimits",
     "Served",
-    "Speaker",
+    "ShowsProgress",
+    "SizesCheckpoints",
     "TakesAdapter",
+    "TopTokens",
     "Tracker",
     "TrainBatch",
     "Weights",
+    "WholeGroups",
     "Workflow",
-    "World",
+    "batch_of",
+    "runs_user_code",
 ]

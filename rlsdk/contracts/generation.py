@@ -1,4 +1,4 @@
-"""What engines generate from and with: models, places, requests, completions, weights."""
+"""Values that engines work with: models, actor specs, requests, completions, weights."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", 
 
 Finish = Literal["stop", "length", "abort"]
 DType = Literal["float32", "bfloat16", "float16"]
+HeadDType = Literal["model", "float32"]
 
 
 @attrs.frozen(kw_only=True)
 class Model:
-    """Which model, and how it is read.
+    """A model and how to load it.
 
     Attributes:
         path: Folder that `transformers.from_pretrained` opens, or a hub id.
-        dtype: Of the weights while computing.
+        dtype: Dtype of the weights in computations.
+        head_dtype: Precision of the logits: `model` computes them in `dtype`, `float32` from the same weights in
+            float32.
         max_length: Tokens of prompt and response together.
         trust_remote_code: Run code that comes with the model.
         tokenizer: Folder or hub id of the tokenizer; left out, `path`.
-        separator: Stands before what is said later in a conversation whose prompt is text.
-        keep_history: Go on where the chat template would rewrite earlier answers.
+        separator: Text before every later message of a conversation whose prompt is text.
+        keep_history: Keep the sampled tokens where the chat template would rewrite earlier answers.
     """
 
     path: str
     dtype: DType = "float32"
+    head_dtype: HeadDType = "model"
     max_length: int = 2048
     trust_remote_code: bool = False
     tokenizer: str | None = None
@@ -41,17 +45,17 @@ class Model:
 
 
 @attrs.frozen(kw_only=True)
-class Place:
-    """Where an actor works.
+class ActorSpec:
+    """Role, rank and resources of an actor.
 
     Attributes:
         role: engine or learner.
-        rank: Among the actors of its role, from 0.
-        world: How many there are.
+        rank: Rank among the actors of its role, from 0.
+        world_size: Number of actors of its role.
         device: cpu or cuda.
         threads: OpenMP threads it may use.
         cache: Folder of its own for compile caches.
-        seed: Of the run.
+        seed: Random seed of the run.
         master: host:port where the ranks of the learner meet.
         cpus: Cores the whole run shares on this machine (for waiting policies).
         colocated: Engine and learner share the device.
@@ -59,7 +63,7 @@ class Place:
 
     role: Literal["engine", "learner"]
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 1
     cache: str = ""
@@ -77,7 +81,7 @@ class Place:
         }
         if self.cache:
             found |= {variable: str(Path(self.cache) / folder) for variable, folder in _CACHES.items()}
-        if self.device == "cpu" and (not self.colocated or self.threads * self.world > self.cpus):
+        if self.device == "cpu" and (not self.colocated or self.threads * self.world_size > self.cpus):
             # Threads that wait would spin on cores where others work.
             found |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
         return found
@@ -85,16 +89,17 @@ class Place:
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """How tokens are sampled.
+    """Sampling parameters.
 
     Attributes:
-        temperature: 0 takes the likeliest token.
+        temperature: Softmax temperature; 0 is greedy decoding.
         top_p: 1 is off.
         top_k: 0 is off.
-        max_tokens: Of one response.
+        max_tokens: Most tokens of one response.
         stop: Strings that end a response; the text up to and including them is kept.
         stop_token_ids: Tokens that end a response, beside the tokenizer's own end; kept.
-        ignore_eos: Go on to `max_tokens` whatever is sampled (benchmarks).
+        ignore_eos: Continue to `max_tokens` whatever is sampled (benchmarks).
+        top_logprobs: Likeliest tokens that are reported beside each sampled one.
     """
 
     temperature: float = 1.0
@@ -104,6 +109,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    top_logprobs: int = 0
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -113,12 +119,14 @@ class Request:
     Attributes:
         id: Unique within the run.
         prompt_ids: int64 `[p]`.
-        sampling: How.
-        n: How many continuations.
-        seed: Of this request; its `i`-th continuation differs from the others and is the same in every run. None: the
-            engine's own.
+        sampling: Sampling parameters.
+        n: Number of continuations.
+        seed: Random seed of this request; its `i`-th continuation differs from the others and is the same in every
+            run. None uses the engine's own.
         begun: Tokens at the end of the prompt that are the beginning of the answer, sampled by an earlier request: a
             stop string may begin among them. They count neither as `max_tokens` nor into the completion.
+        stream: Hand out tokens while they are sampled, besides the completion; an engine without `ShowsProgress`
+            hands out the completion alone.
     """
 
     id: str
@@ -127,6 +135,20 @@ class Request:
     n: int = 1
     seed: int | None = None
     begun: int = 0
+    stream: bool = False
+
+
+@attrs.frozen(eq=False)
+class TopTokens:
+    """The likeliest tokens at each position of a continuation, the likeliest first.
+
+    Attributes:
+        ids: int64 `[s, k]`.
+        logprobs: float32 `[s, k]`, nats, of the distribution sampled from.
+    """
+
+    ids: np.ndarray
+    logprobs: np.ndarray
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -135,11 +157,12 @@ class Completion:
 
     Attributes:
         request: Id of the request.
-        index: Which of its `n`, from 0.
+        index: Index among its `n` continuations, from 0.
         token_ids: int64 `[s]`, the stop token included.
         logprobs: float32 `[s]`, nats, of the distribution sampled from (temperature, top-p and top-k applied).
         versions: int64 `[s]`, version of the weights that sampled each token.
         finish: stop, length, or abort (what was sampled until then is kept).
+        top: `sampling.top_logprobs` tokens at each position, where that is above 0.
     """
 
     request: str
@@ -148,6 +171,30 @@ class Completion:
     logprobs: np.ndarray
     versions: np.ndarray
     finish: Finish
+    top: TopTokens | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Sampled:
+    """Tokens of a continuation that is still being sampled.
+
+    Attributes:
+        request: Id of the request.
+        index: Index among its `n` continuations, from 0.
+        start: Position of the first of these tokens in the continuation.
+        token_ids: int64 `[s]`.
+        logprobs: float32 `[s]`.
+        versions: int64 `[s]`.
+        top: Likeliest tokens at each position, as in `Completion`.
+    """
+
+    request: str
+    index: int
+    start: int
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    top: TopTokens | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -155,8 +202,8 @@ class Adapter:
     """A low-rank adapter over a model's linear layers: `W + alpha / rank · B · A` (LoRA, arXiv:2106.09685).
 
     Attributes:
-        rank: Of `A` `[rank, in]` and `B` `[out, rank]`.
-        alpha: Of the scale.
+        rank: Rank of the matrices `A` `[rank, in]` and `B` `[out, rank]`.
+        alpha: Numerator of the scale `alpha / rank`.
     """
 
     rank: int
@@ -189,11 +236,11 @@ class Weights:
 class Engine(Protocol):
     """Generates tokens. One owner calls it; `step` does a bounded piece of work."""
 
-    def environment(self, place: Place) -> Mapping[str, str]:
+    def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything."""
         ...
 
-    def start(self, model: Model, place: Place) -> None:
+    def start(self, model: Model, place: ActorSpec) -> None:
         """Load the model; weights of the folder are version 0."""
         ...
 
@@ -219,7 +266,7 @@ class Engine(Protocol):
         ...
 
     def load_weights(self, weights: Weights) -> None:
-        """Replace the weights between two steps; requests in flight go on, on the new ones."""
+        """Replace the weights between two steps; requests in flight continue with the new ones."""
         ...
 
     def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
@@ -241,12 +288,25 @@ class Engine(Protocol):
 
 @runtime_checkable
 class TakesAdapter(Protocol):
-    """What an engine offers beside the rest if it can be sent adapters in place of whole models."""
+    """Optional interface of an engine that can receive adapters instead of whole models."""
 
     def expect_adapter(self, adapter: Adapter) -> None:
         """Have `load_weights` take adapters of this shape, over the folder's weights; called before `start`.
 
         Raises:
             EngineError: It cannot serve this one.
+        """
+        ...
+
+
+@runtime_checkable
+class ShowsProgress(Protocol):
+    """An engine that can show the tokens of continuations which are still being sampled."""
+
+    def sampled(self, since: Mapping[tuple[str, int], int]) -> list[Sampled]:
+        """Return new tokens of running continuations.
+
+        Args:
+            since: (id of the request, index) -> the first position that is wanted; no others are looked at.
         """
         ...

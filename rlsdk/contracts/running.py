@@ -1,13 +1,15 @@
-"""What workflows, environments, trackers and algorithms must offer."""
+"""Interfaces of workflows, environments, trackers and algorithms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
+
+from rlsdk.components import component_of
 
 if TYPE_CHECKING:
     from rlsdk.components import Use
@@ -15,11 +17,11 @@ if TYPE_CHECKING:
     from rlsdk.workflows.dialects import Dialect
 
 
-Speaker = Literal["user", "system"]
-"""Who says what the policy did not write."""
+Role = Literal["user", "system"]
+"""Author of a message that the policy did not write."""
 
 
-class World(Protocol):
+class EnvHandle(Protocol):
     """An environment that a rollout plays in, wherever it runs."""
 
     async def reset(self) -> Observation:
@@ -34,13 +36,13 @@ class World(Protocol):
         """Act; fails as `reset` does."""
         ...
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Give the place back; nobody waits for the environment's `close`."""
         ...
 
 
 class Chat(Protocol):
-    """What a workflow talks to; it builds one rollout, token by token.
+    """A workflow's conversation with the policy; it builds one rollout, token by token.
 
     The tokens of the rollout are those that were sent to the policy and those that it sampled, in their order; nothing
     is tokenised twice.
@@ -48,7 +50,7 @@ class Chat(Protocol):
 
     @property
     def status(self) -> Status:
-        """How the last answer ended: finished, truncated (a limit was reached) or aborted (stopped from outside)."""
+        """Status of the last answer: finished, truncated (a limit was reached) or aborted (stopped from outside)."""
         ...
 
     @property
@@ -63,11 +65,11 @@ class Chat(Protocol):
     async def sample(self, *, max_tokens: int | None = None, stop: Sequence[str] = (), prefill: str = "") -> Message:
         """Let the policy write the next assistant message.
 
-        Without room it raises `OutOfRoomError`; a workflow that lets it pass ends with a truncated rollout.
+        If no tokens are left it raises `OutOfRoomError`; a workflow that does not catch it ends as truncated.
         """
         ...
 
-    def say(self, text: str, role: Speaker = "user") -> None:
+    def say(self, text: str, role: Role = "user") -> None:
         """Append what the policy did not write; twice in a row by one role is one message."""
         ...
 
@@ -88,14 +90,14 @@ class Chat(Protocol):
         ...
 
     async def score(self) -> Score:
-        """What the run's reward says of the rollout as it stands."""
+        """Score the rollout so far with the run's reward."""
         ...
 
     def branch(self) -> Chat:
-        """A conversation that goes on from here by itself; this one stays as it is."""
+        """Return an independent conversation that continues from here; this one is left unchanged."""
         ...
 
-    def world(self, environment: Use, seed: int, *, step_timeout: float = 30.0) -> World:
+    def world(self, environment: Use, seed: int, *, step_timeout: float = 30.0) -> EnvHandle:
         """An environment to play in; in a training it runs in a worker, in the driver's threads elsewhere.
 
         `step_timeout` is what one call of it may take, in seconds. What the workflow does not leave is left at its end.
@@ -107,7 +109,7 @@ class Chat(Protocol):
     ) -> AbstractAsyncContextManager[Served]:
         """Serve the policy to an agent, as an OpenAI-compatible endpoint of this rollout, until the block ends.
 
-        What is said there is no part of this conversation: `Served.finish` gives its rollouts.
+        Messages exchanged there are not part of this conversation: `Served.finish` returns their rollouts.
         """
         ...
 
@@ -136,7 +138,12 @@ class Served(Protocol):
 
     @property
     def cut(self) -> bool:
-        """Whether a request was refused for want of room or turns."""
+        """True if a request was refused because tokens or turns ran out."""
+        ...
+
+    @property
+    def refusal(self) -> str:
+        """Why the last request was refused; empty if it was answered."""
         ...
 
     def reward(self, value: float) -> None:
@@ -144,9 +151,9 @@ class Served(Protocol):
         ...
 
     def finish(self, **changes: Any) -> tuple[Rollout, ...]:
-        """The conversations, as rollouts of one trajectory, the one that was answered last behind the others.
+        """Return the conversations as rollouts of one trajectory, the most recently answered one last.
 
-        `changes` are of the last one, as in `Chat.finish`; `metrics` of all.
+        `changes` apply to the last one, as in `Chat.finish`; `metrics` apply to all.
         """
         ...
 
@@ -163,6 +170,32 @@ class Workflow(Protocol):
         ...
 
 
+@runtime_checkable
+class RunsUserCode(Protocol):
+    """A workflow of rlsdk's own that may await coroutines, or call functions, that its options name."""
+
+    @property
+    def runs_user_code(self) -> bool:
+        """True if it does, with the options that it has."""
+        ...
+
+
+def runs_user_code(component: Any) -> bool:
+    """Return True if a component awaits users' code, which may block the event loop.
+
+    True for any component that is not rlsdk's own, and for one that declares it (`RunsUserCode`).
+
+    Args:
+        component: Workflow or reward, ready to run.
+    """
+    if isinstance(component, RunsUserCode):
+        return component.runs_user_code
+    mark = component_of(component)
+    defined = component if mark is None else mark.obj
+    module = getattr(defined, "__module__", None) or type(defined).__module__
+    return not module.startswith("rlsdk.")
+
+
 class Environment(Protocol):
     """A world that answers text with observations.
 
@@ -172,11 +205,11 @@ class Environment(Protocol):
     """
 
     def reset(self, seed: int) -> Observation:
-        """Start anew; the same seed gives the same world in every process."""
+        """Start an episode; the same seed gives the same world in every process."""
         ...
 
     def step(self, text: str) -> Step:
-        """Act; the metrics are those of the episode so far, of which the last of each name is kept."""
+        """Take an action; metrics cover the episode so far, and the last value of each name is kept."""
         ...
 
 
@@ -198,7 +231,7 @@ class Tracker(Protocol):
 
 @attrs.frozen
 class Run:
-    """What a tracker is told of a run: name, folder, resolved config, and the step that it resumes from (0: new)."""
+    """Description of a run for trackers: name, folder, resolved config, and the step it resumes from (0: new)."""
 
     name: str
     folder: Path
@@ -206,8 +239,30 @@ class Run:
     resumed_from: int = 0
 
 
+@attrs.frozen(kw_only=True)
+class RunFacts:
+    """Facts of a run for the `check` of a component, before it starts.
+
+    Attributes:
+        teacher: True if `model.reference` differs from the model that is trained.
+        max_tokens: Most tokens of one answer.
+        longest_response: Most tokens of a response: `max_tokens` where a rollout is one answer, else what the model
+            holds beside one token of a prompt.
+        group_size: Rollouts of each task.
+        updates: Optimiser steps on each batch.
+        aggregate: Mode in which per-token losses are reduced to one number.
+    """
+
+    teacher: bool
+    max_tokens: int
+    longest_response: int
+    group_size: int
+    updates: int
+    aggregate: str
+
+
 class AlgorithmDefaults(Protocol):
-    """What an algorithm names; `rlsdk.Algorithm` has these fields with defaults."""
+    """Fields of an algorithm; `rlsdk.Algorithm` has them with defaults."""
 
     advantage: Use
     whiten_advantages: bool
@@ -224,3 +279,5 @@ class AlgorithmDefaults(Protocol):
     critic: bool
     value_clip: float | None
     rollouts: Literal["sampled", "demonstrations", "mixed"]
+    passing: float
+    defaults: Mapping[str, Any]

@@ -1,24 +1,49 @@
-"""How rewards join, and what they may take."""
+"""How the parts of a reward are combined, and the limits that they run under."""
 
 from __future__ import annotations
 
+from typing import Any, Protocol, runtime_checkable
+
 import attrs
 
+from rlsdk.components import Batch, component_of
 from rlsdk.errors import ValueFault
 from rlsdk.types import Score, Task
 
 
+@runtime_checkable
+class WholeGroups(Protocol):
+    """A reward marked `batch=True` whose options decide whether it is called with whole groups."""
+
+    @property
+    def whole_groups(self) -> bool:
+        """True if each call needs all rollouts of one task, as with `batch="group"`."""
+        ...
+
+
+def batch_of(reward: Any) -> Batch:
+    """Return what a reward is called with: one rollout (False), any list of rollouts (True), or a whole "group".
+
+    Args:
+        reward: Ready to run.
+    """
+    component = component_of(reward)
+    if component is None or not component.batch:
+        return False
+    return "group" if isinstance(reward, WholeGroups) and reward.whole_groups else component.batch
+
+
 @attrs.frozen
-class Rule:
-    """How one part of a reward joins the others.
+class RewardSpec:
+    """How one part of a reward is combined with the others.
 
     Attributes:
-        name: It is logged under it.
-        weight: Of its value in the sum.
-        gate: Where its value is below this, the parts behind it are not scored and count as 0.
-        multiply: Its value is a factor of the sum, in place of a summand.
-        range: (low, high) of its values, mapped to 0 and 1 before they are weighted; what lies beyond is clipped.
-        sources: Of tasks that it is for; none: of all.
+        name: Name under which it is logged.
+        weight: Weight of its value in the sum.
+        gate: Threshold: if its value is below, the later parts are not scored and count as 0.
+        multiply: Multiply the sum by its value instead of adding it.
+        range: (low, high) of its values, mapped to 0 and 1 before weighting; values beyond are clipped.
+        sources: Task sources that it applies to; empty means all.
     """
 
     name: str = ""
@@ -35,11 +60,11 @@ class Rule:
             raise ValueFault(f"weight: a factor has none (multiply is true); got {self.weight:g}")
 
     def applies(self, task: Task) -> bool:
-        """Whether the part is for a task."""
+        """Return True if the part applies to a task."""
         return not self.sources or task.source in self.sources
 
     def shuts(self, score: Score) -> bool:
-        """Whether a score of this part keeps the parts behind it from being scored."""
+        """Return True if this part's score is below its gate, so that later parts are not scored."""
         return self.gate is not None and score.valid and score.value < self.gate
 
     def mapped(self, value: float) -> float:
@@ -52,15 +77,17 @@ class Rule:
 
 @attrs.frozen(kw_only=True)
 class ScoringLimits:
-    """What rewards may take.
+    """Resource limits of rewards.
 
     Attributes:
         workers: Processes of the pool that rewards run in; 0: one for each core.
         timeout: Seconds of wall clock for one call; a reward with a `timeout` of its own gets a second more than that
             where it is longer.
         memory: MiB of address space that a process of the pool may take beyond what it begins with (Linux).
+        trial: Before anything starts, have rewards score made-up answers to a task; one that can score none is refused.
     """
 
     workers: int = 0
     timeout: float = 10.0
     memory: int = 2048
+    trial: bool = True

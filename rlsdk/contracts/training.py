@@ -1,46 +1,52 @@
-"""What learners compute on, and what they must offer."""
+"""Interfaces of learners and the values that they compute on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
-from rlsdk.contracts.generation import Adapter, Model, Place, Weights
+from rlsdk.contracts.generation import ActorSpec, Adapter, DType, Model, Weights
+from rlsdk.schedules import Schedule
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from rlsdk.plugins import Reference
+    from rlsdk.plugins import ComponentRef
 
 
 @attrs.frozen(kw_only=True)
 class LossSpec:
-    """What one update minimises, as references that each rank resolves itself.
+    """Objective of an update, as references that each rank resolves itself.
+
+    Coefficients may be schedules: `rlsdk.schedules.at` gives their values at a training step, and a KL estimator whose
+    options are schedules. Losses and corrections with such options read the training step from their inputs.
 
     Attributes:
         policy_loss: Per-token loss.
         correction: Per-token weights for the sampler/trainer mismatch.
         kl: Estimator of the KL term of the loss.
-        kl_coef: Its weight.
+        kl_coef: Weight of the KL term.
         entropy_coef: Weight of the entropy bonus.
         aggregate: Mode of the aggregation.
         norm: Length that `seq-mean-token-sum-norm` divides by.
         value_clip: How far the critic may move from the old values (PPO's clipped value loss); None for no clipping.
-        temperature: That logits are divided by.
+        temperature: Divisor of the logits.
+        train_steps: Training steps of the whole run.
     """
 
-    policy_loss: Reference
-    correction: Reference | None = None
-    kl: Reference | None = None
-    kl_coef: float = 0.0
-    entropy_coef: float = 0.0
+    policy_loss: ComponentRef
+    correction: ComponentRef | None = None
+    kl: ComponentRef | None = None
+    kl_coef: float | Schedule = 0.0
+    entropy_coef: float | Schedule = 0.0
     aggregate: str = "token-mean"
-    norm: float | None = None
-    value_clip: float | None = None
+    norm: float | Schedule | None = None
+    value_clip: float | Schedule | None = None
     temperature: float = 1.0
+    train_steps: int = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -138,11 +144,11 @@ def _positions(lengths: np.ndarray, index: np.ndarray) -> np.ndarray:
 class Learner(Protocol):
     """One rank of the learner. Every method is called on all ranks, with each rank's own share of the rollouts."""
 
-    def environment(self, place: Place) -> Mapping[str, str]:
+    def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything."""
         ...
 
-    def start(self, roles: Roles, loss: LossSpec, place: Place, total_updates: int) -> None:
+    def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
         """Load the models; `total_updates` is the length of the learning-rate schedule, in optimiser steps."""
         ...
 
@@ -157,7 +163,10 @@ class Learner(Protocol):
         ...
 
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
-        """One optimiser step for each (this rank's share, trained tokens, rollouts of all ranks); returns metrics."""
+        """One optimiser step for each (this rank's share, trained tokens, rollouts of all ranks); returns metrics.
+
+        `step` counts the training steps done before: losses read it as `x.train_step`.
+        """
         ...
 
     def weights(self, version: int) -> Weights | None:
@@ -169,7 +178,7 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to go on, every rank its part."""
+        """Write everything that `load` needs to resume, each rank its part, including the state of losses."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -185,13 +194,59 @@ class Learner(Protocol):
         ...
 
 
+class LearnerHandle(Protocol):
+    """All ranks of a learner as the trainer calls them, from threads; `learners.group.LearnerGroup` implements it."""
+
+    def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return fields that passes without a gradient give, float32 `[t]` each; see `rlsdk.fields.FORWARD`."""
+        ...
+
+    def update(self, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int) -> dict[str, float]:
+        """Take an optimiser step for each minibatch, and return metrics.
+
+        Args:
+            batch: Rollouts of a training step, with `advantages` and what else the loss reads.
+            minibatches: Rollouts (int64) of each optimiser step.
+            step: Training steps done.
+        """
+        ...
+
+    def weights(self, version: int) -> Any:
+        """Return an `ObjectRef` of the actor's weights."""
+        ...
+
+    def canary(self, token_ids: np.ndarray) -> np.ndarray:
+        """Return logprobs at temperature 1, float32 `[k - 1]`, of each token of `[k]` given those before it."""
+        ...
+
+    def checksums(self) -> dict[str, str]:
+        """Return the CRC-32 of each tensor of the weights."""
+        ...
+
+    def clock(self) -> dict[str, float]:
+        """Return seconds so far by name, each of the rank that took longest."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` needs."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote."""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """Write what `transformers.from_pretrained` opens."""
+        ...
+
+
 @runtime_checkable
 class GivesAdapter(Protocol):
-    """What a learner offers beside the rest if it can send engines an adapter in place of a whole model."""
+    """Optional interface of a learner that can send engines an adapter instead of a whole model."""
 
     @property
     def adapter(self) -> Adapter | None:
-        """The shape of what it would send; None if whole models are to be sent."""
+        """Shape of the adapter to send; None if whole models are sent."""
         ...
 
     def adapter_weights(self, version: int) -> Weights | None:
@@ -200,8 +255,23 @@ class GivesAdapter(Protocol):
 
 
 @runtime_checkable
+class SizesCheckpoints(Protocol):
+    """A learner that knows how large its checkpoints are; of any other, 16 bytes for each parameter are assumed."""
+
+    def checkpoint_bytes(self, model: Any, dtype: DType, *, critic: bool) -> int:
+        """Estimate the bytes that `save` writes for one role.
+
+        Args:
+            model: The transformers model, without its weights (on torch's meta device).
+            dtype: Dtype that the weights are computed in.
+            critic: True for the critic, False for the actor.
+        """
+        ...
+
+
+@runtime_checkable
 class Requires(Protocol):
-    """What an engine or a learner offers beside the rest if some of its options need more than it always needs."""
+    """An engine, learner or tracker that needs distributions beside those that rlsdk always needs."""
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -211,9 +281,9 @@ class Requires(Protocol):
 
 @runtime_checkable
 class RequiresPrograms(Protocol):
-    """What an engine or a learner offers beside the rest if some options start programs that a machine may lack."""
+    """Optional interface of an engine or learner that, with some options, starts programs a machine may lack."""
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Names or paths, for the options given; looked for before anything starts."""
+        """Names or paths of the programs needed with the given options; looked up before anything starts."""
         ...

@@ -13,10 +13,22 @@ import attrs
 import numpy as np
 
 from rlsdk import weights as transport
-from rlsdk.contracts import Adapter, Completion, Finish, Model, Place, Request, Weights
+from rlsdk.contracts import (
+    ActorSpec,
+    Adapter,
+    Completion,
+    Finish,
+    Model,
+    Request,
+    Sampled,
+    ShowsProgress,
+    TopTokens,
+    Weights,
+)
 from rlsdk.errors import EngineError
-from rlsdk.plugins import Plugins, Reference
-from rlsdk.process import redirect, settle
+from rlsdk.isolation.process import redirect, settle
+from rlsdk.isolation.vitals import Identity, identity
+from rlsdk.plugins import ComponentRef, Plugins
 
 log = logging.getLogger(__name__)
 INTERVAL = 0.02
@@ -25,15 +37,17 @@ INTERVAL = 0.02
 
 @attrs.define(eq=False)
 class _Box:
-    """What one call of `generate` waits for."""
+    """State of one `generate` call; `streamed` counts the tokens already reported for unfinished requests."""
 
     left: int
+    streamed: dict[tuple[str, int], int] = attrs.field(factory=dict)
     ready: list[Completion] = attrs.field(factory=list)
     some: asyncio.Event = attrs.field(factory=asyncio.Event)
     done: asyncio.Event = attrs.field(factory=asyncio.Event)
 
     def put(self, completion: Completion) -> None:
         self.ready.append(completion)
+        self.streamed.pop((completion.request, completion.index), None)
         self.left -= 1
         self.some.set()
         if not self.left:
@@ -57,32 +71,41 @@ class EngineActor:
     none. All other methods run between two steps.
     """
 
-    def __init__(self, reference: Reference, log_path: str = "") -> None:
-        """Make one; `start` loads the model.
+    def __init__(self, reference: ComponentRef, log_path: str = "") -> None:
+        """Create the actor without loading a model, which `start` does.
 
         Args:
-            reference: Of the engine.
+            reference: Reference to the engine component.
             log_path: File that takes everything this process prints; empty leaves that to Ray.
         """
         if log_path:
             redirect(log_path)
         self._engine: Any = Plugins().resolve(reference)
         self._boxes: dict[str, _Box] = {}
+        self._streaming: list[_Box] = []
         self._failure: BaseException | None = None
         self._paused = self._asleep = False
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._clock = dict.fromkeys(CLOCK, 0.0)
 
-    async def start(self, model: Model, place: Place, adapter: Adapter | None = None) -> None:
+    async def identity(self) -> Identity:
+        """Identify this process; whoever asks learns that it lives, and can have it write its stacks."""
+        import ray
+
+        return identity(ray.get_runtime_context().get_node_id())
+
+    async def start(self, model: Model, place: ActorSpec, adapter: Adapter | None = None) -> None:
         """Load the model; weights of the folder are version 0, and with an `adapter`, such adapters follow."""
         if adapter is not None:
             self._engine.expect_adapter(adapter)
         self._engine.start(model, place)
         settle()
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[list[Completion]]:
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Bundle | Progress]:
         """Admit requests in this order and yield their completions as they finish (`num_returns="streaming"`).
+
+        Of requests with `stream`, tokens come as `Progress` before the completion, which holds all of them again.
 
         Raises:
             EngineError: The engine failed, now or before; the cause carries its traceback.
@@ -90,6 +113,10 @@ class EngineActor:
         self._check()
         self._engine.add(requests)
         box = _Box(sum(r.n for r in requests))
+        if isinstance(self._engine, ShowsProgress):
+            box.streamed = {(r.id, i): 0 for r in requests if r.stream for i in range(r.n)}
+        if box.streamed:
+            self._streaming.append(box)
         self._boxes.update(dict.fromkeys((r.id for r in requests), box))
         self._clock["prompt_tokens"] += sum(len(r.prompt_ids) for r in requests)
         self._wake()
@@ -101,11 +128,17 @@ class EngineActor:
                 self._check()
                 ready, box.ready = box.ready, []
                 box.some.clear()
+                sampled = self._engine.sampled(box.streamed) if box.streamed else []
+                if sampled:
+                    box.streamed |= {(s.request, s.index): s.start + len(s.token_ids) for s in sampled}
+                    yield Progress(sampled)
                 if ready:
                     yield Bundle(ready)
         finally:
             for request in requests:
                 self._boxes.pop(request.id, None)
+            if box in self._streaming:
+                self._streaming.remove(box)
             if box.left and self._failure is None:  # the caller went away
                 self._engine.abort([r.id for r in requests])
 
@@ -204,6 +237,8 @@ class EngineActor:
                 for name, value in zip(STEP, (seconds, 1, running, running**2, running * seconds), strict=True):
                     self._clock[name] += value
                 self._deliver(finished)
+                for box in self._streaming:
+                    box.some.set()
                 await asyncio.sleep(0)
         except Exception as error:  # the loop ends, and everyone who waits, now or later, gets the failure
             log.exception("the engine failed")
@@ -236,6 +271,13 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
         return
 
 
+@attrs.frozen(eq=False)
+class Progress:
+    """A message of `generate`: what requests that stream have sampled since the last one."""
+
+    sampled: list[Sampled]
+
+
 class Bundle(list[Completion]):
     """Completions that are pickled as a few long arrays: thousands of short ones cost more than generating them."""
 
@@ -245,7 +287,8 @@ class Bundle(list[Completion]):
         names = [(c.request, c.index, c.finish) for c in self]
         lengths = np.array([len(c.token_ids) for c in self])
         columns = [np.concatenate([getattr(c, f) for c in self]) for f in ("token_ids", "logprobs", "versions")]
-        return (_unbundle, (names, lengths, *columns))
+        top = [c.top for c in self] if any(c.top is not None for c in self) else None
+        return (_unbundle, (names, lengths, *columns, top))
 
 
 def _unbundle(
@@ -254,6 +297,7 @@ def _unbundle(
     token_ids: np.ndarray,
     logprobs: np.ndarray,
     versions: np.ndarray,
+    top: list[TopTokens | None] | None,
 ) -> Bundle:
     """The completions; their arrays are views."""
     ends = np.cumsum(lengths)
@@ -265,14 +309,17 @@ def _unbundle(
             logprobs=logprobs[end - count : end],
             versions=versions[end - count : end],
             finish=finish,
+            top=likeliest,
         )
-        for (request, index, finish), end, count in zip(names, ends.tolist(), lengths.tolist(), strict=True)
+        for (request, index, finish), end, count, likeliest in zip(
+            names, ends.tolist(), lengths.tolist(), top or [None] * len(names), strict=True
+        )
     )
 
 
 def launch(
-    reference: Reference,
-    place: Place,
+    reference: ComponentRef,
+    place: ActorSpec,
     *,
     cpus: float = 1,
     gpus: float = 0,
@@ -280,15 +327,15 @@ def launch(
     name: str = "",
     log_path: Path | str = "",
 ) -> Any:
-    """Make the actor of an engine; its `start(model, place)` is still to be called.
+    """Launch the actor of an engine; the caller must then call its `start(model, place)`.
 
     Args:
-        reference: Of the engine.
-        place: Where it works; decides the variables of its process.
-        cpus: Cores that Ray sets aside.
-        gpus: GPUs that Ray sets aside, a fraction where a learner shares them.
-        resources: Further ones that Ray sets aside, by name.
-        name: Of the actor, for Ray's own listings; empty for none.
+        reference: Reference to the engine component.
+        place: Placement of the actor; determines the environment variables of its process.
+        cpus: Cores that Ray reserves.
+        gpus: GPUs that Ray reserves; a fraction if they are shared with a learner.
+        resources: Further resources that Ray reserves, by name.
+        name: Actor name in Ray's listings; empty for none.
         log_path: File that takes what its process prints; empty leaves that to Ray.
 
     Returns:

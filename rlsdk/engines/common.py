@@ -1,4 +1,4 @@
-"""What both engines need: seeds, checks of requests and weights, ends of texts, stop strings, continuations."""
+"""Shared parts of the engines: seeds, checks of requests and weights, end tokens, stop strings, continuations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from rlsdk.contracts import Completion, Finish, Model, Request, Weights
+from rlsdk.contracts import Completion, Finish, Model, Request, Sampled, TopTokens, Weights
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.weights import TIED_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MAX_TOP_LOGPROBS = 20
+"""As OpenAI's API and vLLM have it."""
 _MASK = (1 << 64) - 1
 _INPUT_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 
@@ -55,6 +57,8 @@ def check_requests(requests: Sequence[Request], *, max_length: int, vocabulary: 
                 "temperature must be at least 0, top_p in (0, 1], top_k at least 0; "
                 f"got {sampling.temperature}, {sampling.top_p}, {sampling.top_k}"
             )
+        elif not 0 <= sampling.top_logprobs <= MAX_TOP_LOGPROBS:
+            problem = f"top_logprobs must be 0 to {MAX_TOP_LOGPROBS}; got {sampling.top_logprobs}"
         if problem:
             raise ValueFault(f"request {request.id!r} cannot be generated: {problem}")
 
@@ -100,11 +104,11 @@ class StopStrings:
     """Watches one continuation for strings that end it."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
-        """Make one.
+        """Watch for the given stop strings.
 
         Args:
-            tokenizer: Of the model.
-            stops: The strings; they may lie within a token or run over several.
+            tokenizer: The model's tokenizer.
+            stops: Stop strings; one may lie within a token or span several.
         """
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
@@ -121,7 +125,7 @@ class StopStrings:
 
     @classmethod
     def of(cls, request: Request, tokenizer: Any) -> StopStrings | None:
-        """A watch over a request's answer, of which the beginning may be there; None if nothing is watched for."""
+        """Build the watcher of a request, fed with any answer already begun; None if it has no stop strings."""
         sampling = request.sampling
         if not sampling.stop or sampling.ignore_eos:
             return None
@@ -131,7 +135,7 @@ class StopStrings:
         return watch
 
     def feed(self, token: int) -> bool:
-        """Whether the text now holds a stop string."""
+        """Append a token; return True if the text now contains a stop string."""
         window = self._tail + self._decode(token)
         self._tail = window[max(0, len(window) - self._reach) :]
         return any(stop in window for stop in self._stops)
@@ -150,36 +154,42 @@ class StopStrings:
 
 @attrs.define(eq=False)
 class Continuation:
-    """One continuation while it runs: what was sampled, and by which weights.
+    """A running continuation: its sampled tokens and the weight versions that produced them.
 
     Attributes:
-        request: Id of its request.
-        index: Which of the request's continuations.
-        token_ids: Sampled so far.
-        logprobs: Theirs.
-        spans: (first token, version of the weights that sampled from there on).
-        stops: Watches for stop strings, where there are any.
+        request: Request id.
+        index: Index among the request's continuations.
+        token_ids: Tokens sampled so far.
+        logprobs: Logprobs of these tokens.
+        spans: Pairs (first token, weight version used from that token on).
+        stops: Stop-string watcher, if there are stop strings.
+        likeliest: Number of top tokens to record for each sampled token.
+        top: The recorded top tokens, as (ids, logprobs).
     """
 
     request: str
     index: int
     stops: StopStrings | None = None
+    likeliest: int = 0
     token_ids: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
     spans: list[tuple[int, int]] = attrs.field(factory=list)
+    top: list[tuple[np.ndarray, np.ndarray]] = attrs.field(factory=list)
 
     @classmethod
     def of(cls, request: Request, index: int, tokenizer: Any) -> Continuation:
-        """A continuation of which nothing is sampled yet."""
-        return cls(request.id, index, StopStrings.of(request, tokenizer))
+        """Create a continuation with no tokens sampled yet."""
+        return cls(request.id, index, StopStrings.of(request, tokenizer), request.sampling.top_logprobs)
 
     def stamp(self, version: int) -> None:
         """Tokens from here on are sampled by weights of this version."""
         if not self.spans or self.spans[-1][1] != version:
             self.spans.append((len(self.token_ids), version))
 
-    def record(self, tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
-        """Append what was sampled; whether a stop string ends it (tokens behind its last one are dropped)."""
+    def record(
+        self, tokens: Sequence[int], logprobs: Sequence[float], top: Sequence[tuple[np.ndarray, np.ndarray]] = ()
+    ) -> bool:
+        """Append what was sampled; return whether a stop string ends it (tokens after its last one are dropped)."""
         kept = len(tokens)
         stopped = False
         if self.stops is not None:
@@ -189,20 +199,33 @@ class Continuation:
                     break
         self.token_ids += tokens[:kept]
         self.logprobs += logprobs[:kept]
+        self.top += top[:kept]
         return stopped
 
     def complete(self, finish: Finish) -> Completion:
-        """What is handed out."""
-        tokens = np.asarray(self.token_ids, dtype=np.int64)
-        logprobs = np.asarray(self.logprobs, dtype=np.float32)
-        return Completion(
-            request=self.request,
-            index=self.index,
-            token_ids=tokens,
-            logprobs=logprobs,
-            versions=spread(self.spans, len(tokens)),
-            finish=finish,
-        )
+        """Return the finished completion."""
+        return Completion(request=self.request, index=self.index, finish=finish, **self._arrays(0))
+
+    def since(self, start: int) -> Sampled:
+        """Return the tokens from a position on, while there may be more to come."""
+        return Sampled(request=self.request, index=self.index, start=start, **self._arrays(start))
+
+    def _arrays(self, start: int) -> dict[str, Any]:
+        versions = spread(self.spans, len(self.token_ids))
+        return {
+            "token_ids": np.asarray(self.token_ids[start:], dtype=np.int64),
+            "logprobs": np.asarray(self.logprobs[start:], dtype=np.float32),
+            "versions": versions[start:],
+            "top": stack_top(self.top[start:]) if self.likeliest else None,
+        }
+
+
+def stack_top(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> TopTokens:
+    """Join the likeliest tokens of successive positions, each given as (ids, logprobs)."""
+    if not rows:
+        return TopTokens(np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
+    ids, logprobs = zip(*rows, strict=True)
+    return TopTokens(np.array(ids, np.int64), np.array(logprobs, np.float32))
 
 
 def spread(spans: Sequence[tuple[int, int]], count: int) -> np.ndarray:
@@ -240,14 +263,14 @@ def with_tied_head(weights: Weights, tied: bool) -> Weights:
 
 
 def check_names(weights: Weights, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse weights that do not cover a model.
+    """Check that weights cover every tensor of a model.
 
     Args:
-        weights: As sent.
-        expected: name -> shape of every tensor of the model; tensors beyond these are let through.
+        weights: Received weights.
+        expected: Shape of every tensor of the model, by name; additional tensors are accepted.
 
     Raises:
-        EngineError: A tensor is missing or has another shape; names up to five of each.
+        EngineError: A tensor is missing or has a different shape; up to five of each are named.
     """
     missing = [n for n in expected if n not in weights.tensors]
     wrong = [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 import numpy as np
 
-from rlsdk.contracts import Completion, Finish, Request, Sampling
-from rlsdk.engines.common import StopStrings
+from rlsdk.contracts import Completion, Finish, Request, Sampled, Sampling
+from rlsdk.engines.common import StopStrings, stack_top
 
 _COLUMNS = 64
 """Token arrays grow by so many columns."""
@@ -14,15 +17,15 @@ _COLUMNS = 64
 
 @attrs.define(eq=False)
 class Pending:
-    """A continuation that waits for a row.
+    """A continuation waiting for a row of the batch.
 
     Attributes:
         request: Its request.
-        index: Which of the request's continuations.
-        seed: Of its random numbers.
-        limit: Tokens that it has at most, prompt included.
-        ends: Row of the table of end tokens.
-        stops: Watches for stop strings, where there are any.
+        index: Index among the request's continuations.
+        seed: Seed of its random numbers.
+        limit: Maximum number of tokens, prompt included.
+        ends: Row in the table of end tokens.
+        stops: Stop-string watcher, if there are stop strings.
     """
 
     request: Request
@@ -33,7 +36,7 @@ class Pending:
     stops: StopStrings | None
 
 
-class Rows:
+class RunningRows:
     """Row `r` holds one continuation while `alive[r]`; dead rows below `used` take part in the forward pass in vain.
 
     Attributes:
@@ -46,12 +49,14 @@ class Rows:
         tokens: int64 `[capacity, columns]`, prompt and response.
         logprobs: float32 `[capacity, columns]`, of the sampled ones.
         versions: int64 `[capacity, columns]`, of the weights that sampled them.
+        top: Likeliest tokens at each sampled position, as (ids, logprobs), of the rows whose requests want them.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.used = capacity, 0
         self.held: list[Pending | None] = [None] * capacity
         self.watched: set[int] = set()
+        self.top: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         self.alive = np.zeros(capacity, dtype=bool)
         self.length, self.start, self.limit, self.ends, self.top_k = np.zeros((5, capacity), dtype=np.int64)
         self.seed = np.zeros(capacity, dtype=np.uint64)
@@ -86,6 +91,8 @@ class Rows:
         self.tokens[row, :count] = request.prompt_ids
         if pending.stops is not None:
             self.watched.add(row)
+        if sampling.top_logprobs:
+            self.top[row] = []
 
     def write(self, rows: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, version: int) -> None:
         """Append one sampled token to each of these rows, all alive."""
@@ -114,14 +121,33 @@ class Rows:
         start = int(self.start[row])
         self.alive[row], self.held[row] = False, None
         self.watched.discard(row)
-        return Completion(
-            request=held.request.id,
-            index=held.index,
-            token_ids=self.tokens[row, start:end].copy(),
-            logprobs=self.logprobs[row, start:end].copy(),
-            versions=self.versions[row, start:end].copy(),
-            finish=finish,
+        completion = Completion(
+            request=held.request.id, index=held.index, finish=finish, **self._arrays(row, start, end)
         )
+        self.top.pop(row, None)
+        return completion
+
+    def sampled(self, since: Mapping[tuple[str, int], int]) -> list[Sampled]:
+        """Return new tokens of rows that are alive; see `contracts.ShowsProgress`."""
+        found = []
+        for row in self.running.tolist():
+            held = self.held[row]
+            assert held is not None
+            known = since.get((held.request.id, held.index))
+            begin, end = int(self.start[row]) + (known or 0), int(self.length[row]) + 1
+            if known is not None and begin < end:
+                arrays = self._arrays(row, begin, end)
+                found.append(Sampled(request=held.request.id, index=held.index, start=known, **arrays))
+        return found
+
+    def _arrays(self, row: int, begin: int, end: int) -> dict[str, Any]:
+        """Return copies of a row's tokens and other sampled values between two positions."""
+        names: dict[str, np.ndarray] = {"token_ids": self.tokens, "logprobs": self.logprobs, "versions": self.versions}
+        found: dict[str, Any] = {name: array[row, begin:end].copy() for name, array in names.items()}
+        if row in self.top:
+            start = int(self.start[row])
+            found["top"] = stack_top(self.top[row][begin - start : end - start])
+        return found
 
     def compact(self) -> np.ndarray:
         """Move the rows that are alive to the front; returns where they were, int64 ascending."""
@@ -134,6 +160,7 @@ class Rows:
             array[:count] = array[kept]
         self.held[: self.used] = [self.held[r] for r in kept] + [None] * (self.used - count)
         self.watched = {r for r in range(count) if (held := self.held[r]) is not None and held.stops is not None}
+        self.top = {new: self.top[old] for new, old in enumerate(kept.tolist()) if old in self.top}
         self.alive[:] = np.arange(self.capacity) < count
         self.used = count
         return kept

@@ -7,13 +7,13 @@ import torch
 
 
 def uniforms(seeds: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) for each continuation and position, from nothing but the two.
+    """Draw a number in [0, 1) for each continuation, determined by its seed and position alone.
 
     SplitMix64 as a counter-based generator: no state to keep, no loop over generators.
 
     Args:
-        seeds: uint64 `[n]`, of the continuations.
-        counts: int64 `[n]`, tokens that each has sampled so far.
+        seeds: Seeds of the continuations, uint64 `[n]`.
+        counts: Tokens that each continuation has sampled so far, int64 `[n]`.
 
     Returns:
         float64 `[n]`, multiples of 2^-48: below 1 even after a product with a sum that was rounded.
@@ -29,18 +29,42 @@ def uniforms(seeds: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def sample(
     logits: torch.Tensor, temperature: np.ndarray, top_p: np.ndarray, top_k: np.ndarray, uniform: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One token for each row, by inversion of the cumulative distribution.
+    """Sample one token per row by inverting the cumulative distribution.
 
     Args:
         logits: `[n, vocabulary]`, any float type; not changed.
         temperature: float32 `[n]`; 0 takes the likeliest token, whose logprob is that of temperature 1.
-        top_p: float32 `[n]`; 1 is off. Applied to what top-k leaves.
+        top_p: float32 `[n]`; 1 is off. Applied after top-k.
         top_k: int64 `[n]`; 0 is off.
         uniform: float64 `[n]`, in [0, 1).
 
     Returns:
         Tokens int64 `[n]` and their logprobs float32 `[n]`, nats, of the distribution sampled from.
     """
+    logprobs, greedy = _distribution(logits, temperature, top_p, top_k), temperature == 0
+    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    point = torch.from_numpy(uniform).to(logits.device)[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, point, right=True)
+    if greedy.any():
+        chosen = torch.from_numpy(greedy).to(logits.device)[:, None]
+        tokens = torch.where(chosen, logprobs.argmax(-1, keepdim=True), tokens)
+    return tokens[:, 0].cpu().numpy(), logprobs.gather(-1, tokens)[:, 0].cpu().numpy()
+
+
+def likeliest(
+    logits: torch.Tensor, temperature: np.ndarray, top_p: np.ndarray, top_k: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the likeliest tokens of one row, in the distribution that `sample` draws from.
+
+    Returns:
+        Ids int64 `[count]` and their logprobs float32 `[count]`, descending.
+    """
+    found = _distribution(logits, temperature, top_p, top_k)[0].topk(count)
+    return found.indices.cpu().numpy(), found.values.cpu().numpy()
+
+
+def _distribution(logits: torch.Tensor, temperature: np.ndarray, top_p: np.ndarray, top_k: np.ndarray) -> torch.Tensor:
+    """Logprobs `[n, vocabulary]` of the distributions that are sampled from."""
     scores = logits.float()
     greedy = temperature == 0
     if (temperature != 1).any():
@@ -50,14 +74,7 @@ def sample(
     if limited.any():
         rows = torch.from_numpy(np.flatnonzero(limited)).to(scores.device)
         scores = scores.index_copy(0, rows, _limit(scores[rows], top_p[limited], top_k[limited]))
-    logprobs = scores.log_softmax(-1)
-    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    point = torch.from_numpy(uniform).to(scores.device)[:, None] * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, point, right=True)
-    if greedy.any():
-        chosen = torch.from_numpy(greedy).to(scores.device)[:, None]
-        tokens = torch.where(chosen, logprobs.argmax(-1, keepdim=True), tokens)
-    return tokens[:, 0].cpu().numpy(), logprobs.gather(-1, tokens)[:, 0].cpu().numpy()
+    return scores.log_softmax(-1)
 
 
 def _limit(scores: torch.Tensor, top_p: np.ndarray, top_k: np.ndarray) -> torch.Tensor:

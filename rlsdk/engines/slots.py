@@ -20,13 +20,13 @@ _FEW, _MANY = 16, 64
 
 
 class Cursor:
-    """Where the tokens of the running forward pass go; shared by the layers.
+    """Cache positions written by the current forward pass; shared by all layers.
 
     Attributes:
-        rows: Rows `0 .. rows - 1` take part.
-        columns: int64 `[rows]`, the column of each row's new token.
-        width: Columns that attention reads.
-        column: The column, where it is the same for all rows.
+        rows: Number of active rows, `0 .. rows - 1`.
+        columns: Column of each row's new token, int64 `[rows]`.
+        width: Number of columns that attention reads.
+        column: The common column, if it is the same for all rows.
     """
 
     def __init__(self) -> None:
@@ -100,10 +100,10 @@ class Slots(Cache):
     """The cache of all layers."""
 
     def __init__(self, config: Any) -> None:
-        """Make one.
+        """Create an empty cache.
 
         Args:
-            config: Of the text model.
+            config: Configuration of the text model.
         """
         self.cursor = Cursor()
         self.window: int = getattr(config, "sliding_window", None) or 0
@@ -134,17 +134,17 @@ class Slots(Cache):
     def advance(
         self, decoder: Callable[..., Any], device: str, tokens: np.ndarray, columns: np.ndarray, width: int
     ) -> torch.Tensor:
-        """One forward pass over one new token of each row, from row 0 on.
+        """Run one forward pass over one new token per row, starting with row 0.
 
         Args:
-            decoder: The model, or what stands for it.
-            device: Of the model.
-            tokens: int64 `[n]`.
-            columns: int64 `[n]`, their positions.
-            width: One more than the greatest position.
+            decoder: The model or its compiled form.
+            device: Device of the model.
+            tokens: New tokens, int64 `[n]`.
+            columns: Positions of these tokens, int64 `[n]`.
+            width: Greatest position plus one.
 
         Returns:
-            Logits behind them, `[n, vocabulary]`.
+            Logits for the following token, `[n, vocabulary]`.
         """
         at = torch.from_numpy(columns).to(device)
         self.cursor.move(at, width)
@@ -181,15 +181,15 @@ class Slots(Cache):
 
 
 def prefill(net: Any, prompts: Sequence[np.ndarray], device: str) -> tuple[torch.Tensor, Cache, torch.Tensor]:
-    """Read prompts, padded on the left.
+    """Run the model over prompts, padded on the left.
 
     Args:
         net: The model.
-        prompts: int64 arrays.
-        device: Of the model.
+        prompts: Prompt tokens, int64 arrays.
+        device: Device of the model.
 
     Returns:
-        Logits behind each prompt `[m, vocabulary]`, the cache, and the lengths int64 `[m]`.
+        Logits after each prompt `[m, vocabulary]`, the cache, and the prompt lengths int64 `[m]`.
     """
     lengths = torch.tensor([len(p) for p in prompts], device=device)
     width = int(lengths.max())
@@ -210,11 +210,11 @@ def prefill(net: Any, prompts: Sequence[np.ndarray], device: str) -> tuple[torch
 
 
 def use_attention(net: Any, compiled: bool) -> None:
-    """Let one new token a row be attended to as `_attention` does, where it is faster than transformers' `sdpa`.
+    """Use `_attention` for decoding, where it is faster than the `sdpa` of transformers.
 
     Args:
         net: The model.
-        compiled: Whether it will decode compiled.
+        compiled: True if decoding is compiled.
     """
     config = net.config.get_text_config()
     kept = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -227,9 +227,9 @@ def use_attention(net: Any, compiled: bool) -> None:
 def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """The attention `sdpa` of transformers; for one new token a row, the heads of a group are its queries.
+    """Compute `sdpa` attention; with one new token per row, the heads of a group become its queries.
 
-    transformers copies the cache once for each of them wherever a mask is given, in every layer and step. Compiled,
+    With a mask, transformers copies the cache once for each of these heads, in every layer and step. Compiled,
     without groups, sums of products become one kernel, which short rows pass through twice as fast as through torch's.
 
     Args:
@@ -238,10 +238,10 @@ def _attention(
         key: `[n, kept heads, columns, head size]`.
         value: Like `key`.
         mask: bool or additive, `[n, 1, new tokens, columns]`.
-        **options: Of transformers; `scaling` among them.
+        **options: Options passed by transformers, including `scaling`.
 
     Returns:
-        `[n, new tokens, heads, head size]`, and None for the weights.
+        Attention output `[n, new tokens, heads, head size]`, and None in place of the attention weights.
     """
     rows, heads, new, size = query.shape
     if new != 1 or mask is None or options.get("position_bias") is not None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from rlsdk.components import engine
-from rlsdk.contracts import Completion, Model, Place, Request, Weights
+from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampled, Weights
 from rlsdk.engines.common import (
     StopStrings,
     check_known,
@@ -24,8 +23,9 @@ from rlsdk.engines.common import (
     open_tokenizer,
     with_tied_head,
 )
-from rlsdk.engines.rows import Pending, Rows, room
+from rlsdk.engines.rows import Pending, RunningRows, room
 from rlsdk.errors import EngineError, ValueFault
+from rlsdk.marks import engine
 from rlsdk.weights import TIED_HEAD, from_weights
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _DEAD = 0.25
 """Rows that ended stay in the batch until they are this share of it: moving the others costs a copy of their cache."""
+
+_END_SETS = 256
+"""Sets of end tokens that are kept while nothing runs: clients of a server may choose ever new ones."""
 
 
 @engine("transformers")
@@ -76,17 +79,17 @@ class Transformers:
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """What these options start: `torch.compile` calls the compiler that `CXX` names, as torch reads it."""
+        """Programs these options need: `torch.compile` calls the compiler that `CXX` names, as torch parses it."""
         return (os.environ.get("CXX", "g++"),) if self.compile else ()
 
-    def environment(self, place: Place) -> Mapping[str, str]:
+    def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything."""
         found = place.environment()
         if self.compile and place.device == "cpu":
             found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)
         return found
 
-    def start(self, model: Model, place: Place) -> None:
+    def start(self, model: Model, place: ActorSpec) -> None:
         """Load the model; weights of the folder are version 0.
 
         Raises:
@@ -95,6 +98,7 @@ class Transformers:
         import torch
         from transformers import AutoModelForCausalLM
 
+        from rlsdk.engines.heads import ExactHead
         from rlsdk.engines.slots import Slots, check_layers, token_bytes, use_attention
 
         self._model, self._device = model, place.device
@@ -103,12 +107,14 @@ class Transformers:
         net = AutoModelForCausalLM.from_pretrained(
             model.path, dtype=getattr(torch, model.dtype), trust_remote_code=model.trust_remote_code
         )
+        if model.head_dtype == "float32":
+            net.set_output_embeddings(ExactHead(net.get_output_embeddings()))
         self._net = net.to(place.device).eval().requires_grad_(False)
         config = net.config.get_text_config()
         check_layers(config)
         use_attention(net, self.compile)
         self._decoder = _compiled(net) if self.compile else net
-        self._rows, self._slots = Rows(self.max_num_seqs), Slots(config)
+        self._rows, self._slots = RunningRows(self.max_num_seqs), Slots(config)
         self._per_token = token_bytes(config, net.dtype.itemsize)
         self._ends = _EndTable(config.vocab_size)
         self.reseed(mix(place.seed, place.rank))
@@ -123,6 +129,8 @@ class Transformers:
         check_requests(requests, max_length=limit, vocabulary=self._ends.vocabulary)
         held = (p.request.id for p in [*self._rows.held, *self._waiting] if p is not None)
         check_known([r.id for r in requests], held)
+        if len(self._ends.table) > _END_SETS and not self.unfinished:
+            self._ends = _EndTable(self._ends.vocabulary)
         for request in requests:
             sampling = request.sampling
             ends = () if sampling.ignore_eos else (*sampling.stop_token_ids, *self._default_ends)
@@ -149,6 +157,15 @@ class Transformers:
                 return self._admit(chosen)
             return self._decode() if self._rows.used else []
 
+    def sampled(self, since: Mapping[tuple[str, int], int]) -> list[Sampled]:
+        """Return new tokens of running continuations.
+
+        Args:
+            since: (id of the request, index) -> the first position that is wanted; no others are looked at.
+        """
+        found: list[Sampled] = self._rows.sampled(since)
+        return found
+
     @property
     def unfinished(self) -> int:
         """Continuations that still run or wait."""
@@ -173,10 +190,10 @@ class Transformers:
         return ended
 
     def load_weights(self, weights: Weights) -> None:
-        """Replace the weights between two steps; requests in flight go on, their cache computed anew.
+        """Replace the weights between two steps; requests in flight continue with a recomputed cache.
 
         Raises:
-            EngineError: A tensor of the model is missing, has another shape, or is none of the model's.
+            EngineError: A tensor of the model is missing, has a different shape, or does not belong to the model.
         """
         import torch
 
@@ -276,10 +293,10 @@ class Transformers:
         return self._sample(where, logits)
 
     def _read(self, prompts: Sequence[np.ndarray], rows: np.ndarray, source: np.ndarray | None = None) -> torch.Tensor:
-        """Fill the cache with the prompts, in parts that fit; `source` says which prompt goes into each row.
+        """Prefill the prompts in parts that fit; `source` is the index of each row's prompt.
 
         Returns:
-            Logits behind each row's prompt, `[len(rows), vocabulary]`.
+            Logits after each row's prompt, `[len(rows), vocabulary]`.
         """
         import torch
 
@@ -299,7 +316,7 @@ class Transformers:
         return found
 
     def _decode(self) -> list[Completion]:
-        """One token for each row."""
+        """Sample one token for each row."""
         rows = self._rows
         alive, running = rows.alive[: rows.used], rows.running
         width = int(rows.length[running].max()) + 1
@@ -315,13 +332,20 @@ class Transformers:
 
     def _sample(self, where: np.ndarray, logits: torch.Tensor) -> list[Completion]:
         """Sample for these rows, record, and end those that are done."""
-        from rlsdk.engines.sampler import sample, uniforms
+        from rlsdk.engines.sampler import likeliest, sample, uniforms
 
         rows = self._rows
         at = rows.length[where]
         uniform = uniforms(rows.seed[where], at - rows.start[where])
-        tokens, logprobs = sample(logits, rows.temperature[where], rows.top_p[where], rows.top_k[where], uniform)
+        temperature, top_p, top_k = rows.temperature[where], rows.top_p[where], rows.top_k[where]
+        tokens, logprobs = sample(logits, temperature, top_p, top_k, uniform)
         rows.write(where, tokens, logprobs, self._version)
+        if rows.top:
+            for i in np.flatnonzero([row in rows.top for row in where.tolist()]).tolist():
+                count = rows.held[where[i]].request.sampling.top_logprobs
+                one = slice(i, i + 1)
+                found = likeliest(logits[one], temperature[one], top_p[one], top_k[one], count)
+                rows.top[int(where[i])].append(found)
         stopped = self._ends.table[rows.ends[where], tokens] | rows.stopped_by_text(where)
         full = at + 1 >= rows.limit[where]
         done = np.flatnonzero(stopped | full)
@@ -381,7 +405,7 @@ class _EndTable:
 
 
 def _nothing(pending: Pending) -> Completion:
-    """What a continuation that never ran had sampled."""
+    """Return the completion of a continuation that never ran."""
     none = np.zeros(0, dtype=np.int64)
     return Completion(
         request=pending.request.id,

@@ -12,8 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.components import engine
-from rlsdk.contracts import Adapter, Completion, Finish, Model, Place, Request, Weights
+from rlsdk.contracts import ActorSpec, Adapter, Completion, Finish, Model, Request, Sampled, Weights
 from rlsdk.engines import vllm_adapter
 from rlsdk.engines.common import (
     Continuation,
@@ -29,6 +28,7 @@ from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
 from rlsdk.engines.vllm_model import checkpoint_shapes, import_architectures
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
+from rlsdk.marks import engine
 from rlsdk.weights import TIED_HEAD
 
 _FINISH: tuple[Finish, Finish, Finish] = ("stop", "length", "abort")
@@ -86,7 +86,7 @@ class Vllm:
             if name in self.args:
                 raise OptionError("engine 'vllm'", [(f"args.{name}", f"is set by {owner}; take it out of args")])
 
-    def environment(self, place: Place) -> Mapping[str, str]:
+    def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything."""
         found = place.environment() | {
             "VLLM_NO_USAGE_STATS": "1",
@@ -114,7 +114,7 @@ class Vllm:
         vllm_adapter.arguments(adapter)
         self._adapter = adapter
 
-    def start(self, model: Model, place: Place) -> None:
+    def start(self, model: Model, place: ActorSpec) -> None:
         """Load the model; weights of the folder are version 0.
 
         Raises:
@@ -178,7 +178,7 @@ class Vllm:
             max_tokens=min(sampling.max_tokens, room),
             stop_token_ids=sorted(ends),
             ignore_eos=True,  # all ends are in stop_token_ids
-            logprobs=0,
+            logprobs=sampling.top_logprobs,
             detokenize=False,
             skip_clone=True,
         )
@@ -195,7 +195,7 @@ class Vllm:
         return str(self._serial)
 
     def step(self) -> list[Completion]:
-        """One decode step of all that runs; returns what finished."""
+        """Run one decode step for all running requests; return the finished completions."""
         if not self._ready and self._running:
             self._advance()
         ready, self._ready = self._ready, []
@@ -218,7 +218,11 @@ class Vllm:
             reason = output.finish_reason
             if output.new_token_ids:
                 running.stamp(version)
-                if running.record(output.new_token_ids, output.new_logprobs.logprobs[:, 0].tolist()):
+                found, top = output.new_logprobs, tuple[Any, ...]()
+                if running.likeliest:  # the first column is the sampled token's
+                    columns = slice(1, 1 + running.likeliest)
+                    top = tuple(zip(found.logprob_token_ids[:, columns], found.logprobs[:, columns], strict=True))
+                if running.record(output.new_token_ids, found.logprobs[:, 0].tolist(), top):
                     if reason is None:
                         stopped.append(name)
                     reason = 0
@@ -250,6 +254,15 @@ class Vllm:
                 f"vLLM failed request {running.request!r}, continuation {running.index}: reason {reason!r}"
             )
         return _FINISH[reason]
+
+    def sampled(self, since: Mapping[tuple[str, int], int]) -> list[Sampled]:
+        """Return new tokens of running continuations.
+
+        Args:
+            since: (id of the request, index) -> the first position that is wanted; no others are looked at.
+        """
+        wanted = ((c, since.get((c.request, c.index))) for c in self._running.values())
+        return [c.since(start) for c, start in wanted if start is not None and len(c.token_ids) > start]
 
     @property
     def unfinished(self) -> int:

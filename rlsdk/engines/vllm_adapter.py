@@ -34,7 +34,7 @@ def arguments(adapter: Adapter) -> dict[str, Any]:
 
 
 def request() -> Any:
-    """What every request bears: the adapter by its id; that it is loaded is the engine's care."""
+    """Return the LoRA request attached to every request: the id of the adapter, which the engine has loaded."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(_NAME, _ID, _NAME)
@@ -46,14 +46,14 @@ def load_blank(llm: Any) -> None:
 
 
 def load(llm: Any, weights: Weights) -> None:
-    """Replace the adapter on every worker; requests in flight name the same id, and so go on under the new one.
+    """Replace the adapter on every worker; requests in flight keep its id, and so continue with the new one.
 
     Args:
         llm: vLLM's `LLMEngine`.
-        weights: Of an adapter.
+        weights: Weights of the adapter.
 
     Raises:
-        EngineError: vLLM did not take it.
+        EngineError: vLLM rejected the adapter.
     """
     from vllm.lora.request import LoRARequest
 

@@ -1,10 +1,10 @@
-"""What vLLM is started with: its `EngineArgs`, from a model, a place and the engine's options."""
+"""The `EngineArgs` of vLLM, from a model, its placement and the engine's options."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.contracts import Adapter, Model, Place
+from rlsdk.contracts import ActorSpec, Adapter, Model
 from rlsdk.engines import vllm_adapter
 from rlsdk.engines.common import mix
 
@@ -28,7 +28,7 @@ OWNED = {
 """Engine arguments that `args` may not set, and what sets them."""
 
 
-def engine_arguments(model: Model, place: Place, options: Vllm, adapter: Adapter | None = None) -> dict[str, Any]:
+def engine_arguments(model: Model, place: ActorSpec, options: Vllm, adapter: Adapter | None = None) -> dict[str, Any]:
     """Fields of vLLM's `EngineArgs`.
 
     Args:
@@ -69,4 +69,7 @@ def engine_arguments(model: Model, place: Place, options: Vllm, adapter: Adapter
         }
         if options.tensor_parallel_size > 1:
             found["distributed_executor_backend"] = "mp"
-    return {**found, **options.args}
+    given = {**found, **options.args}
+    if model.head_dtype == "float32":
+        given["hf_overrides"] = {**given.get("hf_overrides", {}), "head_dtype": "float32"}
+    return given

@@ -1,4 +1,4 @@
-"""What the engine `vllm` must know of a model before and after vLLM loads it."""
+"""Facts about a model that the engine `vllm` reads before and after vLLM loads it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def import_architectures(model: Model) -> None:
 
 
 def checkpoint_shapes(path: str) -> dict[str, tuple[int, ...]] | None:
-    """Names and shapes of the tensors in a model's safetensors files; None where it has none."""
+    """Read names and shapes of the tensors in a model's safetensors files; None if there are no such files."""
     from huggingface_hub import snapshot_download
     from safetensors import safe_open
 

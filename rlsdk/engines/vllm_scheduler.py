@@ -12,17 +12,17 @@ from vllm.v1.request import RequestStatus
 
 
 class DecodeScheduler(Scheduler):
-    """Asks for no slot where a decode step needs none, and can let one prompt go before all others.
+    """vLLM scheduler that skips needless block allocations and can schedule one prompt before all others.
 
-    Of a sequence that decodes, all steps but one in `block_size` write into a block that it has, and vLLM goes through
-    its whole allocation for each of them: a tenth of the time of a small model with hundreds of sequences, on a GPU,
-    too, where this runs between two kernels. With plain full attention alone: windows let go of blocks on the way.
+    All but one in `block_size` decode steps of a sequence write into a block it already has, yet vLLM runs its whole
+    allocation for each of them: a tenth of the time of a small model with hundreds of sequences, on a GPU, too, where
+    this runs between two kernels. Restricted to plain full attention: sliding windows free blocks while decoding.
     """
 
     max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As vLLM calls it."""
+        """Create the scheduler with the arguments vLLM passes."""
         super().__init__(*args, **kwargs)
         manager = self.kv_cache_manager
         groups = manager.coordinator.single_type_managers
@@ -32,11 +32,11 @@ class DecodeScheduler(Scheduler):
 
     @contextmanager
     def before_others(self, name: str, count: int) -> Iterator[None]:
-        """Read a waiting prompt in a step of its own, unless others run: they would take part in the step anyway.
+        """Prefill a waiting prompt in its own step, unless others run: they would take part in the step anyway.
 
         Args:
-            name: Of the request.
-            count: Its tokens.
+            name: Name of the request.
+            count: Number of its tokens.
         """
         if self.running:
             yield

@@ -1,4 +1,4 @@
-"""What rlsdk adds to a vLLM worker, whose class vLLM mixes with this one: weights by version, a seed."""
+"""Extension class that vLLM mixes into its workers: loads versioned weights and sets a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of a model's text is its action."""
+"""Extraction of the action from a model's text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import attrs
 from rlsdk.errors import ValueFault
 
 PATTERN = r"<answer>(.*?)</answer>"
+"""How an action is marked in an answer, unless an environment says otherwise."""
 LONGEST = 100_000
 """Characters beyond which a text holds no action: what a search takes grows with their square."""
 SECONDS = 1.0
@@ -38,10 +39,10 @@ class ActionPattern:
             raise ValueFault(f"action_pattern {self.pattern!r} is no regular expression: {error}") from error
 
     def find(self, text: str) -> str | None:
-        """The action without space around it, or None.
+        """Extract the action, stripped of surrounding space; None if there is none.
 
         Args:
-            text: What the model wrote, with `opening` or without.
+            text: Text from the model, with or without `opening`.
         """
         for whole in (text, self.opening + text) if self.opening else (text,):
             found = self._search(whole)

@@ -74,13 +74,14 @@ class Gymnasium:
             raise ValueFault(f"gymnasium has no environment {self.id!r}: {error}") from error
 
     def reset(self, seed: int) -> Observation:
-        """Start anew.
+        """Start an episode.
 
         Args:
             seed: Any whole number; gymnasium's are from 0 upwards, so a negative one stands for another above 2⁶².
 
         Raises:
-            ValueFault: A value of `actions` is no action of this environment, or its actions cannot be read from text.
+            ValueFault: A value of `actions` is not an action of this environment, or its actions cannot be read from
+                text.
         """
         if self._env is None:
             self._env = _gymnasium().make(self.id, **self.kwargs)
@@ -92,13 +93,13 @@ class Gymnasium:
         return self._observation(self._introduction())
 
     def step(self, text: str) -> Step:
-        """Act.
+        """Take the action stated in a text.
 
         Args:
-            text: What the model wrote.
+            text: Text from the model.
 
         Raises:
-            ValueFault: The episode is over, or none was begun.
+            ValueFault: The episode is over, or was not started.
         """
         if self._over:
             raise ValueFault(f"environment {self.id!r}: no episode is under way; call reset(seed) before step")
@@ -123,7 +124,7 @@ class Gymnasium:
         return Step(self._observation(note), reward, bool(terminated), truncated, metrics)
 
     def render(self) -> Any:
-        """What the environment renders; choose how with `kwargs: {render_mode: rgb_array}`."""
+        """Render the environment; the mode is set with `kwargs: {render_mode: rgb_array}`."""
         return None if self._env is None else self._env.render()
 
     def close(self) -> None:
@@ -146,7 +147,7 @@ class Gymnasium:
         return table
 
     def _read(self, text: str) -> tuple[bool, Any]:
-        """Whether the text has a valid action, and it."""
+        """Parse a text into (valid, action)."""
         named = self._pattern.find(text)
         if named is None:
             return False, None

@@ -17,11 +17,11 @@ _DIGITS = 40
 
 
 def written(value: Any, precision: int) -> str:
-    """An observation as text: numbers with few decimals, a mapping as a line for each key.
+    """Format an observation as text: numbers with few decimals, mappings with a line per key.
 
     Args:
-        value: Of any space.
-        precision: Decimals.
+        value: Observation from any space.
+        precision: Number of decimals.
     """
     if isinstance(value, Mapping):
         return "\n".join(f"{key}: {written(each, precision)}" for key, each in value.items())
@@ -36,13 +36,13 @@ def written(value: Any, precision: int) -> str:
 
 
 def described(space: Any) -> str:
-    """What an action of a space is, in words.
+    """Describe the actions of a space in words.
 
     Args:
         space: The action space.
 
     Raises:
-        ValueFault: Actions of such a space cannot be read from text.
+        ValueFault: Actions of this kind of space cannot be read from text.
     """
     kind = _kind(space)
     if kind == "Discrete":
@@ -62,11 +62,11 @@ def described(space: Any) -> str:
 
 
 def parsed(space: Any, text: str) -> tuple[bool, Any]:
-    """Whether a text is an action of a space, and the action.
+    """Parse a text into (valid, action) for an action space.
 
     Args:
         space: Discrete, Box, MultiDiscrete, MultiBinary or Text.
-        text: What was written.
+        text: Text to parse.
     """
     if len(text) > _LONGEST:
         return False, None
@@ -82,11 +82,11 @@ def parsed(space: Any, text: str) -> tuple[bool, Any]:
 
 
 def action_of(space: Any, value: Any) -> tuple[bool, Any]:
-    """Whether a plain value (as YAML has it) is an action of a space, and the action in the space's own type.
+    """Convert a plain value (as in YAML) into (valid, action), with the action in the space's own type.
 
     Args:
         space: Any space.
-        value: A number, a list of numbers, or what the space takes as it is.
+        value: A number, a list of numbers, or a value the space accepts as is.
     """
     kind = type(space).__name__
     if kind == "Discrete":
@@ -109,7 +109,7 @@ def action_of(space: Any, value: Any) -> tuple[bool, Any]:
 
 
 def _whole(dtype: Any, given: np.ndarray) -> bool:
-    """Whether all are whole numbers that an integer type has, so that none becomes another."""
+    """Return True if all values are integers representable in an integer dtype."""
     limits = np.iinfo(dtype)
     return bool((given == np.round(given)).all() and (limits.min <= given).all() and (given <= limits.max).all())
 

@@ -6,25 +6,27 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 import numpy as np
 
-from rlsdk.components import learner
-from rlsdk.contracts import Adapter, LossSpec, Model, Place, Roles, TrainBatch, Weights
+from rlsdk.contracts import ActorSpec, Adapter, DType, LossSpec, Model, Roles, TrainBatch, Weights
 from rlsdk.errors import CheckpointError, LearnerError
 from rlsdk.learners import shards
-from rlsdk.learners.lora import Lora, switched_off, wrap
-from rlsdk.learners.outlet import Outlet
-from rlsdk.learners.passes import Passes
+from rlsdk.learners.lora import Lora, count_adapter, switched_off, wrap
+from rlsdk.learners.outlet import WeightExporter
+from rlsdk.learners.passes import MicroBatchRunner
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import RowStyle, to_rows
-from rlsdk.learners.zero import Clock, Offload, Schedule, Setting, Trained, no_communication_op, schedule
+from rlsdk.learners.zero import DeepSpeedConfig, Offload, PhaseTimer, Schedule, Trained, no_communication_op, schedule
+from rlsdk.limits import NonNegative, Share, at_least, below
+from rlsdk.marks import learner
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+Decay = Annotated[float, at_least(0), below(1)]
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
 
@@ -44,6 +46,8 @@ class DeepSpeedLearner:
         eps: Of AdamW.
         weight_decay: Of AdamW.
         grad_clip: Greatest norm of the gradient; 0 for none.
+        skip_limit: Updates in a row that are skipped because their gradient is not finite; one more ends the run. A
+            skipped update changes no weight, and is counted in `actor/skipped_updates` or `critic/skipped_updates`.
         schedule: Of the learning rate behind the warm-up: constant, or linear or cosine down to `final_ratio`.
         warmup_steps: Optimiser steps of linear warm-up.
         final_ratio: Learning rate at the end, as a share of the peak.
@@ -64,15 +68,16 @@ class DeepSpeedLearner:
 
     zero_stage: Literal[0, 1, 2, 3] = 1
     offload: Offload = "none"
-    lr: float = 1e-6
-    critic_lr: float | None = None
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
+    lr: NonNegative = 1e-6
+    critic_lr: NonNegative | None = None
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    eps: NonNegative = 1e-8
+    weight_decay: NonNegative = 0.0
+    grad_clip: NonNegative = 1.0
+    skip_limit: int = attrs.field(default=5, validator=attrs.validators.ge(0))
     schedule: Schedule = "constant"
-    warmup_steps: int = 0
-    final_ratio: float = 0.1
+    warmup_steps: Annotated[int, at_least(0)] = 0
+    final_ratio: Share = 0.1
     micro_batch_tokens: int = attrs.field(default=16384, validator=attrs.validators.gt(0))
     rows: RowStyle = "padded"
     sequence_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
@@ -82,17 +87,17 @@ class DeepSpeedLearner:
     value_init: ValueInit = "zero"
     lora: Lora | None = None
 
-    _place: Place = attrs.field(init=False)
+    _place: ActorSpec = attrs.field(init=False)
     _ranks: Ranks = attrs.field(init=False)
     _temperature: float = attrs.field(init=False)
     _actor: Trained = attrs.field(init=False)
     _critic: Trained | None = attrs.field(init=False, default=None)
     _reference: Any = attrs.field(init=False, default=None)
     _roles: Roles = attrs.field(init=False)
-    _passes: Passes = attrs.field(init=False)
+    _passes: MicroBatchRunner = attrs.field(init=False)
     _updates: Any = attrs.field(init=False)
-    _outlet: Outlet = attrs.field(init=False)
-    _clock: Clock = attrs.field(init=False, factory=Clock)
+    _outlet: WeightExporter = attrs.field(init=False)
+    _clock: PhaseTimer = attrs.field(init=False, factory=PhaseTimer)
 
     def __attrs_post_init__(self) -> None:
         if self.offload == "optimizer" and self.zero_stage == 0:
@@ -114,26 +119,35 @@ class DeepSpeedLearner:
     @property
     def requires(self) -> tuple[str, ...]:
         """Distributions that must be installed for these options."""
-        return ("peft",) if self.lora else ()
+        flash = ("flash-attn",) if self.attention == "flash_attention_2" else ()
+        return (*(("peft",) if self.lora else ()), *flash)
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """What these options start: `torch.compile` calls the compiler that `CXX` names, as torch reads it."""
+        """Programs these options need: `torch.compile` calls the compiler that `CXX` names, as torch parses it."""
         return (os.environ.get("CXX", "g++"),) if self.compile else ()
 
-    def environment(self, place: Place) -> Mapping[str, str]:
+    def checkpoint_bytes(self, model: Any, dtype: DType, *, critic: bool) -> int:
+        """Estimate a role's checkpoint: what is trained in `dtype`, and a copy and two moments of it in float32."""
+        if self.lora is not None and not critic:
+            trained = count_adapter(model, self.lora)
+        else:
+            trained = sum(p.numel() for p in model.parameters())
+        return trained * ((4 if dtype == "float32" else 2) + 12)
+
+    def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything.
 
         Raises:
             LearnerError: `sequence_parallel` does not divide the ranks.
         """
-        if place.world % self.sequence_parallel:
+        if place.world_size % self.sequence_parallel:
             needed = f"sequence_parallel: {self.sequence_parallel} needs as many learner ranks, or a multiple of them"
-            raise LearnerError(f"{needed}; got {place.world}, change placement.learners")
+            raise LearnerError(f"{needed}; got {place.world_size}, change placement.learners")
         found = place.environment() | {
             "DS_ACCELERATOR": place.device,
             "RANK": str(place.rank),
-            "WORLD_SIZE": str(place.world),
+            "WORLD_SIZE": str(place.world_size),
             # Ray shows each rank its own GPU alone, as number 0; on CPUs it counts ranks.
             "LOCAL_RANK": "0" if place.device == "cuda" else str(place.rank),
             # DeepSpeed calls collectives by their old names, and torch says so at every call.
@@ -147,7 +161,7 @@ class DeepSpeedLearner:
                 found["TORCHDYNAMO_DISABLE"] = "1"
         return found
 
-    def start(self, roles: Roles, loss: LossSpec, place: Place, total_updates: int) -> None:
+    def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
         """Load the models; `total_updates` is the length of the learning-rate schedule, in optimiser steps.
 
         Raises:
@@ -160,8 +174,8 @@ class DeepSpeedLearner:
         host, _, port = place.master.rpartition(":")
         os.environ.update({**self.environment(place), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or "0"})
         self._place, self._roles = place, roles
-        self._ranks = Ranks.join(place.rank, place.world, place.device, place.master)
-        self._passes = Passes.of(
+        self._ranks = Ranks.join(place.rank, place.world_size, place.device, place.master)
+        self._passes = MicroBatchRunner.of(
             self._ranks, self._clock, self.rows, self.micro_batch_tokens, sequence_parallel=self.sequence_parallel
         )
         import deepspeed
@@ -177,13 +191,13 @@ class DeepSpeedLearner:
         self._prepare(actor, roles.actor)
         if self.lora is not None:
             wrap(actor.model, self.lora, place.seed)
-        self._actor = Trained(actor, self._setting(roles.actor, self.lr), factor, place.world)
-        self._outlet = Outlet(self._actor.engine.module.model, roles.actor, self._ranks, self.lora)
+        self._actor = Trained(actor, self._setting(roles.actor, self.lr), factor, place.world_size, role="actor")
+        self._outlet = WeightExporter(self._actor.engine.module.model, roles.actor, self._ranks, self.lora)
         if roles.critic is not None:
             critic = load_critic(roles.critic, self.attention, self.gradient_checkpointing, self.value_init)
             self._prepare(critic, roles.critic)
             lr = self.lr * 10 if self.critic_lr is None else self.critic_lr
-            self._critic = Trained(critic, self._setting(roles.critic, lr), factor, place.world)
+            self._critic = Trained(critic, self._setting(roles.critic, lr), factor, place.world_size, role="critic")
         self._updates = Updates(
             objective=objective,
             passes=self._passes,
@@ -210,13 +224,13 @@ class DeepSpeedLearner:
 
     @property
     def _base_is_reference(self) -> bool:
-        """Whether the actor without its adapter is the reference: no second model is held."""
+        """True if the actor without its adapter serves as the reference, so that no second model is held."""
         return self.lora is not None and self._roles.reference == self._roles.actor
 
-    def _setting(self, model: Model, lr: float) -> Setting:
+    def _setting(self, model: Model, lr: float) -> DeepSpeedConfig:
         if model.dtype == "float16":
             raise LearnerError("dtype float16 needs a scaled loss, and skips steps by it; use bfloat16 or float32")
-        return Setting(
+        return DeepSpeedConfig(
             lr=lr,
             betas=self.betas,
             eps=self.eps,
@@ -226,6 +240,7 @@ class DeepSpeedLearner:
             offload=self.offload,
             dtype=model.dtype,
             device=self._place.device,
+            skip_limit=self.skip_limit,
         )
 
     def _frozen(self, module: nn.Module, model: Model) -> Any:
@@ -271,14 +286,15 @@ class DeepSpeedLearner:
         return self._passes.forward(lambda rows: {"values": run(critic, rows)}, batch, ("values",))["values"]
 
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
-        """One optimiser step for each (this rank's share, trained tokens, trained rollouts of all ranks).
+        """Take one optimiser step per minibatch (this rank's share, trained tokens and trained rollouts of all ranks).
 
         Returns:
             Metrics, the same on every rank, exact over micro-batches and ranks: means over trained tokens; of losses,
-            norms and learning rates means over optimiser steps.
+            norms and learning rates means over optimiser steps. Updates that were skipped are counted, and leave no
+            other metric.
 
         Raises:
-            LearnerError: A gradient is not finite.
+            LearnerError: More than `skip_limit` gradients in a row were not finite.
         """
         found: dict[str, float] = self._updates.run(minibatches, step)
         return found
@@ -322,16 +338,15 @@ class DeepSpeedLearner:
         """Write what `load` needs to go on, every rank its part, and a manifest of hashes; all ranks see `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         for role, trained in self._trained.items():
-            state = {"updates": trained.updates}
+            state = {"memory": self._updates.objective.state()} if role == "actor" else {}
             # A frozen base lies in the model's own folder.
-            how = {"save_latest": False, "exclude_frozen_parameters": self.lora is not None}
-            trained.engine.save_checkpoint(str(folder), tag=role, client_state=state, **how)
+            trained.save(folder / role, self._ranks.rank, state, frozen=self.lora is None)
         self._ranks.gather(None)  # a barrier: all files are there
         shards.write_manifest(folder, self._ranks.rank, self._ranks.world, self._facts)
         self._ranks.gather(None)
 
     def load(self, folder: Path) -> None:
-        """Go on from a folder that `save` wrote; the shards, which are pickles, are opened only if all hashes match.
+        """Go on from a folder that `save` wrote; nothing is opened unless all hashes match, and nothing executed.
 
         Raises:
             CheckpointError: A file is missing or changed, or the learner was set up otherwise.
@@ -340,11 +355,19 @@ class DeepSpeedLearner:
         if wrong := [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]:
             raise CheckpointError(f"checkpoint {folder} is damaged and was not opened: {'; '.join(wrong)}")
         for role, trained in self._trained.items():
-            whole = self.lora is None or role != "actor"
-            path, state = trained.engine.load_checkpoint(str(folder), tag=role, load_module_strict=whole)
-            if path is None:
-                raise CheckpointError(f"checkpoint {folder} holds no {role}")
-            trained.updates = state["updates"]
+            states, fault = None, ""
+            try:
+                states = trained.read(folder / role, self._ranks.rank)
+            except CheckpointError as error:
+                fault = str(error)
+            # Every rank goes on, or none: the others would wait for it.
+            if wrong := [fault for fault in self._ranks.gather(fault) if fault]:
+                raise CheckpointError(wrong[0])
+            assert states is not None
+            strict = self.lora is None or role != "actor"
+            state = trained.restore(*states, self._ranks.rank, strict=strict)
+            if role == "actor":
+                self._updates.objective.restore(state.get("memory", {}))
 
     @property
     def _trained(self) -> dict[str, Trained]:
@@ -363,7 +386,7 @@ class DeepSpeedLearner:
         self._outlet.export(folder)
 
     def keep_gradients(self, keep: bool) -> None:
-        """Whether `gradients` shall be there after an update; for tests and diagnosis."""
+        """Enable or disable keeping `gradients` after an update; for tests and diagnosis."""
         for trained in self._trained.values():
             trained.record = keep
 

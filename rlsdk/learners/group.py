@@ -15,29 +15,40 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import numpy as np
 
-from rlsdk.contracts import LossSpec, Place, Roles, TrainBatch, Weights
+from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, Weights
 from rlsdk.errors import LearnerError, RlsdkError
+from rlsdk.fields import FORWARD
+from rlsdk.isolation.process import redirect, settle
+from rlsdk.isolation.vitals import Identity, identity
+from rlsdk.isolation.watching import forget_actor, watch_actor
 from rlsdk.learners.microbatch import split
 from rlsdk.learners.rows import read_lengths
-from rlsdk.plugins import Plugins, Reference
-from rlsdk.process import redirect, settle
+from rlsdk.plugins import ComponentRef, Plugins
 
 if TYPE_CHECKING:
     from rlsdk.contracts import Learner
 
 _GRACE_SECONDS = 5.0
 """How long, after a rank failed, the others may take to tell whether one of them failed first."""
+LEAST_LOGPROB = -1000.0
+"""Logprob of a token that a model rules out, in place of -inf: sums of it stay finite."""
 _PORTS = range(20_000, 32_000)
 """Above those of Ray's workers, below those that systems give to whoever asks for any: until rank 0 listens, some other
 program would be given the port, or a rank that tries to reach it would be connected to itself."""
 
 
 class LearnerActor:
-    """One rank, in a process of its own: calls a plugin's learner, which knows nothing of Ray."""
+    """Ray actor of one learner rank; the wrapped plugin learner does not depend on Ray."""
 
     def __init__(self, log_path: str) -> None:
         redirect(log_path)
         self._learner: Learner
+
+    def identity(self) -> Identity:
+        """Identify this process; whoever asks learns that it does not work, and can have it write its stacks."""
+        import ray
+
+        return identity(ray.get_runtime_context().get_node_id())
 
     def where(self) -> tuple[str, int]:
         """Address of this process's node, and a port that is free there."""
@@ -51,7 +62,9 @@ class LearnerActor:
 
         return ray.util.get_node_ip_address(), os.path.exists(path)
 
-    def start(self, reference: Reference, roles: Roles, loss: LossSpec, place: Place, total_updates: int) -> None:
+    def start(
+        self, reference: ComponentRef, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int
+    ) -> None:
         """Resolve the learner and start it."""
         self._learner = Plugins().resolve(reference)
         self._learner.start(roles, loss, place, total_updates)
@@ -69,25 +82,25 @@ class LearnerActor:
         return None if weights is None else checksums(weights)
 
     def clock(self) -> dict[str, float]:
-        """What the learner's clock says; empty for a learner without one."""
+        """Return the learner's timings; empty for a learner without a clock."""
         clock: Callable[[], dict[str, float]] = getattr(self._learner, "clock", dict)
         return clock()
 
 
 @attrs.define(eq=False)
 class LearnerGroup:
-    """All ranks of the learner, as the driver sees them.
+    """All ranks of the learner, called together by the driver.
 
     Attributes:
-        actors: By rank.
-        places: Theirs.
-        logs: Their log files.
-        ended: Whether they are gone, stopped or failed.
-        adapter_only: Whether `weights` are those of the adapter alone.
+        actors: Actor handles, by rank.
+        places: Placements of the actors.
+        logs: Log files of the actors.
+        ended: True if the actors were stopped or have failed.
+        adapter_only: True if `weights` returns the adapter alone.
     """
 
     actors: list[Any]
-    places: list[Place]
+    places: list[ActorSpec]
     logs: list[Path]
     ended: bool = False
     adapter_only: bool = False
@@ -95,10 +108,10 @@ class LearnerGroup:
     @classmethod
     def launch(
         cls,
-        reference: Reference,
+        reference: ComponentRef,
         roles: Roles,
         loss: LossSpec,
-        place: Place,
+        place: ActorSpec,
         *,
         total_updates: int,
         cpus: float = 1.0,
@@ -107,35 +120,36 @@ class LearnerGroup:
         log_dir: Path,
         cache: Path | None = None,
     ) -> LearnerGroup:
-        """Start `place.world` ranks and wait until all of them hold their models.
+        """Start `place.world_size` ranks and wait until all of them hold their models.
 
         Args:
-            reference: The learner.
-            roles: Its models.
-            loss: What it minimises.
-            place: Of rank 0; other ranks differ in `rank`, `cache` and `master`.
+            reference: Reference to the learner component.
+            roles: Models of the learner.
+            loss: Loss to minimise.
+            place: Placement of rank 0; other ranks differ in `rank`, `cache` and `master`.
             total_updates: Length of the learning-rate schedule, in optimiser steps.
-            cpus: That Ray sets aside for each rank.
-            gpus: Likewise; a fraction where engines share them.
-            resources: Further ones, by name.
-            log_dir: Each rank writes `learner-RANK.log` into it; all see it, as they see checkpoints.
-            cache: Each rank's compile caches go into `learner-RANK` below it.
+            cpus: Cores that Ray reserves for each rank.
+            gpus: GPUs that Ray reserves for each rank; a fraction if they are shared with engines.
+            resources: Further resources that Ray reserves for each rank, by name.
+            log_dir: Folder of the log files `learner-RANK.log`; must be visible to all ranks, like checkpoints.
+            cache: Parent folder of each rank's compile caches, `learner-RANK`.
 
         Raises:
-            LearnerError: A rank did not start, or does not see the folder.
+            LearnerError: A rank did not start, or cannot see the folder.
         """
         import ray
 
         log_dir.mkdir(parents=True, exist_ok=True)
         template = Plugins().resolve(reference)
         actors, logs, places = [], [], []
-        for rank in range(place.world):
+        for rank in range(place.world_size):
             own = attrs.evolve(place, rank=rank, cache=str(cache / f"learner-{rank}") if cache else place.cache)
             logs.append(log_dir / f"learner-{rank}.log")
             runtime = {"env_vars": dict(template.environment(own))}
             options = {"num_cpus": cpus, "num_gpus": gpus, "runtime_env": runtime, "max_restarts": 0}
             remote = ray.remote(LearnerActor).options(**options, resources=dict(resources or {}))
             actors.append(remote.remote(str(logs[-1].resolve())))
+            watch_actor(f"learner rank {rank}", actors[-1], logs[-1].resolve())
             places.append(own)
         group = cls(actors, places, logs)
         group._see(log_dir)
@@ -163,12 +177,27 @@ class LearnerGroup:
         host = "127.0.0.1" if len({host for host, _ in addresses}) == 1 else addresses[0][0]
         self.places = [attrs.evolve(p, master=f"{host}:{addresses[0][1]}") for p in self.places]
 
-    def start(self, reference: Reference, roles: Roles, loss: LossSpec, total_updates: int) -> None:
-        """Have every rank load its models; again, to begin anew in the same processes."""
+    def start(self, reference: ComponentRef, roles: Roles, loss: LossSpec, total_updates: int) -> None:
+        """Make every rank load its models; a second call restarts the learner in the same processes."""
         for each in (reference, loss.policy_loss, loss.correction, loss.kl):
             _by_value(each)
         starts = zip(self.actors, self.places, strict=True)
         self._wait("start", [a.start.remote(reference, roles, loss, p, total_updates) for a, p in starts])
+
+    def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return fields that passes without a gradient give, float32 `[t]` each, in the batch's order.
+
+        Args:
+            batch: Rollouts of a training step.
+            fields: Names in `rlsdk.fields.FORWARD`.
+        """
+        found: dict[str, np.ndarray] = {}
+        for model in ("actor", "reference"):
+            wanted = {FORWARD[name].output: name for name in fields if FORWARD[name].model == model}
+            if wanted:
+                passed = self.logprobs(batch, model, tuple(wanted))
+                found |= {name: passed[output] for output, name in wanted.items()}
+        return found | ({"values": self.values(batch)} if "values" in fields else {})
 
     def logprobs(
         self,
@@ -176,8 +205,9 @@ class LearnerGroup:
         role: Literal["actor", "reference"] = "actor",
         fields: Sequence[str] = ("logprobs",),
     ) -> dict[str, np.ndarray]:
-        """float32 `[t]` each, in the batch's order; see `Learner.logprobs`."""
-        return self._shared_out("logprobs", batch, fields, role, tuple(fields))
+        """float32 `[t]` each, in the batch's order; see `Learner.logprobs`. No logprob is below `LEAST_LOGPROB`."""
+        found = self._shared_out("logprobs", batch, fields, role, tuple(fields))
+        return found if "logprobs" not in found else {**found, "logprobs": bounded_below(found["logprobs"])}
 
     def values(self, batch: TrainBatch) -> np.ndarray:
         """float32 `[t]`, in the batch's order; see `Learner.values`."""
@@ -207,18 +237,18 @@ class LearnerGroup:
         return [index[share] for share in shares]
 
     def update(self, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int) -> dict[str, float]:
-        """One optimiser step for each minibatch.
+        """Take one optimiser step for each minibatch.
 
         Args:
-            batch: Rollouts of a trainer step, with `advantages` and what else the loss reads.
-            minibatches: Rollouts (int64) of each optimiser step.
-            step: Trainer steps done; seeds the loss's random choices.
+            batch: Rollouts of a training step, with `advantages` and the other inputs of the loss.
+            minibatches: Rollout indices (int64) of each optimiser step.
+            step: Training steps completed; seeds the loss's random choices.
 
         Returns:
             Metrics over all ranks.
 
         Raises:
-            LearnerError: A rank failed; the message names it and the step. All ranks are gone then.
+            LearnerError: A rank failed; the message names it and the step. All ranks are stopped by then.
         """
         trained = _per_rollout(batch.loss_mask, batch.responses)
         work: list[list[tuple[TrainBatch, int, int]]] = [[] for _ in self.actors]
@@ -282,6 +312,7 @@ class LearnerGroup:
 
         self.ended = True
         for actor in self.actors:
+            forget_actor(actor)
             ray.kill(actor)
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "") -> list[Any]:
@@ -323,6 +354,11 @@ class LearnerGroup:
         return kind(text)
 
 
+def bounded_below(logprobs: np.ndarray) -> np.ndarray:
+    """Logprobs of at least `LEAST_LOGPROB`; NaN stays, for it is a fault and must show."""
+    return np.asarray(np.maximum(logprobs, np.float32(LEAST_LOGPROB)))
+
+
 def _per_rollout(mask: np.ndarray, responses: np.ndarray) -> np.ndarray:
     """int64 `[n]`: trained tokens of each rollout."""
     sums = np.append(0, np.cumsum(mask))
@@ -349,7 +385,7 @@ def _free_port() -> int:
     raise LearnerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free: ranks have nowhere to meet")
 
 
-def _by_value(reference: Reference | None) -> None:
+def _by_value(reference: ComponentRef | None) -> None:
     """Let a marked object travel by value: the module that holds it may be one that workers cannot import."""
     if reference is None or reference.obj is None:
         return

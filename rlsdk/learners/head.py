@@ -26,23 +26,29 @@ def token_logprobs(
     entropy: EntropyMode = "none",
     squares: bool = False,
     chunk: int | None = None,
+    exact: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Logprobs of tokens under `softmax((hidden · weightᵀ + bias) / temperature)`.
+    """Compute logprobs of tokens under `softmax((hidden · weightᵀ + bias) / temperature)`.
 
     Args:
-        hidden: float `[t, d]`, the states in which the targets were chosen.
-        weight: float `[V, d]`, the output head.
-        targets: int64 `[t]`, the tokens chosen.
-        bias: float `[V]`, of the head.
-        temperature: That logits are divided by; above 0.
-        entropy: Whether to compute it, and whether its gradient is needed.
-        squares: Whether to compute the sum of squared probabilities (never with a gradient).
-        chunk: Rows at a time; left out, as many as `CHUNK_ELEMENTS` allows.
+        hidden: Hidden states that predict the targets, float `[t, d]`.
+        weight: Weight of the output head, float `[V, d]`.
+        targets: Sampled tokens, int64 `[t]`.
+        bias: Bias of the head, float `[V]`.
+        temperature: Divisor of the logits; above 0.
+        entropy: Entropy mode: not computed, computed, or computed with a gradient.
+        squares: Compute the sum of squared probabilities (never with a gradient).
+        chunk: Rows per chunk; by default, as many as `CHUNK_ELEMENTS` allows.
+        exact: Compute logits, and their gradient, in float32 from narrower states and weights; holds a float32 copy of
+            the weight until the backward pass. Without, products of narrow types are rounded to their type.
 
     Returns:
         Logprobs, entropy and sum of squared probabilities, `[t]` each, in nats, float32 (float64 for float64 inputs);
-        None for what was not asked for.
+        None for values that were not requested.
     """
+    if exact:
+        hidden, weight = _at_least_float32(hidden), _at_least_float32(weight)
+        bias = None if bias is None else _at_least_float32(bias)
     rows = chunk or max(1, CHUNK_ELEMENTS // max(weight.shape[0], 1))
     logprobs, found, squared = _Chunked.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, targets, float(temperature), entropy, squares, min(rows, max(len(targets), 1))
@@ -50,19 +56,25 @@ def token_logprobs(
     return logprobs, found, squared
 
 
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
 class Head(nn.Module):
-    """An output head whose forward gives logprobs of tokens in place of logits; ZeRO-3 gathers its weight around it.
+    """Output head whose forward returns token logprobs instead of logits; ZeRO-3 gathers its weight for the call.
 
     Attributes:
         weight: `[V, d]`; the very parameter of the input embeddings where they are tied.
         bias: `[V]` or None.
+        exact: Compute logits in float32, whatever the weight's type.
     """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(self, linear: Any) -> None:
+    def __init__(self, linear: Any, *, exact: bool = False) -> None:
         super().__init__()
+        self.exact = exact
         self.weight = linear.weight
         self.bias = getattr(linear, "bias", None)
 
@@ -71,7 +83,14 @@ class Head(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """See `token_logprobs`."""
         return token_logprobs(
-            hidden, self.weight, targets, bias=self.bias, temperature=temperature, entropy=entropy, squares=squares
+            hidden,
+            self.weight,
+            targets,
+            bias=self.bias,
+            temperature=temperature,
+            entropy=entropy,
+            squares=squares,
+            exact=self.exact,
         )
 
 

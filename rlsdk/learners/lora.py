@@ -45,24 +45,24 @@ class Lora:
 
     @property
     def adapter(self) -> Adapter:
-        """What engines must know of it."""
+        """Shape of the adapter, as engines need it."""
         return Adapter(rank=self.rank, alpha=self.alpha)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint and the learner that opens it must have in common."""
+        """Settings that must agree between a checkpoint and the learner that loads it."""
         targets = self.targets if isinstance(self.targets, str) else sorted(self.targets)
         return {"rank": self.rank, "alpha": self.alpha, "targets": targets}
 
 
 def wrap(model: Any, lora: Lora, seed: int) -> None:
-    """Freeze a transformers model and put adapters into its linear layers, in place; the same on every rank.
+    """Freeze a transformers model and add adapters to its linear layers in place, identically on every rank.
 
     They have the model's dtype: the engine computes with it too, and DeepSpeed's optimiser keeps a float32 copy of
     whatever it trains in bfloat16, so that no step is lost by rounding.
 
     Raises:
-        LearnerError: A target is not there, or is no `torch.nn.Linear`.
+        LearnerError: A target is missing, or is not a `torch.nn.Linear`.
     """
     import torch
     from peft import LoraConfig, inject_adapter_in_model
@@ -85,6 +85,19 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
             raise LearnerError(f"{what}: {name} is a {kind}, and only torch.nn.Linear is adapted; {known}")
 
 
+def count_adapter(model: Any, lora: Lora) -> int:
+    """Count the parameters of adapters that `wrap` would add; the model may have no weights."""
+    import torch
+
+    def adapted(name: str, module: Any) -> bool:
+        if not isinstance(module, torch.nn.Linear) or module is model.get_output_embeddings():
+            return False
+        return lora.targets == "all-linear" or any(name == t or name.endswith(f".{t}") for t in lora.targets)
+
+    layers = [module for name, module in model.named_modules() if adapted(name, module)]
+    return sum(lora.rank * (layer.in_features + layer.out_features) for layer in layers)
+
+
 @contextmanager
 def switched_off(model: nn.Module) -> Iterator[None]:
     """The base alone, as the reference: adapters run with scale 0.
@@ -105,7 +118,7 @@ def switched_off(model: nn.Module) -> Iterator[None]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a tensor of the `state_dict` of a wrapped model belongs to an adapter."""
+    """Return True if a tensor in the `state_dict` of a wrapped model belongs to an adapter."""
     return name.endswith((_A, _B))
 
 

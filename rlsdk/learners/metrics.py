@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _EXTREMES = ("_max", "_min")
 
 
-class Tally:
+class MetricAccumulator:
     """Weighted sums by name, and extremes: a name that ends in `_max` or `_min` keeps the greatest or the least."""
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class Tally:
         self.merge({name: (total, weight)})
 
     def add_tokens(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """Add a per-token metric: its mean over trained tokens, or its extreme there.
+        """Add a per-token metric, reduced over trained tokens to its mean or extreme.
 
         Args:
-            name: Of the metric.
-            values: `[t]`, any number type or bool.
+            name: Metric name.
+            values: Values `[t]`, of any number type or bool.
             mask: bool `[t]`, True where the token is trained on.
         """
         chosen = values.detach()[mask].double()
@@ -53,22 +53,22 @@ class Tally:
 
     @property
     def pairs(self) -> dict[str, tuple[float, float]]:
-        """By name (sum, weight), to be merged elsewhere."""
+        """Pairs (sum, weight) by metric name, for merging."""
         return dict(self._held)
 
     def means(self) -> dict[str, float]:
-        """By name sum / weight, or the extreme; NaN where the weight is zero."""
+        """Return the mean (sum / weight) or extreme of each metric by name; NaN where the weight is zero."""
         return {
             name: total if name.endswith(_EXTREMES) else (total / weight if weight else math.nan)
             for name, (total, weight) in sorted(self._held.items())
         }
 
 
-def add_component_metrics(tally: Tally, prefix: str, metrics: Mapping[str, Any], mask: Tensor) -> None:
+def add_component_metrics(tally: MetricAccumulator, prefix: str, metrics: Mapping[str, Any], mask: Tensor) -> None:
     """Add what a policy loss or a correction reported.
 
     Args:
-        tally: Where to.
+        tally: Accumulator to add to.
         prefix: Put before the names.
         metrics: name -> `[t]` values per token (averaged over trained tokens), or a number, weighed by trained tokens.
         mask: bool `[t]`, True where the token is trained on.

@@ -1,4 +1,4 @@
-"""How rollouts are shared out: over ranks by tokens, then into micro-batches within a budget of tokens.
+"""Split rollouts over ranks by tokens, then into micro-batches within a token budget.
 
 Both cut the same order, longest first and stable: however a batch is split, its parts laid end to end are that order.
 """
@@ -12,8 +12,8 @@ def canonical(lengths: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarra
     """The order in which a batch is cut: longest first, equal lengths as they came, the members of a pair side by side.
 
     Args:
-        lengths: int64 `[n]`, tokens of each rollout.
-        pairs: int64 `[n]`, any label of the pair that each rollout belongs to.
+        lengths: Tokens of each rollout, int64 `[n]`.
+        pairs: Label of the pair that each rollout belongs to, int64 `[n]`.
 
     Returns:
         int64 `[n]`, a permutation of the rollouts.
@@ -31,7 +31,7 @@ def split(lengths: np.ndarray, world: int, pairs: np.ndarray | None = None) -> l
 
     Args:
         lengths: int64 `[n]`, tokens of each rollout.
-        world: How many ranks.
+        world: Number of ranks.
         pairs: int64 `[n]`, any label of the pair that each rollout belongs to.
 
     Returns:
@@ -56,12 +56,12 @@ def plan(
 
     Args:
         lengths: int64 `[n]`, tokens of each rollout.
-        max_tokens: Of one micro-batch, padding included; a rollout (or pair) that is longer by itself gets its own.
-        packed: Whether rollouts follow one another in a row (no padding), or each has a row as wide as the longest.
+        max_tokens: Token budget of a micro-batch, padding included; a longer rollout (or pair) gets its own.
+        packed: Concatenate rollouts in one row (no padding); otherwise each has a row as wide as the longest.
         pairs: int64 `[n]`, any label of the pair that each rollout belongs to.
 
     Returns:
-        Rollouts of each micro-batch, int64; laid end to end they are the canonical order.
+        Rollout indices of each micro-batch, int64; concatenated, they are the canonical order.
     """
     order = canonical(lengths, pairs)
     sorted_lengths = lengths[order]
@@ -77,7 +77,7 @@ def plan(
 
 
 def _fill(lengths: np.ndarray, bounds: np.ndarray, begin: int, max_tokens: int, packed: bool) -> int:
-    """Where a micro-batch that starts at `begin` ends: the last unit's end that is within the budget, or the first."""
+    """Return the end of a micro-batch starting at `begin`: the last unit end within the budget, or the first."""
     ends = bounds[np.searchsorted(bounds, begin, side="right") :]
     if packed:
         cost = np.cumsum(lengths[begin:])[ends - begin - 1]
@@ -92,6 +92,6 @@ def _unit_starts(labels: np.ndarray) -> np.ndarray:
 
 
 def _past_pair(cuts: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The first place at or behind each cut where a pair begins."""
+    """Move each cut forward to the next beginning of a pair."""
     bounds = np.append(_unit_starts(labels), len(labels))
     return np.asarray(bounds[np.searchsorted(bounds, np.minimum(cuts, len(labels)), side="left")])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlsdk.contracts import Model
 from rlsdk.errors import LearnerError
 from rlsdk.learners.head import EntropyMode, Head
-from rlsdk.learners.rows import Prompts, Rows
+from rlsdk.learners.rows import Prompts, TokenRows
 
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
@@ -18,23 +18,23 @@ _BENT_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "out
 """Settings of models whose logits are not `hidden · headᵀ`."""
 
 
-class Policy(nn.Module):
+class PolicyModel(nn.Module):
     """Backbone and output head; the head never gives logits, only what is asked of its chunks.
 
     Attributes:
         model: A transformers causal language model whose head is a `Head`; names in its `state_dict` are as they were.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, exact: bool = False) -> None:
         super().__init__()
         linear = model.get_output_embeddings()
         if linear is None:
             raise LearnerError(f"{type(model).__name__} has no output embeddings; a policy is a causal language model")
-        model.set_output_embeddings(Head(linear))
+        model.set_output_embeddings(Head(linear, exact=exact))
         self.model = model
 
     def forward(
-        self, rows: Rows, temperature: float = 1.0, entropy: EntropyMode = "none", squares: bool = False
+        self, rows: TokenRows, temperature: float = 1.0, entropy: EntropyMode = "none", squares: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logprobs, entropy and sum of squared probabilities `[t]`, float32; None for what was not asked for."""
         states = _states(self.model.base_model, rows)
@@ -57,13 +57,13 @@ class Critic(nn.Module):
             generator = torch.Generator().manual_seed(0)
             nn.init.normal_(self.value.weight, std=1e-2 * backbone.config.hidden_size**-0.5, generator=generator)
 
-    def forward(self, rows: Rows) -> Tensor:
+    def forward(self, rows: TokenRows) -> Tensor:
         """float32 `[t]`: values of the states in which the response tokens were chosen."""
         values: Tensor = self.value(_states(self.model, rows))
         return values[:, 0].float()
 
 
-def _states(backbone: nn.Module, rows: Rows) -> Tensor:
+def _states(backbone: nn.Module, rows: TokenRows) -> Tensor:
     """`[t, d]`: the states in which the response tokens were chosen."""
     if rows.prompts is None:
         # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
@@ -74,7 +74,7 @@ def _states(backbone: nn.Module, rows: Rows) -> Tensor:
     return torch.cat([h.reshape(-1, h.shape[-1]) for h in hidden])[rows.states]
 
 
-def _behind_prompts(backbone: nn.Module, rows: Rows, prompts: Prompts) -> list[Tensor]:
+def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts) -> list[Tensor]:
     """States of the prompts, and those of the rows, which attend to their prompt's keys and values."""
     from rlsdk.learners.prefix import Prefix
 
@@ -98,7 +98,7 @@ def _behind_prompts(backbone: nn.Module, rows: Rows, prompts: Prompts) -> list[T
     return [read.last_hidden_state, output.last_hidden_state]
 
 
-def load_policy(model: Model, attention: Attention, checkpointing: bool) -> Policy:
+def load_policy(model: Model, attention: Attention, checkpointing: bool) -> PolicyModel:
     """A policy from a folder or a hub id.
 
     Raises:
@@ -110,7 +110,7 @@ def load_policy(model: Model, attention: Attention, checkpointing: bool) -> Poli
     settings = {name: getattr(loaded.config, name, None) for name in _BENT_LOGITS}
     if bent := [f"{name}={value}" for name, value in settings.items() if value not in (None, 1.0)]:
         raise LearnerError(f"model {model.path}: logits changed behind the head ({', '.join(bent)}) are not supported")
-    return Policy(loaded)
+    return PolicyModel(loaded, exact=model.head_dtype == "float32")
 
 
 def load_critic(model: Model, attention: Attention, checkpointing: bool, init: ValueInit) -> Critic:

@@ -1,7 +1,9 @@
-"""What an update minimises, from a `LossSpec`: per-token losses of components; the core masks, weighs and sums."""
+"""The training objective built from a `LossSpec`: components give per-token losses, which it masks, weighs and sums."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -9,30 +11,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlsdk.algorithms.ratios import bounded
 from rlsdk.batch import LossInputs, Totals, aggregate
 from rlsdk.components import component_of
 from rlsdk.contracts import LossSpec, TrainBatch
 from rlsdk.errors import LearnerError
+from rlsdk.fields import UPDATE_FIELDS, names
 from rlsdk.learners.head import EntropyMode
-from rlsdk.learners.metrics import Tally, add_component_metrics
-from rlsdk.plugins import Plugins, Reference
+from rlsdk.learners.memory import Gather, Memory
+from rlsdk.learners.metrics import MetricAccumulator, add_component_metrics
+from rlsdk.plugins import ComponentRef, Plugins
+from rlsdk.schedules import at
 
-_TOKEN_FIELDS = ("behaviour_logprobs", "ref_logprobs", "values")
-_ROLLOUT_FIELDS = ("pairs", "preferred", "expert")
-_OPTIONAL = (*_TOKEN_FIELDS[1:], *_ROLLOUT_FIELDS, "entropy")
+log = logging.getLogger(__name__)
+_TOKEN_FIELDS = ("behaviour_logprobs", *UPDATE_FIELDS)
+_ROLLOUT_FIELDS = names("loss", axis="rollout")
+_OPTIONAL = names("loss", access="on request")
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Moment:
-    """Which update a micro-batch belongs to.
+class UpdateContext:
+    """The optimiser step that a micro-batch belongs to, with its totals and seed.
 
     Attributes:
-        update: Which optimiser step of this batch, from 0.
-        updates: How many there are.
+        update: Index of the optimiser step within this batch, from 0.
+        updates: Number of optimiser steps for this batch.
+        train_step: Training steps completed.
+        updates_done: Optimiser steps completed since the training began.
         totals: Denominators of the optimiser batch, over all ranks.
-        seed: Of random choices: equal on all ranks and micro-batches of one optimiser step.
+        seed: Seed of random choices, equal on all ranks and micro-batches of one optimiser step.
         whole: Detached inputs of the optimiser batch, for losses that need it.
-        offset: Where the micro-batch's tokens begin in `whole`.
+        offset: Position in `whole` where the micro-batch's tokens begin.
     """
 
     update: int
@@ -41,15 +50,17 @@ class Moment:
     seed: int
     whole: LossInputs | None = None
     offset: int = 0
+    train_step: int = 0
+    updates_done: int = 0
 
 
 class Objective:
     """The actor's objective.
 
     Attributes:
-        spec: As given.
-        whole_batch: Whether the policy loss reads `x.whole`.
-        entropy: What the model must compute of the entropy for an update.
+        spec: Specification of the loss.
+        whole_batch: True if the policy loss reads `x.whole`.
+        entropy: Entropy mode that an update needs from the model.
     """
 
     def __init__(self, spec: LossSpec) -> None:
@@ -60,19 +71,23 @@ class Objective:
         self._kl = plugins.resolve(spec.kl) if spec.kl else None
         if spec.kl_coef and self._kl is None:
             raise LearnerError(f"kl_coef is {spec.kl_coef}, but no kl estimator is named; name one, such as kl: k3")
+        parts = {"policy_loss": self._loss, "correction": self._correction}
+        self._memories = {kind: memory for kind, part in parts.items() if (memory := Memory.of(part)) is not None}
         component = component_of(self._loss)
         self.whole_batch = component is not None and component.whole_batch
+        components = [component_of(part) for part in parts.values()]
+        self._declared = {field.name for part in components if part is not None for field in part.fields}
         differentiated = spec.entropy_coef != 0 or "entropy" in self._needs(self._loss)
         self.entropy: EntropyMode = "gradient" if differentiated else "value"
 
-    def inputs(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor | None, moment: Moment) -> LossInputs:
+    def inputs(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor | None, moment: UpdateContext) -> LossInputs:
         """All that any component may read; each gets what it declared.
 
         Args:
             batch: The rollouts of a micro-batch.
             logprobs: float `[t]`, of the policy that learns.
             entropy: float `[t]` or None.
-            moment: Which update it is.
+            moment: Context of the update.
         """
         device = logprobs.device
         fields: dict[str, Any] = {n: _float(batch.tokens[n], device) for n in _TOKEN_FIELDS if n in batch.tokens}
@@ -85,6 +100,7 @@ class Objective:
         old = batch.tokens.get("old_logprobs", batch.tokens.get("behaviour_logprobs"))
         advantages = batch.tokens.get("advantages")
         segments = np.repeat(np.arange(len(batch)), batch.responses)
+        extra = {n: _float(batch.tokens[n], device) for n in self._declared if n in batch.tokens}
         return LossInputs(
             logprobs,
             logprobs.detach() if old is None else _float(old, device),
@@ -94,56 +110,84 @@ class Objective:
             torch.from_numpy(segments).to(device),
             step=moment.update,
             of_steps=moment.updates,
+            train_step=moment.train_step,
+            train_steps=self.spec.train_steps,
+            update=moment.updates_done,
             offset=moment.offset,
+            aggregate=self.spec.aggregate,
             whole=moment.whole,
             generator=torch.Generator().manual_seed(moment.seed),
             rows=len(batch),
             **fields,
-        )
+        ).with_extra(**extra)
 
-    def __call__(self, x: LossInputs, totals: Totals, tally: Tally) -> Tensor:
+    def __call__(self, x: LossInputs, totals: Totals, tally: MetricAccumulator) -> Tensor:
         """The scalar that this micro-batch adds to the objective of the optimiser batch; metrics go to `tally`.
 
         `Σ policy_loss · correction + kl_coef · Σ kl - entropy_coef · Σ entropy`, each sum divided as `totals` says.
         """
         spec, mask = self.spec, x.loss_mask
-        per_token = self._run(self._loss, x, tally, "actor/")
+        kl_coef, entropy_coef = at(spec.kl_coef, x.train_step), at(spec.entropy_coef, x.train_step)
+        per_token = self._run("policy_loss", self._loss, x, tally)
         if self._correction is not None:
-            weights = self._run(self._correction, x, tally, "actor/").detach()
+            weights = self._run("correction", self._correction, x, tally).detach()
             tally.add_tokens("actor/correction", weights, mask)
             per_token = per_token * weights
         policy = self._aggregate(per_token, x, totals)
         loss = policy
         tally.add("actor/policy_loss", policy.item(), 0.0)
         if self._kl is not None and hasattr(x, "ref_logprobs"):
-            kl = self._kl(x.logprobs, x.ref_logprobs)
+            kl = at(self._kl, x.train_step)(x.logprobs, x.ref_logprobs)
             tally.add_tokens("actor/ref_kl", kl, mask)
-            if spec.kl_coef:
-                loss = loss + spec.kl_coef * self._aggregate(kl, x, totals)
-        if spec.entropy_coef:
-            loss = loss - spec.entropy_coef * self._aggregate(x.entropy, x, totals)
+            if kl_coef:
+                loss = loss + kl_coef * self._aggregate(kl, x, totals)
+        if entropy_coef:
+            loss = loss - entropy_coef * self._aggregate(x.entropy, x, totals)
         tally.add("actor/loss", loss.item(), 0.0)
         _observe(x, tally)
         return loss
 
     def _aggregate(self, per_token: Tensor, x: LossInputs, totals: Totals) -> Tensor:
         mode: Any = self.spec.aggregate
-        return aggregate(per_token, x.loss_mask, x.segments, mode, norm=self.spec.norm, totals=totals)
+        norm = at(self.spec.norm, x.train_step)
+        return aggregate(per_token, x.loss_mask, x.segments, mode, norm=norm, totals=totals)
 
-    def _run(self, bound: Any, x: LossInputs, tally: Tally, prefix: str) -> Tensor:
+    def _run(self, kind: str, bound: Any, x: LossInputs, tally: MetricAccumulator) -> Tensor:
         needs = self._needs(bound)
-        hidden = {name: None for name in _OPTIONAL if name not in needs and hasattr(x, name)}
-        found = bound(x.replace(**hidden) if hidden else x)
+        hidden = {name: None for name in (*_OPTIONAL, *x.extra) if name not in needs and hasattr(x, name)}
+        call = self._memories[kind].call if kind in self._memories else bound
+        found = call(x.replace(**hidden) if hidden else x)
         values: Tensor
         values, metrics = found if isinstance(found, tuple) else (found, {})
         if values.shape != x.logprobs.shape:
             component = component_of(bound)
             raise LearnerError(
-                f"{component.kind if component else 'component'} {component.name if component else bound!r} gave shape "
+                f"{kind} {component.name if component else bound!r} gave shape "
                 f"{tuple(values.shape)}; expected {tuple(x.logprobs.shape)}, one value per token (the core sums)"
             )
-        add_component_metrics(tally, prefix, metrics, x.loss_mask)
+        add_component_metrics(tally, "actor/", metrics, x.loss_mask)
         return values
+
+    def advance(self, gather: Gather, *, taken: bool = True) -> None:
+        """Let components that remember something move on after an optimiser step; see `Memory.advance`."""
+        for memory in self._memories.values():
+            memory.advance(gather, taken=taken)
+
+    def state(self) -> dict[str, Any]:
+        """Memory of the components as plain JSON: kind -> the component's name and its state."""
+        return {kind: {"name": self._name(kind), "state": each.state()} for kind, each in self._memories.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`; a component of another name than then starts from nothing."""
+        for kind, memory in self._memories.items():
+            if kind in state and state[kind]["name"] == self._name(kind):
+                memory.restore(state[kind]["state"])
+            else:
+                log.warning("the checkpoint holds no memory of %s %s: it starts from nothing", kind, self._name(kind))
+
+    def _name(self, kind: str) -> str:
+        reference: ComponentRef = getattr(self.spec, kind)
+        return reference.name
 
     @staticmethod
     def _needs(bound: Any) -> tuple[str, ...]:
@@ -158,7 +202,7 @@ def value_loss(values: Tensor, old: Tensor | None, returns: Tensor, clip: float 
         values: float `[t]`, carries the gradient.
         old: float `[t]`, the critic's values before the update; None where `clip` is.
         returns: float `[t]`.
-        clip: How far a value may move from the old one.
+        clip: Maximum change of a value from the old one.
     """
     errors = (values - returns) ** 2
     if clip is not None and old is not None:
@@ -167,11 +211,13 @@ def value_loss(values: Tensor, old: Tensor | None, returns: Tensor, clip: float 
     return 0.5 * errors
 
 
-def critic_loss(batch: TrainBatch, values: Tensor, clip: float | None, totals: Totals, tally: Tally) -> Tensor:
-    """What a micro-batch adds to the critic's loss: the token mean of `value_loss`.
+def critic_loss(
+    batch: TrainBatch, values: Tensor, clip: float | None, totals: Totals, tally: MetricAccumulator
+) -> Tensor:
+    """Compute a micro-batch's contribution to the critic's loss, the token mean of `value_loss`.
 
     Raises:
-        LearnerError: The batch holds no returns, or no old values to clip around.
+        LearnerError: The batch has no returns, or no old values to clip around.
     """
     needed = ("returns",) if clip is None else ("returns", "values")
     if missing := [name for name in needed if name not in batch.tokens]:
@@ -189,19 +235,23 @@ def critic_loss(batch: TrainBatch, values: Tensor, clip: float | None, totals: T
     return loss
 
 
-def _observe(x: LossInputs, tally: Tally) -> None:
-    """What one wants to see of every update, whatever the loss."""
+def _observe(x: LossInputs, tally: MetricAccumulator) -> None:
+    """Record the metrics common to all losses."""
     with torch.no_grad():
-        difference = x.logprobs - x.old_logprobs
-        ratio = difference.exp()
+        to_old, to_behaviour = (_log_ratio(x.logprobs, other) for other in (x.old_logprobs, x.behaviour_logprobs))
+        ratio = to_old.exp()
         tally.add_tokens("actor/ratio", ratio, x.loss_mask)
         tally.add_tokens("actor/ratio_max", ratio, x.loss_mask)
-        # k3 of http://joschu.net/blog/kl-approx.html: unbiased and never negative
-        tally.add_tokens("actor/kl_to_old", ratio - 1 - difference, x.loss_mask)
-        gap = x.logprobs - x.behaviour_logprobs
-        tally.add_tokens("actor/kl_to_behaviour", gap.exp() - 1 - gap, x.loss_mask)
+        # k3 of http://joschu.net/blog/kl-approx.html: unbiased and never negative, and with `expm1` exact near 0, too
+        tally.add_tokens("actor/kl_to_old", to_old.expm1() - to_old, x.loss_mask)
+        tally.add_tokens("actor/kl_to_behaviour", to_behaviour.expm1() - to_behaviour, x.loss_mask)
         if hasattr(x, "entropy"):
             tally.add_tokens("actor/entropy", x.entropy, x.loss_mask)
+
+
+def _log_ratio(logprobs: Tensor, other: Tensor) -> Tensor:
+    """Compute the log ratio in float64, clamped like in losses, so that one impossible token leaves the mean finite."""
+    return bounded(logprobs.double() - other.double())
 
 
 def _float(values: np.ndarray, device: torch.device) -> Tensor:
@@ -209,10 +259,10 @@ def _float(values: np.ndarray, device: torch.device) -> Tensor:
 
 
 def needs_reference(spec: LossSpec, plugins: Plugins | None = None) -> bool:
-    """Whether an update reads `ref_logprobs`."""
+    """Return True if an update reads `ref_logprobs`."""
     plugins = plugins or Plugins()
 
-    def reads(reference: Reference | None) -> bool:
+    def reads(reference: ComponentRef | None) -> bool:
         component = component_of(plugins.resolve(reference)) if reference else None
         return component is not None and "ref_logprobs" in component.needs
 

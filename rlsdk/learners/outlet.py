@@ -1,4 +1,4 @@
-"""How the actor leaves the learner: as weights for engines, and as a folder that transformers opens."""
+"""Export of the actor: as weights for engines, and as a folder that transformers can load."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Outlet:
+class WeightExporter:
     """Gathers the actor's tensors; every method is called on all ranks, and rank 0 gets them.
 
     Attributes:
         model: The transformers model inside DeepSpeed's engine.
-        source: Where it came from.
-        ranks: That hold its parts.
-        lora: How it was wrapped, if it was.
+        source: Origin of the model.
+        ranks: Ranks that hold its parts.
+        lora: LoRA settings it was wrapped with, if any.
     """
 
     model: Any

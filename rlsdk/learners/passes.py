@@ -11,8 +11,8 @@ import numpy as np
 from rlsdk.contracts import Model, TrainBatch
 from rlsdk.learners.microbatch import plan
 from rlsdk.learners.ranks import Ranks
-from rlsdk.learners.rows import Rows, RowStyle, empty_rows, read_lengths, to_rows
-from rlsdk.learners.zero import Clock
+from rlsdk.learners.rows import RowStyle, TokenRows, empty_rows, read_lengths, to_rows
+from rlsdk.learners.zero import PhaseTimer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,25 +21,27 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Passes:
-    """How rollouts go through a model.
+class MicroBatchRunner:
+    """Runs a model over rollouts in micro-batches.
 
     Attributes:
-        ranks: All of them run the same number of micro-batches: ZeRO gathers and reduces in each.
-        clock: Takes the time of passes without a gradient.
-        style: Of the rows.
-        budget: Tokens of a micro-batch on each rank that runs it, padding included.
-        sequences: The ranks that share each rollout; None where each has its own.
+        ranks: The learner's ranks; all run the same number of micro-batches, since ZeRO communicates in each.
+        clock: Timer for passes without a gradient.
+        style: Row style.
+        budget: Token budget of a micro-batch on each rank that runs it, padding included.
+        sequences: Ranks that share each rollout; None if rollouts are not shared.
     """
 
     ranks: Ranks
-    clock: Clock
+    clock: PhaseTimer
     style: RowStyle
     budget: int
     sequences: Sequences | None = None
 
     @classmethod
-    def of(cls, ranks: Ranks, clock: Clock, style: RowStyle, budget: int, *, sequence_parallel: int) -> Passes:
+    def of(
+        cls, ranks: Ranks, clock: PhaseTimer, style: RowStyle, budget: int, *, sequence_parallel: int
+    ) -> MicroBatchRunner:
         """Passes in which so many ranks share each rollout; a collective where that is more than one."""
         if sequence_parallel == 1:
             return cls(ranks, clock, style, budget)
@@ -58,11 +60,11 @@ class Passes:
 
     @property
     def shared_by(self) -> int:
-        """How many ranks run a micro-batch: as many passes make up for one micro-batch of each."""
+        """Number of ranks that run each micro-batch together."""
         return 1 if self.sequences is None else self.sequences.size
 
-    def run(self, model: Callable[..., Any], rows: Rows, *args: Any) -> Any:
-        """What the model gives for the rows; with `sequences` the same on all ranks that share them."""
+    def run(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
+        """Run the model over the rows; with `sequences`, the result is the same on all ranks that share them."""
         return model(rows, *args) if self.sequences is None else self.sequences(model, rows, *args)
 
     def plan(self, batch: TrainBatch) -> list[np.ndarray]:
@@ -72,7 +74,7 @@ class Passes:
 
     def micro_batches(
         self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int
-    ) -> Iterator[tuple[TrainBatch | None, Rows]]:
+    ) -> Iterator[tuple[TrainBatch | None, TokenRows]]:
         """The rows of `count * shared_by` passes, and the rollouts whose results they give.
 
         Where a rank has no more micro-batches, or it is another rank's turn, the rollouts are None: results of these
@@ -88,7 +90,7 @@ class Passes:
                 yield part if turn == self.sequences.rank else None, each.to(self.ranks.device)
 
     def forward(
-        self, run: Callable[[Rows], Mapping[str, Tensor]], batch: TrainBatch, fields: Sequence[str]
+        self, run: Callable[[TokenRows], Mapping[str, Tensor]], batch: TrainBatch, fields: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Results per response token without a graph, float32 `[t]` each, in the order of the batch.
 
@@ -101,7 +103,7 @@ class Passes:
 
         found = {name: np.zeros(int(batch.responses.sum()), np.float32) for name in fields}
         parts = self.plan(batch)
-        count = self.ranks.most([len(parts)])[0]
+        count = self.ranks.all_reduce_max([len(parts)])[0]
         left = iter(parts)
         with self.clock("forward_seconds"), torch.no_grad():
             for part, rows in self.micro_batches(batch, parts, count):

@@ -19,7 +19,7 @@ class Prefix(Cache):
     """
 
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Make one of keys and values, `[rows, heads, prompt, head size]` each."""
+        """Create a cache of prompt keys and values, `[rows, heads, prompt, head size]` each."""
         super().__init__(layers=[_PrefixLayer(keys, values) for keys, values in layers])
 
 
@@ -35,7 +35,7 @@ class _PrefixLayer(CacheLayerMixin):
         """There is nothing to make."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """What attention reads: the prompts, and the rows behind them."""
+        """Return the keys and values for attention: those of the prompts, followed by those of the rows."""
         return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What the ranks of a learner tell one another; nothing is sent where there is one."""
+"""Communication between the ranks of a learner; a single rank sends nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Ranks:
     """The learner's process group.
 
     Attributes:
-        rank: Of this process.
-        world: How many there are.
-        device: Where collectives of tensors run.
+        rank: Rank of this process.
+        world: Number of ranks.
+        device: Device on which tensor collectives run.
     """
 
     rank: int
@@ -24,11 +24,11 @@ class Ranks:
 
     @classmethod
     def join(cls, rank: int, world: int, device: str, master: str) -> Ranks:
-        """Meet the other ranks.
+        """Join the process group of the learner.
 
         Args:
-            rank: Of this process.
-            world: How many there are.
+            rank: Rank of this process.
+            world: Number of ranks.
             device: cpu (gloo) or cuda (nccl).
             master: host:port; a single rank may leave it out.
         """
@@ -41,7 +41,7 @@ class Ranks:
             dist.init_process_group(backend, rank=rank, world_size=world, **alone)
         return cls(rank, world, device)
 
-    def most(self, counts: Sequence[int]) -> list[int]:
+    def all_reduce_max(self, counts: Sequence[int]) -> list[int]:
         """The greatest over all ranks, element by element; as many elements on each."""
         if self.world == 1 or not counts:
             return list(counts)
@@ -53,7 +53,7 @@ class Ranks:
         return [int(c) for c in greatest.tolist()]
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank gave, by rank, on all ranks; anything that can be pickled."""
+        """Return every rank's value, by rank, on all ranks; values must be picklable."""
         if self.world == 1:
             return [value]
         import torch.distributed as dist

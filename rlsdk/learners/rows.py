@@ -1,4 +1,4 @@
-"""Rollouts as the rows that a transformers model reads: padded on the right, packed, or behind shared prompts."""
+"""Rollouts as input rows of a transformers model: padded on the right, packed, or after shared prompts."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class Prompts:
     of_row: torch.Tensor
 
     def to(self, device: torch.device | str) -> Prompts:
-        """The same on another device."""
+        """Copy the prompts to another device."""
         return Prompts(self.input_ids.to(device), self.lengths.to(device), self.of_row.to(device))
 
 
 @attrs.frozen(eq=False)
-class Rows:
-    """What one forward pass reads.
+class TokenRows:
+    """Inputs of one forward pass.
 
     Attributes:
-        input_ids: int64 `[rows, width]`.
-        position_ids: int64 `[rows, width]`, starting anew at each rollout; None where each row is one rollout.
-        states: int64 `[t]`, where, in the flattened rows, the state lies in which each response token was chosen; where
-            there are prompts, these are flattened before the rows.
-        targets: int64 `[t]`, the response tokens.
-        prompts: What the rows go on from; None where each row holds its own prompt.
+        input_ids: Tokens, int64 `[rows, width]`.
+        position_ids: Positions, restarting at each rollout, int64 `[rows, width]`; None where each row is one rollout.
+        states: Index of the state that predicts each response token, in the flattened rows, int64 `[t]`; shared
+            prompts, if any, are flattened before the rows.
+        targets: Response tokens, int64 `[t]`.
+        prompts: Shared prompts that the rows continue; None where each row holds its own prompt.
     """
 
     input_ids: torch.Tensor
@@ -53,11 +53,11 @@ class Rows:
     targets: torch.Tensor
     prompts: Prompts | None = None
 
-    def to(self, device: torch.device | str) -> Rows:
-        """The same on another device."""
+    def to(self, device: torch.device | str) -> TokenRows:
+        """Copy the rows to another device."""
         positions = None if self.position_ids is None else self.position_ids.to(device)
         prompts = None if self.prompts is None else self.prompts.to(device)
-        return Rows(self.input_ids.to(device), positions, self.states.to(device), self.targets.to(device), prompts)
+        return TokenRows(self.input_ids.to(device), positions, self.states.to(device), self.targets.to(device), prompts)
 
 
 def read_lengths(batch: TrainBatch) -> np.ndarray:
@@ -65,7 +65,7 @@ def read_lengths(batch: TrainBatch) -> np.ndarray:
     return np.asarray(batch.starts + batch.responses - 1)
 
 
-def to_rows(batch: TrainBatch, style: RowStyle) -> Rows:
+def to_rows(batch: TrainBatch, style: RowStyle) -> TokenRows:
     """Lay out rollouts.
 
     Padding stands on the right, where causal attention keeps it out of every state that is used.
@@ -91,10 +91,10 @@ def to_rows(batch: TrainBatch, style: RowStyle) -> Rows:
         row_begins = np.arange(len(reads)) * int(reads.max())
         input_ids, position_ids = torch.from_numpy(_padded(tokens, reads)), None
     states = _ranges(row_begins + batch.starts - 1, batch.responses)
-    return Rows(input_ids, position_ids, torch.from_numpy(states), targets)
+    return TokenRows(input_ids, position_ids, torch.from_numpy(states), targets)
 
 
-def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tensor) -> Rows:
+def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tensor) -> TokenRows:
     import torch
 
     found: dict[bytes, int] = {}
@@ -115,7 +115,7 @@ def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tenso
     states[firsts[some]] = (of_row * prompt_ids.shape[1] + batch.starts - 1)[some]
     prompts = Prompts(torch.from_numpy(prompt_ids), torch.from_numpy(lengths), torch.from_numpy(of_row))
     rows, places = torch.from_numpy(input_ids), torch.from_numpy(positions)
-    return Rows(rows, places, torch.from_numpy(states), targets, prompts)
+    return TokenRows(rows, places, torch.from_numpy(states), targets, prompts)
 
 
 def _ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -126,7 +126,7 @@ def _ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _padded(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """int64 `[rows, width]`: sequences laid end to end in `tokens`, with zeros behind each; width at least 1."""
+    """Pad concatenated sequences on the right with zeros: int64 `[rows, width]`, width at least 1."""
     lengths = np.maximum(lengths, 0)
     width = max(int(lengths.max()), 1)
     plane = np.zeros((len(lengths), width), np.int64)
@@ -134,12 +134,12 @@ def _padded(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return plane
 
 
-def empty_rows(style: RowStyle) -> Rows:
-    """One token, one target: what a rank without rollouts runs to keep collectives in step; its loss weighs nothing."""
+def empty_rows(style: RowStyle) -> TokenRows:
+    """Build a row of one token and one target, with which a rank without rollouts joins collectives, at zero weight."""
     import torch
 
     zero = torch.zeros(1, dtype=torch.int64)
     if style != "shared":
-        return Rows(zero[None], None, zero, zero)
+        return TokenRows(zero[None], None, zero, zero)
     # As many passes as other ranks make, all of which the result hangs on.
-    return Rows(zero[None], zero[None] + 1, zero + 1, zero, Prompts(zero[None], zero + 1, zero))
+    return TokenRows(zero[None], zero[None] + 1, zero + 1, zero, Prompts(zero[None], zero + 1, zero))

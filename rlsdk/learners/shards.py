@@ -1,29 +1,37 @@
-"""A manifest of the files of a checkpoint: shards are pickles, opened only when their hashes are those written."""
+"""A manifest of the files of a checkpoint: files are opened only when their hashes are those written."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlsdk.errors import CheckpointError
+from rlsdk.errors import CheckpointError, DamagedCheckpointError
 
 _PREFIX = "manifest-"
+_SHOWN = 80
+"""Characters of a wrong manifest in a message."""
+_CHUNK = 2**23
+"""Bytes that are read at once."""
+Seen = Callable[[int], None]
+"""Told how many bytes more were hashed, from several threads."""
 
 
 def write_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]) -> None:
     """Hash this rank's share of the files of `folder`; called on every rank when all files are written.
 
     Args:
-        folder: That all ranks see.
-        rank: Of this process.
-        world: How many share the work.
-        facts: What a later `check_manifest` must find equal.
+        folder: Folder visible to all ranks.
+        rank: Rank of this process.
+        world: Number of ranks that share the work.
+        facts: Settings that a later `check_manifest` must find equal.
     """
     mine = _files(folder)[rank::world]
-    content = {"world": world, "facts": dict(facts), "files": {name: _hash(folder / name) for name in mine}}
+    content = {"world": world, "facts": dict(facts), "files": hash_files(folder, mine)}
     (folder / f"{_PREFIX}{rank}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
@@ -31,36 +39,104 @@ def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]
     """Compare this rank's share of the files with the manifest.
 
     Returns:
-        What is wrong; empty if nothing is. Nothing may be opened before every rank found nothing.
+        Description of the damage; empty if there is none. Load nothing until all ranks have found none.
 
     Raises:
-        CheckpointError: There is no manifest, or it is of a run that was set up otherwise.
+        CheckpointError: The manifest is missing, or belongs to a run with other settings.
     """
     first = _read(folder, 0)
     written, wanted = {"ranks": first["world"], **first["facts"]}, {"ranks": world, **facts}
     if off := [f"{k} {written.get(k)!r} there, {wanted[k]!r} here" for k in wanted if written.get(k) != wanted[k]]:
         raise CheckpointError(f"checkpoint {folder} is of a learner that was set up otherwise: {'; '.join(off)}")
-    expected = {name for r in range(world) for name in _read(folder, r)["files"]}
-    found = set(_files(folder))
-    if found != expected:
-        return f"missing {sorted(expected - found)}, not in the manifest {sorted(found - expected)}"
-    changed = [name for name, digest in _read(folder, rank)["files"].items() if _hash(folder / name) != digest]
+    shares = [_read(folder, r)["files"] for r in range(world)]
+    return _misplaced(folder, shares) or find_changed(folder, shares[rank])
+
+
+def find_damage(folder: Path, seen: Seen | None = None) -> str:
+    """Compare all files of a folder with the manifests of all ranks, in one process.
+
+    Args:
+        folder: Folder that the ranks wrote to.
+        seen: Callback that receives the number of bytes just read.
+
+    Returns:
+        Description of the damage; empty if there is none, or no manifest, since not every learner writes one.
+
+    Raises:
+        DamagedCheckpointError: A manifest cannot be read.
+    """
+    if not any(folder.glob(f"{_PREFIX}*.json")):
+        return ""
+    shares = [_read(folder, rank)["files"] for rank in range(_read(folder, 0)["world"])]
+    return _misplaced(folder, shares) or find_changed(
+        folder, {k: v for share in shares for k, v in share.items()}, seen
+    )
+
+
+def _misplaced(folder: Path, shares: Sequence[Mapping[str, str]]) -> str:
+    expected, found = {name for share in shares for name in share}, set(_files(folder))
+    if found == expected:
+        return ""
+    return f"missing {sorted(expected - found)}, not in the manifest {sorted(found - expected)}"
+
+
+def find_changed(folder: Path, digests: Mapping[str, str], seen: Seen | None = None) -> str:
+    """Compare files with their hashes; returns what is wrong, empty if nothing is."""
+    now = hash_files(folder, digests, seen)
+    changed = [name for name, digest in digests.items() if now[name] != digest]
     return f"changed since they were written: {', '.join(changed)}" if changed else ""
 
 
+def hash_files(folder: Path, names: Iterable[str], seen: Seen | None = None) -> dict[str, str]:
+    """Compute the SHA-256 of files below a folder, several at once.
+
+    Args:
+        folder: The folder.
+        names: Their paths there.
+        seen: Callback that receives the number of bytes just read.
+    """
+
+    def digest(name: str) -> str:
+        found = hashlib.sha256()
+        with (folder / name).open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                found.update(chunk)  # releases the interpreter
+                if seen is not None:
+                    seen(len(chunk))
+        return found.hexdigest()
+
+    names = list(names)
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        return dict(zip(names, pool.map(digest, names), strict=True))
+
+
 def _read(folder: Path, rank: int) -> dict[str, Any]:
+    path = folder / f"{_PREFIX}{rank}.json"
     try:
-        content: dict[str, Any] = json.loads((folder / f"{_PREFIX}{rank}.json").read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {folder}: the manifest of rank {rank} cannot be read: {error}") from error
+        raise DamagedCheckpointError(
+            f"checkpoint {folder}: the manifest of rank {rank} cannot be read: {error}"
+        ) from error
+    if not _is_manifest(content):
+        raise DamagedCheckpointError(
+            f"{path} is not a manifest: expected an object with the number of ranks under `world`, an object under "
+            f"`facts`, and names with hashes under `files`; got {json.dumps(content)[:_SHOWN]}"
+        )
     return content
+
+
+def _is_manifest(content: Any) -> bool:
+    if not isinstance(content, dict) or type(content.get("world")) is not int or content["world"] < 1:
+        return False
+    files = content.get("files")
+    return (
+        isinstance(content.get("facts"), dict)
+        and isinstance(files, dict)
+        and all(isinstance(digest, str) for digest in files.values())
+    )
 
 
 def _files(folder: Path) -> list[str]:
     names = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     return sorted(name for name in names if not name.startswith(_PREFIX))
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

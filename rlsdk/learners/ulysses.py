@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlsdk.errors import LearnerError
 from rlsdk.learners.ranks import Ranks
-from rlsdk.learners.rows import Rows
+from rlsdk.learners.rows import TokenRows
 
 ATTENTION = "rlsdk_ulysses"
 """Name under which transformers knows the attention that exchanges tokens for heads."""
@@ -27,9 +27,9 @@ class Sequences:
     """The ranks that share each rollout with this one.
 
     Attributes:
-        rank: Of this process, in its group.
-        size: How many ranks share a rollout.
-        group: Torch's process group.
+        rank: Rank of this process within the group.
+        size: Number of ranks that share a rollout.
+        group: Process group of torch.
     """
 
     rank: int
@@ -57,13 +57,13 @@ class Sequences:
         check_model(model, path, self.size)
         model.set_attn_implementation(ATTENTION)
 
-    def turns(self, rows: Rows) -> list[Rows]:
+    def turns(self, rows: TokenRows) -> list[TokenRows]:
         """The rows of each rank of the group, on all of them."""
         held: list[Any] = [None] * self.size
         dist.all_gather_object(held, rows, group=self.group)
         return held
 
-    def __call__(self, model: Callable[..., Any], rows: Rows, *args: Any) -> Any:
+    def __call__(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
         """Run a model that gives `[t]`, or a tuple of `[t]` and None, on rows that all ranks of the group gave alike.
 
         Gradients of the results are summed over the group: each rank may weigh them as it likes.
@@ -77,7 +77,7 @@ class Sequences:
         found = tuple(None if g is None else next(whole) if g.requires_grad else next(whole).detach() for g in given)
         return found if isinstance(results, tuple) else found[0]
 
-    def _slice(self, rows: Rows) -> tuple[Rows, Tensor]:
+    def _slice(self, rows: TokenRows) -> tuple[TokenRows, Tensor]:
         """This rank's columns of the rows, and which of the states lie in them."""
         count, width = rows.input_ids.shape
         share = -(-width // self.size)
@@ -88,7 +88,7 @@ class Sequences:
         row, column = rows.states // width, rows.states % width - begin
         places = ((column >= 0) & (column < share)).nonzero()[:, 0]
         states = (row * share + column)[places]
-        return Rows(padded[:, begin : begin + share].contiguous(), positions, states, rows.targets[places]), places
+        return TokenRows(padded[:, begin : begin + share].contiguous(), positions, states, rows.targets[places]), places
 
     def _attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
         """Attention as transformers calls it: `query` `[rows, heads, share, size]` to `[rows, share, heads, size]`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import attrs
 import numpy as np
@@ -11,65 +12,99 @@ from torch import Tensor
 
 from rlsdk.batch import Totals
 from rlsdk.contracts import TrainBatch
-from rlsdk.learners.metrics import Tally
-from rlsdk.learners.objective import Moment, Objective, critic_loss
-from rlsdk.learners.passes import Passes
+from rlsdk.learners.metrics import MetricAccumulator
+from rlsdk.learners.objective import Objective, UpdateContext, critic_loss
+from rlsdk.learners.passes import MicroBatchRunner
 from rlsdk.learners.zero import Trained
+from rlsdk.schedules import at
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Updates:
-    """Steps the actor, and the critic where there is one.
+    """Optimiser steps of the actor, and of the critic if there is one.
 
     Attributes:
-        objective: The actor's.
-        passes: How rollouts go through a model.
-        actor: The actor.
-        critic: The critic, if any.
-        seed: Of random choices; equal on all ranks.
-        device: Of the models.
+        objective: Objective of the actor.
+        passes: Runner of micro-batches.
+        actor: Trained module of the actor.
+        critic: Trained module of the critic, if any.
+        seed: Seed of random choices, equal on all ranks.
+        device: Device of the models.
     """
 
     objective: Objective
-    passes: Passes
+    passes: MicroBatchRunner
     actor: Trained
     critic: Trained | None
     seed: int
     device: str
 
     def run(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
-        """One optimiser step for each minibatch; see `Learner.update`.
+        """Take one optimiser step for each minibatch; see `Learner.update`.
 
         Raises:
-            LearnerError: A gradient is not finite.
+            LearnerError: Too many gradients in a row were not finite.
         """
-        tally, ranks = Tally(), self.passes.ranks
+        tally, ranks = MetricAccumulator(), self.passes.ranks
+        if ranks.rank == 0:
+            for role in ("actor",) if self.critic is None else ("actor", "critic"):
+                tally.add(f"{role}/skipped_updates", 0.0, 1.0)  # a count: steps add to the sum, not to the weight
         plans = [self.passes.plan(batch) for batch, _, _ in minibatches]
-        counts = ranks.most([max(len(parts), 1) for parts in plans])
+        counts = ranks.all_reduce_max([max(len(parts), 1) for parts in plans])
         for i, ((batch, tokens, rollouts), parts, count) in enumerate(zip(minibatches, plans, counts, strict=True)):
             seed = int(np.random.SeedSequence([self.seed, step, i]).generate_state(1)[0])
-            moment = Moment(update=i, updates=len(minibatches), totals=Totals(tokens, rollouts), seed=seed)
+            moment = UpdateContext(
+                update=i,
+                updates=len(minibatches),
+                train_step=step,
+                updates_done=self.actor.updates,
+                totals=Totals(tokens, rollouts),
+                seed=seed,
+            )
             if self.objective.whole_batch:
                 moment = self._with_whole(batch, parts, count, moment)
-            self._step(self.actor, "actor", self._actor_losses(batch, parts, count, moment, tally), count, tally)
+            losses = partial(self._actor_losses, batch, parts, count, moment)
+            taken = self._step(self.actor, "actor", losses, count, tally)
+            self.objective.advance(ranks.gather, taken=taken)
             if self.critic is not None:
-                losses = self._critic_losses(self.critic, batch, parts, count, moment, tally)
+                losses = partial(self._critic_losses, self.critic, batch, parts, count, moment)
                 self._step(self.critic, "critic", losses, count, tally)
-        merged = Tally()
+        merged = MetricAccumulator()
         for pairs in ranks.gather(tally.pairs):
             merged.merge(pairs)
         return merged.means()
 
-    def _step(self, trained: Trained, role: str, losses: Iterator[Tensor], count: int, tally: Tally) -> None:
-        lr, norm = trained.lr, trained.step(losses, count * self.passes.shared_by, self.passes.clock)
-        if self.passes.ranks.rank == 0:
+    def _step(
+        self,
+        trained: Trained,
+        role: str,
+        losses: Callable[[MetricAccumulator], Iterator[Tensor]],
+        count: int,
+        tally: MetricAccumulator,
+    ) -> bool:
+        """Take one optimiser step; return False if it was skipped."""
+        found, lr = MetricAccumulator(), trained.lr
+        norm = trained.step(losses(found), count * self.passes.shared_by, self.passes.clock)
+        first = self.passes.ranks.rank == 0
+        if norm is None:  # and so on every rank
+            if first:
+                tally.add(f"{role}/skipped_updates", 1.0, 0.0)
+            return False
+        tally.merge(found.pairs)
+        if first:
             for name in ("actor/loss", "actor/policy_loss") if role == "actor" else ("critic/loss",):
                 tally.add(name, 0.0, 1.0)
             tally.add(f"{role}/grad_norm", norm)
             tally.add(f"{role}/lr", lr)
+        return True
 
     def _actor_losses(
-        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment, tally: Tally
+        self,
+        batch: TrainBatch,
+        parts: Sequence[np.ndarray],
+        count: int,
+        moment: UpdateContext,
+        tally: MetricAccumulator,
     ) -> Iterator[Tensor]:
         objective = self.objective
         for part, rows in self.passes.micro_batches(batch, parts, count):
@@ -81,15 +116,23 @@ class Updates:
             moment = attrs.evolve(moment, offset=moment.offset + len(logprobs))
 
     def _critic_losses(
-        self, critic: Trained, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment, tally: Tally
+        self,
+        critic: Trained,
+        batch: TrainBatch,
+        parts: Sequence[np.ndarray],
+        count: int,
+        moment: UpdateContext,
+        tally: MetricAccumulator,
     ) -> Iterator[Tensor]:
         for part, rows in self.passes.micro_batches(batch, parts, count):
             values = self.passes.run(critic, rows)
-            clip = self.objective.spec.value_clip
+            clip = at(self.objective.spec.value_clip, moment.train_step)
             yield _nothing(values) if part is None else critic_loss(part, values, clip, moment.totals, tally)
 
-    def _with_whole(self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: Moment) -> Moment:
-        """One pass without a graph over the optimiser batch, gathered from all ranks in the order of micro-batches."""
+    def _with_whole(
+        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: UpdateContext
+    ) -> UpdateContext:
+        """Add the inputs of the optimiser batch, from a pass without gradients, gathered from all ranks."""
         ranks = self.passes.ranks
         columns: list[tuple[Tensor, Tensor]] = []
         with self.passes.clock("forward_seconds"), torch.no_grad():

@@ -1,36 +1,44 @@
-"""One module under DeepSpeed: its configuration, steps along exactly the gradient of the global loss, its tensors."""
+"""A module trained by DeepSpeed: configuration, steps along the exact gradient of the global loss, full tensors."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from rlsdk.errors import LearnerError
+from rlsdk.errors import CheckpointError, LearnerError
+from rlsdk.learners.pickled import read_pickled
+from rlsdk.learners.statefile import read_state, write_state
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+log = logging.getLogger(__name__)
 Schedule = Literal["constant", "linear", "cosine"]
 Offload = Literal["none", "optimizer", "all"]
+_DERIVED = ("loss_scaler", "param_slice_mappings")
+"""What DeepSpeed puts into an optimiser's state beside tensors and plain values; it is the same in a fresh engine."""
 
 
 @attrs.frozen(kw_only=True)
-class Setting:
-    """How DeepSpeed trains a module; see the learner's options of the same names.
+class DeepSpeedConfig:
+    """Settings for training a module with DeepSpeed; see the learner's options of the same names.
 
     Attributes:
         lr: Peak learning rate.
-        betas: Of AdamW.
-        eps: Of AdamW.
-        weight_decay: Of AdamW.
-        grad_clip: Greatest norm of the gradient; 0 for none.
-        stage: Of ZeRO.
-        offload: What lies in main memory.
+        betas: Betas of AdamW.
+        eps: Epsilon of AdamW.
+        weight_decay: Weight decay of AdamW.
+        grad_clip: Maximum gradient norm; 0 disables clipping.
+        stage: ZeRO stage.
+        offload: State that is kept in main memory.
         dtype: float32 or bfloat16.
         device: cpu or cuda.
+        skip_limit: Maximum number of consecutive skipped updates.
     """
 
     lr: float
@@ -42,6 +50,7 @@ class Setting:
     offload: Offload
     dtype: str
     device: str
+    skip_limit: int
 
     @property
     def deepspeed(self) -> dict[str, Any]:
@@ -69,7 +78,8 @@ class Setting:
         }
         if self.dtype == "bfloat16":
             # Sums of many micro-batches and over ranks lose their digits in bfloat16.
-            config |= {"bf16": {"enabled": True}, "communication_data_type": "fp32"}
+            # An update whose gradient is not finite is left out, in bfloat16 as well.
+            config |= {"bf16": {"enabled": True, "check_grad_overflow": True}, "communication_data_type": "fp32"}
             config["data_types"] = {"grad_accum_dtype": "fp32"}
         return config
 
@@ -91,42 +101,46 @@ class Setting:
 
 
 class Trained:
-    """A module that DeepSpeed trains.
+    """A module trained by DeepSpeed.
 
     Attributes:
-        engine: DeepSpeed's.
-        updates: Optimiser steps done; the schedule depends on it alone.
+        engine: DeepSpeed engine.
+        updates: Optimiser steps completed; the schedule depends on it alone.
+        skipped: Steps skipped since the last completed one.
         gradients: Full gradients by name, of the last step, where `record` is set (tests and diagnosis).
-        record: Whether to keep them.
+        record: Keep the gradients.
     """
 
-    def __init__(self, module: nn.Module, setting: Setting, factor: Callable[[int], float], world: int) -> None:
+    def __init__(
+        self, module: nn.Module, setting: DeepSpeedConfig, factor: Callable[[int], float], world: int, *, role: str
+    ) -> None:
         import deepspeed
 
         parameters = [p for p in module.parameters() if p.requires_grad]
         self.engine = deepspeed.initialize(model=module, model_parameters=parameters, config=setting.deepspeed)[0]
-        self.updates = 0
+        self.updates = self.skipped = 0
         self.record = False
         self.gradients: dict[str, Tensor] = {}
-        self._setting, self._factor, self._world = setting, factor, world
+        self._setting, self._factor, self._world, self._role = setting, factor, world, role
 
     def __call__(self, *args: Any) -> Any:
         """Run the module."""
         return self.engine(*args)
 
-    def step(self, losses: Iterator[Tensor], count: int, clock: Clock) -> float:
-        """One optimiser step.
+    def step(self, losses: Iterator[Tensor], count: int, clock: PhaseTimer) -> float | None:
+        """Take one optimiser step; all ranks skip it if the gradient is not finite.
 
         Args:
             losses: This rank's parts of the loss, one per micro-batch; those of all ranks add up to the loss.
-            count: How many, as many on every rank.
-            clock: Takes the time.
+            count: Number of parts, the same on every rank.
+            clock: Timer of the phases.
 
         Returns:
-            Norm of the gradient before clipping.
+            Gradient norm before clipping; None if the step was skipped, which leaves weights, optimiser state and
+            schedule unchanged.
 
         Raises:
-            LearnerError: It is not finite.
+            LearnerError: More than `skip_limit` steps in a row were skipped.
         """
         for i in range(count):
             # A sum over micro-batches: with one accumulation step, DeepSpeed divides by no count of them.
@@ -139,12 +153,100 @@ class Trained:
         with clock("update_seconds"):
             return self._apply()
 
+    def save(self, folder: Path, rank: int, state: Mapping[str, Any], *, frozen: bool) -> None:
+        """Write this rank's part of what `load` reads, as safetensors; a collective.
+
+        Args:
+            folder: Folder that all ranks see.
+            rank: Rank of this process.
+            state: More to keep, plain JSON, the same on all ranks.
+            frozen: Keep parameters that are not trained, too.
+        """
+        engine, optimizer = self.engine, self.engine.optimizer
+        folder.mkdir(parents=True, exist_ok=True)
+        if hasattr(optimizer, "checkpoint_event_prologue"):
+            optimizer.checkpoint_event_prologue()
+        if rank == self._source(rank, 3):
+            module = engine.module_state_dict(exclude_frozen_parameters=not frozen)
+            counts = {name: getattr(engine, name) for name in ("global_steps", "global_samples", "skipped_steps")}
+            own = {"updates": self.updates, "skipped": self.skipped, **state}
+            write_state(folder / f"model-{rank}.safetensors", {"module": module, "engine": counts, "run": own})
+        if rank == self._source(rank, 1):
+            kept = {name: value for name, value in optimizer.state_dict().items() if name not in _DERIVED}
+            write_state(folder / f"optimizer-{rank}.safetensors", kept)
+        if hasattr(optimizer, "checkpoint_event_epilogue"):
+            optimizer.checkpoint_event_epilogue()
+
+    def read(self, folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read what `save` wrote, or rlsdk 0.1, whose pickles are read without executing anything in them.
+
+        Args:
+            folder: Folder that all ranks see.
+            rank: Rank of this process.
+
+        Returns:
+            The model's state and the optimiser's, for `restore`.
+
+        Raises:
+            CheckpointError: A file is missing, or holds something else.
+        """
+        if (folder / "model-0.safetensors").is_file():
+            model = read_state(folder / f"model-{self._source(rank, 3)}.safetensors")
+            return model, read_state(folder / f"optimizer-{self._source(rank, 1)}.safetensors")
+        return read_pickled(folder, rank, stage=self._setting.stage, dtype=self._setting.dtype)
+
+    def restore(self, model: Mapping[str, Any], saved: dict[str, Any], rank: int, *, strict: bool) -> dict[str, Any]:
+        """Go on from what `read` returned; a collective.
+
+        Args:
+            model: State of the model.
+            saved: State of the optimiser.
+            rank: Rank of this process.
+            strict: Refuse a model that lacks a parameter.
+
+        Returns:
+            The `state` that `save` was given.
+
+        Raises:
+            CheckpointError: The states do not fit.
+        """
+        engine, optimizer = self.engine, self.engine.optimizer
+        try:
+            if hasattr(optimizer, "checkpoint_event_prologue"):
+                optimizer.checkpoint_event_prologue()
+            engine.load_module_state_dict({"module": model["module"]}, strict=strict)
+            if self._setting.stage:
+                if hasattr(optimizer, "loss_scaler"):
+                    saved["loss_scaler"] = optimizer.loss_scaler
+                # Nothing is read from the other ranks' states.
+                states: list[Any] = [None] * self._world
+                states[rank] = saved
+                full = engine.zero_load_from_fp32_weights()
+                optimizer.load_state_dict(state_dict_list=states, load_from_fp32_weights=full)
+            else:
+                optimizer.load_state_dict(saved)
+            if hasattr(optimizer, "checkpoint_event_epilogue"):
+                optimizer.checkpoint_event_epilogue()
+            for name in ("global_steps", "global_samples", "skipped_steps"):
+                setattr(engine, name, int(model["engine"][name]))
+            state: dict[str, Any] = model["run"]
+            self.updates, self.skipped = int(state["updates"]), int(state.get("skipped", 0))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
+            raise CheckpointError(
+                f"the checkpoint's {self._role} does not fit this one: {type(error).__name__}: {error}"
+            ) from error
+        return state
+
+    def _source(self, rank: int, split: int) -> int:
+        """The rank whose file this rank reads: its own from the stage on that splits the content, else rank 0's."""
+        return rank if self._setting.stage >= split else 0
+
     @property
     def lr(self) -> float:
         """Learning rate of the next step."""
         return self._setting.lr * self._factor(self.updates)
 
-    def _apply(self) -> float:
+    def _apply(self) -> float | None:
         import torch
 
         for group in self.engine.optimizer.param_groups:
@@ -154,22 +256,37 @@ class Trained:
         if self._setting.stage == 0:
             clip = self._setting.grad_clip or math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), clip))
-            self._expect_finite(norm)
-            self.engine.step()
+            if math.isfinite(norm):
+                self.engine.step()
+            else:
+                self.engine.zero_grad()
         else:
+            # Leaves out a step whose gradient is not finite, and drops that gradient.
             self.engine.step()
             norm = float(self.engine.get_global_grad_norm())
-            self._expect_finite(norm)
-        self.updates += 1
-        return norm
+        # In place of a norm that is not finite, DeepSpeed may give -1.
+        if math.isfinite(norm) and norm >= 0:
+            self.updates, self.skipped = self.updates + 1, 0
+            return norm
+        self._skip()
+        return None
 
-    def _expect_finite(self, norm: float) -> None:
-        # DeepSpeed gives a norm of -1 where it met an infinite one.
-        if norm < 0 or not math.isfinite(norm):
-            step = self.updates + 1
+    def _skip(self) -> None:
+        self.skipped += 1
+        limit, step = self._setting.skip_limit, self.updates + 1
+        if self.skipped > limit:
             raise LearnerError(
-                f"the gradient of optimiser step {step} is not finite (norm {norm}); resume from a checkpoint"
+                f"the {self._role}'s gradient was not finite in {self.skipped} updates in a row (optimiser step {step}"
+                f"); learner.skip_limit allows {limit}. No weight was changed by them. Look for losses, advantages or "
+                "rewards that are not finite or huge, or lower learner.lr, and resume from a checkpoint"
             )
+        log.warning(
+            "the %s's gradient is not finite: optimiser step %d is skipped (%d in a row, at most %d)",
+            self._role,
+            step,
+            self.skipped,
+            limit,
+        )
 
     def _full_gradients(self) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_grad
@@ -184,12 +301,12 @@ class Trained:
 
 
 def full_tensors(module: nn.Module, *, keep: bool, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
-    """All tensors of a module, by the names of its `state_dict`; a collective under ZeRO-3.
+    """Return all tensors of a module by their `state_dict` names; a collective call under ZeRO-3.
 
     Args:
-        module: That DeepSpeed may have split over the ranks.
-        keep: Whether this rank wants them; without, it only takes part.
-        wanted: Says by name which ones; left out, all.
+        module: Module, possibly partitioned over the ranks by DeepSpeed.
+        keep: Return the tensors on this rank; otherwise it only takes part in the collective.
+        wanted: Filter by name; by default, all tensors.
 
     Returns:
         Detached tensors. Those that ZeRO-3 held in parts are copies; others are the module's own memory.
@@ -213,13 +330,13 @@ def full_tensors(module: nn.Module, *, keep: bool, wanted: Callable[[str], bool]
 
 
 def schedule(kind: Schedule, warmup: int, final: float, total: int) -> Callable[[int], float]:
-    """Factor of the learning rate by optimiser steps done.
+    """Build the learning-rate factor as a function of completed optimiser steps.
 
     Args:
-        kind: What follows the linear warm-up: constant, linear or cosine down to `final`.
-        warmup: Steps that it takes to the peak.
+        kind: Shape after the linear warm-up: constant, or linear or cosine down to `final`.
+        warmup: Number of warm-up steps.
         final: Factor at the end.
-        total: Steps in all.
+        total: Total number of steps.
     """
 
     def factor(done: int) -> float:
@@ -234,7 +351,7 @@ def schedule(kind: Schedule, warmup: int, final: float, total: int) -> Callable[
     return factor
 
 
-class Clock:
+class PhaseTimer:
     """Adds up seconds by name."""
 
     def __init__(self) -> None:

@@ -6,21 +6,23 @@ A distribution declares an entry point in the group `rlsdk.v1`; its name is the 
 
 from __future__ import annotations
 
-from rlsdk.plugins.entries import CORE, GROUP, Entry, discover, version
-from rlsdk.plugins.fingerprints import Fingerprint, Reference
+from rlsdk.plugins.entries import CORE, GROUP, PluginEntry, discover, version
+from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint
 from rlsdk.plugins.loading import faults_of, load, names
 from rlsdk.plugins.manager import Plugins
+from rlsdk.plugins.own_parts import with_own_parts
 
 __all__ = [
     "CORE",
     "GROUP",
-    "Entry",
+    "ComponentRef",
     "Fingerprint",
+    "PluginEntry",
     "Plugins",
-    "Reference",
     "discover",
     "faults_of",
     "load",
     "names",
     "version",
+    "with_own_parts",
 ]

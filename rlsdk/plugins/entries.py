@@ -12,16 +12,16 @@ CORE_MODULE = "rlsdk.builtins"
 
 
 @attrs.frozen
-class Entry:
-    """One plugin as package metadata tells it; nothing of it was imported.
+class PluginEntry:
+    """A plugin, read from package metadata without importing it.
 
     Attributes:
-        name: Entry point, the prefix of its components.
+        name: Name of the entry point, the prefix of its components.
         module: Dotted name of the module, or the path of a single file.
         distribution: The distribution that declares it; empty for a single file.
-        version: Of that distribution.
-        broken: Why it cannot be used; empty if nothing is known to be wrong.
-        file: Whether `module` is a path.
+        version: Version of that distribution.
+        broken: Reason why it cannot be used; empty if nothing is known to be wrong.
+        file: True if `module` is a path.
     """
 
     name: str
@@ -33,17 +33,17 @@ class Entry:
 
     @property
     def origin(self) -> str:
-        """Where it comes from, for messages."""
+        """Distribution and version, or file path, for messages."""
         return self.module if self.file else f"{self.distribution} {self.version}".strip()
 
 
-def discover() -> dict[str, tuple[Entry, ...]]:
+def discover() -> dict[str, tuple[PluginEntry, ...]]:
     """Every plugin that package metadata declares, by name, `core` first.
 
     Returns:
         Name -> all that claim it. A foreign `core` is there too, broken, under a name that no config can write.
     """
-    found: dict[str, list[Entry]] = {CORE: [Entry(CORE, CORE_MODULE, "rlsdk", version())]}
+    found: dict[str, list[PluginEntry]] = {CORE: [PluginEntry(CORE, CORE_MODULE, "rlsdk", version())]}
     seen: set[tuple[str, str]] = set()
     for point in declared(GROUP):
         distribution, release = (point.dist.name, point.dist.version) if point.dist else ("", "")
@@ -55,7 +55,7 @@ def discover() -> dict[str, tuple[Entry, ...]]:
             key, broken = f"{CORE} of {distribution}", f"the name {CORE!r} belongs to rlsdk; choose another"
         elif "/" in point.name or point.name.endswith(".py"):
             broken = "its name holds '/' or ends in '.py', so that no config can write it; choose another"
-        found.setdefault(key, []).append(Entry(point.name, point.module, distribution, release, broken))
+        found.setdefault(key, []).append(PluginEntry(point.name, point.module, distribution, release, broken))
     return {name: tuple(claims) for name, claims in found.items()}
 
 

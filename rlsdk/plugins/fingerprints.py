@@ -1,4 +1,4 @@
-"""What identifies a plugin's code, and how a worker finds the component that the driver chose."""
+"""Fingerprints of plugins' code, and references by which a worker finds the component that the driver chose."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 
 import attrs
 
-from rlsdk.components import Kind
+from rlsdk.components import Use, component_of
+from rlsdk.kinds import Kind
 
 
 @attrs.frozen
 class Fingerprint:
-    """What identifies a plugin's code: distribution, version and a hash of its sources."""
+    """Identity of a plugin's code: distribution, version and a hash of its sources."""
 
     distribution: str
     version: str
@@ -29,16 +30,16 @@ class Fingerprint:
 
 
 @attrs.frozen
-class Reference:
-    """How a worker finds the component that the driver chose: by name, and by fingerprint.
+class ComponentRef:
+    """Reference by which a worker finds the component that the driver chose: name and fingerprint.
 
     Attributes:
-        kind: Of the component.
+        kind: Kind of the component.
         name: `plugin/name`.
-        options: As given, defaults left out.
-        fingerprint: Of the plugin on the driver.
+        options: Options as given, without defaults.
+        fingerprint: Fingerprint of the plugin on the driver.
         file: (path, source) of a single-file plugin.
-        obj: The marked object itself, where one stood in place of a name.
+        obj: The marked object itself, if one was given instead of a name.
     """
 
     kind: Kind
@@ -50,12 +51,12 @@ class Reference:
 
 
 def of_text(text: str) -> Fingerprint:
-    """Of a single file."""
+    """Fingerprint a single-file plugin."""
     return Fingerprint("", "", _hash([text]))
 
 
 def of_object(obj: Any) -> Fingerprint:
-    """Of a marked object: its source, or what it was compiled to where there is none (typed into an interpreter)."""
+    """Fingerprint a marked object by its source, or by its bytecode if it has none (typed into an interpreter)."""
     try:
         text = inspect.getsource(obj)
     except (OSError, TypeError):
@@ -64,7 +65,7 @@ def of_object(obj: Any) -> Fingerprint:
 
 
 def of_package(distribution: str, version: str, package: str) -> Fingerprint:
-    """Of an installed package: all its Python sources, as they were when this process first asked."""
+    """Fingerprint an installed package by all its Python sources, as they were when this process first asked."""
     return Fingerprint(distribution, version, _package_hash(package))
 
 
@@ -72,9 +73,34 @@ def _compiled(obj: Any) -> str:
     """A function or class as text that is the same in every process."""
     if inspect.isclass(obj):
         members = sorted(vars(obj).items())
-        return repr([(name, _compiled(value)) for name, value in members if inspect.isfunction(value)])
+        methods = [(name, _compiled(value)) for name, value in members if _is_written(value)]
+        return repr((methods, _defaults(obj)) if attrs.has(obj) else methods)
     code = obj if isinstance(obj, types.CodeType) else obj.__code__
     return repr((code.co_code, code.co_names, [_constant(value) for value in code.co_consts]))
+
+
+def _is_written(value: Any) -> bool:
+    """Return whether a member of a class was written by its author; those of attrs hold numbers of their process."""
+    return inspect.isfunction(value) and not value.__code__.co_filename.startswith("<attrs generated")
+
+
+def _defaults(cls: type) -> list[tuple[str, str]]:
+    """The defaults of an attrs class as text; an algorithm consists of nothing else."""
+    return [(field.name, _default(field.default)) for field in attrs.fields(cls)]
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, Use):
+        options = [(name, _default(option)) for name, option in sorted(value.options.items())]
+        return repr((_default(value.name), options))
+    if isinstance(value, list | tuple):
+        return repr([_default(item) for item in value])
+    component = component_of(value)
+    if component is not None:
+        return of_object(component.obj).source
+    if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+        return _compiled(value.factory) if inspect.isfunction(value.factory) else repr(value.factory)
+    return repr(value)
 
 
 def _constant(value: Any) -> str:

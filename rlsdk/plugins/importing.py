@@ -11,15 +11,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlsdk.errors import ValueFault
+from rlsdk.errors import ValueFault, described
 from rlsdk.options import nearest
 
 
 def find(path: str) -> Any:
-    """What a path such as `my_file.py:fn`, `package.module:fn` or `my_file.py:object.method` names.
+    """Import the object at a path such as `my_file.py:fn`, `package.module:fn` or `my_file.py:object.method`.
 
     Args:
-        path: A file relative to the working folder, or an importable module; behind the colon a name in it.
+        path: A file relative to the working folder, or an importable module; after the colon, a name in it.
 
     Raises:
         ValueFault: It cannot be found or imported; the message has the cause.
@@ -35,6 +35,16 @@ def find(path: str) -> Any:
     return found
 
 
+def unreadable(path: str | Path, error: OSError | UnicodeDecodeError) -> str:
+    """A sentence for a Python file that cannot be read, with the file of the nearest name beside it."""
+    path = Path(path)
+    cause = error.strerror if isinstance(error, OSError) else error
+    where = "" if path.is_absolute() else f" (working folder: {Path.cwd().name}/)"
+    folder = path.expanduser().parent
+    near = nearest(path.name, [file.name for file in folder.glob("*.py")]) if not path.exists() else None
+    return f"{path} cannot be read: {cause}{where}" + (f"; did you mean {path.with_name(near)}?" if near else "")
+
+
 def _offered(holder: Any, name: str) -> str:
     public = sorted(key for key, value in vars(holder).items() if callable(value) and not key.startswith("_"))
     near = nearest(name, public)
@@ -46,7 +56,7 @@ def _from_package(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise ValueFault(f"module {name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueFault(f"module {name} cannot be imported: {described(error)}") from error
 
 
 def _from_file(place: str) -> ModuleType:
@@ -54,12 +64,11 @@ def _from_file(place: str) -> ModuleType:
     try:
         source = file.read_bytes()
     except OSError as error:
-        where = "" if Path(place).is_absolute() else f" (working folder: {Path.cwd().name}/)"
-        raise ValueFault(f"{place} cannot be read: {error.strerror}{where}") from error
+        raise ValueFault(unreadable(place, error)) from error
     try:
         return _module(file, hashlib.sha256(source).hexdigest())
     except (Exception, SystemExit) as error:
-        raise ValueFault(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueFault(f"{place} cannot be imported: {described(error)}") from error
 
 
 @lru_cache(maxsize=64)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rlsdk.components import Kind, Use
+from rlsdk.components import Use
 from rlsdk.errors import OptionError, PluginError
+from rlsdk.kinds import Kind
 from rlsdk.options import Fault
 from rlsdk.plugins.entries import CORE
 from rlsdk.plugins.manager import Plugins, check_kind, present
@@ -18,14 +19,14 @@ def _default() -> Plugins:
 
 
 def load(kind: Kind, name: Any, /, **options: Any) -> Any:
-    """What is ready to run: a component by name, or a marked object, with its options checked.
+    """Load a component by name, or a marked object, check its options, and instantiate it.
 
-    A component that loads another one when it is made finds it among the plugins of its run, files included.
+    A component that loads another while it is instantiated finds it among the plugins of its run, files included.
 
     Args:
-        kind: Such as "reward", "advantage", "policy_loss".
-        name: `grpo` (built in), `mylab/exact` (of a plugin), or a marked object.
-        **options: As the component declares them.
+        kind: Kind of component, such as "reward", "advantage", "policy_loss".
+        name: `grpo` (built in), `mylab/exact` (from a plugin), or a marked object.
+        **options: Options that the component declares.
 
     Returns:
         A callable that takes the positional arguments of its kind, or an instance of the component's class.
@@ -40,12 +41,12 @@ def load(kind: Kind, name: Any, /, **options: Any) -> Any:
 
 
 def faults_of(kind: Kind, use: Use, path: str) -> list[Fault]:
-    """What is wrong with a component that an option names.
+    """Find the faults of a component that an option names.
 
     Args:
-        kind: Of the component.
-        use: The choice, as it is written.
-        path: Of the option.
+        kind: Kind of the component.
+        use: The component and its options, as written.
+        path: Path of the option, the prefix of each fault.
     """
     try:
         made = load(kind, use.name, **use.options)

@@ -16,15 +16,24 @@ from typing import Any
 import pluggy
 
 from rlsdk import hookspecs
-from rlsdk.components import KINDS, Component, Kind, component_of, own_mark
-from rlsdk.errors import FingerprintError, PluginError, UnknownComponentError
+from rlsdk.components import Component, component_of, own_mark
+from rlsdk.errors import (
+    FILE_PACKAGE,
+    FingerprintError,
+    PluginError,
+    UnknownComponentError,
+    defined_at,
+    described,
+    package,
+)
+from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import fingerprints
-from rlsdk.plugins.entries import CORE, Entry, discover
-from rlsdk.plugins.fingerprints import Fingerprint, Reference
+from rlsdk.plugins.entries import CORE, PluginEntry, discover
+from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint
+from rlsdk.plugins.importing import unreadable
+from rlsdk.plugins.own_parts import with_own_parts
 
-FILE_PACKAGE = "_rlsdk_files"
-"""Top-level name under which single-file plugins live in `sys.modules`."""
 _PRESENT: ContextVar[Plugins | None] = ContextVar("present", default=None)
 
 
@@ -45,7 +54,7 @@ class Plugins(pluggy.PluginManager):
             self.add_file(file)
 
     def add_file(self, path: str | Path, source: str | None = None) -> str:
-        """Make a single file a plugin, named by its stem.
+        """Make a single file a plugin, named by its stem, or an `__init__.py` by its folder.
 
         Args:
             path: The file.
@@ -58,7 +67,9 @@ class Plugins(pluggy.PluginManager):
             PluginError: The file cannot be read, or its name is taken by another plugin.
         """
         path = Path(path)
-        name = path.stem
+        if path.name == "__init__.py":  # absolute: the name must be the same in every working folder
+            path = path.absolute()
+        name = path.parent.name if path.name == "__init__.py" else path.stem
         if name in self._files and Path(self._files[name][0]).absolute() == path.absolute():
             return name
         if taken := self.entries.get(name):
@@ -66,11 +77,16 @@ class Plugins(pluggy.PluginManager):
         try:
             text = path.read_text(encoding="utf-8") if source is None else source
         except (OSError, UnicodeDecodeError) as error:
-            cause = error.strerror if isinstance(error, OSError) else error
-            raise PluginError(f"plugin file {path} cannot be read: {cause}") from error
+            self._failed[name, ""] = PluginError(f"plugin file {unreadable(path, error)}")
+            raise self._failed[name, ""] from error
         self._files[name] = (str(path), text)
-        self.entries[name] = (Entry(name, str(path), file=True),)
+        self.entries[name] = (PluginEntry(name, str(path), file=True),)
         return name
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the single-file plugins, as they were given."""
+        return [path for path, _ in self._files.values()]
 
     def activate(self, name: str) -> str:
         """Import a plugin, a name or a file's path, and register its hooks and components.
@@ -99,7 +115,7 @@ class Plugins(pluggy.PluginManager):
             self._once(plugin, each, partial(self._import_kind, plugin, each))
         return {k: c for k, c in self._components[plugin].items() if kind in (None, k[0])}
 
-    def find(self, kind: Kind, name: str) -> tuple[Entry, Component]:
+    def find(self, kind: Kind, name: str) -> tuple[PluginEntry, Component]:
         """The component `plugin/name`; a bare name is one of `core`.
 
         Raises:
@@ -113,36 +129,40 @@ class Plugins(pluggy.PluginManager):
         plugin = self.activate(plugin or CORE)
         found = self.components(plugin, kind)
         if (kind, bare) not in found:
-            raise UnknownComponentError(_unknown(kind, name, [n for _, n in found], plugin))
+            raise UnknownComponentError(self._unknown_component(kind, name, [n for _, n in found], plugin))
         return self._entry(plugin), found[kind, bare]
 
-    def reference(self, kind: Kind, name: Any, options: Mapping[str, Any] | None = None) -> Reference:
-        """What a worker needs to resolve the same component; `name` may be a marked object."""
+    def reference(self, kind: Kind, name: Any, options: Mapping[str, Any] | None = None) -> ComponentRef:
+        """Make the reference by which a worker resolves the same component; `name` may be a marked object."""
         check_kind(kind)
         options = dict(options or {})
         component = None if isinstance(name, str) else component_of(name)
         if component is None:
             entry, component = self.find(kind, name)
             mark = self.fingerprint(entry.name)
-            return Reference(kind, f"{entry.name}/{component.name}", options, mark, self._files.get(entry.name))
+            return ComponentRef(kind, f"{entry.name}/{component.name}", options, mark, self._files.get(entry.name))
         if component.kind != kind:
             raise UnknownComponentError(
                 f"{name!r} is marked as {component.kind} {component.name!r}; expected here: {kind}"
             )
         mark = fingerprints.of_object(component.obj)
         self._objects[f"{kind} {component.name} (object)"] = mark
-        return Reference(kind, component.name, options, mark, obj=component.obj)
+        return ComponentRef(kind, component.name, options, mark, obj=component.obj)
 
-    def resolve(self, reference: Reference) -> Any:
-        """What is ready to run, on a driver or a worker.
+    def resolve(self, reference: ComponentRef) -> Any:
+        """Instantiate a referenced component, on a driver or a worker.
 
         Raises:
             FingerprintError: This process has other code than the driver that made the reference.
             OptionError: The options do not fit.
         """
-        return self.bind(self.component(reference), reference.options)
+        made = self.bind(self.component(reference), reference.options)
+        if reference.kind != "algorithm":
+            return made
+        plugin = reference.name.rpartition("/")[0]
+        return with_own_parts(self, plugin, made, given=reference.options)
 
-    def component(self, reference: Reference) -> Component:
+    def component(self, reference: ComponentRef) -> Component:
         """The component that a reference names, on a driver or a worker.
 
         Raises:
@@ -168,7 +188,7 @@ class Plugins(pluggy.PluginManager):
         return component
 
     def bind(self, component: Component, options: Mapping[str, Any]) -> Any:
-        """What is ready to run; what it loads while it is made is looked for among these plugins.
+        """Instantiate a component; others that it loads meanwhile are looked up among these plugins.
 
         Raises:
             OptionError: The options do not fit.
@@ -193,11 +213,26 @@ class Plugins(pluggy.PluginManager):
             self._collect(plugin, name)
         return super().parse_hookimpl_opts(plugin, name)
 
-    def _entry(self, name: str) -> Entry:
+    def _unknown_component(self, kind: Kind, name: str, offers: Iterable[str], plugin: str) -> str:
+        """A sentence for a wrong name; one that another plugin of the run offers is suggested with its prefix."""
+        text = _unknown(kind, name, offers, plugin)
+        others = [each for each, found in self._components.items() if each != plugin and (kind, name) in found]
+        if others:
+            return f"{text.partition('; did you mean')[0]}; did you mean {others[0] + '/' + name!r}?"
+        if self._components[plugin] or self._tables[plugin]:
+            return text
+        return f"{text}. It marks nothing: put @rlsdk.{kind}({name.rpartition('/')[2]!r}) above the function or class"
+
+    def _entry(self, name: str) -> PluginEntry:
         claims = self.entries.get(name, ())
+        if not claims and (name, "") in self._failed:
+            raise self._failed[name, ""]
         if not claims:
             usable = [known for known, found in self.entries.items() if not found[0].broken]
-            raise PluginError(_unknown("plugin", name, usable, "this environment"))
+            unknown = _unknown("plugin", name, usable, "this environment")
+            raise PluginError(
+                f"{unknown}; install the package that brings it (pip install …), or give its file (--plugin {name}.py)"
+            )
         if len(claims) > 1:
             listing = " and ".join(c.origin for c in claims)
             raise PluginError(f"plugin {name!r} is claimed by {listing}; uninstall one of them")
@@ -215,11 +250,11 @@ class Plugins(pluggy.PluginManager):
             self._failed[plugin, kind] = error
             raise
 
-    def _import(self, entry: Entry) -> None:
+    def _import(self, entry: PluginEntry) -> None:
         try:
             module = self._load_file(entry.name) if entry.file else importlib.import_module(entry.module)
         except (Exception, SystemExit) as error:
-            cause = f"{type(error).__name__}: {error}"
+            cause = described(error)
             raise PluginError(f"plugin {entry.name!r} ({entry.origin}) fails to import: {cause}") from error
         self._components[entry.name] = {}
         self._tables[entry.name] = dict(getattr(module, "MODULES", {}))
@@ -235,8 +270,7 @@ class Plugins(pluggy.PluginManager):
             try:
                 module = importlib.import_module(name)
             except (Exception, SystemExit) as error:
-                cause = f"{type(error).__name__}: {error}"
-                raise PluginError(f"plugin {plugin!r}: module {name} fails to import: {cause}") from error
+                raise PluginError(f"plugin {plugin!r}: module {name} fails to import: {described(error)}") from error
             if not self.is_registered(module):  # one module may serve several kinds
                 self._register(module, f"{plugin}:{name}", plugin)
 
@@ -269,7 +303,7 @@ class Plugins(pluggy.PluginManager):
     def _collect(self, module: types.ModuleType, attribute: str) -> None:
         found = getattr(module, attribute, None)
         owned = own_mark(found)
-        if owned is None or _package(getattr(found, "__module__", "")) != _package(module.__name__):
+        if owned is None or package(str(getattr(found, "__module__", ""))) != package(module.__name__):
             return  # nothing marked, or what another package marked
         plugin = self._owners[module.__name__]
         if owned.obj is not found:
@@ -279,12 +313,14 @@ class Plugins(pluggy.PluginManager):
             )
         previous = self._components[plugin].setdefault((owned.kind, owned.name), owned)
         if previous is not owned:
-            both = f"{previous.obj!r} and {owned.obj!r}"
-            raise PluginError(f"plugin {plugin!r} declares {owned.kind} {owned.name!r} twice: {both}")
+            both = f"{defined_at(previous.obj)} and {defined_at(owned.obj)}"
+            raise PluginError(
+                f"plugin {plugin!r} declares {owned.kind} {owned.name!r} twice: {both}; rename one of them"
+            )
 
 
 def present() -> Plugins | None:
-    """Those that make a component right now: what it loads meanwhile is looked for among them."""
+    """Plugins that are instantiating a component right now; what it loads meanwhile is looked up among them."""
     return _PRESENT.get()
 
 
@@ -298,19 +334,13 @@ def _present(plugins: Plugins) -> Iterator[None]:
 
 
 def check_kind(kind: str) -> None:
-    """Refuse what is no kind.
+    """Refuse an unknown kind.
 
     Raises:
-        UnknownComponentError: With the nearest kind.
+        UnknownComponentError: There is no such kind; the message names the nearest.
     """
     if kind not in KINDS:
         raise UnknownComponentError(_unknown("kind", str(kind), KINDS, "rlsdk"))
-
-
-def _package(module: Any) -> str:
-    """The top-level package; a single file is one of its own."""
-    parts = str(module).split(".")
-    return ".".join(parts[:2]) if parts[0] == FILE_PACKAGE else parts[0]
 
 
 def _unknown(what: str, name: str, known: Iterable[str], where: str) -> str:

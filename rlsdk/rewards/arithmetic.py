@@ -24,17 +24,17 @@ _BINDING = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2, _NEGATE: 3}
 
 
 class NotAnExpressionError(ValueError):
-    """The text is no expression, exceeds the limits or divides by zero; the message says which."""
+    """The text is not an expression, exceeds the limits or divides by zero; the message says which."""
 
 
 def tokenize(text: str) -> list[str]:
     """Split an expression into numbers, operators and brackets; the signs − × ÷ become - * /.
 
     Args:
-        text: What the model wrote.
+        text: Text from the model.
 
     Raises:
-        NotAnExpressionError: It is too long, or holds a character that belongs to no expression.
+        NotAnExpressionError: The text is too long, or contains a character that is not allowed in expressions.
     """
     if len(text) > MAX_CHARACTERS:
         raise NotAnExpressionError(f"{len(text)} characters are more than {MAX_CHARACTERS}")

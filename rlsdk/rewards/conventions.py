@@ -1,4 +1,4 @@
-"""How other trainers call a reward: their conventions, as a table of adapters.
+"""Calling conventions for rewards of other trainers, as a table of adapters.
 
 An adapter says by which signature a function of its convention is known, which arguments the trainer would pass for
 some rollouts, and how the result is read. `rlsdk.rewards.foreign` drives them.
@@ -24,14 +24,14 @@ Reader = Callable[[Any, int], list[Score]]
 
 @attrs.frozen
 class Parameters:
-    """What a callable can be given.
+    """Parameters that a callable accepts.
 
     Attributes:
-        names: Of all parameters that have one.
-        required: Those without a default.
-        others: Whether it takes any other keyword.
-        marks: Names of the classes that it is an instance of.
-        text: As a person reads it.
+        names: Names of all named parameters.
+        required: Names of the parameters without a default.
+        others: True if it takes arbitrary further keywords.
+        marks: Names of the classes of which it is an instance.
+        text: Human-readable signature.
     """
 
     names: tuple[str, ...]
@@ -55,17 +55,17 @@ class Parameters:
         )
 
     def has(self, *names: str) -> bool:
-        """Whether it names all of these."""
+        """Return True if all these names are parameters."""
         return set(names) <= set(self.names)
 
     def names_any(self, *names: str) -> bool:
-        """Whether it names one of these."""
+        """Return True if any of these names is a parameter."""
         return not set(names).isdisjoint(self.names)
 
 
 @attrs.frozen
-class Prepared:
-    """One call: arguments by name, those that go by position, and how its result is read."""
+class PreparedCall:
+    """A prepared call: named arguments, positional arguments, and how to read the result."""
 
     named: Mapping[str, Any]
     read: Reader
@@ -74,23 +74,23 @@ class Prepared:
 
 @attrs.frozen
 class Convention:
-    """How one trainer calls a reward.
+    """The convention by which a trainer calls a reward.
 
     Attributes:
-        name: As `style:` gives it.
-        call: As its documentation writes it.
-        fits: Whether a signature is of this convention.
-        prepare: From rollouts to a call.
-        offers: Names that the trainer passes.
-        batch: Many rollouts in one call; otherwise one.
-        columns: Columns of the data are passed by name, too.
-        positional: How many of the first arguments go by position, whatever their names.
+        name: Value of `style:` that selects it.
+        call: Call as written in the trainer's documentation.
+        fits: Returns True for signatures of this convention.
+        prepare: Builds a call from rollouts.
+        offers: Argument names that the trainer passes.
+        batch: Pass many rollouts in one call; otherwise one.
+        columns: Also pass columns of the data by name.
+        positional: Number of leading arguments passed by position, whatever their names.
     """
 
     name: str
     call: str
     fits: Callable[[Parameters], bool]
-    prepare: Callable[[Sequence[Rollout]], Prepared]
+    prepare: Callable[[Sequence[Rollout]], PreparedCall]
     offers: tuple[str, ...]
     batch: bool = False
     columns: bool = False
@@ -108,14 +108,11 @@ def prompt_of(rollout: Rollout) -> str | list[dict[str, str]]:
 
 
 def completion_of(rollout: Rollout) -> str | list[dict[str, str]]:
-    """What followed the prompt, in the prompt's form; a prefill belongs to the message that it begins."""
-    prompt = rollout.task.prompt
-    if isinstance(prompt, str):
+    """Everything from the policy's first message on, in the prompt's form; a prefill belongs to that message."""
+    if isinstance(rollout.task.prompt, str):
         return rollout.response
-    same = 0
-    while same < len(prompt) and rollout.messages[same : same + 1] == prompt[same : same + 1]:
-        same += 1
-    return _messages(rollout.messages[same:])
+    by_policy = [m.role == "assistant" and not m.prompt for m in rollout.messages]
+    return _messages(rollout.messages[by_policy.index(True) :]) if any(by_policy) else []
 
 
 def _text_of(prompt: str | list[dict[str, str]]) -> str:
@@ -141,7 +138,7 @@ def _columns(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
     return {name: [_column(rollout, name) for rollout in rollouts] for name in [*names, "data_source"]}
 
 
-def _trl(rollouts: Sequence[Rollout]) -> Prepared:
+def _trl(rollouts: Sequence[Rollout]) -> PreparedCall:
     log = Log(len(rollouts))
     named: dict[str, Any] = {
         **_columns(rollouts),
@@ -152,7 +149,7 @@ def _trl(rollouts: Sequence[Rollout]) -> Prepared:
     }
     if all(rollout.loss_mask.any() for rollout in rollouts):  # scored offline they have no tokens
         named["completion_ids"] = [_token_ids(rollout) for rollout in rollouts]
-    return Prepared(named, partial(results.per_rollout, log=log))
+    return PreparedCall(named, partial(results.per_rollout, log=log))
 
 
 def _extra_info(rollout: Rollout) -> dict[str, Any]:
@@ -160,7 +157,7 @@ def _extra_info(rollout: Rollout) -> dict[str, Any]:
     return dict(extra) if isinstance(extra, Mapping) else dict(rollout.task.metadata)
 
 
-def _verl(rollouts: Sequence[Rollout]) -> Prepared:
+def _verl(rollouts: Sequence[Rollout]) -> PreparedCall:
     (rollout,) = rollouts
     named = {
         "data_source": rollout.task.source,
@@ -168,28 +165,37 @@ def _verl(rollouts: Sequence[Rollout]) -> Prepared:
         "ground_truth": rollout.task.answer,
         "extra_info": _extra_info(rollout),
     }
-    return Prepared(named, results.one(results.scored))
+    return PreparedCall(named, results.one(results.scored))
 
 
-def _verl_batch(rollouts: Sequence[Rollout]) -> Prepared:
+def _verl_batch(rollouts: Sequence[Rollout]) -> PreparedCall:
     named = {
         "data_sources": [rollout.task.source for rollout in rollouts],
         "solution_strs": [rollout.response for rollout in rollouts],
         "ground_truths": [rollout.task.answer for rollout in rollouts],
         "extra_infos": [_extra_info(rollout) for rollout in rollouts],
     }
-    return Prepared(named, results.per_rollout)
+    return PreparedCall(named, results.per_rollout)
 
 
-def _openrlhf(rollouts: Sequence[Rollout]) -> Prepared:
+def _openrlhf(rollouts: Sequence[Rollout]) -> PreparedCall:
     (rollout,) = rollouts
     prompt = _text_of(prompt_of(rollout))
-    gap = "" if isinstance(rollout.task.prompt, str) else "\n"
-    by_position = ([prompt + gap + rollout.response], [prompt], [rollout.task.answer])
-    return Prepared({}, results.openrlhf, by_position)
+    by_position = ([prompt + _continuation(rollout)], [prompt], [rollout.task.answer])
+    return PreparedCall({}, results.openrlhf, by_position)
 
 
-def _verifiers(rollouts: Sequence[Rollout]) -> Prepared:
+def _continuation(rollout: Rollout) -> str:
+    """The response as it follows the prompt's text, which holds a prefill already."""
+    prompt = rollout.task.prompt
+    if isinstance(prompt, str):
+        return rollout.response
+    prefill = prompt[-1].content if prompt and prompt[-1].role == "assistant" else ""
+    begun = bool(prefill) and rollout.response.startswith(prefill)
+    return rollout.response[len(prefill) :] if begun else "\n" + rollout.response
+
+
+def _verifiers(rollouts: Sequence[Rollout]) -> PreparedCall:
     (rollout,) = rollouts
     task = rollout.task
     info = task.metadata.get("info")
@@ -200,12 +206,12 @@ def _verifiers(rollouts: Sequence[Rollout]) -> Prepared:
         "task": task.source or "default",
         "info": dict(info) if isinstance(info, Mapping) else dict(task.metadata),
     }
-    state = {**common, "turn": sum(m.role == "assistant" for m in rollout.messages), "timing": {}}
-    return Prepared({**common, "state": state, "parser": Parser()}, results.one(results.number))
+    state = {**common, "turn": len(rollout.answers), "timing": {}}
+    return PreparedCall({**common, "state": state, "parser": Parser()}, results.one(results.number))
 
 
 class Parser:
-    """What verifiers hands to a function that asks for its `parser`, where an environment sets none."""
+    """Stand-in for the default parser that verifiers passes to functions with a parameter `parser`."""
 
     def parse(self, text: str) -> str:
         """The text as it is."""
@@ -219,7 +225,7 @@ class Parser:
         return self.parse(said[-1]) if said else None
 
 
-def _reasoning_gym(rollouts: Sequence[Rollout]) -> Prepared:
+def _reasoning_gym(rollouts: Sequence[Rollout]) -> PreparedCall:
     (rollout,) = rollouts
     task = rollout.task
     metadata = task.metadata.get("metadata")
@@ -228,10 +234,10 @@ def _reasoning_gym(rollouts: Sequence[Rollout]) -> Prepared:
         "answer": task.answer,
         "metadata": dict(metadata) if isinstance(metadata, Mapping) else dict(task.metadata),
     }
-    return Prepared({}, results.one(results.number), (last_answer(rollout.response), entry))
+    return PreparedCall({}, results.one(results.number), (last_answer(rollout.response), entry))
 
 
-def _trinity(rollouts: Sequence[Rollout]) -> Prepared:
+def _trinity(rollouts: Sequence[Rollout]) -> PreparedCall:
     (rollout,) = rollouts
     named: dict[str, Any] = {
         "response": rollout.response,
@@ -240,7 +246,7 @@ def _trinity(rollouts: Sequence[Rollout]) -> Prepared:
     }
     if rollout.loss_mask.any():
         named["response_token"] = _token_ids(rollout)
-    return Prepared(named, results.one(results.summed))
+    return PreparedCall(named, results.one(results.summed))
 
 
 def _is_trl(p: Parameters) -> bool:

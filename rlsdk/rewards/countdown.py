@@ -57,9 +57,9 @@ def countdown(
 
 
 def last_answer(text: str) -> str | None:
-    """What the last closed `<answer>` of a text holds, without spaces around it; None if there is none.
+    """Return the stripped content of the last closed `<answer>` of a text; None if there is none.
 
-    Tags pair up from the left, so an answer inside an answer keeps its inner tag and is no expression.
+    Tags pair up from the left, so a nested answer keeps its inner tag and is not an expression.
     """
     found = None
     start = text.find(_OPEN)

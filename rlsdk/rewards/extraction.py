@@ -1,4 +1,4 @@
-"""Where in a response its final answer stands."""
+"""Extraction of the final answer from a response."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ MAX_RESPONSE = 1_000_000
 """Characters from the end of a response in which an answer is looked for."""
 
 _MAX_PHRASE = 500
-_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_BRACES = {
+    name: re.compile(rf"\\{name}\s*\{{|\\.|[{{}}]", re.DOTALL)  # the command with its brace, an escape, a brace
+    for name in ("boxed", "fbox")
+}
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.^])[-−]?\s?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,100})(?:\.[0-9]{1,100})?(?![0-9])"
     r"(?:\s?/\s?[0-9]{1,100}|\s?\\?%)?"
@@ -22,12 +25,21 @@ _MATHEMATICS = re.compile(r"\$([^$\n]{1,400})\$|\\\(([^\n]{1,400}?)\\\)|\\\[([^\
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the `\boxed{…}` holds that begins last among those that are closed; None if there is none."""
-    if r"\boxed" not in text:
+    r"""Return the content of the closed `\boxed{…}` that begins last; None if there is none.
+
+    `\fbox{…}` counts where there is no `\boxed{…}`, or within it.
+    """
+    held = _last_of("boxed", text)
+    framed = _last_of("fbox", text if held is None else held)
+    return held if framed is None else framed
+
+
+def _last_of(command: str, text: str) -> str | None:
+    if f"\\{command}" not in text:
         return None
     begun: list[int] = []  # positions behind the braces that are open; negative: of a plain brace
     found = None
-    for mark in _BRACES.finditer(text):
+    for mark in _BRACES[command].finditer(text):
         kind = mark[0]
         if kind == "{":
             begun.append(-1)
@@ -41,13 +53,13 @@ def last_boxed(text: str) -> str | None:
 
 
 def stated_answer(text: str) -> str | None:
-    """The answer of a response without a box; None if there is none.
+    """Find the answer of a response without a box; None if there is none.
 
-    The first of these that is there: what the last `<answer>…</answer>` holds, what stands behind the last `####` at
-    the beginning of a line, what the last "answer is" says, the last number.
+    The first match among: the content of the last `<answer>…</answer>`, the text after the last `####` at the
+    beginning of a line, the text after the last "answer is", the last number.
 
     Args:
-        text: The response.
+        text: Text of the response.
     """
     held = last_answer(text)
     if held is not None:
@@ -59,7 +71,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def _phrase(text: str) -> str | None:
-    """What the last "answer is" says, up to the end of its sentence or formula."""
+    """Return the text after the last "answer is", up to the end of its sentence or formula."""
     start = None
     for match in _PHRASE.finditer(text):
         start = match.end()

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import attrs
 
 import rlsdk
-from rlsdk.errors import DataError, OptionError, ValueFault
+from rlsdk.errors import DataError, OptionError, ValueFault, described
 from rlsdk.plugins.fingerprints import Fingerprint, of_text
 from rlsdk.plugins.importing import find
-from rlsdk.rewards.conventions import CONVENTIONS, Convention, Parameters, Prepared
+from rlsdk.rewards.conventions import CONVENTIONS, Convention, Parameters, PreparedCall
 from rlsdk.types import Rollout, Score
 
 Style = Literal["auto", "trl", "verl", "verl_batch", "openrlhf", "verifiers", "reasoning_gym", "trinity"]
@@ -26,19 +26,23 @@ class Foreign:
     """A reward of TRL, veRL, OpenRLHF, verifiers, reasoning-gym or Trinity-RFT, unmodified.
 
     The convention is recognised by the signature before a run starts. What the function raises, NaN, a list of another
-    length and None give invalid scores, never zeros. Functions may be async; classes are instantiated.
+    length and None give invalid scores, never zeros. Functions may be async; classes are instantiated. A function that
+    takes many rollouts at once (TRL, veRL's batches) may compare them: it is called once with all rollouts of one task.
 
     Attributes:
         path: `my_file.py:function` or `package.module:function`; behind the colon also a class, or `object.method`.
         style: Whose convention it follows; `auto` recognises it.
         arguments: More arguments for each call (veRL's `reward_kwargs`); of a class, for its constructor (Trinity's
             `reward_fn_args`).
+        batch: Rollouts of one call, where the convention takes many: `group`, all of one task, or `any`, those that
+            wait together, for functions that score each by itself.
         none: What None means: an invalid score, or zero, which adds nothing to a sum of rewards (as TRL counts it).
     """
 
     path: str
     style: Style = "auto"
     arguments: Mapping[str, Any] = attrs.field(factory=dict)
+    batch: Literal["group", "any"] = "group"
     none: Literal["invalid", "zero"] = "invalid"
     _call: Callable[..., Any] = attrs.field(init=False, eq=False, repr=False)
     _extra: Mapping[str, Any] = attrs.field(init=False, eq=False, repr=False)
@@ -68,8 +72,13 @@ class Foreign:
         return self._convention.name
 
     @property
+    def whole_groups(self) -> bool:
+        """True if each call needs all rollouts of one task."""
+        return self._convention.batch and self.batch == "group"
+
+    @property
     def marks(self) -> dict[str, Fingerprint]:
-        """The file that holds the function, by its hash: a run that goes on with another is refused."""
+        """Hash of the file that holds the function; resuming a run with a different file is refused."""
         call = self._call if inspect.isroutine(self._call) else type(self._call)
         try:
             file = inspect.getsourcefile(inspect.unwrap(call))
@@ -82,13 +91,13 @@ class Foreign:
         """Score rollouts.
 
         Args:
-            rollouts: What to score.
+            rollouts: Rollouts to score.
 
         Returns:
-            A score each; to be awaited where the function is async.
+            One score per rollout; awaitable if the function is async.
 
         Raises:
-            DataError: The function asks for a column that a task does not have.
+            DataError: The function requires a column that a task lacks.
         """
         size = len(rollouts) if self._convention.batch else 1
         chunks = [rollouts[start : start + size] for start in range(0, len(rollouts), max(size, 1))]
@@ -97,7 +106,7 @@ class Foreign:
             return self._awaited(begun)
         return [score for prepared, result in begun for score in self._scores(prepared, result)]
 
-    def _begin(self, chunk: Sequence[Rollout]) -> tuple[tuple[Prepared, int], Any]:
+    def _begin(self, chunk: Sequence[Rollout]) -> tuple[tuple[PreparedCall, int], Any]:
         """Make the call; what it raises is its result."""
         prepared = self._convention.prepare(chunk)
         named = self._chosen(prepared, chunk)
@@ -107,8 +116,8 @@ class Foreign:
             result = error
         return (prepared, len(chunk)), result
 
-    def _chosen(self, prepared: Prepared, chunk: Sequence[Rollout]) -> dict[str, Any]:
-        """Of the arguments those that the function takes."""
+    def _chosen(self, prepared: PreparedCall, chunk: Sequence[Rollout]) -> dict[str, Any]:
+        """Select the arguments that the function takes."""
         offered = {**prepared.named, **self._extra}
         filled = set(self._parameters.names[: len(prepared.positional)])
         missing = sorted(self._parameters.required - filled - set(offered))
@@ -123,17 +132,17 @@ class Foreign:
             return {name: value for name, value in offered.items() if name not in filled}
         return {name: offered[name] for name in self._parameters.names if name in offered and name not in filled}
 
-    async def _awaited(self, begun: Sequence[tuple[tuple[Prepared, int], Any]]) -> list[Score]:
+    async def _awaited(self, begun: Sequence[tuple[tuple[PreparedCall, int], Any]]) -> list[Score]:
         results = await asyncio.gather(*(_settled(result) for _, result in begun))
         pairs = zip(begun, results, strict=True)
         return [score for (prepared, _), result in pairs for score in self._scores(prepared, result)]
 
-    def _scores(self, call: tuple[Prepared, int], result: Any) -> list[Score]:
+    def _scores(self, call: tuple[PreparedCall, int], result: Any) -> list[Score]:
         prepared, count = call
         if isinstance(result, DataError):
             raise result
         if isinstance(result, Exception):
-            return [Score.invalid(f"{type(result).__name__}: {result}")] * count
+            return [Score.invalid(described(result))] * count
         if self.none == "zero":
             result = _without_none(result)
         return prepared.read(result, count)
@@ -158,7 +167,7 @@ def _fault(option: str, text: str) -> OptionError:
 
 
 def _instance(found: Any, arguments: Mapping[str, Any]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    """What is called, and the arguments that are left for each call."""
+    """Return the callable, and the arguments that remain for each call."""
     if inspect.isclass(found):
         try:
             found = found(**arguments)

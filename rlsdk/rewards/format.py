@@ -1,10 +1,10 @@
-"""Whether a response has the form that was asked for, whatever it says."""
+"""Reward for the format of a response, independent of its content."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -18,8 +18,12 @@ _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"\w[\w.-]*")
 
 
-# In the driver: what a pattern or a schema takes is bounded by `timeout`, the rest is linear in the text.
-@rlsdk.reward("format", runs="driver", cache=True)
+def _where(reward: Format) -> Literal["driver", "pool"]:
+    """Tags are counted in an instant; a pattern or a schema may take its whole `timeout` for a hostile response."""
+    return "driver" if reward.pattern is None and reward.json_schema is None else "pool"
+
+
+@rlsdk.reward("format", runs=_where, cache=True)
 @attrs.frozen(kw_only=True)
 class Format:
     """1 if the response is tags in their order, each once, with nothing but space around them, or JSON; else 0.
@@ -66,10 +70,10 @@ class Format:
         """Score one rollout.
 
         Args:
-            rollout: What to score.
+            rollout: Rollout to score.
 
         Returns:
-            1 or 0, and the same as the metric `format`; invalid if the pattern or the schema ran out of time.
+            Score 1 or 0, also as the metric `format`; invalid if the pattern or the schema ran out of time.
         """
         try:
             fault = self._fault(rollout)
@@ -79,7 +83,7 @@ class Format:
         return Score(float(not fault), metrics={"format": float(not fault)}, reason=fault)
 
     def _fault(self, rollout: Rollout) -> str:
-        """What is wrong with the response; empty if nothing is."""
+        """Return the format error of the response; empty if there is none."""
         if self._compiled is not None:
             matched = self._compiled.fullmatch(rollout.response, timeout=self.timeout)
             return "" if matched else "the response does not match the pattern"
@@ -95,7 +99,7 @@ class Format:
 
 
 def _continued(rollout: Rollout, tag: str) -> str:
-    """The response, behind the opening tag with which a text prompt ends."""
+    """Return the response, preceded by the opening tag with which a text prompt ends."""
     prompt = rollout.task.prompt
     opening = f"<{tag}>"
     begun = isinstance(prompt, str) and prompt.rstrip().endswith(opening)
@@ -103,7 +107,7 @@ def _continued(rollout: Rollout, tag: str) -> str:
 
 
 def _tags_fault(text: str, tags: tuple[str, ...]) -> str:
-    """What is wrong with the tags of a text; empty if nothing is."""
+    """Return the error in the tags of a text; empty if there is none."""
     for tag in tags:
         for mark in (f"<{tag}>", f"</{tag}>"):
             if text.count(mark) != 1:

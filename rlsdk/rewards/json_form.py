@@ -1,4 +1,4 @@
-"""Whether a text is JSON that satisfies a schema, within limits of size, depth and time, and without a network."""
+"""Validation of JSON against a schema, within limits of size, depth and time, and without network access."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _until: ContextVar[float] = ContextVar("until")
 
 
 def read_schema(given: Mapping[str, Any] | str) -> str:
-    """A schema as text, checked.
+    """Read and check a schema; return it as text.
 
     Args:
-        given: The schema, or the path of a file that holds it.
+        given: Schema, or path of a schema file.
 
     Raises:
-        ValueFault: It cannot be read, is no JSON schema, refers to something outside, or has a keyword without bounds.
+        ValueFault: It cannot be read, is not a JSON schema, has external references, or an unbounded keyword.
     """
     schema = _from_file(given) if isinstance(given, str) else given
     try:
@@ -99,15 +99,15 @@ def _keywords(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def json_fault(text: str, schema: str, timeout: float) -> str:
-    """What is wrong with a text that shall be JSON of a schema; empty if nothing is.
+    """Validate a text as JSON against a schema; return the error, empty if there is none.
 
     Args:
-        text: What a model wrote.
-        schema: From `read_schema`.
-        timeout: Seconds for the check.
+        text: Text from the model.
+        schema: Result of `read_schema`.
+        timeout: Time limit of the check, in seconds.
 
     Raises:
-        TimeoutError: The check takes longer.
+        TimeoutError: The check exceeded its time limit.
     """
     if len(text) > MAX_CHARACTERS:
         return f"it has {len(text)} characters, more than {MAX_CHARACTERS}"

@@ -89,14 +89,14 @@ class Regex:
         """Score one rollout.
 
         Args:
-            rollout: What to score.
+            rollout: Rollout to score.
 
         Returns:
-            1 or 0, and the same as the metric `match`, or `correct` where a group is compared; invalid if the search
-            ran out of time.
+            Score 1 or 0, also as the metric `match`, or `correct` if a group is compared; invalid if the search ran
+            out of time.
 
         Raises:
-            DataError: A group is to be compared, and the task has no answer.
+            DataError: A regex group is compared, and the task has no answer.
         """
         metric = "match" if self.group is None else "correct"
         wanted = None if self.group is None else references(rollout.task)
@@ -144,10 +144,10 @@ def compiled(pattern: str) -> Any:
 
 
 def references(task: Task) -> list[str]:
-    """The task's answers as texts, of which one must be met.
+    """Return the task's accepted answers as texts, any of which may match.
 
     Raises:
-        DataError: There is none, or one that is neither text nor a number.
+        DataError: There is no answer, or one that is neither text nor a number.
     """
     answers = task.answer if isinstance(task.answer, list | tuple) else [task.answer]
     if not answers or not all(isinstance(a, str | int | float) and not isinstance(a, bool) for a in answers):

@@ -48,7 +48,7 @@ class LengthPenalty:
         """Score one rollout.
 
         Args:
-            rollout: What to score.
+            rollout: Rollout to score.
 
         Returns:
             From `-penalty` to 0, with the metric `length`; invalid if tokens are counted and the rollout has none.
@@ -87,10 +87,10 @@ class RepetitionPenalty:
         _check_penalty(self.penalty)
 
     def __call__(self, rollout: Rollout) -> Score:
-        """Score one rollout; of one with more than 200,000 units only those count.
+        """Score one rollout; only the first 200,000 units count.
 
         Args:
-            rollout: What to score.
+            rollout: Rollout to score.
 
         Returns:
             From `-penalty` to 0, with the metric `repetition` (the share); invalid if n-grams are of tokens and the
@@ -114,7 +114,7 @@ def _repeated(units: Sequence[object], size: int) -> float:
 
 
 def _units(rollout: Rollout, unit: Unit) -> Sequence[object] | None:
-    """What is counted; None if it is tokens and there are none."""
+    """Return the units to count; None if tokens are counted and there are none."""
     if unit == "tokens":
         sampled: list[int] = rollout.token_ids[rollout.loss_mask].tolist()
         return sampled if sampled or not rollout.response else None

@@ -1,4 +1,4 @@
-"""From what another trainer's reward returns to scores; what is no number makes a score invalid, with the reason."""
+"""Conversion of other trainers' reward results into scores; a value that is not a number gives an invalid score."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.types import Score
+from rlsdk.types import Score, is_reward
 
 _NOTHING = "it returned None: not applicable here"
 
@@ -33,7 +33,7 @@ def number(value: Any) -> Score:
     if not isinstance(plain, Real):
         return Score.invalid(f"it returned {reprlib.repr(value)}; expected a number")
     value = _float(plain)
-    return Score(value) if math.isfinite(value) else Score.invalid(f"it returned {value}")
+    return Score(value) if is_reward(value) else Score.invalid(f"it returned {value}; a reward is within ±1e18")
 
 
 def _float(value: Real) -> float:
@@ -44,7 +44,7 @@ def _float(value: Real) -> float:
 
 
 def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
-    """Those of the values that can be logged."""
+    """Select the values that can be logged."""
     plain = {str(name): _plain(value) for name, value in values.items()}
     found = {name: _float(value) for name, value in plain.items() if isinstance(value, Real)}
     return {name: value for name, value in found.items() if math.isfinite(value)}
@@ -109,12 +109,12 @@ def _listed(value: Any) -> Sequence[Any] | None:
 
 @attrs.define
 class Log:
-    """What a TRL function logs while it is called.
+    """Values logged by a TRL function during a call.
 
     Attributes:
-        count: Rollouts of the call.
-        columns: One number for each rollout.
-        means: One number for all.
+        count: Number of rollouts in the call.
+        columns: Logged columns, with one number per rollout.
+        means: Logged numbers for the whole call.
     """
 
     count: int
@@ -141,7 +141,8 @@ def per_rollout(value: Any, count: int, log: Log | None = None) -> list[Score]:
     if listed is None:
         return [Score.invalid(f"it returned {reprlib.repr(value)}; expected a list of {count} numbers")] * count
     if len(listed) != count:
-        return [Score.invalid(f"it returned {len(listed)} rewards for {count} rollouts")] * count
+        wrong = f"it returned {len(listed)} rewards for {count} rollouts; expected {count}, one for each"
+        return [Score.invalid(wrong)] * count
     return [_with(scored(each), log.of(i) if log else {}) for i, each in enumerate(listed)]
 
 

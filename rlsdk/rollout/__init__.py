@@ -1,1 +1,1 @@
-"""From tasks to scored rollouts: codec, chat, the way to the engines, the producer."""
+"""From tasks to scored rollouts: tokenizing, chat, clients of the engines, scheduling."""

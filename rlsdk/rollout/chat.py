@@ -1,34 +1,34 @@
-"""What a workflow talks to: builds one rollout token by token; later turns only ever append."""
+"""The conversation that a workflow holds: builds one rollout token by token; later turns only ever append."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, Protocol, TypeVar, get_args
 
 import attrs
 import numpy as np
 
 from rlsdk.components import Use
-from rlsdk.contracts import Finish, Sampling, Speaker, World
+from rlsdk.contracts import Completion, EnvHandle, Finish, Role, Sampling
+from rlsdk.engines.client import Answer, Sampler, Watch
+from rlsdk.environments.local import EnvBackend, LocalEnvBackend
 from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
-from rlsdk.rollout.client import Sampler
-from rlsdk.rollout.codec import NOTHING, Codec
-from rlsdk.rollout.seeds import derive
-from rlsdk.rollout.worlds.local import LocalWorlds, Worlds
+from rlsdk.loops import LoopBridge, UserLoop
+from rlsdk.rollout.codec import NOTHING, ChatTokenizer
+from rlsdk.rollout.crossing import CrossedWorld, entered_on
+from rlsdk.seeds import derive
 from rlsdk.types import Message, Rollout, Score, Status, Task
 
-if TYPE_CHECKING:
-    from rlsdk.rollout.recording import Recorder
-
+T = TypeVar("T")
 STATUS: Mapping[Finish, Status] = {"stop": "finished", "length": "truncated", "abort": "aborted"}
-"""How a rollout has ended whose last answer ended so."""
+"""Finish reason of the last answer -> status of its rollout."""
 
 
 @attrs.frozen(eq=False)
 class Prompt:
-    """A task's prompt, tokenised once for its whole group; `plain`: the conversation is text, without a template."""
+    """Prompt of a task, tokenized once for its whole group; `plain`: the conversation is text, without a template."""
 
     task: Task
     messages: tuple[Message, ...]
@@ -40,58 +40,87 @@ class Prompt:
         return isinstance(self.task.prompt, str)
 
 
+class ServedConversations(Protocol):
+    """The conversations that an agent holds with the policy over HTTP, such as `rlsdk.serving.recording.Recorder`."""
+
+    @property
+    def answers(self) -> int:
+        """Count of answers given so far."""
+        ...
+
+    def serving(self) -> AbstractAsyncContextManager[Any]:
+        """Serve the policy until the block ends."""
+        ...
+
+    def finish(self, **changes: Any) -> tuple[Rollout, ...]:
+        """Return the rollouts that were recorded."""
+        ...
+
+
 @attrs.frozen(kw_only=True, eq=False)
-class Setting:
-    """What all rollouts of one batch share.
+class RolloutContext:
+    """Parts that all rollouts of one batch share.
 
     Attributes:
-        codec: Text to tokens and back.
-        client: The engines; None where nothing is sampled.
-        sampling: How tokens are sampled, stop strings already split.
-        max_length: Tokens of prompt and response together.
-        worlds: Where environments run.
+        codec: Tokenizer with its chat template.
+        client: Client of the engines; None where nothing is sampled.
+        sampling: Sampling parameters, stop strings already split.
+        max_length: Maximum number of tokens of prompt and response together.
+        worlds: Pool in which environments run.
+        user_loop: Event loop of workflows that are not rlsdk's own; None: they run on the loop of the run.
+        recorder: Serves the policy to an agent (`rlsdk.serving.recording.Recorder`); None where no server is offered.
     """
 
-    codec: Codec
+    codec: ChatTokenizer
     client: Sampler | None
     sampling: Sampling
     max_length: int
-    worlds: Worlds = attrs.field(factory=LocalWorlds)
+    worlds: EnvBackend = attrs.field(factory=LocalEnvBackend)
+    user_loop: UserLoop | None = None
+    recorder: Callable[..., ServedConversations] | None = None
 
 
 class TokenChat:
-    """One conversation with the policy.
+    """A conversation with the policy.
 
-    Its tokens are those that were sent and those that were sampled, in their order. What is said is sent with the next
-    `sample`; what is said last, and answered by nobody, is a message without tokens. What is said is data: names of
-    special tokens in it are tokenised as the characters that they are written with. A call of `sample` that is
-    cancelled leaves the conversation as it was.
+    Its tokens are those that were sent and those that were sampled, in order. A message is sent with the next `sample`;
+    a last message that gets no answer has no tokens. Messages are data: the names of special tokens in them are
+    tokenized as ordinary characters. A call of `sample` that is cancelled leaves the conversation as it was.
+
+    A workflow may run on another event loop than the run (`home`). Only this class crosses between the two: for the
+    engines' answers, scores, calls of environments, and the start and end of an endpoint. Everything else happens on
+    the workflow's own loop.
+
+    Attributes:
+        answer: The last answer as it was sampled.
     """
 
     def __init__(
         self,
         prompt: Prompt,
-        setting: Setting,
+        setting: RolloutContext,
         group: str,
         seed: int | None,
         *,
         member: int = 0,
         scorer: Callable[[Rollout], Awaitable[Score]] | None = None,
+        home: LoopBridge | None = None,
     ) -> None:
-        """Begin one.
+        """Begin a conversation.
 
         Args:
-            prompt: Of the task.
-            setting: Codec, engines, sampling.
+            prompt: Prompt of the task.
+            setting: Tokenizer, engines and sampling parameters.
             group: Shared by the rollouts of one task; equal prompts in it are sampled as one request.
-            seed: Of the group's requests; None leaves sampling to the engines' own generators.
-            member: Which of the group it is.
+            seed: Seed of the group's requests; None leaves sampling to the engines' own generators.
+            member: Index of this rollout in its group.
             scorer: The run's reward, for `score`.
+            home: Bridge to the event loop of the run, where the workflow has a loop of its own.
         """
         self._prompt, self._setting, self._group = prompt, setting, group
-        self._seed, self._member, self._scorer = seed, member, scorer
+        self._seed, self._member, self._scorer, self._home = seed, member, scorer, home
         self._plain = prompt.plain
-        self._messages = list(prompt.messages)
+        self._messages = [_given(message) for message in prompt.messages]
         self._parts: list[tuple[np.ndarray, bool, np.ndarray | None, np.ndarray | None]] = [
             (prompt.token_ids, False, None, None)
         ]
@@ -105,40 +134,41 @@ class TokenChat:
         self._ended = NOTHING
         self._engine: int | None = None
         self._pending: np.ndarray | None = NOTHING
-        self._worlds: list[World] = []
+        self._worlds: list[EnvHandle] = []
         self._branches = 0
-        self._recorder: Recorder | None = None
+        self._recorder: ServedConversations | None = None
+        self.answer: Answer | None = None
 
     @property
     def status(self) -> Status:
-        """How the last answer ended: finished, truncated or aborted."""
+        """Status of the last answer: finished, truncated or aborted."""
         return self._status
 
     @property
     def turns(self) -> int:
-        """Answers so far."""
+        """Number of answers so far."""
         return self._turn
 
     def room(self) -> int:
-        """Tokens that the next answer may have, all that was said until now counted; 0: none can be sampled."""
+        """Return the maximum length of the next answer, unsent messages accounted for; 0: none can be sampled."""
         unsent = len(self._unsent())  # before the length, which it may change
         return max(0, self._setting.max_length - self._length - unsent)
 
-    def say(self, text: str, role: Speaker = "user") -> None:
-        """Append what the policy did not write.
+    def say(self, text: str, role: Role = "user") -> None:
+        """Append a message that the policy did not write.
 
-        What one role says twice in a row is one message, its parts joined by the separator: the first observation of an
+        Consecutive messages of one role become a single message, joined by the separator: the first observation of an
         environment joins the prompt.
 
         Args:
-            text: What is said.
-            role: Who says it.
+            text: Text of the message.
+            role: Role of its author.
 
         Raises:
-            ValueFault: The role is another; an assistant's words come from `sample`, with a prefill, or `write`.
+            ValueFault: The role is unknown; an assistant's words come from `sample`, with a prefill, or `write`.
         """
-        if role not in get_args(Speaker):
-            raise ValueFault(f"say: role is one of {', '.join(get_args(Speaker))}; got {role!r}")
+        if role not in get_args(Role):
+            raise ValueFault(f"say: role is one of {', '.join(get_args(Role))}; got {role!r}")
         codec = self._setting.codec
         text = codec.as_data(text)
         last = self._messages[-1] if self._messages else None
@@ -152,11 +182,11 @@ class TokenChat:
         self._begun, self._pending = False, None
 
     def tool_result(self, text: str, name: str = "") -> None:
-        """Append what a tool answered.
+        """Append the result of a tool call.
 
         Args:
-            text: The answer, or the error.
-            name: Of the tool.
+            text: Result of the tool, or its error.
+            name: Name of the tool.
         """
         codec = self._setting.codec
         self._messages.append(Message("tool", codec.as_data(text), codec.as_data(name)))
@@ -164,13 +194,14 @@ class TokenChat:
         self._begun, self._pending = False, None
 
     def offer(self, tools: Sequence[Mapping[str, Any]]) -> bool:
-        """Have the chat template show tools to the policy.
+        """Have the chat template list tools for the policy.
 
         Args:
             tools: JSON schemas, `{"type": "function", "function": {"name": …, "description": …, "parameters": …}}`.
 
         Returns:
-            Whether it shows them; where not (no template, or none with a place for tools), say what they are.
+            True if the template lists them; False without a template, or with one that has no place for tools: describe
+            the tools in a message instead.
 
         Raises:
             ValueFault: The policy has written already.
@@ -182,13 +213,23 @@ class TokenChat:
         self._tools, self._pending = tuple(tools), None
         return True
 
-    async def sample(self, *, max_tokens: int | None = None, stop: Sequence[str] = (), prefill: str = "") -> Message:
-        """Let the policy write the next assistant message.
+    async def sample(
+        self,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        prefill: str = "",
+        top_logprobs: int = 0,
+        watch: Watch | None = None,
+    ) -> Message:
+        """Sample the next assistant message.
 
         Args:
-            max_tokens: Of this message; left out, the run's setting.
-            stop: Strings that end it, in place of the run's.
-            prefill: What it begins with; it is not trained on.
+            max_tokens: Maximum length of this message; left out, the run's setting.
+            stop: Stop strings of this message, in place of the run's.
+            prefill: Text that the message begins with; it is not trained on.
+            top_logprobs: Number of likeliest tokens to keep beside each sampled one, in `answer`.
+            watch: Called with tokens while they are sampled, on the event loop of the run.
 
         Raises:
             EngineError: There is no engine, or it failed.
@@ -204,16 +245,36 @@ class TokenChat:
             raise self._full()
         sending = np.concatenate([self._unsent(), begin])
         sampling = self._sampling(min(room, max_tokens or self._setting.sampling.max_tokens), stop)
+        if top_logprobs:
+            sampling = attrs.evolve(sampling, top_logprobs=top_logprobs)
         ids = self._token_ids(sending)
-        answer = await client.sample(self._group, ids, sampling, seed=self._request_seed(), affinity=self._engine)
-        done = answer.completion
+        more = {} if watch is None else {"watch": watch}
+        seed, engine = self._request_seed(), self._engine
+        answer = await self._at_home(
+            lambda: client.sample(self._group, ids, sampling, seed=seed, affinity=engine, **more)
+        )
+        return self._take(sending, prefill, answer)
+
+    def take(self, completion: Completion, prefill: str = "") -> Message:
+        """Append an answer that was sampled for this conversation outside of `sample`, as `sample` would have.
+
+        Args:
+            completion: The answer.
+            prefill: Text that the answer begins with.
+        """
+        codec = self._setting.codec
+        sending = np.concatenate([self._unsent(), codec.encode(prefill)])
+        return self._take(sending, prefill, Answer(completion, codec.decode([completion.token_ids])[0], self._engine))
+
+    def _take(self, sending: np.ndarray, prefill: str, answer: Answer) -> Message:
+        self.answer, done = answer, answer.completion
         self._append(sending, False, None, None)
         self._append(done.token_ids, True, done.logprobs, done.versions)
         self._status, self._engine = STATUS[done.finish], answer.engine
         return self._answer(prefill + answer.text, done.token_ids, ended=done.finish == "stop")
 
     def write(self, text: str) -> None:
-        """Append an expert's assistant message and the end of text; it is trained on as if sampled."""
+        """Append an expert's assistant message and the end-of-text token; it is trained on as if sampled."""
         codec = self._setting.codec
         ids = codec.encode(text)
         ids = ids if codec.end is None else np.append(ids, codec.end)
@@ -222,7 +283,7 @@ class TokenChat:
         self._answer(text, ids, ended=codec.end is not None)
 
     def reward(self, value: float) -> None:
-        """Reward the last answer, at its last sampled token; several rewards of one token add up.
+        """Reward the last answer, at its last sampled token; several rewards of one token are added up.
 
         Raises:
             ValueFault: There is no answer yet.
@@ -232,7 +293,7 @@ class TokenChat:
         self._rewards.append((self._last, float(value)))
 
     async def score(self) -> Score:
-        """What the run's reward says of the rollout as it stands.
+        """Score the rollout as it stands by the run's reward.
 
         Raises:
             ConfigError: The run has no reward.
@@ -240,40 +301,48 @@ class TokenChat:
         """
         if self._scorer is None:
             raise ConfigError(["reward: none given, but the workflow asks what an answer is worth; name one"])
-        return await self._scorer(self.finish())
+        scorer, rollout = self._scorer, self.finish()
+        return await self._at_home(lambda: scorer(rollout))
 
-    def world(self, environment: Use, seed: int, *, step_timeout: float = 30.0) -> World:
-        """An environment to play in.
+    def world(self, environment: Use, seed: int, *, step_timeout: float = 30.0) -> EnvHandle:
+        """Open an environment for this rollout; `close` releases it.
 
         Args:
-            environment: Which one, with its options.
-            seed: Of its episode.
-            step_timeout: Seconds that one call of it may take.
+            environment: Environment component with its options.
+            seed: Seed of its episode.
+            step_timeout: Timeout of one call of it, in seconds.
         """
-        self._worlds.append(self._setting.worlds.open(environment, seed, step_timeout))
+        worlds = self._setting.worlds
+        if self._home is None:
+            self._worlds.append(worlds.open(environment, seed, step_timeout))
+        else:
+            self._worlds.append(CrossedWorld(self._home, lambda: worlds.open(environment, seed, step_timeout)))
         return self._worlds[-1]
 
     def close(self) -> None:
-        """Leave what the workflow did not leave."""
+        """Close the environments that the workflow left open."""
         while self._worlds:
-            self._worlds.pop().leave()
+            self._worlds.pop().close()
 
-    def serve(self, **how: Any) -> AbstractAsyncContextManager[Recorder]:
+    def serve(self, **how: Any) -> AbstractAsyncContextManager[Any]:
         """Serve the policy to an agent, as an OpenAI-compatible endpoint of this rollout; see `Chat.serve`."""
-        from rlsdk.rollout.recording import Recorder
-
+        if self._setting.recorder is None:
+            raise ConfigError(
+                ["the workflow serves the policy to an agent, but these rollouts are made without a server"]
+            )
         about = (self._prompt.task, self._setting, self._group, self._seed, self._member)
-        self._recorder = Recorder(*about, **how)
-        return self._recorder.serving()
+        self._recorder = self._setting.recorder(*about, **how)
+        serving = self._recorder.serving()
+        return serving if self._home is None else entered_on(self._home, serving)
 
     def failed(self) -> Rollout:
-        """The rollout as it stands when its workflow failed; of an agent, the conversation that was last answered."""
+        """Return the rollout of a workflow that failed; where an agent was served, the conversation last answered."""
         if self._recorder is not None and self._recorder.answers:
             return self._recorder.finish(status="failed")[-1]
         return self.finish(status="failed")
 
     def branch(self) -> TokenChat:
-        """A conversation that goes on from here by itself, with a seed of its own; this one stays as it is."""
+        """Return an independent copy of the conversation with a seed of its own; this one stays as it is."""
         other = copy.copy(self)
         if self._seed is not None:
             other._seed = derive(self._seed, self._member, "branch", self._branches)
@@ -283,7 +352,7 @@ class TokenChat:
         return other
 
     def finish(self, **changes: Any) -> Rollout:
-        """The rollout as it stands.
+        """Return the rollout as it stands.
 
         Args:
             **changes: Replace fields such as `status` or `rewards`; `metrics` come beside `turns` and `tokens`.
@@ -310,8 +379,12 @@ class TokenChat:
         metrics = {"turns": float(self._turn), "tokens": float(self._sampled), **changes.get("metrics", {})}
         return Rollout(**{**fields, **changes, "metrics": metrics})
 
+    async def _at_home(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await work on the event loop of the run."""
+        return await (work() if self._home is None else self._home.run(work))
+
     def _unsent(self) -> np.ndarray:
-        """Tokens between what is there and the next answer; before the first answer, the prompt itself changes."""
+        """Return the tokens between the last answer and the next; before the first answer, change the prompt itself."""
         if self._pending is None:
             codec, messages, tools = self._setting.codec, self._messages, self._tools
             if self._turn:
@@ -329,9 +402,10 @@ class TokenChat:
         return OutOfRoomError(f"{where} and what was said behind them leave no room in model.max_length")
 
     def _request_seed(self) -> int | None:
-        # Of a group only first answers to one and the same prompt are one request, whose continuations differ by
-        # themselves. What comes later comes alone, and with a shared seed equal conversations would stay equal.
-        if self._seed is None or (not self._turn and not self._said):
+        # Only first answers to equal prompts in a group share one request, whose continuations differ by themselves.
+        # Later requests are sent one by one, and with a shared seed equal conversations would stay equal; so may the
+        # first request of users' code, which can wait for something before it.
+        if self._seed is None or (self._home is None and not self._turn and not self._said):
             return self._seed
         return derive(self._seed, self._member, self._turn)
 
@@ -357,12 +431,18 @@ class TokenChat:
 
     def _answer(self, text: str, ids: np.ndarray, *, ended: bool) -> Message:
         if self._begun:  # a prefill and what continues it are one message
-            self._messages[-1] = Message("assistant", self._messages[-1].content + text)
+            self._messages[-1] = Message("assistant", self._messages[-1].content + text, prompt=False)
         else:
-            self._messages.append(Message("assistant", text))
+            self._messages.append(Message("assistant", text, prompt=False))
         self._turn, self._said, self._begun, self._pending = self._turn + 1, 0, False, None
         self._ended = ids if ended else NOTHING
         return self._messages[-1]
+
+
+def _given(message: Message) -> Message:
+    """Return a message of the prompt, marked as such if the assistant wrote it and nothing says who did."""
+    unsettled = message.role == "assistant" and message.prompt is None
+    return attrs.evolve(message, prompt=True) if unsettled else message
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

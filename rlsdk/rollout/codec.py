@@ -1,9 +1,10 @@
-"""Text to tokens and back, once each way: what was sampled is never tokenised again."""
+"""Text to tokens and back, once each way: what was sampled is never tokenized again."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,41 +13,45 @@ import regex
 
 from rlsdk.contracts import Model
 from rlsdk.errors import ConfigError
-from rlsdk.rollout.template import Template
+from rlsdk.rollout.template import ChatTemplate
 from rlsdk.types import Message, Task
 
 NOTHING = np.empty(0, np.int64)
 NOTHING.setflags(write=False)
 CUT = "\ufdd0"
-"""Where a text is cut before it is tokenised: a character that Unicode keeps for programs, and no text holds."""
+"""Marks where a text is cut before it is tokenized: a Unicode noncharacter, which no text contains."""
+_NO_TEXT = re.compile(f"[{CUT}\ud800-\udfff]")
+_HALVES = re.compile("[\ud800-\udfff]")
+"""Halves of surrogate pairs, which JSON can hold and no tokenizer accepts."""
 
 
-class Codec:
-    """A tokenizer, and how conversations are written with it.
+class ChatTokenizer:
+    """A tokenizer together with its chat template.
 
-    A prompt of messages is written with the tokenizer's chat template. A prompt that is text stays text: what is said
-    later follows as it is, behind a separator.
+    A prompt of messages is rendered with the chat template. A prompt that is text stays text: later messages are
+    appended as they are, after a separator.
     """
 
     def __init__(self, tokenizer: Any, *, separator: str = "\n", keep_history: bool = False) -> None:
-        """Make one.
+        """Wrap a tokenizer.
 
         Args:
-            tokenizer: Of transformers.
-            separator: Stands before each message of a conversation that began as text.
-            keep_history: Go on where the chat template would rewrite earlier answers; else that is an error.
+            tokenizer: Tokenizer of transformers.
+            separator: Text before each message of a conversation that began as text.
+            keep_history: Continue where the chat template would rewrite earlier answers; else that is an error.
         """
         self.separator = separator
-        self.template = Template(tokenizer, keep_history=keep_history)
+        self.template = ChatTemplate(tokenizer, keep_history=keep_history)
         self._tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._single: dict[str, int | None] = {}
-        names = sorted(s for s in getattr(tokenizer, "all_special_tokens", ()) if len(s) > 1)
+        self._longest = 0
+        names = sorted(_control_tokens(tokenizer))
         self._controls = regex.compile("|".join(map(regex.escape, names))) if names else None
 
     @classmethod
-    def open(cls, model: Model) -> Codec:
-        """The tokenizer of a model."""
+    def open(cls, model: Model) -> ChatTokenizer:
+        """Load the tokenizer of a model."""
         from transformers import AutoTokenizer
 
         path = model.tokenizer or model.path
@@ -54,19 +59,23 @@ class Codec:
         return cls(tokenizer, separator=model.separator, keep_history=model.keep_history)
 
     def prompt(self, task: Task) -> tuple[tuple[Message, ...], np.ndarray]:
-        """The messages of a prompt and its tokens, int64 `[p]`; a last assistant message is left open (a prefill)."""
+        """Return a prompt's messages and tokens, int64 `[p]`; a last assistant message is left open (a prefill)."""
         if isinstance(task.prompt, str):
             messages: tuple[Message, ...] = (Message("user", task.prompt),)
             return messages, self.opening(messages, plain=True)
         if not self.template.there:
-            says = "is a conversation, but the tokenizer has no chat template; use a text prompt (template 'base')"
-            raise ConfigError([f"task {task.id!r} {says}"])
+            raise ConfigError(
+                [
+                    f"task {task.id!r} is a conversation, but the tokenizer {self.name!r} has no chat template; let "
+                    "model.tokenizer name one that has, or use prompts that are text (template 'base', chat: false)"
+                ]
+            )
         return task.prompt, self.opening(task.prompt, plain=False)
 
     def opening(
         self, messages: Sequence[Message], *, plain: bool, tools: Sequence[Mapping[str, Any]] = ()
     ) -> np.ndarray:
-        """Tokens of all that stands before the first answer, int64 `[p]`.
+        """Return the tokens before the first answer, int64 `[p]`.
 
         Args:
             messages: The conversation so far; nothing in it was sampled.
@@ -76,8 +85,8 @@ class Codec:
         if plain:
             text = self.separator.join(m.content for m in messages if m.content)
             begin, _, more = text.partition(CUT)
-            return self._array([*self._tokenizer(begin).input_ids, *self.encode(more)])
-        return self.encode(self.template.render(messages, tools))
+            return self._array([*self._tokenizer(_whole(begin)).input_ids, *self.encode(more)])
+        return self.encode(self.template.render(messages, self._tools_as_data(tools)))
 
     def between(
         self,
@@ -88,13 +97,13 @@ class Codec:
         ended: np.ndarray = NOTHING,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> np.ndarray:
-        """Tokens between the last answer and the next, int64 `[k]`: its closing, the new messages, the next opening.
+        """Return the tokens between the last answer and the next, int64 `[k]`: its end, new messages, the next header.
 
         Args:
             messages: The conversation.
-            new: How many of the messages, from the end, follow the last answer.
-            plain: The conversation began as text: there is nothing to close and to open.
-            ended: Tokens of the last answer if it ended by itself: what it sampled of the closing is not added again.
+            new: Number of messages, from the end, that follow the last answer.
+            plain: The conversation began as text: answers have neither header nor end.
+            ended: Tokens of the last answer if it ended by itself: its sampled end tokens are not added again.
             tools: JSON schemas of functions that the template shows.
 
         Raises:
@@ -102,7 +111,7 @@ class Codec:
         """
         if plain:
             return self.encode("".join(self.separator + m.content for m in messages[len(messages) - new :]))
-        written = self.template.between(messages, new, tools)
+        written = self.template.between(messages, new, self._tools_as_data(tools))
         ids, closing = self.encode(written.text), self.encode(written.closing)
         for count in range(min(len(closing), len(ended)), 0, -1):
             if np.array_equal(ids[:count], ended[len(ended) - count :]):
@@ -110,45 +119,100 @@ class Codec:
         return ids
 
     def encode(self, text: str) -> np.ndarray:
-        """Tokens of a text that stands within a conversation, int64; no special tokens are added."""
+        """Tokenize text within a conversation, int64; no special tokens are added."""
         if not text:
             return NOTHING
-        pieces = [self._tokenizer(piece, add_special_tokens=False).input_ids for piece in text.split(CUT) if piece]
+        texts = [piece for piece in _whole(text).split(CUT) if piece]
+        pieces = [self._tokenizer(piece, add_special_tokens=False).input_ids for piece in texts]
         return self._array([token for piece in pieces for token in piece])
 
     def as_data(self, text: str) -> str:
-        """A text in which the names of special tokens are mere characters once it is tokenised.
+        """Cut a text so that names of control tokens in it are tokenized as ordinary characters.
 
-        What an environment shows or a tool returns could otherwise end its own turn and speak as somebody else.
+        Otherwise an environment's observation or a tool's result could end its own turn and speak as somebody else.
+        Control tokens are all that were added to the vocabulary: role headers, `<tool_call>` and `</think>` as well as
+        the end of text. Unpaired surrogates become U+FFFD.
         """
-        text = text.replace(CUT, "\N{REPLACEMENT CHARACTER}")
+        text = _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
         if self._controls is None:
             return text
         cuts = [0, *(m.start() + 1 for m in self._controls.finditer(text, overlapped=True)), len(text)]
         return CUT.join(text[a:b] for a, b in itertools.pairwise(cuts))
 
+    def _tools_as_data(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Cut every text in the JSON schemas of tools, which may come from a server."""
+
+        def cut(value: Any) -> Any:
+            if isinstance(value, str):
+                return self.as_data(value)
+            if isinstance(value, Mapping):
+                return {cut(key): cut(below) for key, below in value.items()}
+            return [cut(below) for below in value] if isinstance(value, list | tuple) else value
+
+        return [cut(tool) for tool in tools]
+
     @staticmethod
     def readable(message: Message) -> Message:
-        """A message without the cuts of `as_data`."""
+        """Return a message without the cuts of `as_data`."""
         if CUT not in message.content and CUT not in message.name:
             return message
         return attrs.evolve(message, content=message.content.replace(CUT, ""), name=message.name.replace(CUT, ""))
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
-        """Texts of several sequences, special tokens left out."""
+        """Decode several sequences, special tokens left out."""
         if self._fast is not None:
             return list(self._fast.decode_batch([i.tolist() for i in ids], skip_special_tokens=True))
         plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return list(self._tokenizer.batch_decode(list(ids), **plain))
 
+    def decoder(self) -> Callable[[int], str]:
+        """Return a streaming decoder: a function from a token to the text that it adds, special tokens left out.
+
+        A token that ends within a character adds nothing; the next one adds the whole character.
+        """
+        if self._fast is not None:
+            from tokenizers.decoders import DecodeStream
+
+            stream, fast = DecodeStream(skip_special_tokens=True), self._fast
+            return lambda token: stream.step(fast, token) or ""
+        ids: list[int] = []
+        told = 0
+
+        def step(token: int) -> str:
+            nonlocal told
+            ids.append(token)
+            text = self.decode([np.array(ids)])[0]
+            if text.endswith("\N{REPLACEMENT CHARACTER}"):
+                return ""
+            new, told = text[told:], len(text)
+            return new
+
+        return step
+
     def shown(self, ids: np.ndarray) -> str:
-        """The text of tokens for a person, special tokens included."""
+        """Decode tokens for display, special tokens included."""
         text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         return text
 
     @property
+    def size(self) -> int:
+        """Number of tokens in the vocabulary."""
+        return len(self._tokenizer)
+
+    @property
+    def longest(self) -> int:
+        """Length in characters of the longest token: a text of more than `n` times as many has more than `n` tokens."""
+        self._longest = self._longest or max(map(len, self._tokenizer.get_vocab()), default=1)
+        return self._longest
+
+    @property
+    def name(self) -> str:
+        """Folder or hub id of the tokenizer, for messages."""
+        return getattr(self._tokenizer, "name_or_path", "") or "without a name"
+
+    @property
     def end(self) -> int | None:
-        """The token that ends a text."""
+        """Id of the end-of-text token; None if there is none."""
         end: int | None = self._tokenizer.eos_token_id
         return end
 
@@ -172,3 +236,16 @@ class Codec:
         array = np.asarray(ids, dtype=np.int64)
         array.setflags(write=False)
         return array
+
+
+def _whole(text: str) -> str:
+    return _HALVES.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _control_tokens(tokenizer: Any) -> set[str]:
+    """Return the texts that a tokenizer turns into tokens of their own, wherever they stand.
+
+    Runs of white space, which some vocabularies add, end nobody's turn and are left out.
+    """
+    added = map(str, getattr(tokenizer, "added_tokens_decoder", {}).values())
+    return {t for t in {*getattr(tokenizer, "all_special_tokens", ()), *added} if len(t) > 1 and not t.isspace()}

@@ -1,4 +1,4 @@
-"""Groups that were trained and may be trained again: which, how often, and for how long."""
+"""Replay buffer: groups that were trained on and may be trained on again, how often, and for how long."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from typing import Any
 
 import attrs
 
-from rlsdk.rollout.production import Policy
+from rlsdk.rollout.production import BufferPolicy
 from rlsdk.types import Group
 
 
 @attrs.define(kw_only=True, eq=False)
-class Used:
-    """A group that was trained.
+class ReplayedGroup:
+    """A group that was trained on.
 
     Attributes:
-        number: Of its ticket.
+        number: Number of its task record.
         source: Name of the source of its task.
-        position: In the source's stream.
-        step: That it was first trained in.
-        uses: Times that it was trained.
-        baseline: Reward of the greedy answer; None where nobody reads it.
-        group: As it was produced, before filters. Its task is an object of its own: the same task may be drawn again,
-            and what a batch holds is told apart by its task.
+        position: Position of its task in the stream of the source.
+        step: Step that trained on it first.
+        uses: Number of steps that trained on it.
+        baseline: Reward of the greedy answer; None where nothing reads it.
+        group: The group as it was sampled, before filters.
     """
 
     number: int
@@ -35,28 +34,28 @@ class Used:
     baseline: float | None = None
 
 
-class Experience:
-    """What may be trained again. In memory, since none outlives the limit of staleness."""
+class ReplayBuffer:
+    """Groups that may be trained on again. They are kept in memory, since none outlives the staleness limit."""
 
     def __init__(
-        self, policy: Policy, *, count: int, most_uses: int, young: Callable[[Group, int], Group | None]
+        self, policy: BufferPolicy, *, count: int, most_uses: int, young: Callable[[Group, int], Group | None]
     ) -> None:
-        """Make one.
+        """Create an empty buffer.
 
         Args:
-            policy: Which come first, and which never.
-            count: Groups that a step trains again; 0 keeps none.
-            most_uses: Times that a group is trained in all.
-            young: What of a group may be trained at a step; None for nothing.
+            policy: Priority of each group; None drops it.
+            count: Number of groups that a step trains on again; 0 keeps none.
+            most_uses: Maximum number of steps that train on a group.
+            young: Returns the part of a group that is fresh enough for a step; None if there is none.
         """
         self._policy, self._count, self._most_uses, self._young = policy, count, most_uses, young
-        self._held: list[Used] = []
+        self._held: list[ReplayedGroup] = []
 
-    def draw(self, step: int) -> list[Used]:
-        """What a step trains again; each counts as used once more.
+    def draw(self, step: int) -> list[ReplayedGroup]:
+        """Return the groups that a step trains on again, and count a use of each.
 
         Args:
-            step: Steps that are done.
+            step: Number of steps done.
         """
         self._held = [u for u in self._held if u.uses < self._most_uses and self._young(u.group, step) is not None]
         asked = [(self._policy(u.group, step=step, uses=u.uses), u.number, u) for u in self._held]
@@ -66,36 +65,30 @@ class Experience:
             used.uses += 1
         return [attrs.evolve(used, group=self._young(used.group, step) or used.group) for used in drawn]
 
-    def add(self, trained: Sequence[Used]) -> None:
-        """Keep groups that were trained for the first time."""
+    def add(self, trained: Sequence[ReplayedGroup]) -> None:
+        """Add groups that were trained on for the first time."""
         if self._count:
-            self._held += [attrs.evolve(used, group=_apart(used.group)) for used in trained]
+            self._held += trained
 
     @property
-    def held(self) -> Sequence[Used]:
-        """All that is kept."""
+    def held(self) -> Sequence[ReplayedGroup]:
+        """All groups in the buffer."""
         return self._held
 
     def state(self) -> list[dict[str, Any]]:
-        """What is kept, without the groups, as plain JSON."""
+        """Return the buffer without the groups themselves, as plain JSON."""
         return [{k: v for k, v in attrs.asdict(u, recurse=False).items() if k != "group"} for u in self._held]
 
     def places(self, state: Sequence[Mapping[str, Any]]) -> dict[int, tuple[str, int]]:
-        """Number -> source and position of the tasks that `restore` wants the groups of."""
+        """Map numbers to source and position of the tasks whose groups `restore` needs."""
         return {each["number"]: (each["source"], each["position"]) for each in state} if self._count else {}
 
     def restore(self, state: Sequence[Mapping[str, Any]], groups: Mapping[int, Group]) -> None:
-        """Go on from `state()`.
+        """Restore the buffer from `state()`.
 
         Args:
             state: From `state`.
-            groups: By number, those that are there; what is lacking is not trained again.
+            groups: Groups that are available, by number; those missing are not trained on again.
         """
         known = {each["number"]: each for each in state if each["number"] in groups and self._count}
-        self._held = [Used(**known[n], group=_apart(groups[n])) for n in sorted(known)]
-
-
-def _apart(group: Group) -> Group:
-    """The group with a task object of its own."""
-    task = attrs.evolve(group.task)
-    return attrs.evolve(group, task=task, rollouts=[attrs.evolve(r, task=task) for r in group.rollouts])
+        self._held = [ReplayedGroup(**known[n], group=groups[n]) for n in sorted(known)]

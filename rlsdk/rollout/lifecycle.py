@@ -1,4 +1,4 @@
-"""What becomes of every task that is issued: states, the legal ways between them, and counts that add up.
+"""The ledger of tasks: statuses, legal transitions between them, and counts that add up.
 
 Plain bookkeeping, without time, engines or events, so that it can be checked as a state machine.
 """
@@ -18,8 +18,8 @@ from rlsdk.errors import RunError
 from rlsdk.types import Group, Task
 
 
-class State(StrEnum):
-    """Of a task that was issued, and of the group that it becomes."""
+class TaskStatus(StrEnum):
+    """Status of a task that was issued, and of the group that is sampled for it."""
 
     INIT = "init"
     RUNNING = "running"
@@ -31,67 +31,68 @@ class State(StrEnum):
     TRAINED = "trained"
 
 
-LEGAL: Mapping[State, frozenset[State]] = {
-    State.INIT: frozenset({State.RUNNING}),
-    State.RUNNING: frozenset({State.COMPLETED, State.ABORTED, State.FILTERED, State.FAILED}),
-    State.COMPLETED: frozenset({State.TRAINED, State.EXPIRED, State.FILTERED, State.FAILED}),
-    State.ABORTED: frozenset({State.RUNNING, State.EXPIRED}),
-    State.EXPIRED: frozenset({State.RUNNING}),
-    State.FILTERED: frozenset(),
-    State.FAILED: frozenset(),
-    State.TRAINED: frozenset(),
+LEGAL: Mapping[TaskStatus, frozenset[TaskStatus]] = {
+    TaskStatus.INIT: frozenset({TaskStatus.RUNNING}),
+    TaskStatus.RUNNING: frozenset({TaskStatus.COMPLETED, TaskStatus.ABORTED, TaskStatus.FILTERED, TaskStatus.FAILED}),
+    TaskStatus.COMPLETED: frozenset({TaskStatus.TRAINED, TaskStatus.EXPIRED, TaskStatus.FILTERED, TaskStatus.FAILED}),
+    TaskStatus.ABORTED: frozenset({TaskStatus.RUNNING, TaskStatus.EXPIRED}),
+    TaskStatus.EXPIRED: frozenset({TaskStatus.RUNNING, TaskStatus.FILTERED}),
+    TaskStatus.FILTERED: frozenset(),
+    TaskStatus.FAILED: frozenset(),
+    TaskStatus.TRAINED: frozenset(),
 }
-"""State -> those that may follow. From what ends a task nothing follows."""
+"""Status -> statuses that may follow. Final statuses have none."""
 ENDS = frozenset(state for state, after in LEGAL.items() if not after)
-WASTED = frozenset({State.EXPIRED, State.FILTERED, State.FAILED})
-"""What was sampled for a task is never trained on once it is in one of these."""
+WASTED = frozenset({TaskStatus.EXPIRED, TaskStatus.FILTERED, TaskStatus.FAILED})
+"""Statuses in which the tokens sampled for a task will never be trained on."""
 
 
 def sampled_tokens(group: Group | None) -> int:
-    """Tokens that the policy sampled for a group."""
+    """Return the number of tokens that the policy sampled for a group."""
     return sum(int(np.count_nonzero(rollout.loss_mask)) for rollout in group.rollouts) if group is not None else 0
 
 
 @attrs.define(eq=False)
-class Ticket:
-    """One task on its way.
+class TaskRecord:
+    """A task that was issued and has not ended.
 
     Attributes:
-        number: In the order of issue.
+        number: Position in the order of issue.
         source: Name of the source of the task.
         task: The task.
-        position: In the source's stream: what a checkpoint keeps of a task that is on its way.
-        state: Where it is; changed by `Lifecycle.move` alone.
-        group: What it became, from `completed` on; of an aborted one that runs again, what there was of it. Let go of
-            where nobody needs it any more.
-        attempts: How often it was started.
-        taken: The trainer has it; what is left is to say what became of it.
+        position: Position in the stream of the source, which a checkpoint keeps of an unfinished task.
+        state: Current status; changed by `TaskLedger.move` alone.
+        group: Sampled group, once completed; for an aborted task that runs again, the part sampled so far. Dropped when
+            no longer needed.
+        attempts: Number of times it was started.
+        taken: True once the trainer has the group; only its final status is open then.
     """
 
     number: int
     source: str
     task: Task
     position: int = 0
-    state: State = State.INIT
+    state: TaskStatus = TaskStatus.INIT
     group: Group | None = None
     attempts: int = 0
     taken: bool = False
 
 
 @attrs.frozen
-class Counts:
-    """Of one source, absolute: since the run began.
+class TaskCounts:
+    """Counts of one source since the run began.
 
     Attributes:
-        target: Groups that the trainer has asked for.
-        consumed: Groups that the trainer took, whatever became of them.
-        available: Groups that wait for the trainer.
-        scheduled: Tasks that run.
+        target: Groups that the trainer has requested.
+        consumed: Groups that the trainer took, whatever their final status.
+        available: Groups ready for the trainer.
+        scheduled: Tasks that are running.
         waiting: Tasks that are issued, were aborted or have expired; they are started before fresh ones.
         trained: Groups that were trained.
-        filtered: Groups that a filter left out.
-        failed: Tasks that gave no group that could be trained.
-        expired: How often a group had to be made again, since it was too old.
+        filtered: Groups that a filter dropped.
+        failed: Tasks without a group that could be trained on.
+        expired: Groups that were too old once they could be trained on: their tasks are sampled again or, with a
+            negative `tail`, count as filtered, too.
     """
 
     target: int = 0
@@ -106,66 +107,66 @@ class Counts:
 
     @property
     def gap(self) -> int:
-        """Groups that are asked for and neither taken nor there."""
+        """Number of requested groups that are neither taken nor available."""
         return max(0, self.target - self.consumed - self.available)
 
 
-class Lifecycle:
-    """All tickets that have not ended, and the counts of those that have.
+class TaskLedger:
+    """All task records that have not ended, and the counts of those that have.
 
     Attributes:
-        wasted: Tokens that were sampled for groups that expired, were filtered or failed, since it was made.
+        wasted: Tokens sampled for groups that expired, were filtered or failed, since the ledger was created.
     """
 
     def __init__(self, sources: Sequence[str]) -> None:
-        """Make one.
+        """Create an empty ledger.
 
         Args:
-            sources: Names, which differ.
+            sources: Names of the sources, without duplicates.
         """
-        # Tickets that have not ended, by source, state and number: what is asked for at every turn costs no search.
-        self._live: dict[str, dict[State, dict[int, Ticket]]] = {
-            name: {state: {} for state in State if state not in ENDS} for name in sources
+        # Records that have not ended, by source, status and number: the frequent queries need no search.
+        self._live: dict[str, dict[TaskStatus, dict[int, TaskRecord]]] = {
+            name: {state: {} for state in TaskStatus if state not in ENDS} for name in sources
         }
         self._in_hand: dict[str, int] = dict.fromkeys(sources, 0)
         self._next = 0
         self._target = dict.fromkeys(sources, 0)
         self._consumed = dict.fromkeys(sources, 0)
-        self._ended: dict[str, Counter[State]] = {name: Counter() for name in sources}
+        self._ended: dict[str, Counter[TaskStatus]] = {name: Counter() for name in sources}
         self._expired: Counter[str] = Counter()
         self.wasted = 0
 
-    def issue(self, source: str, task: Task, position: int = 0, number: int | None = None) -> Ticket:
-        """A new ticket.
+    def issue(self, source: str, task: Task, position: int = 0, number: int | None = None) -> TaskRecord:
+        """Add a record for a new task.
 
         Args:
             source: Name of its source.
             task: The task.
-            position: In the source's stream.
-            number: That it had in the checkpoint that the run goes on from; left out, the next one.
+            position: Position of the task in the stream of its source.
+            number: Number that it had in the checkpoint being resumed; left out, the next one.
 
         Raises:
             KeyError: There is no such source.
         """
-        there = self._live[source][State.INIT]
-        ticket = Ticket(self._next if number is None else number, source, task, position)
+        there = self._live[source][TaskStatus.INIT]
+        ticket = TaskRecord(self._next if number is None else number, source, task, position)
         self._next = max(self._next, ticket.number + 1)
         there[ticket.number] = ticket
         return ticket
 
-    def move(self, ticket: Ticket, to: State, group: Group | None = None) -> None:
-        """Change a ticket's state.
+    def move(self, ticket: TaskRecord, to: TaskStatus, group: Group | None = None) -> None:
+        """Change the status of a record.
 
         Args:
-            ticket: Which one.
-            to: The new state.
-            group: What it became, with `completed` and with `filtered`; of an aborted one, what there is of it, which
-                stays while it runs again.
+            ticket: Record to change.
+            to: New status.
+            group: Sampled group, with `completed` and with `filtered`; for an aborted task, the part sampled so
+                far, which stays while it runs again.
 
         Raises:
-            RunError: The way is not legal: a task would end twice, or be lost.
+            RunError: The transition is not legal: a task would end twice, or be lost.
         """
-        legal = LEGAL[ticket.state] - ({State.EXPIRED} if ticket.taken else set())
+        legal = LEGAL[ticket.state] - ({TaskStatus.EXPIRED} if ticket.taken else set())
         live = self._live[ticket.source]
         if to not in legal or live[ticket.state].get(ticket.number) is not ticket:
             raise RunError(
@@ -174,10 +175,10 @@ class Lifecycle:
         del live[ticket.state][ticket.number]
         if to in WASTED:
             self.wasted += sampled_tokens(ticket.group or group)
-        self._expired[ticket.source] += to is State.EXPIRED
+        self._expired[ticket.source] += to is TaskStatus.EXPIRED
         ticket.state = to
-        ticket.attempts += to is State.RUNNING
-        if to is not State.RUNNING:
+        ticket.attempts += to is TaskStatus.RUNNING
+        if to is not TaskStatus.RUNNING:
             ticket.group = None if to in ENDS else group
         if to in ENDS:
             self._ended[ticket.source][to] += 1
@@ -185,13 +186,13 @@ class Lifecycle:
         else:
             live[to][ticket.number] = ticket
 
-    def take(self, ticket: Ticket) -> Group:
+    def take(self, ticket: TaskRecord) -> Group:
         """Hand a group to the trainer, once.
 
         Raises:
-            RunError: There is no group, or the trainer has it.
+            RunError: There is no group, or the trainer has it already.
         """
-        if ticket.state is not State.COMPLETED or ticket.taken or ticket.group is None:
+        if ticket.state is not TaskStatus.COMPLETED or ticket.taken or ticket.group is None:
             raise RunError(f"ticket {ticket.number} of {ticket.source} is {ticket.state}: there is nothing to take")
         ticket.taken = True
         self._consumed[ticket.source] += 1
@@ -199,70 +200,72 @@ class Lifecycle:
         return ticket.group
 
     def ask(self, source: str, target: int) -> None:
-        """The trainer wants so many groups of a source in all; a lower figure than before changes nothing."""
+        """Raise the total number of groups that the trainer requests of a source; a lower number changes nothing."""
         self._target[source] = max(self._target[source], target)
 
-    def counts(self, source: str) -> Counts:
-        """Where a source stands.
+    def counts(self, source: str) -> TaskCounts:
+        """Return the counts of a source.
 
         Raises:
             KeyError: There is no such source.
         """
         live, ended = self._live[source], self._ended[source]
-        return Counts(
+        return TaskCounts(
             target=self._target[source],
             consumed=self._consumed[source],
-            available=len(live[State.COMPLETED]) - self._in_hand[source],
-            scheduled=len(live[State.RUNNING]),
-            waiting=len(live[State.INIT]) + len(live[State.ABORTED]) + len(live[State.EXPIRED]),
-            trained=ended[State.TRAINED],
-            filtered=ended[State.FILTERED],
-            failed=ended[State.FAILED],
+            available=len(live[TaskStatus.COMPLETED]) - self._in_hand[source],
+            scheduled=len(live[TaskStatus.RUNNING]),
+            waiting=len(live[TaskStatus.INIT]) + len(live[TaskStatus.ABORTED]) + len(live[TaskStatus.EXPIRED]),
+            trained=ended[TaskStatus.TRAINED],
+            filtered=ended[TaskStatus.FILTERED],
+            failed=ended[TaskStatus.FAILED],
             expired=self._expired[source],
         )
 
     def wanted(self, source: str, batch: int, oversample: float) -> int:
-        """How many tasks should be started now.
+        """Return the number of tasks to start now.
 
-        What is scheduled stays within the target and a reserve. The reserve is a share of the batch, not of the gap: as
-        the gap closes, it does not shrink.
+        Running tasks stay within the target and a reserve. The reserve is a share of the batch, not of the gap: it does
+        not shrink as the gap closes.
 
         Args:
-            source: Which one.
-            batch: Groups of it in a batch.
+            source: Name of the source.
+            batch: Number of its groups in a batch.
             oversample: Reserve, as a share of the batch; 0 for none.
         """
         counts = self.counts(source)
         reserve = math.ceil(batch * oversample) if counts.gap else 0
         return max(0, counts.gap + reserve - counts.scheduled)
 
-    def tickets(self, source: str, *states: State) -> list[Ticket]:
-        """The live tickets of a source in these states, in the order of the states and, within one, of issue."""
+    def tickets(self, source: str, *states: TaskStatus) -> list[TaskRecord]:
+        """Return a source's live records with these statuses, ordered by status as given, then by number."""
         live = self._live[source]
         return [live[state][number] for state in states if state in live for number in sorted(live[state])]
 
     @property
     def issued(self) -> int:
-        """Tickets in all."""
+        """Number of records issued in all."""
         live = sum(len(tickets) for states in self._live.values() for tickets in states.values())
         return live + sum(count.total() for count in self._ended.values())
 
     def state(self) -> dict[str, Any]:
-        """Targets, what has ended, and the next number, as plain JSON; what is on its way is issued again."""
+        """Return targets, counts and the next number, as plain JSON; unfinished tasks are issued again."""
         sources = {
             name: {
                 "target": self._target[name],
                 "consumed": self._consumed[name],
                 **{s.value: self._ended[name][s] for s in sorted(ENDS)},
+                "expired": self._expired[name],
             }
             for name in self._target
         }
         return {"next": self._next, "sources": sources}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`; a source that was not there then begins at zero."""
+        """Restore the ledger from `state()`; a source that is new since then begins at zero."""
         self._next = state["next"]
         for name, then in state["sources"].items():
             if name in self._target:
                 self._target[name], self._consumed[name] = then["target"], then["consumed"]
                 self._ended[name] = Counter({s: then[s.value] for s in ENDS})
+                self._expired[name] = then.get("expired", 0)

@@ -1,4 +1,7 @@
-"""From tasks to scored groups: every rollout runs on its own and is scored as it finishes."""
+"""From tasks to scored groups: every rollout runs on its own and is scored as it finishes.
+
+A term of the reward that compares the rollouts of a group is called once the group is complete.
+"""
 
 from __future__ import annotations
 
@@ -8,56 +11,85 @@ from typing import Any
 
 import attrs
 
-from rlsdk.errors import DataError, EngineError, OutOfRoomError, RlsdkError, WorldLostError
-from rlsdk.rollout.chat import Prompt, Setting, TokenChat
-from rlsdk.rollout.gate import Gate
-from rlsdk.rollout.seeds import derive
-from rlsdk.scoring.scorer import Scorer
+from rlsdk.contracts import runs_user_code
+from rlsdk.engines.gate import PausableClient
+from rlsdk.errors import ConfigError, DataError, EngineError, OutOfRoomError, RlsdkError, WorldLostError, described
+from rlsdk.loops import UserLoop
+from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
+from rlsdk.scoring.scorer import Scorer, ScoringCounters
+from rlsdk.seeds import derive
 from rlsdk.types import Group, Rollout, Score, Task
 
 Observer = Callable[[Rollout, Score, int], Any]
 RERUNS = 3
-"""How often a rollout begins anew whose environment was lost with its worker; then it has failed."""
+"""Number of times a rollout is restarted when the worker of its environment dies; then it has failed."""
 ABORTED = Score.invalid("it was stopped from outside")
-"""Of an aborted rollout: nobody judges half an answer."""
+"""Score of an aborted rollout: a partial answer is not scored."""
+UNCOMPARED = Score.invalid("others of its group were stopped from outside before they could be compared")
+"""Score of a complete rollout in an aborted group, where the reward compares rollouts."""
 
 
-class Producer:
+@attrs.frozen(eq=False)
+class _Made:
+    """The rollouts of one member of a group, and their scores.
+
+    Attributes:
+        rollouts: One, or the steps of a trajectory.
+        judged: One score per rollout, or the last rollout's alone, which then counts for all; a `ScoringCounters` where
+            the score depends on the rest of the group.
+        is_new: True if the observer has not seen it yet.
+    """
+
+    rollouts: Sequence[Rollout]
+    judged: Sequence[Score | ScoringCounters]
+    is_new: bool = True
+
+    def pairs(self) -> list[tuple[Rollout, Score]]:
+        """Pair the rollouts with their scores, once these are complete."""
+        scores = [each for each in self.judged if isinstance(each, Score)]
+        # Token rewards of the last one refer to positions that the others do not have.
+        spread = [attrs.evolve(end, token_rewards=None) for end in scores[-1:]] * (len(self.rollouts) - len(scores))
+        return list(zip(self.rollouts, [*spread, *scores], strict=True))
+
+
+class RolloutGenerator:
     """Runs the workflow on tasks, `group_size` times each.
 
-    `run_again` counts how often a rollout began anew, since the worker was lost that held its environment.
+    `run_again` counts the rollouts that were restarted because the worker of their environment died.
     """
 
     def __init__(
         self, workflow: Any, scorer: Scorer | None, seed: int | None, observer: Observer | None = None
     ) -> None:
-        """Make one.
+        """Create a generator.
 
         Args:
-            workflow: Ready to run: an object with `run`, or an async function.
-            scorer: Left out, every score is 0 (demonstrations).
-            seed: Of the requests; None leaves sampling to the engines' own generators.
+            workflow: Workflow, ready to run: an object with `run`, or an async function.
+            scorer: Scorer of the rollouts; None: every score is 0 (demonstrations).
+            seed: Seed of the requests; None leaves sampling to the engines' own generators.
             observer: Called with each rollout, its score and the step it is for (-1: evaluation).
         """
         self._run: Callable[[Task, TokenChat], Awaitable[Rollout | Sequence[Rollout]]] = getattr(
             workflow, "run", workflow
         )
+        self._users = runs_user_code(workflow)
         self._at_end = bool(getattr(workflow, "scored_at_end", False))
         self._scorer = scorer
+        self._comparing = scorer if isinstance(scorer, Scorer) and scorer.comparing else None
         self._seed = seed
         self._observer = observer
         self.run_again = 0
 
     async def produce(
-        self, tasks: Sequence[Task], setting: Setting, group_size: int, key: str, step: int = -1
+        self, tasks: Sequence[Task], setting: RolloutContext, group_size: int, key: str, step: int = -1
     ) -> list[Group]:
-        """The groups of these tasks, in their order.
+        """Return the groups of these tasks, in their order.
 
         Args:
-            tasks: What to solve.
-            setting: Codec, engines, sampling.
+            tasks: Tasks to solve.
+            setting: Tokenizer, engines and sampling parameters.
             group_size: Rollouts per task.
-            key: Names this batch, such as "eval greedy"; part of every seed.
+            key: Name of this batch, such as "eval greedy"; part of every seed.
             step: Trainer step that the rollouts are for.
 
         Raises:
@@ -72,18 +104,24 @@ class Producer:
         return [group.result() for group in groups]
 
     async def group(
-        self, task: Task, setting: Setting, group_size: int, key: str, step: int = -1, before: Group | None = None
+        self,
+        task: Task,
+        setting: RolloutContext,
+        group_size: int,
+        key: str,
+        step: int = -1,
+        before: Group | None = None,
     ) -> Group:
-        """The group of one task. Groups that are begun together admit their requests in that order.
+        """Sample and score the group of one task. Groups that are begun together send their requests in that order.
 
         Args:
-            task: What to solve.
-            setting: Codec, engines, sampling.
-            group_size: Rollouts.
-            key: Names this group; part of every seed.
+            task: Task to solve.
+            setting: Tokenizer, engines and sampling parameters.
+            group_size: Rollouts in the group.
+            key: Name of this group, its `uid`; part of every seed.
             step: Trainer step that the rollouts are for.
-            before: What an attempt left that was aborted: rollouts that were whole by then stay as they are, and a
-                first answer goes on from what there is of it, if the engines' gate lets it.
+            before: Group that an aborted attempt left: its complete rollouts are kept, and a partial first answer is
+                continued if the client keeps partial rollouts.
 
         Raises:
             DataError: The task cannot be used.
@@ -96,83 +134,119 @@ class Producer:
                 running.create_task(self._member(prompt, setting, key, member, step, left))
                 for member in range(group_size)
             ]
-        pairs = [pair for member in members for pair in member.result()]
-        return Group(task, tuple(rollout for rollout, _ in pairs), tuple(score for _, score in pairs))
+        made = [member.result() for member in members]
+        if self._comparing is not None:
+            made = [self._seen(each, step) for each in await self._compared(self._comparing, made)]
+        pairs = [pair for each in made for pair in each.pairs()]
+        return Group(task, tuple(rollout for rollout, _ in pairs), tuple(score for _, score in pairs), uid=key)
 
     async def _member(
-        self, prompt: Prompt, setting: Setting, group: str, member: int, step: int, before: Group | None
-    ) -> list[tuple[Rollout, Score]]:
-        """What one member is now: what it was, if it was whole; else made, from what there is of it."""
+        self, prompt: Prompt, setting: RolloutContext, group: str, member: int, step: int, before: Group | None
+    ) -> _Made:
+        """Return one member: the earlier one if it was complete, else one made from what was sampled before."""
         if before is not None:
             rollout, score = before.rollouts[member], before.scores[member]
             if score.valid:
-                return [(rollout, score)]
-            if rollout.status == "aborted" and isinstance(setting.client, Gate):
+                return _Made([rollout], [score], is_new=False)
+            if score.reason == UNCOMPARED.reason:
+                return _Made([rollout], await self._judged([rollout]))
+            if rollout.status == "aborted" and isinstance(setting.client, PausableClient):
                 setting = attrs.evolve(setting, client=setting.client.after(rollout, member))
-        return await self._one(prompt, setting, group, member, step)
+        made = await self._one(prompt, setting, group, member)
+        return made if self._comparing is not None else self._seen(made, step)
 
-    async def _one(
-        self, prompt: Prompt, setting: Setting, group: str, member: int, step: int
-    ) -> list[tuple[Rollout, Score]]:
+    async def _one(self, prompt: Prompt, setting: RolloutContext, group: str, member: int) -> _Made:
         seed = None if self._seed is None else derive(self._seed, group, prompt.task.id)
-        scorer = None if self._scorer is None else self._scorer.score
+        scorer = None if self._scorer is None else self._alone
+        user_loop = setting.user_loop if self._users else None
+        home = None if user_loop is None else user_loop.way_back()
         for attempt in range(RERUNS + 1):
-            chat = TokenChat(prompt, setting, group, seed, member=member, scorer=scorer)
+            chat = TokenChat(prompt, setting, group, seed, member=member, scorer=scorer, home=home)
             try:
-                rollouts = await self._attempt(prompt.task, chat, group)
+                rollouts = await self._attempt(prompt.task, chat, group, user_loop)
                 if any(rollout.status == "aborted" for rollout in rollouts):
-                    return [(rollout, ABORTED) for rollout in rollouts]
-                scores = await self._scores(rollouts)
-                return [self._seen(rollout, score, step) for rollout, score in zip(rollouts, scores, strict=True)]
+                    return _Made(rollouts, [ABORTED], is_new=False)
+                return _Made(rollouts, await self._judged(rollouts[-1:] if self._at_end else rollouts))
             except WorldLostError as error:
                 reason = f"{type(error).__name__}: {error}"
                 self.run_again += attempt < RERUNS
             except _FailedError as error:
                 if chat.status == "aborted":  # half an answer was too little for the workflow
-                    return [(chat.finish(), ABORTED)]
+                    return _Made([chat.finish()], [ABORTED], is_new=False)
                 reason = str(error)
                 break
-        return [self._seen(chat.failed(), Score.invalid(f"workflow failed: {reason}"), step)]
+        return _Made([chat.failed()], [Score.invalid(f"workflow failed: {reason}")])
 
-    async def _attempt(self, task: Task, chat: TokenChat, group: str) -> Sequence[Rollout]:
+    async def _attempt(self, task: Task, chat: TokenChat, group: str, user_loop: UserLoop | None) -> Sequence[Rollout]:
         try:
-            produced = await self._run(task, chat)
+            if user_loop is None:
+                produced = await self._run(task, chat)
+            else:
+                produced = await user_loop.run(lambda: self._run(task, chat))
         except OutOfRoomError:
             produced = chat.finish()
-        except (RlsdkError, asyncio.CancelledError):
+        except RlsdkError:
             raise
+        except asyncio.CancelledError as error:
+            running = asyncio.current_task()
+            if running is not None and running.cancelling():
+                raise  # somebody ends this rollout
+            # A scope of anyio, or of a client built on it, leaked its own cancellation.
+            raise _FailedError(f"its code raised {described(error)}") from error
         except Exception as error:
             if _from_ray(error):
                 raise EngineError(f"{group}, task {task.id!r}: the engine failed: {error}") from error
-            raise _FailedError(f"{type(error).__name__}: {error}") from error
+            raise _FailedError(described(error)) from error
         finally:
             chat.close()
         return [produced] if isinstance(produced, Rollout) else list(produced)
 
-    async def _scores(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        if not self._at_end or not rollouts:
-            return [await self._score(rollout) for rollout in rollouts]
-        end = await self._score(rollouts[-1])
-        # Its token rewards stand at positions that the others do not have.
-        return [*[attrs.evolve(end, token_rewards=None)] * (len(rollouts) - 1), end]
-
-    async def _score(self, rollout: Rollout) -> Score:
+    async def _judged(self, rollouts: Sequence[Rollout]) -> Sequence[Score | ScoringCounters]:
+        """Score rollouts as far as possible before the rest of their group is complete."""
         if self._scorer is None:
-            return Score(0.0)
-        return await self._scorer.score(rollout)
+            return [Score(0.0)] * len(rollouts)
+        if isinstance(self._scorer, Scorer):
+            self._scorer.warn_of_ignored(rollouts)
+        judge = self._scorer.score if self._comparing is None else self._comparing.begin
+        return await asyncio.gather(*(judge(rollout) for rollout in rollouts))
 
-    def _seen(self, rollout: Rollout, score: Score, step: int) -> tuple[Rollout, Score]:
-        if self._observer is not None:
-            self._observer(rollout, score, step)
-        return rollout, score
+    async def _alone(self, rollout: Rollout) -> Score:
+        """Score a single rollout for its workflow."""
+        if self._comparing is not None:
+            names = ", ".join(self._comparing.comparing)
+            raise ConfigError(
+                [f"reward: {names} compares the rollouts of a group, but the workflow asks what one answer is worth"]
+            )
+        return Score(0.0) if self._scorer is None else await self._scorer.score(rollout)
+
+    async def _compared(self, scorer: Scorer, members: Sequence[_Made]) -> list[_Made]:
+        """Return members with their scores; nothing is compared in a group with aborted rollouts."""
+        tallies = [each for member in members for each in member.judged if isinstance(each, ScoringCounters)]
+        if any(rollout.status == "aborted" for member in members for rollout in member.rollouts):
+            scores = [UNCOMPARED] * len(tallies)
+        else:
+            scores = await scorer.finish(tallies)
+        ordered = iter(scores)
+        return [
+            attrs.evolve(m, judged=[next(ordered) if isinstance(each, ScoringCounters) else each for each in m.judged])
+            for m in members
+        ]
+
+    def _seen(self, made: _Made, step: int) -> _Made:
+        """Show new rollouts to the observer."""
+        if self._observer is not None and made.is_new:
+            for rollout, score in made.pairs():
+                if score is not UNCOMPARED:
+                    self._observer(rollout, score, step)
+        return made
 
 
 class _FailedError(Exception):
-    """The workflow raised; its rollout has failed, and the run goes on."""
+    """Raised when the workflow raises: its rollout has failed, and the run continues."""
 
 
 def _one_each(group: Group, members: int) -> bool:
-    """Whether its rollouts are those of its members, in their order; step-wise workflows give several."""
+    """Check for one rollout per member, in order; step-wise workflows return several."""
     return len(group.rollouts) == members and not any(rollout.trajectory for rollout in group.rollouts)
 
 
@@ -181,7 +255,7 @@ def _from_ray(error: BaseException) -> bool:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first cause inside (nested) groups of exceptions."""
+    """Return the first cause inside (nested) exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = next((e for e in error.exceptions if isinstance(e, DataError)), error.exceptions[0])
     return error

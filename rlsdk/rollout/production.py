@@ -1,7 +1,7 @@
-"""Rollouts that never wait for training: tasks start as the trainer's wants allow, groups are handed over in batches.
+"""Rollouts that never wait for training: tasks start as soon as they are due, groups are handed over in batches.
 
-One machine for all modes. With nothing asked for ahead of the step it is synchronous: a step's tasks start together,
-and the next ones when their groups have been trained. With more, tasks run on while the trainer works.
+One scheduler for all modes. Without batches requested ahead it is synchronous: a step's tasks start together, and the
+next ones when their groups have been trained on. Otherwise tasks keep running while the trainer works.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from typing import Any, Protocol
 
 import attrs
 
-from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
-from rlsdk.rollout.staleness import is_trainable, staleness, without_old
+from rlsdk.config.rollout import RolloutSection
+from rlsdk.errors import RunError
+from rlsdk.rollout.lifecycle import TaskLedger, TaskRecord, TaskStatus
+from rlsdk.rollout.staleness import expires_at, is_trainable, staleness, without_old
 from rlsdk.types import Group, Task
 
 AGAIN = 2.0
-"""Seconds after which what still runs is told once more to end."""
+"""Seconds after which tasks that still run are interrupted once more."""
 
 
 class UnfinishedError(Exception):
-    """A task was stopped; its `group` is what there is, and its task is started again."""
+    """Raised when a task was stopped; `group` is the part sampled so far, and the task is started again."""
 
     def __init__(self, group: Group) -> None:
         super().__init__(f"task {group.task.id!r} was stopped from outside")
@@ -30,18 +32,18 @@ class UnfinishedError(Exception):
 
 
 @attrs.frozen(kw_only=True)
-class Pace:
-    """How far rollouts may run ahead.
+class StalenessPolicy:
+    """Limits on how far rollouts may run ahead of training.
 
     Attributes:
-        ahead: Batches beyond that of the last sync's step that are asked for.
-        interval: Steps between two syncs. What is begun between them has the weights of the last, and is as old as what
-            was begun with it.
-        limit: Staleness from which on a group is never trained.
-        oversample: Reserve of tasks that run beside those that are wanted, as a share of a batch.
-        token_limit: Staleness from which on a token is left out of the loss; None: of no token.
-        tail: How many expired groups of a source make its next tasks: these first, then those aborted, then fresh ones,
-            without a reserve. 0: expired groups are made again at once; -1: never.
+        ahead: Number of batches requested beyond that of the step of the last sync.
+        interval: Steps between two syncs. Tasks that begin between them sample with the weights of the last sync, and
+            count as old as those begun right after it.
+        limit: Staleness from which on a group is never trained on.
+        oversample: Reserve of tasks that run beside those that are needed, as a share of a batch.
+        token_limit: Staleness from which on a token is left out of the loss; None for no limit.
+        tail: Number of expired groups of a source that fill its next tasks: these first, then those aborted, then fresh
+            ones, without a reserve. 0: expired groups are sampled again at once; -1: never.
     """
 
     ahead: int = 0
@@ -51,113 +53,131 @@ class Pace:
     token_limit: int | None = None
     tail: int = 0
 
+    @classmethod
+    def of(cls, section: RolloutSection) -> StalenessPolicy:
+        """Return the policy that a configuration asks for."""
+        limit = expires_at(section.max_staleness, section.sync_interval)
+        token = section.max_token_staleness
+        return cls(
+            ahead=limit - 1,
+            interval=section.sync_interval,
+            limit=limit,
+            oversample=section.oversample,
+            token_limit=None if token is None else expires_at(token, section.sync_interval),
+            tail=section.tail_batch,
+        )
+
     def trimmed(self, group: Group, step: int) -> Group:
-        """The group without the tokens that are too old to be trained at a step."""
+        """Return the group without the tokens that are too old to be trained on at a step."""
         return without_old(group, step, None if self.token_limit is None else self.token_limit - 1)
 
     def expires(self, group: Group, step: int) -> bool:
-        """Whether a group is too old to be trained at a step."""
+        """Return True if a group is too old to be trained on at a step."""
         young = self.trimmed(group, step)
         return staleness(young, step) >= self.limit or (is_trainable(group) and not is_trainable(young))
 
     def young(self, group: Group, step: int) -> Group | None:
-        """What of a group may be trained at a step; None if it is too old."""
+        """Return the part of a group that may be trained on at a step; None if it is too old."""
         return None if self.expires(group, step) else self.trimmed(group, step)
 
 
 Recall = Callable[[Mapping[int, Task]], Mapping[int, Group]]
-"""Number of a ticket -> its task, to number -> the group that was made of it."""
+"""Maps record numbers and their tasks to the groups that were sampled for them."""
 
 
-class Policy(Protocol):
-    """A buffer policy, as components of the kind `buffer` are."""
+class BufferPolicy(Protocol):
+    """A buffer policy: protocol of components of the kind `buffer`."""
 
     def __call__(self, group: Group, /, *, step: int, uses: int) -> float | None:
-        """Priority of a group, the greatest first; None drops it."""
+        """Return the priority of a group, the greatest first; None drops it."""
         ...
 
 
 def first_come(group: Group, /, *, step: int, uses: int) -> float:
-    """The policy that prefers none: tasks are trained in the order of issue."""
+    """Prefer no group: groups are trained on in the order in which their tasks were issued."""
     return 0.0
 
 
 class Streams(Protocol):
-    """Sources of tasks, as `rollout.stream.TaskStreams` has them."""
+    """Sources of tasks, implemented by `rollout.stream.TaskStreams`."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the sources."""
+        """Names of the sources."""
         ...
 
     def divide(self, count: int) -> Mapping[str, int]:
-        """How many of the next `count` tasks each source gives; called once for each batch, in order."""
+        """Divide the next `count` tasks among the sources; called once for each batch, in order."""
         ...
 
     def draw(self, source: str) -> tuple[Task, int]:
-        """A fresh task, and its position."""
+        """Return a fresh task and its position."""
         ...
 
     def at(self, source: str, position: int) -> Task:
-        """A task that was drawn before."""
+        """Return a task that was drawn before."""
         ...
 
 
-class Valve(Protocol):
-    """What ends the sampling of running tasks, as `rollout.gate.Gate`."""
+class Pausable(Protocol):
+    """Client whose running samples can be interrupted, such as `PausableClient`."""
 
     def interrupt(self) -> None:
-        """End what is sampled, and all that is asked for from now on; tasks that run get what there is."""
+        """Stop sampling, now and for all requests until `release`; running tasks get partial answers."""
         ...
 
     def release(self) -> None:
-        """Have answers sampled again."""
+        """Resume sampling."""
         ...
 
 
-class Production:
-    """Starts tasks, keeps their groups, gives batches to the trainer.
+class RolloutScheduler:
+    """Starts tasks, keeps their groups, hands batches to the trainer.
 
     Attributes:
-        expired: Groups that became too old.
-        failure: What `make` raised first.
+        expired: Number of groups that became too old.
+        failure: First exception that `make` raised.
     """
 
     def __init__(
         self,
-        lifecycle: Lifecycle,
-        pace: Pace,
+        lifecycle: TaskLedger,
+        pace: StalenessPolicy,
         *,
         batch: int,
         streams: Streams,
-        make: Callable[[Ticket], Awaitable[Group]],
+        make: Callable[[TaskRecord], Awaitable[Group]],
         wanted: Callable[[Group], bool] = lambda group: True,
-        policy: Policy = first_come,
+        policy: BufferPolicy = first_come,
+        most_dropped: int | None = None,
         stop: Callable[..., bool] | None = None,
-        valve: Valve | None = None,
+        valve: Pausable | None = None,
     ) -> None:
-        """Make one; nothing runs before the first `take`.
+        """Create a scheduler; nothing runs before the first `take`.
 
         Args:
-            lifecycle: Of its tasks.
-            pace: How far ahead.
-            streams: Where tasks come from, and how a batch is divided among them.
-            batch: Groups of a batch.
-            make: The scored group of a task, going on from the ticket's group, where there is one. What it raises
-                ends the run, but for `UnfinishedError`.
-            wanted: Whether a group may be trained on; another task takes the place of one that may not.
-            policy: Which of the groups that are there come first; one that it drops counts as filtered, and another
-                task takes its place.
-            stop: Whether a batch of which `available` groups of `target` are there is enough; None: all of them are.
-            valve: Ends the sampling of running tasks; without one, a pause cancels them at once.
+            lifecycle: Ledger of the tasks.
+            pace: Limits on running ahead.
+            streams: Sources of tasks, which also divide a batch among them.
+            batch: Groups in a batch.
+            make: Returns the scored group of a task, continuing the record's group where there is one. What it raises
+                ends the run, except for `UnfinishedError`.
+            wanted: Returns True if a group may be trained on; another task replaces one that may not.
+            policy: Priority of the available groups; one that it drops counts as filtered, and another task takes its
+                place.
+            most_dropped: Number of groups in a row dropped by the policy that ends the run, since no batch gets full;
+                None for no limit.
+            stop: Returns True if `available` groups of `target` are enough for a batch; None: all are required.
+            valve: Interrupts the sampling of running tasks; without one, a pause cancels them at once.
         """
         self._book, self._pace, self._policy = lifecycle, pace, policy
+        self._most_dropped, self._dropped_in_a_row = most_dropped, 0
         self._streams, self._batch, self._make, self._wanted = streams, batch, make, wanted
         self._stop, self._valve = stop, valve
         self._batches: dict[int, Mapping[str, int]] = {}
         self._asked = 0
         self._owed: dict[str, int] = dict.fromkeys(streams.names, 0)
-        self._running: set[asyncio.Task[tuple[State, Group]]] = set()
+        self._running: set[asyncio.Task[tuple[TaskStatus, Group]]] = set()
         self._changed = asyncio.Event()
         self._paused = False
         self._tails: frozenset[str] = frozenset()
@@ -165,17 +185,18 @@ class Production:
         self.expired = 0
         self.dropped = 0
 
-    async def take(self, step: int) -> list[Ticket]:
-        """The batch of a step, as soon as all of it is there, or enough: what the policy puts first.
+    async def take(self, step: int) -> list[TaskRecord]:
+        """Return the batch of a step once it is complete, or large enough, in the order of the policy.
 
         Args:
-            step: Steps that are done.
+            step: Number of steps done.
 
         Returns:
-            At least one.
+            Records with their groups, at least one.
 
         Raises:
-            BaseException: What `make` raised first, with its traceback; no group is taken then.
+            BaseException: The first exception that `make` raised, with its traceback; no group is taken then.
+            RunError: The policy dropped `most_dropped` groups in a row.
         """
         self._resume()
         batch = self._ask(step)
@@ -201,34 +222,35 @@ class Production:
         self._fill()
         return taken
 
-    def settle(self, tickets: Sequence[Ticket], states: Sequence[State]) -> None:
-        """Say what became of tickets that were taken: trained, filtered or failed."""
+    def settle(self, tickets: Sequence[TaskRecord], states: Sequence[TaskStatus]) -> None:
+        """Set the final status of records that were taken: trained, filtered or failed."""
         for ticket, state in zip(tickets, states, strict=True):
             self._book.move(ticket, state)
 
     def state(self) -> dict[str, Any]:
-        """What was asked for, and the tasks that have not ended, as plain JSON; of these, `kept` have their groups."""
+        """Return requests and unfinished tasks as plain JSON; the groups of those under `kept` are stored."""
         return {
             "asked": self._asked,
             "owed": dict(self._owed),
             "batches": {str(step): dict(parts) for step, parts in self._batches.items()},
             "on_the_way": {
-                source: sorted(t.position for t in self._book.tickets(source, *State)) for source in self._streams.names
+                source: sorted(t.position for t in self._book.tickets(source, *TaskStatus))
+                for source in self._streams.names
             },
             "kept": [[t.source, t.position, t.number] for t in self.available()],
             "ended": self._book.state(),
         }
 
-    def available(self) -> list[Ticket]:
-        """Those whose groups wait for the trainer."""
+    def available(self) -> list[TaskRecord]:
+        """Return the records whose groups are ready for the trainer."""
         return [ticket for source in self._streams.names for ticket in self._available(source)]
 
     def restore(self, state: Mapping[str, Any], recall: Recall = lambda tasks: {}) -> int:
-        """Go on from `state()`; how many tasks on their way are made again. Those of a source that is gone are not.
+        """Restore from `state()`; returns how many unfinished tasks of the remaining sources are sampled again.
 
         Args:
             state: From `state`.
-            recall: Gives groups that were there, by the numbers of their tickets; what it lacks is made again.
+            recall: Returns stored groups by record number; those missing are sampled again.
         """
         self._asked = state["asked"]
         self._owed |= {name: count for name, count in state.get("owed", {}).items() if name in self._owed}
@@ -239,8 +261,8 @@ class Production:
         for number, group in sorted(groups.items()):
             source, position, task = kept[number]
             ticket = self._book.issue(source, task, position, number)
-            self._book.move(ticket, State.RUNNING)
-            self._book.move(ticket, State.COMPLETED, group)
+            self._book.move(ticket, TaskStatus.RUNNING)
+            self._book.move(ticket, TaskStatus.COMPLETED, group)
         back = {kept[number][:2] for number in groups}
         ways = [(s, p) for s, found in state["on_the_way"].items() for p in found if s in self._streams.names]
         again = [way for way in ways if way not in back]
@@ -249,17 +271,16 @@ class Production:
         return len(again)
 
     async def pause(self, seconds: float = 0.0, *, again: float = AGAIN) -> int:
-        """Start nothing more and end what runs; the next `take` starts it again, from what there is of it.
+        """Start no more tasks and end those running; the next `take` restarts them from their partial groups.
 
-        What is being sampled is ended, and tasks finish with what they have. Those that do not are cancelled, and begin
-        anew.
+        Sampling is interrupted, and tasks finish with partial answers. Those that do not are cancelled and start over.
 
         Args:
-            seconds: Tasks that have not ended by then are cancelled.
-            again: Seconds after which what still runs is told once more to end.
+            seconds: Timeout after which unfinished tasks are cancelled.
+            again: Seconds after which tasks that still run are interrupted once more.
 
         Returns:
-            How many tasks ran.
+            Number of tasks that were running.
         """
         self._paused = True
         running = list(self._running)
@@ -280,7 +301,7 @@ class Production:
             self._valve.release()
 
     def _ask(self, step: int) -> Mapping[str, int]:
-        """Want all batches that what is begun now can be young enough for; the parts of that of `step`."""
+        """Request every batch for which groups begun now are fresh enough; returns the parts of the batch of `step`."""
         while self._asked <= step - step % self._pace.interval + self._pace.ahead:
             parts = self._batches[self._asked] = dict(self._streams.divide(self._batch))
             for source, count in parts.items():
@@ -297,74 +318,86 @@ class Production:
             return available == target
         return available > 0 and bool(self._stop(available=available, target=target))
 
-    def _available(self, source: str) -> list[Ticket]:
-        return [t for t in self._book.tickets(source, State.COMPLETED) if not t.taken]
+    def _available(self, source: str) -> list[TaskRecord]:
+        return [t for t in self._book.tickets(source, TaskStatus.COMPLETED) if not t.taken]
 
-    def _hand_over(self, ticket: Ticket, step: int) -> None:
+    def _hand_over(self, ticket: TaskRecord, step: int) -> None:
         ticket.group = self._pace.trimmed(self._book.take(ticket), step)
 
-    def _sift(self, step: int) -> dict[str, list[Ticket]]:
-        """Let go of what is too old and of what the policy drops; the rest of each source, the first to train first.
+    def _sift(self, step: int) -> dict[str, list[TaskRecord]]:
+        """Drop expired groups and those that the policy drops; returns the rest of each source in order of priority.
 
-        The policy is asked anew for each step, since priorities change with it: work in proportion to what waits, which
-        the trainer's wants bound to a few batches, whatever the length of the run.
+        The policy is asked again at each step, since priorities change with it: work in proportion to the available
+        groups, which the trainer's requests bound to a few batches, whatever the length of the run.
         """
-        found: dict[str, list[Ticket]] = {}
+        found: dict[str, list[TaskRecord]] = {}
         for source in self._streams.names:
             ranked = []
             for ticket in self._available(source):
                 if ticket.group is None:
                     continue
                 if self._pace.expires(ticket.group, step):
-                    self._book.move(ticket, State.EXPIRED if self._pace.tail >= 0 else State.FILTERED)
+                    self._book.move(ticket, TaskStatus.EXPIRED)
+                    if self._pace.tail < 0:
+                        self._book.move(ticket, TaskStatus.FILTERED)
                     self.expired += 1
                 elif (priority := self._policy(ticket.group, step=step, uses=0)) is None:
-                    self._book.move(ticket, State.FILTERED)
-                    self.dropped += 1
+                    self._book.move(ticket, TaskStatus.FILTERED)
+                    self._note_dropped()
                 else:
+                    self._dropped_in_a_row = 0
                     ranked.append((-priority, ticket.number, ticket))
             found[source] = [ticket for *_, ticket in sorted(ranked, key=lambda each: each[:2])]
         return found
 
+    def _note_dropped(self) -> None:
+        self.dropped += 1
+        self._dropped_in_a_row += 1
+        if self._most_dropped is not None and self._dropped_in_a_row >= self._most_dropped:
+            raise RunError(
+                f"buffer: its policy dropped {self._dropped_in_a_row} groups in a row (as many as max_empty_steps "
+                "batches have), so no batch gets full; let it return a priority for some, or choose another policy"
+            )
+
     def _has_tail(self, source: str) -> bool:
-        return 0 < self._pace.tail <= len(self._book.tickets(source, State.EXPIRED))
+        return 0 < self._pace.tail <= len(self._book.tickets(source, TaskStatus.EXPIRED))
 
     def _fill(self) -> None:
-        """Start what is wanted; between the look at what runs and the start nothing else can happen."""
+        """Start the tasks that are due; nothing else can happen between the look at what runs and the start."""
         if self._paused or self.failure is not None:
             return
         for source in self._streams.names:
             batch = self._batches[min(self._batches)].get(source, 0) if self._batches else 0
             tail = source in self._tails
             wanted = self._book.wanted(source, batch, 0.0 if tail else self._pace.oversample)
-            first = () if self._pace.tail and not tail else (State.EXPIRED,)
-            again = self._book.tickets(source, *first, State.ABORTED, State.INIT)[:wanted] if wanted else []
+            first = () if self._pace.tail and not tail else (TaskStatus.EXPIRED,)
+            again = self._book.tickets(source, *first, TaskStatus.ABORTED, TaskStatus.INIT)[:wanted] if wanted else []
             for i in range(wanted):
                 fresh = i >= len(again)
                 self._start(self._book.issue(source, *self._streams.draw(source)) if fresh else again[i])
 
-    def _start(self, ticket: Ticket) -> None:
-        self._book.move(ticket, State.RUNNING)
+    def _start(self, ticket: TaskRecord) -> None:
+        self._book.move(ticket, TaskStatus.RUNNING)
         running = asyncio.get_running_loop().create_task(self._run(ticket))
         self._running.add(running)
         # Not in the task itself: one that is cancelled before its first turn never runs.
         running.add_done_callback(functools.partial(self._ended, ticket))
 
-    async def _run(self, ticket: Ticket) -> tuple[State, Group]:
+    async def _run(self, ticket: TaskRecord) -> tuple[TaskStatus, Group]:
         group = await self._make(ticket)
         if self._paused and any(rollout.status == "aborted" for rollout in group.rollouts):
-            return State.ABORTED, group
-        return (State.COMPLETED if self._wanted(group) else State.FILTERED), group
+            return TaskStatus.ABORTED, group
+        return (TaskStatus.COMPLETED if self._wanted(group) else TaskStatus.FILTERED), group
 
-    def _ended(self, ticket: Ticket, running: asyncio.Task[tuple[State, Group]]) -> None:
+    def _ended(self, ticket: TaskRecord, running: asyncio.Task[tuple[TaskStatus, Group]]) -> None:
         self._running.discard(running)
         error = None if running.cancelled() else running.exception()
-        to, group = (State.ABORTED, ticket.group) if running.cancelled() or error else running.result()
+        to, group = (TaskStatus.ABORTED, ticket.group) if running.cancelled() or error else running.result()
         if isinstance(error, UnfinishedError):
             group, error = error.group, None
         self._book.move(ticket, to, group)
         self.failure = self.failure or error
-        if to is State.FILTERED:  # another takes its place at once, also while the trainer works
+        if to is TaskStatus.FILTERED:  # another takes its place at once, also while the trainer works
             try:
                 self._fill()
             except Exception as failed:  # noqa: BLE001 - whoever takes gets it

@@ -1,4 +1,4 @@
-"""How old the weights are that sampled a group."""
+"""Age of the weights that sampled a group."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from rlsdk.types import Group, Rollout
 
 
 def staleness(group: Group, step: int) -> int:
-    """Trainer steps between the oldest weights in a group and the step that would train on it; 0 without tokens.
+    """Return the steps between the oldest weights in a group and the step that would train on it; 0 without tokens.
 
     Args:
         group: The group.
-        step: Steps that are done.
+        step: Number of steps done.
     """
     version = group.oldest_version
     return 0 if version is None else step - version
 
 
 def expires_at(max_staleness: int, sync_interval: int) -> int:
-    """The least staleness of a group that is never trained.
+    """Return the least staleness at which a group is never trained on.
 
     Args:
-        max_staleness: Syncs that a group may lie behind.
+        max_staleness: Maximum number of syncs by which a group may lag.
         sync_interval: Steps between two syncs.
     """
     return (max_staleness + 1) * sync_interval
 
 
 def masked(rollout: Rollout, step: int, most: int) -> np.ndarray:
-    """The tokens of a rollout that are young enough to be trained on, bool `[T]`.
+    """Return the loss mask of a rollout without its old tokens, bool `[T]`.
 
     Args:
         rollout: The rollout.
-        step: Steps that are done.
-        most: Greatest staleness of a token.
+        step: Number of steps done.
+        most: Maximum staleness of a token.
     """
     unsampled = rollout.policy_versions < 0  # demonstrations do not grow old
     young: np.ndarray = rollout.loss_mask & (unsampled | (step - rollout.policy_versions <= most))
@@ -43,12 +43,12 @@ def masked(rollout: Rollout, step: int, most: int) -> np.ndarray:
 
 
 def without_old(group: Group, step: int, most: int | None) -> Group:
-    """The group with its old tokens left out of the loss; itself if none is old.
+    """Return the group with its old tokens left out of the loss; the group itself if none is old.
 
     Args:
         group: The group.
-        step: Steps that are done.
-        most: Greatest staleness of a token; None: any.
+        step: Number of steps done.
+        most: Maximum staleness of a token; None for no limit.
     """
     if most is None or staleness(group, step) <= most:
         return group
@@ -57,5 +57,5 @@ def without_old(group: Group, step: int, most: int | None) -> Group:
 
 
 def is_trainable(group: Group) -> bool:
-    """Whether a token of it counts in a loss."""
+    """Return True if any token of a group counts in a loss."""
     return any(rollout.loss_mask.any() for rollout in group.rollouts)

@@ -16,24 +16,24 @@ from rlsdk.types import Task
 
 
 class TaskStream:
-    """Each epoch is a permutation that depends on seed and epoch alone, so that a position is all there is to save.
+    """Endless stream of tasks: each epoch's permutation depends on seed and epoch alone, so only a position is saved.
 
-    A source with a true attribute `ordered` is taken in its own order, in every epoch.
+    A source whose attribute `ordered` is true is read in its own order, in every epoch.
 
     Attributes:
-        position: Tasks drawn so far, dropped ones included.
-        dropped: Of these, how many had a prompt over the limit.
+        position: Number of tasks drawn so far, dropped ones included.
+        dropped: Number of them whose prompt exceeded the limit.
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int, fits: Callable[[Task], int], limit: int, on_long: str) -> None:
-        """Make one.
+        """Create a stream.
 
         Args:
-            tasks: The source.
-            seed: Of the order.
+            tasks: Tasks of the source.
+            seed: Seed of the order.
             fits: Counts the tokens of a task's prompt.
-            limit: Longest prompt.
-            on_long: "drop" or "error".
+            limit: Maximum length of a prompt, in tokens.
+            on_long: Treatment of longer prompts: "drop" or "error".
         """
         if not len(tasks):
             raise DataError("tasks.train: a source holds no task")
@@ -43,10 +43,10 @@ class TaskStream:
         self.dropped = 0
 
     def draw(self) -> tuple[Task, int]:
-        """The next task whose prompt fits, and its position, by which `at` finds it again.
+        """Return the next task whose prompt fits, and its position, by which `at` finds it again.
 
         Raises:
-            DataError: A prompt is too long and the run says that this is an error, or none fits.
+            DataError: A prompt is too long and the run treats this as an error, or no prompt fits.
         """
         for _ in range(len(self._tasks)):
             position = self.position
@@ -63,7 +63,7 @@ class TaskStream:
         raise DataError(f"no task fits max_prompt_tokens={self._limit}: all {len(self._tasks)} prompts are longer")
 
     def at(self, position: int) -> Task:
-        """The task at a position, counted over all epochs."""
+        """Return the task at a position, counted over all epochs."""
         epoch, index = divmod(position, len(self._tasks))
         if is_ordered(self._tasks):
             return self._tasks[index]
@@ -73,7 +73,7 @@ class TaskStream:
 
 
 def opened(source: TaskSource, plugins: Plugins) -> Sequence[Task]:
-    """The tasks of a source, under its name if the config gives one.
+    """Open the tasks of a source, under the name that the config gives it, if any.
 
     Raises:
         DataError: The source cannot be read.
@@ -87,32 +87,32 @@ def opened(source: TaskSource, plugins: Plugins) -> Sequence[Task]:
 
 
 def is_ordered(tasks: Sequence[Task]) -> bool:
-    """Whether a training takes these tasks in their own order, not shuffled."""
+    """Return True if training reads these tasks in their own order, not shuffled."""
     return bool(getattr(tasks, "ordered", False))
 
 
 class Allocator:
-    """Divides batches among sources by their weights: largest remainder, what a source did not get carried over.
+    """Divides batches among sources by weight: largest remainders, with each source's shortfall carried over.
 
     After any number of batches each source is about one task from its share, however small that is: without the carry,
     weights of 0.05 and 0.95 would give a batch of eight none of the first, for ever.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        """Make one.
+        """Create an allocator.
 
         Args:
-            weights: At least 0, one above.
+            weights: Weights of the sources, none negative, one positive.
         """
         total = sum(weights)
         self._shares = [weight / total for weight in weights]
         self.carry = [0.0] * len(weights)
 
     def divide(self, count: int) -> list[int]:
-        """How many of the next `count` tasks each source gives.
+        """Divide the next `count` tasks among the sources.
 
         Args:
-            count: Of the batch.
+            count: Number of tasks in the batch.
         """
         due = [share * count + carried for share, carried in zip(self._shares, self.carry, strict=True)]
         parts = [max(0, int(each)) for each in due]
@@ -127,12 +127,12 @@ class Allocator:
 
 @attrs.frozen(eq=False)
 class Source:
-    """A stream, and its part in every batch.
+    """A stream of tasks and its share of every batch.
 
     Attributes:
-        name: As the config calls it; part of checkpoints.
-        weight: Against those of the other sources.
-        stream: Of its tasks.
+        name: Name in the config; part of checkpoints.
+        weight: Weight relative to the other sources.
+        stream: Stream of its tasks.
     """
 
     name: str
@@ -141,55 +141,55 @@ class Source:
 
 
 class TaskStreams:
-    """Several streams, and what each gives to a batch."""
+    """Several streams, and the share of each in a batch."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        """Make one.
+        """Combine sources.
 
         Args:
-            sources: With names that differ.
+            sources: Sources, with distinct names.
         """
         self._sources = {source.name: source for source in sources}
         self._allocator = Allocator([source.weight for source in sources])
 
     @property
     def names(self) -> list[str]:
-        """Of the sources."""
+        """Names of the sources."""
         return list(self._sources)
 
     @property
     def dropped(self) -> int:
-        """Tasks whose prompts were over the limit, of all sources."""
+        """Number of tasks whose prompts exceeded the limit, over all sources."""
         return sum(source.stream.dropped for source in self._sources.values())
 
     def divide(self, count: int) -> dict[str, int]:
-        """How many of the next `count` tasks each source gives."""
+        """Divide the next `count` tasks among the sources."""
         return dict(zip(self._sources, self._allocator.divide(count), strict=True))
 
     def draw(self, source: str) -> tuple[Task, int]:
-        """The next task of a source, and its position.
+        """Return the next task of a source, and its position.
 
         Raises:
-            DataError: A prompt is too long and the run says that this is an error, or none of the source fits.
+            DataError: A prompt is too long and the run treats this as an error, or no prompt of the source fits.
         """
         return self._sources[source].stream.draw()
 
     def at(self, source: str, position: int) -> Task:
-        """A task that was drawn before."""
+        """Return a task that was drawn before."""
         return self._sources[source].stream.at(position)
 
     def state(self) -> dict[str, Any]:
-        """Where every source stands, as plain JSON."""
+        """Return the position of every source, as plain JSON."""
         return {
             name: {"position": source.stream.position, "dropped": source.stream.dropped, "carry": carry}
             for (name, source), carry in zip(self._sources.items(), self._allocator.carry, strict=True)
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`; a source that was not there then begins at its start.
+        """Restore from `state()`; a source that is new since then begins at its start.
 
         Args:
-            state: By name.
+            state: State of each source, by name.
         """
         for i, (name, source) in enumerate(self._sources.items()):
             then = state.get(name)

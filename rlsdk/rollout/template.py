@@ -1,4 +1,4 @@
-"""Chat templates: the text that stands around the messages of a conversation."""
+"""Chat templates: the text around the messages of a conversation."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _ANSWER = Message("assistant", "<think>\nT\n</think>\n\nA")
 
 @attrs.frozen
 class Between:
-    """What a template writes between an answer and the next one.
+    """Text that a template writes between an answer and the next one.
 
     Attributes:
-        closing: What closes the answer, such as `<|im_end|>` and a line break.
-        text: All of it: `closing`, the new messages, and what opens the next answer.
+        closing: Text that closes the answer, such as `<|im_end|>` and a line break.
+        text: The whole text: `closing`, the new messages, and the header of the next answer.
     """
 
     closing: str
     text: str
 
 
-class Template:
-    """A tokenizer's chat template. It is never asked to render what was sampled in order to have it tokenised again."""
+class ChatTemplate:
+    """A tokenizer's chat template. It never renders sampled text in order to have it tokenized again."""
 
     def __init__(self, tokenizer: Any, *, keep_history: bool = False) -> None:
-        """Read one.
+        """Read the template of a tokenizer.
 
         Args:
-            tokenizer: That has it.
-            keep_history: Go on where the template would rewrite earlier answers.
+            tokenizer: Tokenizer that has the template.
+            keep_history: Continue where the template would rewrite earlier answers.
         """
         self._tokenizer = tokenizer
         self._keep_history = keep_history
@@ -43,11 +43,11 @@ class Template:
 
     @property
     def there(self) -> bool:
-        """Whether the tokenizer has one."""
+        """True if the tokenizer has a chat template."""
         return getattr(self._tokenizer, "chat_template", None) is not None
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """A conversation as text, with the next answer opened; a last message of the assistant is left open.
+        """Render a conversation with the next answer opened; a last message of the assistant is left open.
 
         Args:
             messages: The conversation.
@@ -70,17 +70,17 @@ class Template:
         return text
 
     def offers(self, tools: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether it shows tools to the policy."""
+        """Return True if the template lists tools for the policy."""
         return self.render([_QUESTION], tools) != self.render([_QUESTION])
 
     def between(self, messages: Sequence[Message], new: int, tools: Sequence[Mapping[str, Any]] = ()) -> Between:
-        """What stands between the last answer and the next.
+        """Return the text between the last answer and the next.
 
-        A mark takes the place of the last answer, so that what the policy wrote has no part in it.
+        A marker takes the place of the last answer, so that the policy's own text has no influence.
 
         Args:
             messages: The conversation.
-            new: How many of the messages, from the end, follow the last answer.
+            new: Number of messages, from the end, that follow the last answer.
             tools: As in `render`.
 
         Raises:
@@ -97,7 +97,7 @@ class Template:
         return Between(closed[: _alike(closed, text)], text)
 
     def _check(self, roles: tuple[str, ...]) -> None:
-        """Refuse a template that shows an answer otherwise than it was sampled, once such messages follow it."""
+        """Refuse a template that alters an answer once messages of these roles follow it."""
         if self._keep_history or roles in self._checked:
             return
         wanted = self.render([_QUESTION]) + _ANSWER.content
@@ -127,5 +127,5 @@ def _plain(message: Message) -> dict[str, str]:
 
 
 def _alike(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return the length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

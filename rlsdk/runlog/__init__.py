@@ -1,1 +1,1 @@
-"""What a run writes: metrics, saved rollouts, the progress line and the report."""
+"""Output of a run: metrics, saved rollouts, the progress line and the report."""

@@ -13,9 +13,10 @@ import attrs
 import numpy as np
 
 from rlsdk.errors import ValueFault
-from rlsdk.types import Group, Message, Rollout, Score, Task
+from rlsdk.types import Group, Message, Role, Rollout, Score, Task
 
-FORMAT = 1
+FORMAT = 2
+"""Of what is written; format 1, which did not say whose words a message of the assistant is, is read as well."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "policy_versions")
 _WIDE = 2**63
 """Integers from here on are written in hexadecimal: Python reads no long decimals."""
@@ -34,6 +35,7 @@ def encode(group: Group) -> bytes:
     tasks = _distinct([group.task, *(r.task for r in group.rollouts)])
     told = {
         "format": FORMAT,
+        "uid": group.uid,
         "tasks": [_task(task) for task in tasks],
         "rollouts": [_rollout(r, tasks) for r in group.rollouts],
         "scores": [_score(s) for s in group.scores],
@@ -63,8 +65,8 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
     try:
         source = io.BytesIO(zlib.decompress(payload))
         told = json.loads(source.read(int.from_bytes(source.read(8), "little")).decode("utf-8", "surrogatepass"))
-        if told["format"] != FORMAT:
-            raise ValueFault(f"a stored group has format {told['format']}; this rlsdk reads {FORMAT}")
+        if told["format"] not in (1, FORMAT):
+            raise ValueFault(f"a stored group has format {told['format']}; this rlsdk reads 1 and {FORMAT}")
         count = len(told["rollouts"])
         arrays = [_read(source) for _ in ARRAYS if count]
     except (zlib.error, ValueError, KeyError, EOFError) as error:
@@ -76,7 +78,9 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
     cuts = np.cumsum(told["lengths"])[:-1]
     parts = zip(*(np.split(array, cuts) for array in arrays), strict=True)
     rollouts = [_read_rollout(each, tasks, part) for each, part in zip(told["rollouts"], parts, strict=True)]
-    return Group(tasks[0], rollouts, [_read_score(each) for each in told["scores"]])
+    scores = [_read_score(each) for each in told["scores"]]
+    named = {"uid": told["uid"]} if "uid" in told else {}  # stored before groups had one
+    return Group(tasks[0], rollouts, scores, **named)
 
 
 def _write(out: io.BytesIO, array: np.ndarray) -> None:
@@ -100,12 +104,16 @@ def _task(task: Task) -> dict[str, Any]:
 
 
 def _read_task(told: Mapping[str, Any]) -> Task:
-    prompt = told["prompt"] if isinstance(told["prompt"], str) else tuple(Message(*m) for m in told["prompt"])
+    prompt = told["prompt"] if isinstance(told["prompt"], str) else tuple(_read_message(*m) for m in told["prompt"])
     return Task(told["id"], prompt, _value(told["answer"]), _value(told["metadata"]), told["source"])
 
 
-def _messages(messages: Sequence[Message]) -> list[list[str]]:
-    return [[m.role, m.content, m.name] for m in messages]
+def _messages(messages: Sequence[Message]) -> list[list[Any]]:
+    return [[m.role, m.content, m.name, m.prompt] for m in messages]
+
+
+def _read_message(role: Role, content: str, name: str, prompt: bool | None = None) -> Message:
+    return Message(role, content, name, prompt=prompt)
 
 
 def _rollout(rollout: Rollout, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -123,7 +131,7 @@ def _rollout(rollout: Rollout, tasks: Sequence[Task]) -> dict[str, Any]:
 
 def _read_rollout(told: Mapping[str, Any], tasks: Sequence[Task], arrays: Sequence[np.ndarray]) -> Rollout:
     given = {name: told[name] for name in ("status", "rewards", "trajectory", "step", "state")}
-    messages = [Message(*m) for m in told["messages"]]
+    messages = [_read_message(*m) for m in told["messages"]]
     fields: dict[str, Any] = dict(zip(ARRAYS, arrays, strict=True))
     return Rollout(tasks[told["task"]], messages, **fields, metrics=_value(told["metrics"]), **given)
 
@@ -165,7 +173,7 @@ def _tagged(value: Any) -> dict[str, Any]:
 
 
 def _value(told: Any) -> Any:
-    """What `_plain` made JSON of."""
+    """Restore a value that `_plain` converted to JSON."""
     if isinstance(told, list):
         return [_value(each) for each in told]
     if not isinstance(told, dict):

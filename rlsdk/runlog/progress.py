@@ -1,4 +1,4 @@
-"""What a person sees of a running training."""
+"""Progress display of a running training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN = (
 
 
 class Standing(Protocol):
-    """Where a source of tasks stands; counts of groups since the run began, but `available` and `scheduled`, of now."""
+    """Progress of a task source: group counts since the run began; `available` and `scheduled` are current counts."""
 
     @property
     def target(self) -> int:
@@ -35,7 +35,7 @@ class Standing(Protocol):
 
     @property
     def scheduled(self) -> int:
-        """In flight."""
+        """Groups in flight."""
         ...
 
     @property
@@ -76,14 +76,14 @@ class ProgressLine:
     """A bar in a terminal; elsewhere a line now and then, so that a log file stays readable."""
 
     def __init__(self, console: Console, total: int, done: int, every: int, standings: Standings = dict) -> None:
-        """Start.
+        """Start the display.
 
         Args:
-            console: Where to.
-            total: Steps of the run.
-            done: Steps done before.
-            every: Steps between lines where there is no terminal.
-            standings: Where each source of tasks stands; in a terminal asked from a thread, several times a second.
+            console: Console to print to.
+            total: Number of steps of the run.
+            done: Number of steps already completed.
+            every: Steps between lines when there is no terminal.
+            standings: Progress of each task source; in a terminal, a thread calls it several times a second.
         """
         self._standings = standings
         self._console, self._total, self._every = console, total, max(every, 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -18,42 +20,61 @@ if TYPE_CHECKING:
     import pandas
 
 
-def rollouts(run: str | Path, where: str = "", *, order_by: str = "", limit: int | None = None) -> pandas.DataFrame:
-    """A run's rollouts as a frame of pandas, one row each.
+_INSTRUCTIONS = 10_000
+"""Of SQLite, between two looks at the clock and at signals: about a millisecond."""
+
+
+def rollouts(
+    run: str | Path, where: str = "", *, order_by: str = "", limit: int | None = None, seconds: float | None = None
+) -> pandas.DataFrame:
+    """Return a run's rollouts as a pandas data frame, one row each.
 
     Args:
         run: The run's folder.
         where: A condition as in SQL, such as `reward < 0.5 and step >= 10`.
-        order_by: A column, with ` desc` behind it for the greatest first; left out, by step.
-        limit: Rows at most.
+        order_by: Column to sort by, followed by ` desc` for descending order; by default, the step.
+        limit: Maximum number of rows.
+        seconds: Time limit of the query; None for none.
 
     Raises:
         EnvironmentFault: pandas is not installed.
-        ValueFault: The run keeps no rollouts, or the condition is wrong.
+        ValueFault: The run keeps no rollouts, or the condition is wrong or takes longer than the time limit.
     """
     try:
         import pandas
     except ModuleNotFoundError as error:
         raise EnvironmentFault("rlsdk.rollouts gives a frame of pandas: pip install pandas") from error
-    return pandas.DataFrame(query(run, where, order_by=order_by, limit=limit), columns=list(COLUMNS))
+    found = query(run, where, order_by=order_by, limit=limit, seconds=seconds)
+    return pandas.DataFrame(found, columns=list(COLUMNS))
 
 
-def query(run: str | Path, where: str = "", *, order_by: str = "", limit: int | None = None) -> list[dict[str, Any]]:
-    """A run's rollouts, one mapping of the columns each; see `rollouts`.
+def query(
+    run: str | Path, where: str = "", *, order_by: str = "", limit: int | None = None, seconds: float | None = None
+) -> list[dict[str, Any]]:
+    """Return a run's rollouts, each as a mapping of its columns; see `rollouts`.
 
     Raises:
-        ValueFault: The run keeps no rollouts, or the condition is wrong.
+        ValueFault: The run keeps no rollouts, or the condition is wrong or takes longer than the time limit.
         RunError: The database cannot be read.
+        KeyboardInterrupt: The user interrupted the query.
     """
     address = Address.of(Path(run))
     if address is None:
         raise ValueFault(f"{run} holds no rollouts: it is no run's folder, or nothing was saved (save_rollouts: 0)")
-    engine = _reader(address)
+    most, begun = math.inf if seconds is None else seconds, time.monotonic()
+    engine = _reader(address, most)
     try:
         with engine.connect() as connection:
             rows = connection.execute(_statement(address.run, where, order_by, limit)).mappings()
             return [dict(row) for row in rows]
     except sa.exc.DBAPIError as error:
+        if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            if time.monotonic() < begun + most:
+                raise KeyboardInterrupt from error  # sqlite3 turns what is raised while it works into its own error
+            raise ValueFault(
+                f"the query {where or order_by!r} took longer than {most:g} s; narrow it, or allow more time "
+                "(--timeout, in a script `seconds`)"
+            ) from error
         said = next(iter(str(error.orig).splitlines()), type(error).__name__)
         if where or order_by:
             given = where or order_by
@@ -87,13 +108,22 @@ def _order(rows: sa.Subquery, order_by: str) -> list[sa.ColumnElement[Any]]:
     return [sa.nulls_last(first), *rest]
 
 
-def _reader(address: Address) -> sa.Engine:
-    """An engine whose connections cannot write, and run one statement at a time."""
+def _reader(address: Address, seconds: float = math.inf) -> sa.Engine:
+    """An engine whose connections cannot write, and run one statement at a time, `seconds` from now at most."""
     how: dict[str, Any] = {"poolclass": sa.pool.NullPool}
     if address.is_file:
         # SQLAlchemy would make a file that is missing; sqlite3 opens what is there, to read.
         name = f"file:{quote(address.file)}?mode=ro"
         if not os.access(Path(address.file).parent, os.W_OK) and not Path(f"{address.file}-wal").exists():
             name += "&immutable=1"  # readers of a database that is written to keep a file beside it
-        return address.engine(creator=lambda: sqlite3.connect(name, uri=True, timeout=60), **how)
-    return address.engine(connect_args={"options": "-c default_transaction_read_only=on"}, **how)
+        ends = time.monotonic() + seconds
+        return address.engine(creator=lambda: _connected(name, ends), **how)
+    limit = "" if seconds == math.inf else f" -c statement_timeout={max(1, round(1000 * seconds))}"
+    return address.engine(connect_args={"options": f"-c default_transaction_read_only=on{limit}"}, **how)
+
+
+def _connected(name: str, ends: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(name, uri=True, timeout=60)
+    # To call Python is also what lets it see a signal; the exception that the signal raises ends the statement.
+    connection.set_progress_handler(lambda: time.monotonic() > ends, _INSTRUCTIONS)
+    return connection

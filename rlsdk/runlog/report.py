@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from rlsdk.runlog.rollouts import visible
 from rlsdk.runlog.trackers import read_metrics
 
 CURVES = (
@@ -31,7 +32,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
 def draw_curves(folder: Path, title: str) -> Path | None:
     """`curves.png` from the run's metrics; None where there are none, or matplotlib is not installed."""
     metrics = read_metrics(folder)
-    series = [(label, [(m["step"], m[key]) for m in metrics if key in m]) for key, label in CURVES]
+    series = [(label, [(m["step"], m[key]) for m in metrics if m.get(key) is not None]) for key, label in CURVES]
     series = [(label, points) for label, points in series if points]
     try:
         from matplotlib.figure import Figure
@@ -52,6 +53,16 @@ def draw_curves(folder: Path, title: str) -> Path | None:
     return path
 
 
+def figure_text(figure: float | None, form: str = ".1%") -> str:
+    """Write a figure for a person; None is `n/a`: nothing could be scored.
+
+    Args:
+        figure: The figure.
+        form: Format of a number.
+    """
+    return "n/a" if figure is None else format(figure, form)
+
+
 def print_report(
     console: Console, summary: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> None:
@@ -62,7 +73,7 @@ def print_report(
         for column in ("", "before", "after"):
             table.add_column(column, justify="right" if column else "left")
         for key, label in (("sampled", "sampled at temperature 1"), ("greedy", "greedy")):
-            table.add_row(label, *(f"{x[key]:.1%}" if key in x else "-" for x in (before, after)))
+            table.add_row(label, *(figure_text(x[key]) if key in x else "-" for x in (before, after)))
         console.print(table)
     times = Table("phase", Column("seconds", justify="right"), title="where the time went")
     for name, value in summary["seconds"].items():
@@ -76,11 +87,16 @@ def print_report(
     _print_invalid(console, summary.get("invalid") or {})
     _print_environments(console, summary.get("environments") or {})
     _print_engines(console, summary.get("engines") or {})
+    for name, fate in (summary.get("trackers") or {}).items():
+        if fate != "ok":
+            console.print(f"[yellow]tracker {_plain(name)}: {_plain(fate)}[/]", highlight=False)
+    for warning in summary.get("warnings") or ():
+        console.print(f"[yellow]{_plain(warning)}[/]", highlight=False)
     for when, rows in samples.items():
         for row in rows:
-            mark = "right" if row["correct"] else "wrong"
+            mark = {True: "right", False: "wrong", None: "not scored"}[row["correct"]]
             console.print(
-                f"[bold]{when}[/]  {escape(row['prompt'])} [dim]->[/] {escape(row['response'])}  [dim]({mark})[/]",
+                f"[bold]{when}[/]  {_plain(row['prompt'])} [dim]->[/] {_plain(row['response'])}  [dim]({mark})[/]",
                 highlight=False,
             )
     for key in ("curves", "export"):
@@ -88,28 +104,33 @@ def print_report(
             console.print(f"{key}: {summary[key]}", highlight=False)
 
 
+def _plain(text: str) -> str:
+    """Text of a model or a plugin on one line: neither markup, nor anything that acts on the terminal."""
+    return escape(visible(text))
+
+
 def _print_invalid(console: Console, invalid: Mapping[str, Any]) -> None:
-    """What could not be scored, if there is any."""
+    """Print the rollouts that could not be scored, if any."""
     if not invalid.get("rollouts"):
         return
-    console.print(
-        f"[yellow]{invalid['rollouts']} rollouts ({invalid['share']:.1%}) could not be scored and were left out:[/]",
-        highlight=False,
-    )
+    count = f"{invalid['rollouts']} trajectories ({invalid['share']:.1%})"
+    console.print(f"[yellow]{count} could not be scored and were left out:[/]", highlight=False)
     for reason, count in invalid["reasons"].items():
-        console.print(f"  {count} × {escape(reason)}", highlight=False)
+        console.print(f"  {count} × {_plain(reason)}", highlight=False)
 
 
 def _print_tasks(console: Console, tasks: Mapping[str, int]) -> None:
-    """What became of the tasks, if not all were trained on."""
-    if tasks.get("issued", 0) == tasks.get("trained", 0):
+    """Print how many tasks were trained, filtered and so on, unless all were trained on at once."""
+    expired = tasks.get("expired", 0)
+    if tasks.get("issued", 0) == tasks.get("trained", 0) and not expired:
         return
-    ends = ", ".join(f"{count:,} {name}" for name, count in tasks.items() if name != "issued")
-    console.print(f"{tasks['issued']:,} tasks: {ends}", highlight=False)
+    ends = ", ".join(f"{count:,} {name}" for name, count in tasks.items() if name not in ("issued", "expired"))
+    old = f"; {expired:,} groups expired before they could be trained" if expired else ""
+    console.print(f"{tasks['issued']:,} tasks: {ends}{old}", highlight=False)
 
 
 def _print_environments(console: Console, found: Mapping[str, Any]) -> None:
-    """What became of workers, if any were lost."""
+    """Print what happened to environment workers, if any were lost."""
     if not found.get("workers_lost"):
         return
     console.print(
@@ -118,7 +139,7 @@ def _print_environments(console: Console, found: Mapping[str, Any]) -> None:
         highlight=False,
     )
     for reason in found["reasons"]:
-        console.print(f"  {escape(reason)}", highlight=False)
+        console.print(f"  {_plain(reason)}", highlight=False)
 
 
 def _print_engines(console: Console, found: Mapping[str, Any]) -> None:
@@ -131,4 +152,4 @@ def _print_engines(console: Console, found: Mapping[str, Any]) -> None:
         highlight=False,
     )
     for reason in found["reasons"]:
-        console.print(f"  {escape(reason)}", highlight=False)
+        console.print(f"  {_plain(reason)}", highlight=False)

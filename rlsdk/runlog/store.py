@@ -7,9 +7,11 @@ import json
 import logging
 import os
 import shutil
+import sqlite3
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,10 @@ log = logging.getLogger(__name__)
 DATABASE, ADDRESS = "rollouts.db", "rollouts.json"
 """In a run's folder: the database itself, or where it is."""
 _LOCAL = "sqlite:///"
+BUSY_SECONDS = 5.0
+"""How long SQLite waits for another process that writes before the log says so."""
+LOCK_SECONDS = 1800.0
+"""How long a run waits for it in all."""
 _CHUNK = 500
 """Rows named in one statement: databases limit its parameters."""
 _NOTHING_LEFT = 2**20
@@ -34,11 +40,11 @@ _FULL = "53100"
 
 @attrs.frozen
 class Address:
-    """Where a run's rollouts are.
+    """Address of a run's rollout database.
 
     Attributes:
-        url: Of the database, without a password.
-        run: What tells the run's rows from those of others.
+        url: URL of the database, without a password.
+        run: Id that distinguishes the run's rows from those of other runs.
         password_env: Name of the environment variable that holds the password.
     """
 
@@ -48,14 +54,14 @@ class Address:
 
     @classmethod
     def of(cls, folder: Path) -> Address | None:
-        """That of a run's folder; None if it keeps none."""
+        """Return the address recorded in a run folder; None if the run keeps no rollouts."""
         if (folder / ADDRESS).is_file():
             return cls(**json.loads((folder / ADDRESS).read_text(encoding="utf-8")))
         return cls(f"{_LOCAL}{folder / DATABASE}") if (folder / DATABASE).is_file() else None
 
     @classmethod
     def make(cls, folder: Path, url: str | None, password_env: str | None) -> Address:
-        """That of a run's folder; noted there, if the database is elsewhere."""
+        """Create the address for a run folder, and record it there if the database is elsewhere."""
         if url is None:
             (folder / ADDRESS).unlink(missing_ok=True)
             return cls(f"{_LOCAL}{folder / DATABASE}")
@@ -66,7 +72,7 @@ class Address:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a file of SQLite."""
+        """True if the database is an SQLite file."""
         return self.url.startswith(_LOCAL)
 
     @property
@@ -123,7 +129,29 @@ class RolloutStore:
             OSError: Its disk is full.
         """
         with self._explained(), self._connection.begin():
+            if self.address.is_file:
+                self._lock()
             yield
+
+    def _lock(self) -> None:
+        """Begin to write; while another process writes, wait, say so, and name it."""
+        began, said = time.monotonic(), False
+        while True:
+            try:
+                self._connection.exec_driver_sql("BEGIN IMMEDIATE")
+            except sa.exc.OperationalError as error:
+                busy = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+                seconds = time.monotonic() - began
+                if not busy or seconds >= LOCK_SECONDS:
+                    raise
+                if not said:
+                    who = lock_holder(Path(self.address.file)) or "another process"
+                    log.warning("%s has been locked by %s for %.0f s; the run waits", self.address.file, who, seconds)
+                    said = True
+                continue
+            if said:
+                log.warning("%s is free again, after %.0f s", self.address.file, time.monotonic() - began)
+            return
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Keep groups; of what bears the same number, the last one."""
@@ -149,10 +177,10 @@ class RolloutStore:
         self._connection.execute(change, rows)
 
     def forget(self, checkpoint: int, every: int) -> None:
-        """Let go of what only an earlier checkpoint wanted.
+        """Let go of what only checkpoints before a certain one wanted.
 
         Args:
-            checkpoint: Step of the newest checkpoint, which is complete.
+            checkpoint: Step of the oldest checkpoint that a run may be resumed from.
             every: Steps between those whose groups are kept for good.
         """
         unwanted = GROUPS.c.kept_at.is_not(None) & (GROUPS.c.kept_at < checkpoint)
@@ -160,11 +188,11 @@ class RolloutStore:
         self._delete(unwanted & passing)
 
     def rewind(self, step: int, kept: Mapping[int, tuple[str, int | None, int]]) -> None:
-        """Be as at a checkpoint: what came later is gone, what it wants back is as it was then.
+        """Restore the state of a checkpoint: delete later rows, and reset the kept ones to their state at that time.
 
         Args:
-            step: Of the checkpoint; 0 for a run that begins.
-            kept: Number -> (state, step, uses).
+            step: Step of the checkpoint; 0 for a new run.
+            kept: Kept groups, as number -> (state, step, uses).
         """
         self.settle([(number, *then) for number, then in kept.items()])
         later = GROUPS.c.step.is_(None) | (GROUPS.c.step > step)
@@ -177,11 +205,11 @@ class RolloutStore:
         self._connection.execute(GROUPS.update().where(back).values(kept_at=step))
 
     def recall(self, tasks: Mapping[int, Task], step: int) -> dict[int, Group]:
-        """Groups by number, holding these tasks; what is not there, or not what it was, is left out and logged.
+        """Load the groups of these tasks, by number; missing or changed groups are left out and logged.
 
         Args:
-            tasks: Number -> task.
-            step: Of the checkpoint: what later weights sampled is from another course of the run.
+            tasks: Tasks by group number.
+            step: Step of the checkpoint; rollouts from later weights belong to a discarded continuation of the run.
         """
         found: dict[int, Group] = {}
         for part in _chunks(list(tasks)):
@@ -219,9 +247,48 @@ class RolloutStore:
         return self.address.is_file and shutil.disk_usage(Path(self.address.file).parent).free < _NOTHING_LEFT
 
 
+def lock_holder(file: Path) -> str:
+    """Name the process that holds a database locked to write, as Linux tells it; empty if it is not found."""
+    nodes = {beside.stat().st_ino for beside in (file, file.with_name(f"{file.name}-shm")) if beside.exists()}
+    try:
+        locks = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+        held = [each for each in locks if "->" not in each and each[3] == "WRITE"]
+        process = next(
+            int(e[4]) for e in held if int(e[5].split(":")[2]) in nodes and int(e[4]) not in (-1, os.getpid())
+        )
+        command = Path(f"/proc/{process}/cmdline").read_bytes().replace(bytes(1), b" ").decode(errors="replace").strip()
+    except (OSError, StopIteration, IndexError, ValueError):
+        return ""
+    return f"process {process} ({command[:80]})"
+
+
+def damage_of(file: Path) -> str:
+    """Say what is wrong with a database file; empty if it is whole, missing, or cannot be opened now."""
+    if not file.is_file():
+        return ""
+    try:
+        with closing(sqlite3.connect(file)) as connection:
+            found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        damaged = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        return str(error) if damaged else ""  # what else is wrong is said where the database is opened to write
+    return "" if found == "ok" else " ".join(found.split())
+
+
+def set_aside(file: Path) -> Path:
+    """Rename a database, with the files that SQLite keeps beside it; returns its new path, which was free."""
+    names = ("damaged", *(f"damaged-{again}" for again in range(2, 1000)))
+    aside = next(path for path in (file.with_name(f"{file.name}.{name}") for name in names) if not path.exists())
+    for suffix in ("-wal", "-shm", ""):  # the database last: until then it is found again, and set aside again
+        beside = file.with_name(file.name + suffix)
+        if beside.exists():
+            beside.rename(aside.with_name(aside.name + suffix))
+    return aside
+
+
 def _how(address: Address) -> dict[str, Any]:
     """Options of a connection that writes."""
-    return {"connect_args": {"check_same_thread": False, "timeout": 60}} if address.is_file else {}
+    return {"connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS}} if address.is_file else {}
 
 
 def _chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:

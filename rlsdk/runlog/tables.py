@@ -62,15 +62,15 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 @attrs.frozen(kw_only=True, eq=False)
 class Entry:
-    """A group as the store keeps it.
+    """A stored group.
 
     Attributes:
-        number: Of its ticket.
-        source: Name of the source of its task.
-        state: What became of it.
-        step: That it was trained in, or left out of; None while it waits.
-        uses: Times that it was trained.
-        kept_at: Step of the checkpoint that wants it back; None: none does.
+        number: Number of its task record.
+        source: Name of its task source.
+        state: Status of the group.
+        step: Step in which it was trained or left out; None while it waits.
+        uses: Number of times it was trained.
+        kept_at: Step of the checkpoint that restores it; None if none does.
         group: The group.
     """
 

@@ -1,15 +1,25 @@
-"""Where metrics go: a JSON-lines file, which every run has, and the services that a config names."""
+"""Destinations of metrics: the JSON-lines file of every run, and the services named in the config."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, Literal, TextIO
+
+import attrs
 
 import rlsdk
 from rlsdk.contracts import Run
+
+log = logging.getLogger(__name__)
+METRICS = "metrics.jsonl"
+_SHOWN = 60
+"""Characters of a garbled line in a message."""
+CONNECT_SECONDS = 30
+"""How long a tracker may take to reach its service."""
 
 
 @rlsdk.tracker("jsonl")
@@ -20,12 +30,12 @@ class JsonlTracker:
 
     def open(self, run: Run) -> None:
         """Open the file; on resume, cut it back to the step that the run resumes from."""
-        path = run.folder / "metrics.jsonl"
+        path = run.folder / METRICS
         kept = lines_up_to(path, run.resumed_from) if run.resumed_from else []
         path.write_text("".join(kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Append one line and hand it to the system, so that a killed run keeps it."""
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
@@ -37,23 +47,92 @@ class JsonlTracker:
 
 
 def lines_up_to(path: Path, step: int) -> list[str]:
-    """The whole lines of a metrics file whose step is at most `step`; a line cut short by a kill is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    """Return the whole lines of a metrics file whose step is at most `step`; see `garbled_lines` for the others."""
+    found = _lines(path)
+    return [f"{line.text}\n" for line in found if line.whole and line.content and line.content["step"] <= step]
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All lines of a run's `metrics.jsonl`."""
-    path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    """Read a run's `metrics.jsonl`; a garbled line is left out, with a warning that names it."""
+    found = list(_lines(folder / METRICS))
+    for line in found:
+        if line.fault:
+            log.warning("%s; the line is left out", line.fault)
+    return [line.content for line in found if line.content]
+
+
+def garbled_lines(path: Path) -> list[str]:
+    """Name the malformed lines of a metrics file, except a last one truncated by a kill."""
+    return [line.fault for line in _lines(path) if line.fault]
+
+
+@attrs.frozen
+class _Line:
+    """A line of a metrics file.
+
+    Attributes:
+        text: Text of the line, without the line break.
+        content: Parsed content; None if the line is garbled.
+        whole: True if it ends with a line break; otherwise it was truncated by a kill, or is being written.
+        fault: Position and description of the fault; empty if there is none, or if the line was truncated.
+    """
+
+    text: str
+    content: dict[str, Any] | None
+    whole: bool
+    fault: str
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    raw = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    for number, line in enumerate(raw, 1):
+        text, whole = line.decode("utf-8", errors="replace"), number < len(raw)
+        content = _parsed(text)
+        fault = f"{path}, line {number}: expected a JSON object with a step, got {text[:_SHOWN]!r}"
+        if text or whole:
+            yield _Line(text, content, whole, fault if whole and content is None else "")
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) and type(content.get("step")) is int else None
+
+
+def service_run(run: Run, service: str) -> str | None:
+    """Return the id under which a service knows a run that is resumed; None for a new run.
+
+    Args:
+        run: The run.
+        service: Name of the service.
+    """
+    path = run.folder / "trackers" / service
+    return path.read_text(encoding="utf-8") if run.resumed_from and path.is_file() else None
+
+
+def keep_service_run(run: Run, service: str, identity: str) -> None:
+    """Keep the id under which a service knows a run in the run's folder, for a resume.
+
+    Args:
+        run: The run.
+        service: Name of the service.
+        identity: Id that the service gave.
+    """
+    path = run.folder / "trackers" / service
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(identity, encoding="utf-8")
 
 
 @rlsdk.tracker("tensorboard")
 class TensorboardTracker:
     """Event files for TensorBoard below the run's folder (extra `tensorboard`)."""
 
+    requires: ClassVar = ("tensorboard",)
+
     def open(self, run: Run) -> None:
-        """Open the writer; on resume, events behind the step are hidden."""
+        """Open the writer; on resume, events after the resumed step are hidden."""
         from torch.utils.tensorboard import SummaryWriter
 
         purge = run.resumed_from + 1 if run.resumed_from else None
@@ -73,22 +152,49 @@ class TensorboardTracker:
 class WandbTracker:
     """Weights & Biases (extra `wandb`)."""
 
-    def __init__(self, *, project: str = "rlsdk", entity: str | None = None, mode: str | None = None) -> None:
+    requires: ClassVar = ("wandb",)
+
+    def __init__(
+        self,
+        *,
+        project: str = "rlsdk",
+        entity: str | None = None,
+        mode: Literal["online", "offline", "disabled"] | None = None,
+    ) -> None:
         """Make one.
 
         Args:
             project: Project that the run belongs to.
             entity: User or team; null takes the login's.
-            mode: online, offline or disabled; null takes the environment's.
+            mode: online, offline or disabled; null takes WANDB_MODE and, without it, online where there is a login.
         """
-        self._settings = {"project": project, "entity": entity, "mode": mode}
+        self._project, self._entity, self._mode = project, entity, mode
 
     def open(self, run: Run) -> None:
-        """Start the run there, or go on with it."""
+        """Start the run there, or go on with it; without login or network, offline (`wandb sync` sends it later)."""
         import wandb
 
-        resume = {"id": run.name, "resume": "allow"} if run.resumed_from else {}
-        self._run = wandb.init(name=run.name, dir=str(run.folder), config=dict(run.config), **self._settings, **resume)
+        known = service_run(run, "wandb")
+        settings: dict[str, Any] = {
+            "name": run.name,
+            "dir": str(run.folder),
+            "config": dict(run.config),
+            "project": self._project,
+            "entity": self._entity,
+            "settings": wandb.Settings(init_timeout=CONNECT_SECONDS),
+            **({"id": known, "resume": "allow"} if known else {}),
+        }
+        chosen = self._mode or os.environ.get("WANDB_MODE")
+        try:
+            if not chosen and not wandb.login(prompt=False):
+                raise wandb.errors.AuthenticationError("there is no login (`wandb login`, or WANDB_API_KEY)")
+            self._run = wandb.init(mode=self._mode, **settings)
+        except (wandb.errors.AuthenticationError, wandb.errors.CommError) as error:
+            if chosen:
+                raise
+            log.warning("tracker wandb works offline: %s", error)
+            self._run = wandb.init(mode="offline", **settings)
+        keep_service_run(run, "wandb", self._run.id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a step."""
@@ -103,6 +209,8 @@ class WandbTracker:
 class MlflowTracker:
     """MLflow (extra `mlflow`)."""
 
+    requires: ClassVar = ("mlflow | mlflow-skinny",)
+
     def __init__(self, *, uri: str | None = None, experiment: str = "rlsdk") -> None:
         """Make one.
 
@@ -113,14 +221,16 @@ class MlflowTracker:
         self._uri, self._experiment = uri, experiment
 
     def open(self, run: Run) -> None:
-        """Start the run there."""
+        """Start the run there, or go on with it."""
         import mlflow
 
         if self._uri is not None:
             mlflow.set_tracking_uri(self._uri)
         mlflow.set_experiment(self._experiment)
         self._mlflow = mlflow
-        mlflow.start_run(run_name=run.name)
+        known = service_run(run, "mlflow")
+        started = mlflow.start_run(run_id=known) if known else mlflow.start_run(run_name=run.name)
+        keep_service_run(run, "mlflow", started.info.run_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a step; MLflow takes no '@' in names."""

@@ -26,18 +26,18 @@ class RolloutWriter:
         self._thread.start()
 
     async def submit(self, job: Job) -> None:
-        """Have a job done; where too many wait, wait, without holding up the event loop.
+        """Queue a job; if the queue is full, wait without blocking the event loop.
 
         Raises:
-            BaseException: What an earlier job raised.
+            BaseException: The exception of an earlier job.
         """
         await self._put(job)
 
     async def flush(self) -> None:
-        """Wait until all that was submitted is in the database.
+        """Wait until all submitted jobs are in the database.
 
         Raises:
-            BaseException: What a job raised.
+            BaseException: The exception of a job.
         """
         done = threading.Event()
         await self._put(done)
@@ -48,7 +48,7 @@ class RolloutWriter:
         """Wait for all jobs, and end the thread.
 
         Raises:
-            BaseException: What a job raised, unless somebody was told.
+            BaseException: The exception of a job, unless it was raised before.
         """
         self._jobs.put(None)
         self._thread.join()
@@ -81,7 +81,7 @@ class RolloutWriter:
                     job.set()
 
     def _together(self) -> list[Job | threading.Event | None]:
-        """What waits, at least one."""
+        """Take all queued jobs, waiting for at least one."""
         jobs = [self._jobs.get()]
         while len(jobs) < _WAITING:
             try:

@@ -1,58 +1,109 @@
-"""One call for several rollouts."""
+"""Batching of scoring calls over several rollouts."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlsdk.types import Rollout
 
+Take = Callable[[], Sequence[Rollout]]
+"""Gives what waits to be scored, once: in one call all of it, or as many as the call should have."""
+
+_Waiting = tuple[Rollout, "asyncio.Future[Any]"]
+
 
 class Batcher:
-    """Gathers the rollouts that finish in one turn of the event loop into calls."""
+    """Gathers into calls what finishes in one turn of the event loop, and what comes while these calls wait."""
 
-    def __init__(self, call: Callable[[Sequence[Rollout]], Any], most: Callable[[], int] | None = None) -> None:
-        """Make one.
+    def __init__(self, call: Callable[[Take], Any], most: Callable[[], int] | None = None) -> None:
+        """Create a batcher.
 
         Args:
-            call: Takes rollouts and returns as many results, perhaps to be awaited.
-            most: Rollouts of one call, asked whenever there are some; left out, there is no limit.
+            call: Takes rollouts when it can score them, and returns as many results, possibly awaitable.
+            most: Returns the maximum number of rollouts per call, asked before each call; by default, no limit.
         """
         self._call = call
         self._most = most
-        self._waiting: list[tuple[Rollout, asyncio.Future[Any]]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: deque[_Waiting] = deque()
+        self._begun = 0  # calls that have not asked for rollouts yet
+        self._due = False  # whether calls are begun in this turn of the event loop
         self._running: set[asyncio.Task[None]] = set()  # the event loop itself does not keep them
 
     def __call__(self, rollout: Rollout) -> asyncio.Future[Any]:
         """The result for one rollout."""
         loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # what waited for another one waits no more
+            self._loop, self._begun, self._due = loop, 0, False
+            self._waiting.clear()
         future: asyncio.Future[Any] = loop.create_future()
-        if not self._waiting:
-            loop.call_soon(self._flush)
         self._waiting.append((rollout, future))
+        self._arrange()
         return future
 
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        size = self._most() if self._most is not None else len(waiting)
-        for start in range(0, len(waiting), size):
-            task = asyncio.get_running_loop().create_task(self._run(waiting[start : start + size]))
+    def _arrange(self) -> None:
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Begin as many calls as what waits is worth."""
+        self._due = False
+        for _ in range(math.ceil(len(self._waiting) / self._size()) - self._begun):
+            self._begun += 1
+            task = asyncio.get_running_loop().create_task(self._run())
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    async def _run(self, waiting: Sequence[tuple[Rollout, asyncio.Future[Any]]]) -> None:
+    def _size(self) -> int:
+        return self._most() if self._most is not None else max(len(self._waiting), 1)
+
+    async def _run(self) -> None:
+        share = _BatchShare(self._next)
         try:
-            results = self._call([rollout for rollout, _ in waiting])
+            results = self._call(share.take)
             results = await results if inspect.isawaitable(results) else results
-            if len(results) != len(waiting):
-                raise ValueError(f"returned {len(results)} scores for {len(waiting)} rollouts")
+            if len(results) != len(share.taken):
+                raise ValueError(f"it returned {len(results)} scores for {len(share.taken)} rollouts")
         except Exception as error:  # noqa: BLE001 - handed to each caller, which reports it
-            for _, future in waiting:
+            share.take()
+            for _, future in share.taken:
                 if not future.done():  # whoever waited may have gone
                     future.set_exception(error)
             return
-        for (_, future), result in zip(waiting, results, strict=True):
+        for (_, future), result in zip(share.taken, results, strict=True):
             if not future.done():
                 future.set_result(result)
+
+    def _next(self) -> list[_Waiting]:
+        """Take the rollouts for a call that has started, and start a call for any left over without one."""
+        self._begun -= 1
+        size = self._size()
+        taken: list[_Waiting] = []
+        while self._waiting and len(taken) < size:
+            rollout, future = self._waiting.popleft()
+            if not future.done():  # whoever waited may have gone
+                taken.append((rollout, future))
+        if self._waiting and not self._begun:
+            self._arrange()
+        return taken
+
+
+class _BatchShare:
+    """The rollouts of one call, chosen when it first asks for them."""
+
+    def __init__(self, ask: Callable[[], list[_Waiting]]) -> None:
+        self._ask = ask
+        self._asked = False
+        self.taken: list[_Waiting] = []
+
+    def take(self) -> list[Rollout]:
+        if not self._asked:
+            self._asked = True
+            self.taken = self._ask()
+        return [rollout for rollout, _ in self.taken]

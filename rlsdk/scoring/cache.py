@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from rlsdk.scoring.outcome import as_score
 from rlsdk.types import Rollout, Score
 
 ENTRIES = 100_000
@@ -33,7 +34,7 @@ class Cache:
             return kept
         result = self._run(rollout)
         result = await result if inspect.isawaitable(result) else result
-        score = result if isinstance(result, Score) else Score(result)
+        score = as_score(result)
         if score.valid:
             self._kept[key] = score
             while len(self._kept) > self._entries:

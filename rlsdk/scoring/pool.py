@@ -1,8 +1,9 @@
-"""A pool of processes that score, each of which can be killed: no call takes longer than its limit, whatever it does.
+"""A pool of killable scoring processes, so that no call exceeds its time limit, whatever it does.
 
 One *template* process imports the rewards; the others are its forks, so that a killed one is replaced in milliseconds.
 A call that takes much longer than others do no longer counts as one of the pool's workers: another process takes its
-place until its limit. While others wait, one that computes goes on at the least priority: what hangs costs little.
+place until its limit. While others wait, such a call keeps computing at the lowest priority, so that a
+hanging one costs little.
 """
 
 from __future__ import annotations
@@ -15,20 +16,18 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from rlsdk.errors import DataError, ScoringError
-from rlsdk.framing import receive, receive_async, send, send_async
-from rlsdk.plugins import Reference
-from rlsdk.scoring.worker import BROKEN, FORK
+from rlsdk.isolation.framing import receive_async, send_async
+from rlsdk.plugins import ComponentRef
+from rlsdk.scoring.template import WorkerTemplate
 from rlsdk.types import Rollout, Score
 
 log = logging.getLogger(__name__)
@@ -39,34 +38,42 @@ _PATIENCE = 4.0
 _LEAST_PATIENCE = 0.02
 _LEARNING = 0.1
 _FIRST_PATIENCE = 1.0
-_REMEMBERED = 1000
 _MOST = 64
 """Rollouts of one call."""
 _WORTH = 0.01
 """Seconds of work for which one message is worth its cost, about a millisecond."""
+_TOGETHER = 1.0
+"""Seconds that a call of a reward that takes lists may take, while other processes could share the work."""
+_UNTRIED = 8
+"""Rollouts in one call of a reward that takes lists, as long as nobody knows how long one takes."""
 _HEARING = 0.05
 """Seconds beyond a limit in which a reply is read that came while the event loop was busy."""
-_LAST_WORDS = 0.5
-"""Seconds to wait for the template to tell how a process ended."""
-_BOOT = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from rlsdk.scoring.worker import main
-main(int(sys.argv[2]))
-"""
 
 
 class FailedError(Exception):
     """A call raised, was killed, or its process ended; says how."""
 
 
+class TooLongError(FailedError):
+    """A call was killed for exceeding its time limit.
+
+    Attributes:
+        first: True if it was the process's first call of the reward, whose time includes imports.
+    """
+
+    def __init__(self, limit: float, *, first: bool) -> None:
+        super().__init__(f"it took longer than {limit:g} s and was killed")
+        self.first = first
+
+
 @attrs.define(eq=False)
-class _Worker:
+class _ScoringWorker:
     """The driver's side of a process; belongs to no event loop."""
 
     pid: int
     connection: socket.socket
     cpu: float  # seconds it had used when its last call ended
+    called: set[int] = attrs.field(factory=set)  # rewards
 
     async def ask(self, message: bytes) -> bytes:
         """Send a call, wait for its reply; raises EOFError where the process ends first."""
@@ -77,7 +84,7 @@ class _Worker:
             raise EOFError from error
 
     def lives(self) -> bool:
-        """Whether an idle process is there: it says nothing, so that what can be read is its end."""
+        """Return True if an idle process is alive: it sends nothing, so a readable connection means it has ended."""
         try:
             self.connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -95,7 +102,7 @@ class _Worker:
         return total / 1e9 - self.cpu
 
     def starves(self) -> bool:
-        """Whether it would run if a core were free; False where the system does not tell."""
+        """Return True if the process is waiting for a free core; False where the system does not tell."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "R"
         except (OSError, IndexError):
@@ -112,38 +119,49 @@ class Pool:
     """Scores calls of several rewards in processes; starts when it is first used."""
 
     def __init__(
-        self, rewards: Sequence[Reference], *, workers: int = 0, memory: int = 2048, log_to: Path | None = None
+        self, rewards: Sequence[ComponentRef], *, workers: int = 0, memory: int = 2048, log_to: Path | None = None
     ) -> None:
-        """Make one.
+        """Create a pool for the given rewards.
 
         Args:
-            rewards: What calls name by their index.
-            workers: Processes that score at one time; 0: one for each core.
-            memory: MiB of address space that a process may take beyond what it begins with (Linux).
-            log_to: File that takes what rewards print; left out, standard error does.
+            rewards: Rewards, which calls name by index.
+            workers: Number of concurrently scoring processes; 0 for one per core.
+            memory: MiB of address space that a process may use beyond its initial size (Linux).
+            log_to: File for the output of rewards; by default, standard error.
         """
         self._rewards = list(rewards)
         self._workers = workers or os.cpu_count() or 1
         self._memory = memory << 20
         self._log_to = log_to
-        self._template: _Template | None = None
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
+        self._template: WorkerTemplate | None = None
+        self._idle: list[_ScoringWorker] = []
+        self._busy: set[_ScoringWorker] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._usual = [_FIRST_PATIENCE / _PATIENCE] * len(self._rewards)  # seconds for one rollout
+        self._heard = [0] * len(self._rewards)  # calls that were answered
         self.counts: Counter[str] = Counter()
         """calls, killed (over their time), died."""
 
-    def most(self, index: int) -> int:
-        """How many rollouts one call of a reward should take: so many that it is worth a message, and no more."""
-        return max(1, min(_MOST, int(_WORTH / self._usual[index])))
+    def most(self, index: int, limit: float, *, together: bool = False) -> int:
+        """Return how many rollouts one call of a reward should take.
 
-    async def call(self, index: int, rollouts: Sequence[Rollout], limit: float = 10.0) -> list[Score]:
+        Args:
+            index: Index of the reward.
+            limit: Time limit of a call, in wall-clock seconds.
+            together: True if the reward is faster on lists; otherwise a call takes only as many as are worth a
+                message.
+        """
+        if together and not self._heard[index]:
+            return _UNTRIED
+        seconds = min(_TOGETHER, limit / _PATIENCE) if together else _WORTH
+        return max(1, min(_MOST, int(seconds / self._usual[index])))
+
+    async def call(self, index: int, take: Callable[[], Sequence[Rollout]], limit: float = 10.0) -> list[Score]:
         """Score rollouts in one call of a reward.
 
         Args:
-            index: Which reward.
-            rollouts: Not more than `most` at one time.
+            index: Index of the reward.
+            take: Gives the rollouts, when a process is free for them.
             limit: Seconds of wall clock; beyond them the process is killed.
 
         Raises:
@@ -153,6 +171,9 @@ class Pool:
         """
         self._enter_loop()
         async with _Slot(self._slots) as slot:
+            rollouts = take()
+            if not rollouts:
+                return []
             # Not before there is a place: the event loop would do it for all that wait, and hear of no reply meanwhile.
             message = pickle.dumps((index, list(rollouts)), protocol=5)
             worker = self._taken() or await self._fork()
@@ -163,10 +184,11 @@ class Pool:
                 again = await self._wait(reply, index, len(rollouts), worker, slot, limit)
                 found = json.loads(reply.result())
                 worker.cpu = found["cpu"]
+                worker.called.add(index)
                 again = again and not found.get("spent")
             except TimeoutError:
                 self.counts["killed"] += 1
-                raise FailedError(f"it took longer than {limit:g} s and was killed") from None
+                raise TooLongError(limit, first=index not in worker.called) from None
             except EOFError:
                 self.counts["died"] += 1
                 raise FailedError(f"its process ended: {await self._ending(worker)}") from None
@@ -180,7 +202,7 @@ class Pool:
                     worker.kill()
         return _scores(found)
 
-    def _taken(self) -> _Worker | None:
+    def _taken(self) -> _ScoringWorker | None:
         """An idle process, if there is one."""
         while self._idle:
             worker = self._idle.pop()
@@ -190,7 +212,7 @@ class Pool:
         return None
 
     async def _wait(
-        self, reply: asyncio.Future[bytes], index: int, count: int, worker: _Worker, slot: _Slot, limit: float
+        self, reply: asyncio.Future[bytes], index: int, count: int, worker: _ScoringWorker, slot: _Slot, limit: float
     ) -> bool:
         """Wait for a reply; whether the process may serve again: one whose priority was lowered may not.
 
@@ -221,11 +243,13 @@ class Pool:
             self._slow -= aside
         if not reply.done():
             raise TimeoutError
-        self._usual[index] += _LEARNING * (time.perf_counter() - started - usual) / count
+        self._heard[index] += 1
+        rate = max(_LEARNING, 1 / self._heard[index])  # the mean of the first calls, then of the last ones
+        self._usual[index] += rate * (time.perf_counter() - started - usual) / count
         return not lowered
 
     def _enter_loop(self) -> None:
-        """What waits belongs to one event loop; processes that are idle serve the next one, too."""
+        """Bind the waiters to the running event loop; idle processes are reused by the next loop."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
@@ -239,7 +263,7 @@ class Pool:
         if self._template is not None:
             self._template.watch()
 
-    async def _fork(self) -> _Worker:
+    async def _fork(self) -> _ScoringWorker:
         here, there = socket.socketpair()
         with there:
             async with self._starting:  # those who come meanwhile wait for the same template
@@ -253,16 +277,16 @@ class Pool:
         except (EOFError, ConnectionError) as error:
             here.close()
             raise ScoringError("a scoring process could not be forked; are memory and processes left?") from error
-        return _Worker(pid, here, cpu)
+        return _ScoringWorker(pid, here, cpu)
 
     async def _start(self) -> None:
         if self._template is not None:
             log.warning("the process that scoring processes are forked from ended; it is started again")
             self._template.close()
-        self._template = await asyncio.to_thread(_Template, self._rewards, self._memory, self._log_to)
+        self._template = await asyncio.to_thread(WorkerTemplate, self._rewards, self._memory, self._log_to)
         self._template.watch()
 
-    async def _ending(self, worker: _Worker) -> str:
+    async def _ending(self, worker: _ScoringWorker) -> str:
         return await self._template.ending(worker.pid) if self._template is not None else "nobody saw how"
 
     def close(self) -> None:
@@ -301,85 +325,6 @@ class _Slot:
         if self._held:
             self._held = False
             self._slots.release()
-
-
-class _Template:
-    """The driver's side of the process that the others are forked from."""
-
-    def __init__(self, rewards: Sequence[Reference], memory: int, log_to: Path | None) -> None:
-        import cloudpickle
-
-        self._control, theirs = socket.socketpair()
-        with theirs, open(log_to or os.devnull, "ab") as output:
-            # The threads of BLAS would be lost by the fork, and take the cores of others.
-            single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-            stream = output if log_to else 2
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **single},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                process_group=0,
-            )
-        self._endings: dict[int, int] = {}
-        try:
-            # By value where an object stands in place of a name; all else by reference.
-            send(self._control, cloudpickle.dumps((list(rewards), memory)))
-            answer = receive(self._control)
-        except (EOFError, ConnectionError) as error:
-            self.close()
-            raise ScoringError(f"the scoring processes did not start; see {log_to or 'standard error'}") from error
-        if answer.startswith(BROKEN):
-            self.close()
-            raise ScoringError(f"the scoring processes did not start: {answer[1:].decode()}")
-
-    def watch(self) -> None:
-        """Take notice, in this event loop, of forks that end."""
-        self._told = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._control, self._notice)
-
-    def _notice(self) -> None:
-        try:
-            pid, code = json.loads(receive(self._control))
-        except (EOFError, OSError):
-            asyncio.get_running_loop().remove_reader(self._control)
-            return
-        self._endings[pid] = code
-        while len(self._endings) > _REMEMBERED:  # of those that were killed nobody asks
-            self._endings.pop(next(iter(self._endings)))
-        self._told.set()
-
-    async def ending(self, pid: int) -> str:
-        """How a fork ended, in words."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS):
-                while pid not in self._endings:
-                    self._told.clear()
-                    await self._told.wait()
-        code = self._endings.pop(pid, None)
-        if code is None:
-            return "nobody saw how"
-        if code >= 0:
-            return f"exit status {code}"
-        return f"killed by {signal.Signals(-code).name}"
-
-    def fork(self, connection: socket.socket) -> bool:
-        """Have a process forked that serves the other end of `connection`; False if the template is gone."""
-        try:
-            socket.send_fds(self._control, [FORK], [connection.fileno()])
-        except OSError:
-            return False
-        return self._process.poll() is None
-
-    def close(self) -> None:
-        """End it; its forks end with it."""
-        with contextlib.suppress(RuntimeError, OSError, ValueError):
-            asyncio.get_running_loop().remove_reader(self._control)
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
 
 
 def _scores(found: dict[str, Any]) -> list[Score]:

@@ -4,170 +4,287 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
+import math
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from rlsdk.components import Where, component_of
-from rlsdk.contracts import Rule, ScoringLimits
-from rlsdk.errors import DataError, ScoringError
-from rlsdk.plugins import Reference
-from rlsdk.rewards.combine import Scored, combine, rewards_tokens
-from rlsdk.scoring.batching import Batcher
+from rlsdk.components import Batch, Where, component_of
+from rlsdk.contracts import RewardSpec, ScoringLimits, batch_of, runs_user_code
+from rlsdk.errors import DataError, ScoringError, described
+from rlsdk.loops import UserLoop
+from rlsdk.plugins import ComponentRef
+from rlsdk.scoring.batching import Batcher, Take
 from rlsdk.scoring.cache import Cache
-from rlsdk.scoring.pool import FailedError, Pool
-from rlsdk.types import Rollout, Score
+from rlsdk.scoring.combine import Scored, combine, rewards_tokens
+from rlsdk.scoring.outcome import as_score, as_scores, imported_within
+from rlsdk.scoring.pool import FailedError, Pool, TooLongError
+from rlsdk.types import Group, Rollout, Score, Task
 
-Run = Callable[[Rollout], Any]
-"""Scores one rollout; what it returns may have to be awaited."""
-
+log = logging.getLogger(__name__)
+_CAUSES = 3
+"""Reasons that a message names."""
 _GRACE = 1.0
 """Seconds beyond the limit that a reward keeps by itself."""
 
 
 @attrs.frozen
-class Part:
-    """One part of a reward.
+class RewardTerm:
+    """A term of the reward.
 
     Attributes:
-        rule: The name it is logged under, and how it joins the others.
-        reward: Ready to run.
-        reference: How another process finds it; left out, it runs in this one.
+        rule: Its logged name, and its combination with the other terms.
+        reward: Reward, ready to run.
+        reference: Reference by which another process finds it; without one, it runs in this process.
     """
 
-    rule: Rule
+    rule: RewardSpec
     reward: Callable[..., Any]
-    reference: Reference | None = None
+    reference: ComponentRef | None = None
 
     @property
-    def batch(self) -> bool:
-        """Whether it takes and returns lists."""
-        component = component_of(self.reward)
-        return component is not None and component.batch
+    def batch(self) -> Batch:
+        """Unit of a call: one rollout, any list of rollouts, or a whole group."""
+        return batch_of(self.reward)
 
     @property
     def where(self) -> Where:
-        """Where it runs: what is async, or has a memory, or cannot be found by another process, in this one."""
+        """Where it runs: in this process if it is async, has state, or cannot be found by another process."""
         component = component_of(self.reward)
         if component is None:
             return "driver"
         has_memory = hasattr(self.reward, "state") and hasattr(self.reward, "restore")
-        call = component.obj.__call__ if inspect.isclass(component.obj) else component.obj
-        here = self.reference is None or has_memory or inspect.iscoroutinefunction(call) or not hasattr(os, "fork")
-        return "driver" if component.runs == "pool" and here else component.runs
+        here = self.reference is None or has_memory or component.is_async or not hasattr(os, "fork")
+        runs = component.runs(self.reward) if callable(component.runs) else component.runs
+        return "driver" if runs == "pool" and here else runs
 
     @property
     def keeps(self) -> bool:
-        """Whether its scores are kept: it allows that, and costs more than looking them up."""
+        """True if its scores are cached: it allows caching, and costs more than a lookup."""
         component = component_of(self.reward)
         return component is not None and component.cache and self.where != "driver"
+
+
+@attrs.frozen(eq=False)
+class _Ready:
+    """A reward term that is ready to run.
+
+    Attributes:
+        rule: Its name, and its combination with the other terms.
+        run: Scores one rollout or, if it `compares`, a whole group; the result may be awaitable.
+        compares: True if it takes a whole group.
+        late: True if it waits for the group: it compares, or a comparing term may prevent it from being scored.
+    """
+
+    rule: RewardSpec
+    run: Callable[[Any], Any]
+    compares: bool = False
+    late: bool = False
+
+
+@attrs.frozen(eq=False)
+class ScoringCounters:
+    """The scores of a rollout so far.
+
+    Attributes:
+        rollout: The rollout.
+        scores: Index of a part -> its score; None where a gate kept it from being scored.
+        gate: Index of the first part whose gate shuts out those after it.
+    """
+
+    rollout: Rollout
+    scores: Mapping[int, Score | None] = attrs.field(factory=dict)
+    gate: float = math.inf
+
+    def with_score(self, index: int, rule: RewardSpec, score: Score | None) -> ScoringCounters:
+        """The tally with the score of one more part."""
+        shuts = score is not None and rule.shuts(score)
+        gate = min(self.gate, index) if shuts else self.gate
+        return attrs.evolve(self, scores={**self.scores, index: score}, gate=gate)
 
 
 class Scorer:
     """Runs the parts of a reward on each rollout, in their order.
 
-    A part may be a function or an async function, and take one rollout or, marked `batch`, all that finish together. It
-    runs where its mark says: in a pool of processes, in this one, or where `actor` puts it.
+    A part may be a function or an async function, and take one rollout, any list of rollouts (`batch=True`), or all
+    rollouts of one task (`batch="group"`). It runs where its mark says: in a pool of processes, in this one, or where
+    `actor` puts it.
+
+    Where no part compares the rollouts of a group, `score` gives a rollout's score as soon as the rollout is there.
+    Where one does, `begin` runs what needs the rollout alone, and `finish` the rest once its group is complete.
     """
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[RewardTerm],
         limits: ScoringLimits | None = None,
         *,
         log_to: Path | None = None,
-        actor: Callable[[Part], Callable[[Sequence[Rollout]], Any]] | None = None,
+        actor: Callable[[RewardTerm], Callable[[Sequence[Rollout]], Any]] | None = None,
+        user_loop: UserLoop | None = None,
     ) -> None:
-        """Make one; processes start when they are first needed.
+        """Create a scorer; processes start when they are first needed.
 
         Args:
-            parts: Of the reward.
-            limits: Of calls.
-            log_to: File that takes what rewards in the pool print; left out, standard error does.
-            actor: Makes what calls a part that is marked to run in an actor, with a batch; left out, it runs here.
+            parts: Terms of the reward.
+            limits: Limits of calls.
+            log_to: File for the output of rewards in the pool; by default, standard error.
+            actor: Builds the batch call of a term marked to run in an actor; by default, it runs in this process.
+            user_loop: Event loop for rewards in this process that are not rlsdk's own; left out, they are called on the
+                running one, which they may block.
         """
+        marks = (component_of(part.reward) for part in parts)
+        counts_given = any(mark is not None and mark.name == "environment" for mark in marks)
+        self._ignoring = () if counts_given else tuple(part.rule.name for part in parts)
         self._limits = limits = limits or ScoringLimits()
-        self._actor = actor
+        self._actor, self._user_loop = actor, user_loop
         pooled = [part.reference for part in parts if part.where == "pool" and part.reference is not None]
         self._pool = Pool(pooled, workers=limits.workers, memory=limits.memory, log_to=log_to)
-        self._parts: list[tuple[Rule, Run]] = []
+        self._parts: list[_Ready] = []
         indices = iter(range(len(pooled)))
+        late = False
         for part in parts:
             run = self._in_pool(part, next(indices)) if part.where == "pool" else self._elsewhere(part)
-            self._parts.append((part.rule, Cache(run) if part.keeps else run))
+            compares = part.batch == "group"
+            run = Cache(run) if part.keeps else run
+            self._parts.append(_Ready(part.rule, run, compares, compares or late))
+            late = late or (compares and part.rule.gate is not None)
 
     @property
     def counts(self) -> Counter[str]:
         """Calls of the pool: `calls`, those that were `killed` over their time, and whose process `died`."""
         return self._pool.counts
 
+    @property
+    def comparing(self) -> tuple[str, ...]:
+        """Names of the parts that compare the rollouts of a group."""
+        return tuple(part.rule.name for part in self._parts if part.compares)
+
+    def warn_of_ignored(self, rollouts: Sequence[Rollout]) -> None:
+        """Warn, once, where a workflow gave rewards that no part of the reward counts."""
+        if self._ignoring and any(rollout.rewards for rollout in rollouts):
+            log.warning(
+                "the workflow gave a reward, which counts by the reward 'environment', but this run's reward is %s: "
+                "name 'environment' beside it, or instead, if the workflow's own number is meant to count",
+                ", ".join(map(repr, self._ignoring)),
+            )
+            self._ignoring = ()
+
     async def score(self, rollout: Rollout) -> Score:
-        """The score of one rollout.
+        """The score of one rollout; for parts that compare, it is a group of one.
 
         Raises:
             DataError: The task cannot be scored at all (it has no answer, or no part is for its source); it is the
                 task's fault, not the answer's.
         """
-        scored: list[Scored] = []
-        shut = False
-        for rule, run in self._parts:
-            if not rule.applies(rollout.task):
-                continue
-            score = None if shut else await _score(rule.name, run, rollout)
-            shut = shut or (score is not None and rule.shuts(score))
-            scored.append((rule, score))
+        return (await self.finish([await self.begin(rollout)]))[0]
+
+    async def score_group(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """Score all rollouts of one task.
+
+        Raises:
+            DataError: See `score`.
+        """
+        return await self.finish(await asyncio.gather(*(self.begin(rollout) for rollout in rollouts)))
+
+    async def begin(self, rollout: Rollout) -> ScoringCounters:
+        """Run the parts that need not wait for the rest of the rollout's group."""
+        tally = ScoringCounters(rollout)
+        for index, part in enumerate(self._parts):
+            if not part.late:
+                (tally,) = await self._add(index, [tally])
+        return tally
+
+    async def finish(self, tallies: Sequence[ScoringCounters]) -> list[Score]:
+        """Run the terms that waited for the group, and combine the scores.
+
+        Args:
+            tallies: Counters of the scorable rollouts of one task, in order.
+
+        Raises:
+            DataError: See `score`.
+        """
+        for index, part in enumerate(self._parts):
+            if part.late:
+                tallies = await self._add(index, tallies)
+        return [self._combined(tally) for tally in tallies]
+
+    async def _add(self, index: int, tallies: Sequence[ScoringCounters]) -> list[ScoringCounters]:
+        """Tallies with the scores of a part; it is not run on those that a gate shuts out."""
+        part = self._parts[index]
+        due = [part.rule.applies(tally.rollout.task) for tally in tallies]
+        rollouts = [t.rollout for t, is_due in zip(tallies, due, strict=True) if is_due and index < t.gate]
+        scores = iter(await _scores(part, rollouts))
+        return [
+            tally if not is_due else tally.with_score(index, part.rule, next(scores) if index < tally.gate else None)
+            for tally, is_due in zip(tallies, due, strict=True)
+        ]
+
+    def _combined(self, tally: ScoringCounters) -> Score:
+        scored: list[Scored] = [(self._parts[index].rule, score) for index, score in sorted(tally.scores.items())]
         if not scored:
-            task = rollout.task
-            parts = "; ".join(f"{rule.name}: {', '.join(rule.sources)}" for rule, _ in self._parts)
+            task = tally.rollout.task
+            parts = "; ".join(f"{part.rule.name}: {', '.join(part.rule.sources)}" for part in self._parts)
             raise DataError(f"task {task.id!r}: no part of the reward is for its source {task.source!r} ({parts})")
-        return combine(scored, last_token=_last_token(rollout) if rewards_tokens(scored) else None)
+        return combine(scored, last_token=_last_token(tally.rollout) if rewards_tokens(scored) else None)
 
     def close(self) -> None:
         """End the processes of the pool; they start again when they are needed again."""
         self._pool.close()
 
-    def _in_pool(self, part: Part, index: int) -> Run:
-        timeout = self._timeout(part)
+    def _in_pool(self, part: RewardTerm, index: int) -> Callable[[Any], Any]:
+        timeout, together = self._timeout(part), part.batch is True
 
-        async def call(rollouts: Sequence[Rollout]) -> list[Score]:
+        async def together_or_alone(take: Take) -> list[Score]:
             try:
-                return await self._pool.call(index, rollouts, timeout)
+                return await self._pool.call(index, take, timeout)
             except FailedError as error:
+                rollouts = take()
                 if len(rollouts) == 1:
-                    return [Score.invalid(str(error))]
+                    return [Score.invalid(_cause(error, part))]
             # One of them raises, hangs or kills: the others are not to go with it.
-            alone = await asyncio.gather(*(call([rollout]) for rollout in rollouts))
+            alone = await asyncio.gather(*(together_or_alone(partial(list, [rollout])) for rollout in rollouts))
             return [score for scores in alone for score in scores]
 
-        return Batcher(call, lambda: self._pool.most(index))
+        async def compared(rollouts: Sequence[Rollout]) -> list[Score]:
+            try:
+                return await self._pool.call(index, lambda: rollouts, timeout)
+            except FailedError as error:
+                return [Score.invalid(_cause(error, part))] * len(rollouts)
 
-    def _elsewhere(self, part: Part) -> Run:
-        """In this process or an actor; what is awaited has a limit."""
+        if part.batch == "group":
+            return compared
+        return Batcher(together_or_alone, lambda: self._pool.most(index, timeout, together=together))
+
+    def _elsewhere(self, part: RewardTerm) -> Callable[[Any], Any]:
+        """Build the call of a term in this process or an actor; awaited results have a time limit."""
         timeout = self._timeout(part)
-        run: Run = part.reward
-        if part.where == "actor" and self._actor is not None:
-            run = Batcher(self._actor(part))
-        elif part.batch:
-            run = Batcher(part.reward)
+        call = self._actor(part) if part.where == "actor" and self._actor is not None else part.reward
+        takes_lists = part.batch or call is not part.reward
+        if call is part.reward and self._user_loop is not None and runs_user_code(part.reward):
+            call = partial(_called_apart, self._user_loop, part.reward)
+        run = Batcher(partial(_all_at_once, call)) if takes_lists and part.batch != "group" else call
 
         async def limited(result: Awaitable[Any]) -> Any:
             try:
                 async with asyncio.timeout(timeout):
                     return await result
             except TimeoutError:
-                return Score.invalid(f"it took longer than {timeout:g} s")
+                raise FailedError(f"it took longer than {timeout:g} s") from None
 
-        def begin(rollout: Rollout) -> Any:
-            result = run(rollout)
+        def begin(argument: Any) -> Any:
+            result = run(argument)
             return limited(result) if inspect.isawaitable(result) else result
 
         return begin
 
-    def _timeout(self, part: Part) -> float:
+    def _timeout(self, part: RewardTerm) -> float:
         own = getattr(part.reward, "timeout", None)
         return max(self._limits.timeout, own + _GRACE) if isinstance(own, int | float) else self._limits.timeout
 
@@ -176,30 +293,98 @@ def _last_token(rollout: Rollout) -> int | None:
     return rollout.span[1] - 1 if rollout.loss_mask.any() else None
 
 
-async def _score(name: str, run: Run, rollout: Rollout) -> Score:
+def _cause(error: FailedError, part: RewardTerm) -> str:
+    """Why a call failed; of one that may have spent its time on imports, what to do."""
+    modules = imported_within(part.reward) if isinstance(error, TooLongError) and error.first else []
+    if not modules:
+        return str(error)
+    return (
+        f"{error}; it was the first call in its process, which had to import {', '.join(modules)}: declare "
+        f"@rlsdk.reward(…, imports={tuple(modules)!r}), and that is done once, before any call"
+    )
+
+
+async def _all_at_once(call: Callable[[Sequence[Rollout]], Any], take: Take) -> list[Score]:
+    rollouts = take()
+    result = call(rollouts)
+    return as_scores(await result if inspect.isawaitable(result) else result, len(rollouts))
+
+
+async def _called_apart(user_loop: UserLoop, reward: Callable[[Any], Any], argument: Any) -> Any:
+    """Call a reward on the event loop of users' code."""
+
+    async def call() -> Any:
+        result = reward(argument)
+        return await result if inspect.isawaitable(result) else result
+
+    return await user_loop.run(call)
+
+
+async def _scores(part: _Ready, rollouts: Sequence[Rollout]) -> list[Score]:
+    """The scores of a part, in one call where it compares; what it raises makes them invalid."""
+    if part.compares:
+        result = await _guarded(part, rollouts) if rollouts else []
+        return [result] * len(rollouts) if isinstance(result, Score) else as_scores(result, len(rollouts))
+    if len(rollouts) == 1:  # the usual case, without a task of its own for the event loop
+        return [as_score(await _guarded(part, rollouts[0]))]
+    return [as_score(result) for result in await asyncio.gather(*(_guarded(part, each) for each in rollouts))]
+
+
+async def _guarded(part: _Ready, argument: Any) -> Any:
+    """The result of a call; where it fails, an invalid score that says why."""
     try:
-        result = run(rollout)
-        result = await result if inspect.isawaitable(result) else result
-        score = result if isinstance(result, Score) else Score(result)
+        result = part.run(argument)
+        return await result if inspect.isawaitable(result) else result
     except (DataError, ScoringError):
         raise
+    except FailedError as error:
+        return Score.invalid(str(error))
     except Exception as error:  # noqa: BLE001 - the user's code: what it raises is reported
-        score = Score.invalid(f"{name}: {type(error).__name__}: {error}")
-    return score
+        return Score.invalid(described(error))
 
 
-def check_budget(rollouts: Sequence[Rollout], scores: Sequence[Score], limit: float, step: int) -> int:
-    """Count invalid scores; above the share `limit` the run stops.
+def unscored(group: Group) -> list[str]:
+    """Return why trajectories of a group could not be scored: one reason per invalid score.
+
+    The reasons do not name the group's task, so that those of several groups add up.
+    """
+    scores = ([group.scores[i] for i in trajectory] for trajectory in group.trajectories)
+    reasons = (next((score.reason for score in each if not score.valid), None) for each in scores)
+    return [reason.replace(f"task {group.task.id!r}: ", "") for reason in reasons if reason is not None]
+
+
+def check_budget(groups: Sequence[Group], limit: float, when: int | str) -> int:
+    """Count trajectories that could not be scored; above the share `limit` the run stops.
+
+    Args:
+        groups: Groups of a step, or of an evaluation.
+        limit: Greatest share of trajectories with an invalid score.
+        when: Step, or another name of what was scored, such as `evaluation at step 3`.
 
     Returns:
-        How many are invalid.
+        How many could not be scored.
 
     Raises:
-        ScoringError: More than the share `limit` is invalid; names the step, the tasks and the causes.
+        ScoringError: There are more than the share `limit`; names what was scored, the tasks and the causes.
     """
-    invalid = [(r, s) for r, s in zip(rollouts, scores, strict=True) if not s.valid]
-    if len(invalid) > limit * len(scores):
-        first = "; ".join(f"task {r.task.id!r}: {s.reason}" for r, s in invalid[:3])
-        share = f"{len(invalid)} of {len(scores)} rollouts could not be scored"
-        raise ScoringError(f"step {step}: {share}, more than max_invalid={limit:g} allows. {first}")
+    invalid = [(group.task, reason) for group in groups for reason in unscored(group)]
+    count = sum(len(group.trajectories) for group in groups)
+    if len(invalid) > limit * count:
+        share = f"{len(invalid)} of {count} trajectories could not be scored"
+        at = f"step {when}" if isinstance(when, int) else when
+        raise ScoringError(f"{at}: {share}, more than max_invalid={limit:g} allows. {_causes(invalid)}")
     return len(invalid)
+
+
+def _causes(invalid: Sequence[tuple[Task, str]]) -> str:
+    """Reasons, each once, with the first task that it was met at; the most frequent first."""
+    tasks: dict[str, list[str]] = {}
+    for task, reason in invalid:
+        tasks.setdefault(reason, []).append(repr(task.id))
+    often = sorted(tasks.items(), key=lambda each: -len(each[1]))
+    return "; ".join(f"task {_first(ids)}: {reason}" for reason, ids in often[:_CAUSES])
+
+
+def _first(ids: Sequence[str]) -> str:
+    more = len(set(ids)) - 1
+    return f"{ids[0]} and {more} more" if more else ids[0]

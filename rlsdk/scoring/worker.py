@@ -21,14 +21,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from rlsdk.components import component_of
-from rlsdk.errors import DataError, RlsdkError
-from rlsdk.framing import receive, send
-from rlsdk.plugins import Plugins, Reference
-from rlsdk.process import fork_alone
+from rlsdk.errors import LONGEST, DataError, RlsdkError, described
+from rlsdk.isolation.framing import receive, send
+from rlsdk.isolation.process import fork_alone
+from rlsdk.plugins import ComponentRef, Plugins
+from rlsdk.scoring.outcome import as_score, as_scores
 from rlsdk.types import Rollout, Score, Task
 
-_MAX_REASON = 2_000
-"""Characters of a reason: what a scorer raises may quote the whole answer."""
 BROKEN = b"e"
 READY = b"r"
 FORK = b"f"
@@ -49,7 +48,7 @@ def main(descriptor: int) -> None:
     _serve(control, rewards, memory)
 
 
-def _ready(references: Sequence[Reference]) -> list[Callable[..., Any]]:
+def _ready(references: Sequence[ComponentRef]) -> list[Callable[..., Any]]:
     plugins = Plugins()
     rewards = [plugins.resolve(reference) for reference in references]
     for reward in rewards:
@@ -135,11 +134,11 @@ def _confine(memory: int) -> None:
 
 
 def _call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """What is sent back; `spent`: the process has to go, since one that ran out of memory is not to be trusted."""
+    """Call a reward and build the reply; with `spent`, the process must end, since it ran out of memory."""
     component = component_of(reward)
     try:
         if component is not None and component.batch:
-            return {"scores": [_plain(each) for each in _together(reward, rollouts)]}
+            return {"scores": [_plain(score) for score in as_scores(_result(reward, rollouts), len(rollouts))]}
         scores = [_one(reward, rollout) for rollout in rollouts]
         return {"scores": scores, "spent": any(score.pop("spent", False) for score in scores)}
     except DataError as error:
@@ -148,19 +147,10 @@ def _call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, 
         return _failure(error)
 
 
-def _together(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Sequence[Any]:
-    result = reward(rollouts)
-    result = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-    if len(result) != len(rollouts):
-        raise ValueError(f"returned {len(result)} scores for {len(rollouts)} rollouts")
-    return list(result)
-
-
 def _one(reward: Callable[..., Any], rollout: Rollout) -> dict[str, Any]:
     """The score of one of several; what fails says nothing of those beside it."""
     try:
-        result = reward(rollout)
-        return _plain(asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result)
+        return _plain(as_score(_result(reward, rollout)))
     except DataError:
         raise
     except BaseException as error:  # noqa: BLE001 - as above
@@ -168,27 +158,30 @@ def _one(reward: Callable[..., Any], rollout: Rollout) -> dict[str, Any]:
         return {**_plain(Score.invalid(failure["error"])), "spent": failure["spent"]}
 
 
+def _result(reward: Callable[..., Any], argument: Any) -> Any:
+    result = reward(argument)
+    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+
 def _failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, MemoryError):
         return {"error": "MemoryError: it needs more than scoring.memory allows", "spent": True}
-    leaves = isinstance(error, SystemExit | KeyboardInterrupt)
-    return {"error": f"{type(error).__name__}: {error}"[:_MAX_REASON], "spent": leaves}
+    return {"error": described(error), "spent": isinstance(error, SystemExit | KeyboardInterrupt)}
 
 
 async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _plain(result: Any) -> dict[str, Any]:
+def _plain(score: Score) -> dict[str, Any]:
     try:
-        score = result if isinstance(result, Score) else Score(result)
         metrics = {name: float(value) for name, value in score.metrics.items()}
     except (TypeError, ValueError) as error:  # of one rollout: it says nothing of those beside it
-        score, metrics = Score.invalid(f"{type(error).__name__}: {error}"), {}
+        score, metrics = Score.invalid(f"a metric of its score is no number: {error}"), {}
     return {
         "value": score.value,
         "valid": score.valid,
         "metrics": metrics,
-        "reason": score.reason[:_MAX_REASON],
+        "reason": score.reason[: 2 * LONGEST],
         "token_rewards": score.token_rewards,
     }

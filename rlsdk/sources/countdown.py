@@ -16,10 +16,10 @@ from rlsdk.sources.templates import Template, demonstration, prompt
 from rlsdk.types import Task
 
 SIZES = {"train": 327_680, "test": 1_024}
-"""Those of TinyZero."""
+"""Sizes of TinyZero's splits."""
 MAX_DRAWS = 100_000
 _TEST_SHARE = 10
-"""One in ten of all problems is for tests."""
+"""One in ten problems is a test problem."""
 
 
 @rlsdk.tasks("countdown")
@@ -73,7 +73,7 @@ def countdown(
         OptionError: Options make no sense, or not together.
         DataError: No task with these options was found.
     """
-    maker = _Maker(
+    maker = _CountdownMaker(
         split=split,
         counts=(numbers, numbers) if isinstance(numbers, int) else numbers,
         number_range=number_range,
@@ -104,7 +104,7 @@ class _Problem:
 
 
 @attrs.frozen(kw_only=True)
-class _Maker:
+class _CountdownMaker:
     """Gives the task at an index; everything random in it is seeded by seed, split and index."""
 
     split: Literal["train", "test"]
@@ -198,7 +198,7 @@ class _Maker:
 
 
 def is_test(numbers: tuple[int, ...], target: int) -> bool:
-    """Whether a problem is for tests: one in ten, by a hash that no order of the numbers changes."""
+    """Return True for a test problem: one in ten, by a hash that does not depend on the order of the numbers."""
     key = f"{sorted(numbers)}={target}".encode()
     return int.from_bytes(hashlib.md5(key, usedforsecurity=False).digest()[:8]) % _TEST_SHARE == 0
 

@@ -75,7 +75,7 @@ class Environments:
         rounds = ROUNDS[self.split] if self.rounds is None else self.rounds
         before = (Message("system", self.system),) if self.system else ()
         prompt = self.prompt if self.form == "text" else (*before, Message("user", self.prompt))
-        maker = _Maker(
+        maker = _EnvironmentMaker(
             split=self.split,
             environments={tag: {"use": use.name, **use.options} for tag, use in self.environments.items()},
             round=spread(dict(zip(self._tags, self._partition, strict=True))),
@@ -127,7 +127,7 @@ class Environments:
 
 
 @attrs.frozen(kw_only=True)
-class _Maker:
+class _EnvironmentMaker:
     """Gives the task at an index."""
 
     split: str

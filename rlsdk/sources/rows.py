@@ -1,4 +1,4 @@
-"""From the row of a data file to a task."""
+"""Conversion of data rows to tasks."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Columns:
 
 @attrs.frozen(kw_only=True)
 class Wording:
-    """How prompts are put.
+    """Form of prompts.
 
     Attributes:
-        chat: Text becomes the message of a user.
-        system: A system message that begins every prompt.
-        prefill: The beginning of every answer; not trained on.
+        chat: Turn text into a user message.
+        system: System message at the beginning of every prompt.
+        prefill: Beginning of every answer; not trained on.
     """
 
     chat: bool = False
@@ -115,7 +115,7 @@ def _verl_answer(row: Mapping[str, Any]) -> str | None:
 
 
 def _is_text(row: Mapping[str, Any]) -> bool:
-    """Whether the one message of a veRL row is text that no chat template may wrap: `rlsdk.sources.verl` notes it."""
+    """Return True if a veRL row's one message is text for no chat template, as `rlsdk.sources.verl` records it."""
     extra = row.get("extra_info")
     return isinstance(extra, Mapping) and extra.get("text_prompt") is True
 

@@ -104,13 +104,13 @@ class Lines:
 
 
 def find(paths: Sequence[str], split: str, suffix: str) -> list[str]:
-    """The files that paths stand for.
+    """List the data files that paths stand for.
 
     Args:
-        paths: Files, patterns with `*`, or folders, whose files `SPLIT.SUFFIX` and `SPLIT-….SUFFIX` are meant; of any
-            file system that fsspec knows.
-        split: Which files of a folder.
-        suffix: Of the files in a folder.
+        paths: Files, patterns with `*`, or folders, which stand for their files `SPLIT.SUFFIX` and `SPLIT-….SUFFIX`;
+            on any file system that fsspec knows.
+        split: Split to select in folders.
+        suffix: File suffix to select in folders.
 
     Raises:
         DataError: There is no such file.

@@ -1,4 +1,4 @@
-"""How a Countdown task is put to a model, and how an expert answers in that form."""
+"""Prompt templates of Countdown tasks, and expert answers in the same form."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _QWEN = (
 def prompt(
     template: Template, numbers: Sequence[int], target: int, system: str | None = None, prefill: str | None = None
 ) -> str | tuple[Message, ...]:
-    """The prompt of a task: text, or messages where the template is `chat`.
+    """Write the prompt of a task: text, or messages if the template is `chat`.
 
     Args:
-        template: Its form.
-        numbers: What is offered.
-        target: What is to be made of them.
-        system: A first message of a chat.
-        prefill: The beginning of the answer in a chat; the other forms have theirs.
+        template: Form of the prompt.
+        numbers: Numbers to use.
+        target: Number to reach.
+        system: System message of a chat.
+        prefill: Beginning of the answer in a chat; the other forms have their own.
     """
     if template == "compact":
         return f"{','.join(map(str, numbers))}>{target}:"
@@ -51,13 +51,13 @@ def prompt(
 
 
 def demonstration(template: Template, expression: str, value: int | Fraction, prefill: str | None = None) -> str:
-    """An answer with the given expression, as it continues the prompt.
+    """Write an answer with the given expression that continues the prompt.
 
     Args:
-        template: The form of the prompt.
-        expression: What is answered.
-        value: Its value.
-        prefill: The beginning of the answer in a chat.
+        template: Form of the prompt.
+        expression: Expression to answer with.
+        value: Value of the expression.
+        prefill: Beginning of the answer in a chat.
     """
     if template == "compact":
         return f"<answer>{expression}</answer>"

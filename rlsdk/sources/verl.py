@@ -13,17 +13,17 @@ from rlsdk.errors import DataError
 from rlsdk.types import Task
 
 _BATCH = 4096
+ToColumns = Callable[[Task], Mapping[str, Any]]
 
 
 def row(task: Task, ability: str = "math") -> dict[str, Any]:
-    """A task in veRL's columns.
+    """Convert a task to veRL's columns.
 
-    veRL knows only messages: a prompt that is text becomes the one message of a user, and `extra_info.text_prompt` says
-    so.
+    veRL only knows messages: a text prompt becomes a single user message, and `extra_info.text_prompt` records it.
 
     Args:
-        task: Its answer becomes `reward_model.ground_truth`, its metadata `extra_info`.
-        ability: What veRL calls the field.
+        task: Task; its answer becomes `reward_model.ground_truth`, its metadata `extra_info`.
+        ability: Value of veRL's column `ability`.
     """
     text = isinstance(task.prompt, str)
     messages = [("user", task.prompt)] if text else [(m.role, m.content) for m in task.prompt]  # type: ignore[union-attr]
@@ -39,13 +39,28 @@ def row(task: Task, ability: str = "math") -> dict[str, Any]:
     return found if demonstration is None else {**found, "demonstration": demonstration}
 
 
-def write(tasks: Iterable[Task], path: Path, advance: Callable[[int], None] = lambda _: None) -> None:
+def tinyzero_columns(task: Task) -> dict[str, Any]:
+    """The columns `nums` and `target` of TinyZero's files, which its scripts and many rewards for Countdown read.
+
+    Args:
+        task: A task of the source `countdown`.
+    """
+    return {"nums": list(task.answer["numbers"]), "target": task.answer["target"]}
+
+
+def write(
+    tasks: Iterable[Task],
+    path: Path,
+    advance: Callable[[int], None] = lambda _: None,
+    more: ToColumns = lambda _: {},
+) -> None:
     """Write tasks to a parquet file; it appears when it is complete, and not at all when something fails.
 
     Args:
-        tasks: At least one; all with the same columns.
-        path: Where to; a file that is there is replaced.
-        advance: Told how many rows have just been written.
+        tasks: At least one task; all with the same columns.
+        path: Target file; an existing one is replaced.
+        advance: Callback with the number of rows just written.
+        more: Additional columns of a task.
 
     Raises:
         DataError: The file cannot be written.
@@ -53,7 +68,7 @@ def write(tasks: Iterable[Task], path: Path, advance: Callable[[int], None] = la
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(map(row, tasks), aside, advance)
+        _write(({**row(task), **more(task)} for task in tasks), aside, advance)
         aside.replace(path)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""What an author of plugins tests with: a scripted policy in place of a model, and the conformance suite.
+"""Test tools for plugin authors: a scripted policy in place of a model, and the conformance suite.
 
 The suite is also the command `rlsdk check PLUGIN`, and `pytest --rlsdk-plugin PLUGIN`.
 """

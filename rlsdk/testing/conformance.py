@@ -13,8 +13,9 @@ import attrs
 import torch
 
 from rlsdk.batch import CreditInputs, LossInputs
-from rlsdk.components import KINDS, Component, Kind, component_of
+from rlsdk.components import Component, component_of
 from rlsdk.errors import ConformanceFault, PluginError, UnknownComponentError
+from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
 from rlsdk.testing import parts, samples
@@ -27,9 +28,9 @@ from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Task
 
 MODULES = ("general", "packed", "losses", "scoring", "worlds", "algorithms")
-"""Of `rlsdk.testing.properties`, in the order in which their properties are checked."""
+"""Modules of `rlsdk.testing.properties`, in the order in which their properties are checked."""
 MADE = ("contract", "defaults-valid")
-"""What must hold before a component is made and called."""
+"""Properties that must hold before a component is instantiated and called."""
 Options = Mapping[str, Mapping[str, Any]]
 """Name of a component -> its options."""
 
@@ -43,11 +44,11 @@ def properties(component: Component) -> tuple[Property, ...]:
 
 
 class Check:
-    """The findings for one component, each made when it is asked for.
+    """Lazy findings for one component: each property is checked when first asked for.
 
     Attributes:
         subject: The component with its options.
-        properties: By name, in their order.
+        properties: Name -> property, in the order of checking.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -57,7 +58,7 @@ class Check:
         self._declares: bool | None = None
 
     def finding(self, name: str) -> Finding:
-        """What came out for a property."""
+        """Check a property, once, and return its finding."""
         if name not in self._known:
             self._known[name] = self._found(self.properties[name])
         return self._known[name]
@@ -72,7 +73,7 @@ class Check:
         return finding if fault is None else attrs.evolve(finding, outcome="failed", fault=fault)
 
     def findings(self) -> list[Finding]:
-        """What came out for every property."""
+        """Check every property."""
         return [self.finding(name) for name in self.properties]
 
     def _require(self, prop: Property) -> None:
@@ -112,13 +113,13 @@ def check_component(obj: Any, options: Mapping[str, Any] | None = None) -> list[
 
     Args:
         obj: A marked function or class, or its `Component`.
-        options: Those it is checked with; others keep their defaults.
+        options: Options to check it with; others keep their defaults.
 
     Returns:
         A finding for each property of its kind.
 
     Raises:
-        UnknownComponentError: It bears no mark.
+        UnknownComponentError: It is not marked.
         OptionError: The options do not fit.
     """
     component = component_of(obj)
@@ -136,7 +137,7 @@ def checks(
     options: Options | None = None,
     tasks: Sequence[Task] = (),
 ) -> tuple[list[Check], dict[str, str]]:
-    """A check for each component of a plugin, none of them begun; and the kinds that cannot be imported.
+    """Prepare a check for each component of a plugin; also return the kinds that cannot be imported.
 
     Raises:
         PluginError: There is no such plugin, or it cannot be imported.
@@ -165,9 +166,9 @@ def check_plugin(plugins: Plugins, plugin: str, **chosen: Any) -> Report:
     """Check the components of a plugin.
 
     Args:
-        plugins: Where it is looked for.
-        plugin: Its name, or a file's path.
-        **chosen: As for `checks`: `kind`, `component`, `options` by component, `tasks` for its rewards.
+        plugins: Plugins to look it up in.
+        plugin: Name of the plugin, or path of a file.
+        **chosen: Keyword arguments of `checks`: `kind`, `component`, `options` by component, `tasks` for rewards.
 
     Raises:
         PluginError: There is no such plugin, or it cannot be imported.
@@ -194,7 +195,7 @@ def _collect(plugins: Plugins, name: str, kinds: Iterable[Kind]) -> tuple[list[C
 
 
 def _options_of(component: Component, given: Mapping[str, Any], namesakes: Sequence[Component]) -> dict[str, Any]:
-    """The options that are its own: components of several kinds may share a name."""
+    """Select the options that a component declares: components of several kinds may share a name."""
     own = {option.name for option in component.options}
     others = {option.name for each in namesakes for option in each.options}
     return {key: value for key, value in given.items() if key in own or key not in others}
@@ -218,7 +219,7 @@ def _violation(prop: Property, subject: Subject, case: Case[Any] | None) -> Viol
 def _smallest(
     prop: Property, subject: Subject, case: Case[Any] | None, violated: Violated
 ) -> tuple[Case[Any] | None, Violated]:
-    """The input with as few rollouts and tokens as break the rule in the same way."""
+    """Shrink an input to the fewest rollouts and tokens that break the rule in the same way."""
     shrunk = case is not None
     title = f"cut down from: {case.title}" if case else ""
     while case is not None and shrunk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from rlsdk.batch import Credit, CreditInputs, LossInputs
+from rlsdk.isolation.threads import run_to_end
+from rlsdk.schedules import at
 from rlsdk.testing.findings import Violated
 from rlsdk.testing.parts import copied, lengths_of
 from rlsdk.testing.show import differing, numbers, shape
@@ -21,13 +24,14 @@ LOOSE, TIGHT = 0.06, 1e-4
 
 @attrs.frozen(eq=False)
 class Results:
-    """What a component gave.
+    """Outputs of a component on a batch.
 
     Attributes:
         values: Name -> `[n]` or `[t]`, without a graph.
-        metrics: What a loss or a correction reported.
-        gradient: Of a weighted sum of the trained tokens' losses by the logprobs, `[t]`; None if there is no graph.
-        strangers: Whether the graph holds leaves that are not inputs.
+        metrics: Metrics that a loss or a correction reported.
+        gradient: Gradient of a weighted sum of the trained tokens' losses with respect to the logprobs, `[t]`; None
+            without a graph.
+        strangers: True if the graph has leaves that are not inputs.
     """
 
     values: Mapping[str, Tensor]
@@ -44,8 +48,14 @@ class Results:
 def invoke(subject: Subject, made: Callable[..., Any], x: CreditInputs | LossInputs) -> Any:
     """Call it as its kind is called."""
     if subject.component.kind == "kl" and isinstance(x, LossInputs):
-        return subject.call(made, x.logprobs, x.ref_logprobs)
-    return subject.call(made, x)
+        return subject.call(at(made, x.train_step), x.logprobs, x.ref_logprobs)
+    return subject.call(_settled, made, x)
+
+
+def _settled(made: Callable[..., Any], x: CreditInputs | LossInputs) -> Any:
+    """The answer; of an advantage or a shaping that is `async`, what it gives when it is awaited."""
+    answer = made(x)
+    return run_to_end(answer) if isinstance(x, CreditInputs) and inspect.isawaitable(answer) else answer
 
 
 def results(
@@ -55,16 +65,16 @@ def results(
     made: Callable[..., Any] | None = None,
     weights: Tensor | None = None,
 ) -> Results:
-    """What it gives for a batch, with shapes checked.
+    """Run a component on a batch and check the shapes of its outputs.
 
     Args:
         subject: The component.
-        x: The batch; it is copied.
-        made: An instance to call; left out, a new one.
-        weights: Of the tokens' losses in the sum whose gradient is taken, `[t]`; left out, they rise from 1/2 to 2.
+        x: The batch; it is copied first.
+        made: Instance to call; if omitted, a new one.
+        weights: Weights of the tokens' losses in the differentiated sum, `[t]`; by default they rise from 1/2 to 2.
 
     Raises:
-        Violated: It raised, or what it gave has not the form that its kind has.
+        Violated: It raised, or its output does not have the form that its kind requires.
     """
     made = subject.make() if made is None else made
     if isinstance(x, CreditInputs):

@@ -1,4 +1,4 @@
-"""What a check finds: a finding for each property of each component, together a report."""
+"""Results of conformance checks: a finding for each property of each component, together a report."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import attrs
 
-from rlsdk.components import Kind
 from rlsdk.errors import ConformanceFault
+from rlsdk.kinds import Kind
 
 Outcome = Literal["passed", "failed", "skipped"]
 
@@ -17,9 +17,9 @@ class Violated(Exception):
     """A rule does not hold on an input.
 
     Attributes:
-        sort: raised, form, value or changed: a smaller input shows the same if it breaks the rule in the same way.
-        expected: What should have come out.
-        got: What came out.
+        sort: raised, form, value or changed; an input is only shrunk to one that breaks the rule in the same way.
+        expected: Expected result.
+        got: Actual result.
     """
 
     def __init__(self, sort: str, expected: str, got: str) -> None:
@@ -33,15 +33,15 @@ class NotApplicable(Exception):
 
 @attrs.frozen
 class Finding:
-    """What came out for one property of one component.
+    """Outcome of one property of one component.
 
     Attributes:
-        kind: Of the component.
-        component: Its name as a config writes it.
+        kind: Kind of the component.
+        component: Name of the component as a config writes it.
         rule: Name of the property.
         outcome: passed, failed or skipped.
-        reason: Why it was skipped.
-        fault: What failed, with the input that shows it.
+        reason: Why the property was skipped.
+        fault: The failure, with the input that demonstrates it.
     """
 
     kind: Kind
@@ -52,7 +52,7 @@ class Finding:
     fault: ConformanceFault | None = None
 
     def describe(self) -> dict[str, Any]:
-        """As plain values."""
+        """Convert the finding to plain values."""
         held = {"kind": self.kind, "component": self.component, "property": self.rule, "outcome": self.outcome}
         if self.fault is None:
             return {**held, **({"reason": self.reason} if self.reason else {})}
@@ -62,12 +62,12 @@ class Finding:
 
 @attrs.frozen
 class Report:
-    """What came out for a plugin.
+    """Findings for all components of a plugin.
 
     Attributes:
-        plugin: Its name.
-        origin: Its distribution and version, or its file.
-        findings: For each component, one after another.
+        plugin: Name of the plugin.
+        origin: Distribution and version, or file.
+        findings: Findings of each component in turn.
         broken: Kinds whose modules cannot be imported -> the cause.
     """
 
@@ -83,11 +83,11 @@ class Report:
 
     @property
     def conforms(self) -> bool:
-        """Whether nothing failed (what was skipped did not fail)."""
+        """True if nothing failed; skipped properties do not count as failures."""
         return not self.failed and not self.broken
 
     def counts(self) -> dict[Outcome, int]:
-        """How many findings there are of each outcome."""
+        """Number of findings of each outcome."""
         counted = Counter(finding.outcome for finding in self.findings)
         return {outcome: counted[outcome] for outcome in ("passed", "failed", "skipped")}
 
@@ -97,7 +97,7 @@ class Report:
         return {key: tuple(f for f in self.findings if (f.kind, f.component) == key) for key in keys}
 
     def describe(self) -> dict[str, Any]:
-        """As plain values."""
+        """Convert the report to plain values."""
         return {
             "plugin": self.plugin,
             "origin": self.origin,

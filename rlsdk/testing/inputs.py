@@ -59,14 +59,14 @@ def credit(
     token_rewards: bool = False,
     seed: int = 0,
 ) -> CreditInputs:
-    """A batch for advantages and shaping, with every optional field.
+    """Make a batch for advantages and shaping, with every optional field.
 
     Args:
         lengths: Response tokens of each rollout.
         groups: Dense index of each rollout's group.
-        rewards: Of each rollout.
-        gaps: Whether some tokens between sampled ones were not sampled.
-        token_rewards: Whether the rewards are spread over the tokens, half on the first and half on the last.
+        rewards: Reward of each rollout.
+        gaps: Leave some tokens between sampled ones unsampled.
+        token_rewards: Spread the rewards over the tokens, half on the first and half on the last.
         seed: Other seeds give other numbers.
     """
     draw, n, t = _Draw(seed), len(lengths), sum(lengths)
@@ -89,6 +89,8 @@ def credit(
         steps=torch.tensor([place % 2 for place in within], dtype=torch.int64),
         states=torch.unique(draw(n, 0, 1 / 8), return_inverse=True)[1],
         reward_parts={"first": draw(n, 0, 1), "second": draw(n, -1, 0)},
+        train_step=2,
+        train_steps=8,
     )
     return x.replace(token_rewards=_halves(x)) if token_rewards else x
 
@@ -105,13 +107,13 @@ def _halves(x: CreditInputs) -> Tensor:
 def losses(
     lengths: Sequence[int], *, gaps: bool = False, steep: float = 0.0, on_policy: bool = False, seed: int = 0
 ) -> LossInputs:
-    """A batch for losses, corrections and KL estimators, with every optional field; rollouts 0 and 1 are a pair, ….
+    """Make a batch for losses, corrections and KL estimators, with every optional field; rollouts 0 and 1 are a pair.
 
     Args:
         lengths: Response tokens of each rollout; an even number of them.
-        gaps: Whether some tokens between trained ones are not trained on.
+        gaps: Leave some tokens between trained ones untrained.
         steep: Absolute log-ratio between all policies, in nats; 0 for moderate ones of several sizes.
-        on_policy: Whether all policies are one, as in the first update of a batch.
+        on_policy: Use the same logprobs for all policies, as in the first update of a batch.
         seed: Other seeds give other numbers.
     """
     draw, n, t = _Draw(seed), len(lengths), sum(lengths)
@@ -138,6 +140,9 @@ def losses(
         pairs=torch.arange(n) // 2,
         preferred=torch.arange(n) % 2 == 0,
         expert=torch.arange(n) % 3 == 0,
+        train_step=2,
+        train_steps=8,
+        update=2,
         rows=n,
     )
 
@@ -214,12 +219,12 @@ def on_policy_losses() -> list[Case[LossInputs]]:
 
 
 def singleton_losses() -> list[Case[LossInputs]]:
-    """As few tokens as there can be."""
+    """Batches of the fewest possible tokens."""
     return [Case("one pair of rollouts of one token", losses((1, 1))), Case("a single pair", losses((3, 1)))]
 
 
 def equal_losses() -> list[Case[LossInputs]]:
-    """What groups of equal rewards leave: advantages of zero."""
+    """Batches whose advantages are all zero, as after groups of equal rewards."""
     return [Case("all advantages are zero", (x := losses(RAGGED)).replace(advantages=torch.zeros_like(x.advantages)))]
 
 

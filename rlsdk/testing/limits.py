@@ -13,17 +13,17 @@ from rlsdk.testing.findings import Violated
 
 
 class _OutOfTime(BaseException):
-    """No `Exception`: what runs out of time must not take it for an error of its own and go on."""
+    """Not an `Exception`, so that the interrupted code cannot catch it as an error of its own and continue."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """End what runs inside after so many seconds.
+    """Interrupt the block after a number of seconds.
 
-    Where signals cannot do that (outside the main thread, on Windows) it is only found too slow afterwards.
+    If signals cannot do that (outside the main thread, on Windows), only report afterwards that it was too slow.
 
     Raises:
-        Violated: It took longer.
+        Violated: The block took longer.
     """
     begun = time.monotonic()
     late = Violated("late", f"an answer within {seconds:g} s", "none")

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from rlsdk.batch import CreditInputs, LossInputs
+from rlsdk.fields import names
 
 X = TypeVar("X", bound=CreditInputs | LossInputs)
 _LABELS = ("groups", "sources", "trajectories", "states", "pairs")
 """Dense indices of rollouts, made dense again where rollouts are missing."""
-PER_ROLLOUT = (*_LABELS, "rewards", "baseline_rewards", "steps", "preferred", "expert")
+PER_ROLLOUT = frozenset((*names("credit", axis="rollout"), *names("loss", axis="rollout")))
 
 
 def lengths_of(x: CreditInputs | LossInputs) -> Tensor:
@@ -33,17 +34,18 @@ def places(x: CreditInputs | LossInputs, rows: Sequence[int], lengths: Sequence[
 def select(x: X, rows: Sequence[int], lengths: Sequence[int] | None = None) -> X:
     """The rollouts `rows` as a batch of their own, in that order; of each the first `lengths` tokens, or all."""
     tokens, index = places(x, rows, lengths), torch.tensor(rows, dtype=torch.int64)
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = dict(x.clock)
     for name, value in vars(x).items():
         if isinstance(value, dict):
             fields[name] = {key: part[index] for key, part in value.items()}
         elif isinstance(value, Tensor) and name not in ("segments", "lengths"):
             fields[name] = _dense(name, value[index]) if name in PER_ROLLOUT else value[tokens]
     kept = lengths_of(x)[index] if lengths is None else torch.tensor(lengths, dtype=torch.int64)
+    extra = {name: fields.pop(name) for name in x.extra}
     if isinstance(x, CreditInputs):
-        return type(x)(**fields, lengths=kept)
+        return type(x)(**fields, lengths=kept).with_extra(**extra)
     segments = torch.repeat_interleave(torch.arange(len(rows)), kept)
-    return type(x)(**fields, segments=segments, step=x.step, of_steps=x.of_steps, rows=len(rows))
+    return type(x)(**fields, segments=segments, rows=len(rows)).with_extra(**extra)
 
 
 def _dense(name: str, values: Tensor) -> Tensor:
@@ -51,7 +53,7 @@ def _dense(name: str, values: Tensor) -> Tensor:
 
 
 def units(x: CreditInputs | LossInputs) -> list[list[int]]:
-    """What must not be split: pairs where there are any, else single rollouts."""
+    """Rows that must not be split: pairs if there are any, otherwise single rollouts."""
     count = len(lengths_of(x))
     if not hasattr(x, "pairs"):
         return [[row] for row in range(count)]

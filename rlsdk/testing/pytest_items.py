@@ -84,7 +84,7 @@ class PropertyItem(pytest.Item):
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where the component is."""
+        """Location of the component, for pytest's report."""
         assert isinstance(self.parent, ComponentNode)
         return self.path, _line(self.parent.check.subject.component.obj), f"{self.parent.name} {self.name}"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import attrs
+
 from rlsdk.testing.inputs import Case
 from rlsdk.types import Group, Message, Rollout, Score, Status, Task
 
@@ -98,4 +100,4 @@ def smaller(held: Group) -> Iterator[Group]:
 
 def part(held: Group, index: Sequence[int]) -> Group:
     """The rollouts `index` of a group, in that order."""
-    return Group(held.task, [held.rollouts[i] for i in index], [held.scores[i] for i in index])
+    return attrs.evolve(held, rollouts=[held.rollouts[i] for i in index], scores=[held.scores[i] for i in index])

@@ -8,28 +8,29 @@ from typing import Any
 
 import numpy as np
 
-from rlsdk.contracts import Completion, Finish, Sampling
-from rlsdk.rollout.chat import Setting
-from rlsdk.rollout.client import Answer
-from rlsdk.rollout.codec import Codec
-from rlsdk.rollout.producer import Producer
+from rlsdk.contracts import Completion, Finish, Sampled, Sampling
+from rlsdk.engines.client import Answer, Watch
+from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.scoring.scorer import Scorer
+from rlsdk.serving.recording import Recorder
 from rlsdk.types import Group, Task
 
 LOGPROB = -0.5
-"""Of every scripted token, in nats."""
+"""Log-probability of every scripted token, in nats."""
 
 
 class ScriptedPolicy:
     """Stands where the engines stand; answers with what `script` returns for the text of the prompt so far."""
 
-    def __init__(self, codec: Codec, script: Callable[[str], str], version: int = 0) -> None:
-        """Make one.
+    def __init__(self, codec: ChatTokenizer, script: Callable[[str], str], version: int = 0) -> None:
+        """Set the script.
 
         Args:
-            codec: Of the model whose tokens are used.
-            script: The text so far -> the answer; raising is the engine's failure.
-            version: Of the weights that the tokens are credited to.
+            codec: Chat tokenizer of the model whose tokens are used.
+            script: Maps the text so far to the answer; an exception counts as a failure of the engine.
+            version: Version of the weights that the tokens are credited to.
         """
         self._codec, self._script, self._version = codec, script, version
         self.prompts: list[np.ndarray] = []
@@ -42,8 +43,9 @@ class ScriptedPolicy:
         *,
         seed: int | None = None,
         affinity: int | None = None,
+        watch: Watch | None = None,
     ) -> asyncio.Future[Answer]:
-        """Answer at once; an answer over `max_tokens` is cut and says so."""
+        """Answer at once; an answer over `max_tokens` is cut and says so. Tokens are shown to a watch one by one."""
         self.prompts.append(prompt)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         ids = self._codec.encode(self._script(self._codec.decode([prompt])[0]))
@@ -61,6 +63,10 @@ class ScriptedPolicy:
             versions=np.full(count, self._version, np.int64),
             finish=finish,
         )
+        if watch is not None:
+            for i in range(count):
+                arrays = {name: getattr(done, name)[i : i + 1] for name in ("token_ids", "logprobs", "versions")}
+                watch(Sampled(request=group, index=0, start=i, **arrays))
         future.set_result(Answer(done, self._codec.decode([ids])[0], engine=0))
         return future
 
@@ -68,7 +74,7 @@ class ScriptedPolicy:
 def run_workflow(
     workflow: Any,
     tasks: Sequence[Task],
-    codec: Codec,
+    codec: ChatTokenizer,
     script: Callable[[str], str],
     *,
     scorer: Scorer | None = None,
@@ -79,15 +85,17 @@ def run_workflow(
     """Run tasks against a script, as a training would.
 
     Args:
-        workflow: Ready to run (from `rlsdk.load("workflow", …)`).
-        tasks: What to solve.
-        codec: Of the model whose tokens are used.
-        script: The text so far -> the answer.
-        scorer: Scores the rollouts; left out, every score is 0.
+        workflow: Workflow ready to run (from `rlsdk.load("workflow", …)`).
+        tasks: Tasks to solve.
+        codec: Chat tokenizer of the model whose tokens are used.
+        script: Maps the text so far to the answer.
+        scorer: Scorer of the rollouts; if omitted, every score is 0.
         group_size: Rollouts per task.
-        max_tokens: Of one response.
-        max_length: Of a whole conversation, in tokens.
+        max_tokens: Most tokens of one response.
+        max_length: Most tokens of a whole conversation.
     """
     policy: Any = ScriptedPolicy(codec, script)
-    setting = Setting(codec=codec, client=policy, sampling=Sampling(max_tokens=max_tokens), max_length=max_length)
-    return asyncio.run(Producer(workflow, scorer, seed=0).produce(tasks, setting, group_size, "test"))
+    setting = RolloutContext(
+        codec=codec, client=policy, sampling=Sampling(max_tokens=max_tokens), max_length=max_length, recorder=Recorder
+    )
+    return asyncio.run(RolloutGenerator(workflow, scorer, seed=0).produce(tasks, setting, group_size, "test"))

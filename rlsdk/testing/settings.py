@@ -1,4 +1,4 @@
-"""What is typed beside a plugin's name: options of its components, and tasks for its rewards."""
+"""Settings of `rlsdk check`: options of the plugin's components, and tasks for its rewards."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def read_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def read_tasks(texts: Iterable[str]) -> tuple[Task, ...]:
-    """Tasks from texts such as `{"prompt": "1 + 1?", "answer": "2"}`.
+    """Parse tasks from texts such as `{"prompt": "1 + 1?", "answer": "2"}`.
 
     Raises:
-        ValueFault: A text is no task.
+        ValueFault: A text does not describe a task.
     """
     return tuple(_task(text, i) for i, text in enumerate(texts))
 

@@ -14,12 +14,12 @@ from rlsdk.testing.parts import PER_ROLLOUT, lengths_of
 from rlsdk.types import Group, Rollout
 
 MANY = 16
-"""Numbers, or characters times four, of which all are shown."""
+"""Most numbers shown in full; texts are shown in full up to four times as many characters."""
 _SINGULAR = {"rewards": "reward", "groups": "group", "pairs": "pair", "trajectories": "trajectory"}
 
 
 def show(case: Case[Any] | None) -> str:
-    """What an input holds; nothing for no input."""
+    """Describe an input; empty if there is none."""
     if case is None:
         return ""
     return "\n".join(filter(None, [case.title, content(case.value)]))
@@ -41,7 +41,7 @@ def content(value: Any) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Such as `1 rollout`, `2 rollouts`."""
+    """Count with its noun: `1 rollout`, `2 rollouts`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
@@ -103,7 +103,7 @@ def _number(value: float | bool) -> str:
 
 
 def shape(value: Any) -> str:
-    """What a result is: a tensor's shape and dtype, or a type."""
+    """Describe a result: a tensor's shape and dtype, or a type."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Whether a component can be called as its kind is: read from signatures, nothing is called."""
+"""Check from signatures, without a call, that a component can be called the way its kind is."""
 
 from __future__ import annotations
 
@@ -9,24 +9,14 @@ from typing import Any
 import attrs
 
 from rlsdk import contracts
-from rlsdk.components import Component, Kind
+from rlsdk.calls import ARGUMENTS
+from rlsdk.components import Component
+from rlsdk.kinds import Kind
 from rlsdk.testing.subject import SUPPLIED
 
 Fault = tuple[str, str]
 """(what was expected, what there is)."""
 
-ARGUMENTS: Mapping[Kind, tuple[str, ...]] = {
-    "reward": ("rollout",),
-    "shaping": ("x",),
-    "advantage": ("x",),
-    "policy_loss": ("x",),
-    "correction": ("x",),
-    "kl": ("logprobs", "ref_logprobs"),
-    "filter": ("group",),
-    "buffer": ("group",),
-    "stop": (),
-}
-"""Positional arguments of kinds that are called; options are keyword-only."""
 PROTOCOLS: Mapping[Kind, type] = {
     "engine": contracts.Engine,
     "learner": contracts.Learner,
@@ -36,7 +26,7 @@ PROTOCOLS: Mapping[Kind, type] = {
 
 
 def fault_of(component: Component) -> Fault | None:
-    """What keeps a component from being called as its kind is; None if nothing does."""
+    """Fault that keeps a component from being called the way its kind is; None if it can be."""
     kind, obj = component.kind, component.obj
     if kind in PROTOCOLS:
         return _lacks(obj, PROTOCOLS[kind])

@@ -1,5 +1,27 @@
 """The trainer: one direction, from tasks to new weights, on Ray."""
 
-from rlsdk.trainer.run import train
+from __future__ import annotations
 
-__all__ = ["train"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.batch import StepBatch
+    from rlsdk.trainer.callbacks import Callback
+    from rlsdk.trainer.run import train
+    from rlsdk.trainer.trainer import Trainer
+
+_LAZY = {
+    "Callback": "rlsdk.trainer.callbacks",
+    "StepBatch": "rlsdk.trainer.batch",
+    "Trainer": "rlsdk.trainer.trainer",
+    "train": "rlsdk.trainer.run",
+}
+
+__all__ = ["Callback", "StepBatch", "Trainer", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'rlsdk.trainer' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -2,69 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import numpy as np
 from torch import Tensor
 
 from rlsdk.algorithms.packed import adjusted
 from rlsdk.batch import Credit, CreditInputs
 from rlsdk.components import component_of
-from rlsdk.contracts import TrainBatch
-from rlsdk.errors import RunError
-from rlsdk.trainer.pack import Packed, credit_inputs
+from rlsdk.errors import RlsdkError, RunError, described
+from rlsdk.isolation.threads import awaited, run_to_end
+from rlsdk.schedules import Schedule, at
+from rlsdk.trainer.batch import StepBatch, credit_inputs
 from rlsdk.types import Group
 
 
 class CreditAssigner:
-    """Applies the chain of shapings, then the advantage, each seeing only what it declared."""
+    """Applies the chain of shapings, then the advantage, each seeing only what it declared; any may be `async`."""
 
     def __init__(
-        self, shaping: Sequence[Any], advantage: Any, *, whiten: bool = False, clip: float | None = None
+        self, shaping: Sequence[Any], advantage: Any, *, whiten: bool = False, clip: float | Schedule | None = None
     ) -> None:
-        """Make one.
+        """Create the chain.
 
         Args:
-            shaping: Ready to run, in the order of application.
-            advantage: Ready to run.
-            whiten: Mean 0 and variance 1 over the sampled tokens, after the advantage.
-            clip: Greatest absolute advantage, after whitening.
+            shaping: Shapings, ready to run, in order of application.
+            advantage: Advantage, ready to run.
+            whiten: Normalize to mean 0 and variance 1 over the sampled tokens, after the advantage.
+            clip: Maximum absolute advantage, after whitening.
         """
         self._shaping = list(shaping)
         self._advantage = advantage
-        self._adjusted = partial(adjusted, whitened=whiten, clip=clip)
+        self._whiten, self._clip = whiten, clip
         self.needs = frozenset(n for part in self._parts() for n in _needs(part))
 
-    def assign(self, packed: Packed, computed: dict[str, np.ndarray]) -> TrainBatch:
-        """The batch with `advantages` and, where a critic learns, `returns`; both are 0 for what experts wrote.
+    async def assign_aside(self, batch: StepBatch, **clock: int) -> StepBatch:
+        """Run `assign` in a thread, so that a slow component does not block the event loop.
+
+        Components that are `async` are awaited on the event loop that is running: what they keep open between steps,
+        such as a client's connections, belongs to one loop.
+        """
+        loop = asyncio.get_running_loop()
+
+        def settle(awaitable: Awaitable[Any]) -> Any:
+            return asyncio.run_coroutine_threadsafe(awaited(awaitable), loop).result()
+
+        return await asyncio.to_thread(self.assign, batch, **clock, settle=settle)
+
+    def assign(
+        self,
+        batch: StepBatch,
+        *,
+        train_step: int = 0,
+        train_steps: int = 1,
+        settle: Callable[[Awaitable[Any]], Any] = run_to_end,
+    ) -> StepBatch:
+        """Add `advantages` to the arrays and, where a critic learns, `returns`; both are 0 for what experts wrote.
 
         Args:
-            packed: The rollouts of a step.
-            computed: Per-token fields that the learner computed.
+            batch: Rollouts of a step, with the fields that the parts read.
+            train_step: Training steps done.
+            train_steps: Training steps of the run.
+            settle: Gives the result of an `async` component.
         """
-        own = packed.without_experts()
-        count = packed.sampled_tokens
-        x = credit_inputs(own, {name: values[:count] for name, values in computed.items()}, self.needs)
+
+        def run(part: Any, x: CreditInputs) -> Any:
+            with _named(part):
+                result = part(x.only(_needs(part)))
+                return settle(result) if inspect.isawaitable(result) else result
+
+        x = credit_inputs(batch.without_experts(), self.needs, train_step=train_step, train_steps=train_steps)
         for part in self._shaping:
-            x = x.shaped(_checked(part(x.only(_needs(part))), x, part))
-        result = self._advantage(x.only(_needs(self._advantage)))
+            x = x.shaped(_checked(run(part, x), x, part))
+        result = run(self._advantage, x)
         fields: dict[str, np.ndarray] = {}
         if isinstance(result, Credit):
             fields["returns"] = _numpy(_checked(result.returns, x, self._advantage))
             result = result.advantages
         advantages = _per_token(x, _checked(result, x, self._advantage))
-        fields["advantages"] = _numpy(self._adjusted(advantages, x.loss_mask))
-        experts = len(packed.batch.loss_mask) - count
-        return packed.batch.with_tokens(**{name: np.pad(values, (0, experts)) for name, values in fields.items()})
+        clip = at(self._clip, train_step)
+        fields["advantages"] = _numpy(adjusted(advantages, x.loss_mask, whitened=self._whiten, clip=clip))
+        experts = len(batch.arrays.loss_mask) - batch.sampled_tokens
+        padded = {name: np.pad(values, (0, experts)) for name, values in fields.items()}
+        return attrs.evolve(batch, arrays=batch.arrays.with_tokens(**padded))
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON of the components that have memory, by position in the chain."""
+        """Return the state of the components that have memory, as plain JSON, by position in the chain."""
         return {str(i): part.state() for i, part in enumerate(self._parts()) if hasattr(part, "state")}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Give the components their memory back."""
+        """Restore the memory of the components."""
         for i, part in enumerate(self._parts()):
             if str(i) in state:
                 part.restore(state[str(i)])
@@ -82,17 +114,33 @@ def _per_token(x: CreditInputs, values: Tensor) -> Tensor:
     return x.per_token(values) if len(values) == len(x.rewards) else values
 
 
-def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
-    """A tensor of one value per rollout or per token, all finite."""
+def _name(part: Any) -> str:
     component = component_of(part)
-    name = f"{component.kind} {component.name!r}" if component else repr(part)
+    return f"{component.kind} {component.name!r}" if component else repr(part)
+
+
+@contextmanager
+def _named(part: Any) -> Iterator[None]:
+    """Name the component in an error that it raises."""
+    try:
+        yield
+    except RlsdkError:
+        raise
+    except Exception as error:
+        raise RunError(f"{_name(part)} failed: {described(error)}") from error
+
+
+def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
+    """Return a component's result: a tensor of one value per rollout or per token, all finite."""
+    name = _name(part)
     if not isinstance(result, Tensor) or result.dim() != 1 or len(result) not in (len(x.rewards), len(x.loss_mask)):
         given = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise RunError(
             f"{name} returned {given}; expected a tensor [{len(x.rewards)}] (rollouts) or [{len(x.loss_mask)}] (tokens)"
         )
-    if not bool(result.isfinite().all()):
-        raise RunError(f"{name} returned {int((~result.isfinite()).sum())} values that are not finite")
+    finite = result.float().isfinite()  # as the learner reads it
+    if not bool(finite.all()):
+        raise RunError(f"{name} returned {int((~finite).sum())} values that are not finite in float32")
     return result
 
 
@@ -101,16 +149,18 @@ def _numpy(values: Tensor) -> np.ndarray:
 
 
 def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], bool | Group]]) -> list[Group]:
-    """The groups, or parts of groups, that all filters let through.
+    """Return the groups, or parts of groups, that all filters let through.
 
-    A filter sees valid rollouts alone: one that failed says nothing of its group.
+    A filter sees only valid rollouts: one that failed tells nothing about its group. The groups returned have the
+    `uid` of the groups given, even where a filter built a new one by hand.
     """
     kept = []
     for group in groups:
         left: Group | None = _valid(group)
         for each in filters:
-            answer = each(left) if left is not None and len(left) else False
-            left = answer if isinstance(answer, Group) else (left if answer else None)
+            with _named(each):
+                answer = each(left) if left is not None and len(left) else False
+            left = attrs.evolve(answer, uid=group.uid) if isinstance(answer, Group) else (left if answer else None)
         if left is not None and len(left):
             kept.append(left)
     return kept
@@ -118,4 +168,4 @@ def apply_filters(groups: Sequence[Group], filters: Sequence[Callable[[Group], b
 
 def _valid(group: Group) -> Group:
     pairs = [(r, s) for r, s in zip(group.rollouts, group.scores, strict=True) if s.valid]
-    return Group(group.task, tuple(r for r, _ in pairs), tuple(s for _, s in pairs))
+    return attrs.evolve(group, rollouts=[r for r, _ in pairs], scores=[s for _, s in pairs])

@@ -1,21 +1,27 @@
-"""Where the package's own log goes."""
+"""Destinations of the package's own log."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import platform
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 from rlsdk.config import Plan
+from rlsdk.plugins import version
+
+log = logging.getLogger(__name__)
 
 
 def log_to(plan: Plan, console: Console, file: str = "") -> None:
-    """Send the package's log to a person, as the config says, and all of it to a file.
+    """Send the package's log to a console, at the config's level, and in full to a file that begins with the settings.
 
     Args:
         plan: The plan.
-        console: The person's.
+        console: Console for a person.
         file: Name of the file in the run's folder `logs`; empty: none.
     """
     root = logging.getLogger("rlsdk")
@@ -30,3 +36,6 @@ def log_to(plan: Plan, console: Console, file: str = "") -> None:
         kept = logging.FileHandler(plan.folder / "logs" / file, encoding="utf-8")
         kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root.addHandler(kept)
+        log.debug("rlsdk %s: run %r in %s", version(), plan.config.name, plan.folder)
+        log.debug("process %d on %s", os.getpid(), platform.node())
+        log.debug("settings: %s", json.dumps(plan.tree, default=str))

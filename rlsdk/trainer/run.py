@@ -1,52 +1,60 @@
-"""One run from a checked plan to its report: folder, actors, steps, checkpoints, and a clean end whatever happens."""
+"""A run from a checked plan to its report: folder, log, Ray, actors, a trainer, and a clean end whatever happens."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
-import shutil
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
+import attrs
 from rich.console import Console
 
-from rlsdk import preflight
+from rlsdk.checkpoints.checkpoint import REMEDIES, Checkpoints
+from rlsdk.cluster.placement import ray_cluster
 from rlsdk.config import Plan, check
-from rlsdk.contracts import Requires, RequiresPrograms
-from rlsdk.errors import ConfigError, PluginError, RunError
+from rlsdk.contracts.rollouts import Rollouts
+from rlsdk.engines.starting import exchanged_adapter
+from rlsdk.environments.pools import world_workers
+from rlsdk.errors import RunError
+from rlsdk.isolation.reaper import reaped
+from rlsdk.learners.group import LearnerGroup
+from rlsdk.loops import UserLoop
+from rlsdk.readiness.checks import examine
 from rlsdk.rollout.producer import first_error
+from rlsdk.runlog import attendance
+from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.progress import log_console
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
 from rlsdk.runlog.store import Address, RolloutStore
-from rlsdk.trainer.assembly import explorer_of, parts_of, steps_of, train_tasks, updates_of
-from rlsdk.trainer.checkpoint import Checkpoints
-from rlsdk.trainer.cluster import exchanged_adapter, ray_cluster, start_actors
-from rlsdk.trainer.exchange import plain
+from rlsdk.scoring.actors import scoring
+from rlsdk.trainer.actors import start_actors
+from rlsdk.trainer.assembly import explorer_of, steps_of
+from rlsdk.trainer.callbacks import Callback, standard_callbacks
+from rlsdk.trainer.folder import held
+from rlsdk.trainer.interactive import ThreadedRollouts, run_async
 from rlsdk.trainer.logs import log_to
-from rlsdk.trainer.loop import Loop
-from rlsdk.trainer.reaper import reaped
-from rlsdk.trainer.rewarding import scoring
-from rlsdk.trainer.session import Session
-from rlsdk.trainer.worlds import world_workers
+from rlsdk.trainer.mirror import Mirror, mirrored
+from rlsdk.trainer.rehearsal import Rehearsal, rehearse
+from rlsdk.trainer.resuming import check_resumed, prepare_folder
+from rlsdk.trainer.trainer import Trainer
+from rlsdk.trainer.watchdog import watching
+from rlsdk.types import Task
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-BYTES_PER_PARAMETER = 16
-"""Weights, master weights and two moments in float32: what a checkpoint holds at most for each parameter."""
+AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
 
 def train(
     config: str | Path | Mapping[str, Any],
     *overrides: str,
     plugins: Sequence[str | Path] = (),
-    resume: bool = False,
+    resume: bool | int = False,
     overwrite: bool = False,
+    allow_changes: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train a model.
@@ -55,9 +63,11 @@ def train(
         config: A YAML file, or a mapping in which marked objects may stand where names stand.
         *overrides: `key=value` texts.
         plugins: Files of plugins.
-        resume: Go on from the run's last checkpoint (from the beginning, if there is none).
+        resume: Continue from the run's newest whole checkpoint (from the beginning, if there is none), or, given a
+            number, from that of this step; newer ones are kept under another name.
         overwrite: Delete what an earlier run left in the folder.
-        console: Where to show progress; left out, standard error.
+        allow_changes: Resume although settings differ that change the meaning of the run.
+        console: Console for progress; left out, standard error.
 
     Returns:
         The summary, as in `summary.json`; `status` is "finished" or "interrupted".
@@ -66,159 +76,313 @@ def train(
         ConfigError: The configuration is wrong; nothing was started.
         RlsdkError: The run failed; the message names the culprit.
     """
-    plan = check(config, overrides, plugins)
-    return run(plan, resume=resume, overwrite=overwrite, console=console)
+    plan = (check if resume is False else check_resumed)(config, overrides, plugins)
+    return run(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes, console=console)
 
 
-Body = Callable[[Plan, int, Checkpoints, Callable[[Loop], Session]], tuple[dict[str, Any], Session]]
-"""Trains by a plan with so many GPUs of Ray's: makes a loop, has a session made for it, runs it; its summary."""
-
-
-def run(plan: Plan, *, resume: bool = False, overwrite: bool = False, console: Console | None = None) -> dict[str, Any]:
+def run(
+    plan: Plan,
+    *,
+    resume: bool | int = False,
+    overwrite: bool = False,
+    allow_changes: bool = False,
+    console: Console | None = None,
+) -> dict[str, Any]:
     """Train by a checked plan; see `train`."""
-    return run_body(_both, plan, resume=resume, overwrite=overwrite, console=console)
+    tasks, rehearsed = _examined(plan)
+    how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
+    with (
+        open_run(plan, console=console, rehearsed=rehearsed, **how) as record,
+        start_trainer(Trainer, record, tasks) as trainer,
+    ):
+        trainer.train()
+    return record.summary
 
 
-def run_body(body: Body, plan: Plan, *, resume: bool, overwrite: bool, console: Console | None) -> dict[str, Any]:
-    """Train by a checked plan in one program, or the trainer's half of it: folder, books and report are the same."""
-    console = console or log_console()
-    start = time.perf_counter()
-    preflight.require(faults(plan, trains=True))
+def open_trainer(
+    kind: type[AnyTrainer],
+    config: str | Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    plugins: Sequence[str | Path],
+    *,
+    callbacks: Iterable[Callback],
+    console: Console | None,
+    resume: bool | int,
+    overwrite: bool,
+    allow_changes: bool,
+) -> AnyTrainer:
+    """Start everything that a trainer needs; see `Trainer.from_config`.
+
+    Args:
+        kind: Trainer, or a subclass.
+        config: Configuration.
+        overrides: Settings as `key=value` texts.
+        plugins: Files of plugins.
+        callbacks: Callbacks of the user.
+        console: Console for progress; None: standard error.
+        resume: Continue from the run's newest whole checkpoint, or from that of a step.
+        overwrite: Delete what an earlier run left in the folder.
+        allow_changes: Resume although settings differ that change the meaning of the run.
+    """
+    plan = (check if resume is False else check_resumed)(config, overrides, plugins)
+    tasks, rehearsed = _examined(plan)
+    how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
+    with ExitStack() as stack:
+        record = stack.enter_context(open_run(plan, console=console, rehearsed=rehearsed, **how))
+        record.by_hand = True
+        trainer = stack.enter_context(start_trainer(kind, record, tasks, callbacks))
+        run_async(trainer.prepare())
+        trainer.resources = stack.pop_all()
+    return trainer
+
+
+def _examined(plan: Plan) -> tuple[Sequence[Sequence[Task]], Rehearsal]:
+    """Check for everything that would keep a run from starting; returns its tasks and the trial of its reward."""
     exchanged_adapter(plan)  # an adapter that the engine cannot serve is an error before anything starts
-    checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
-    resumed = _prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite)
-    log_to(plan, console, "driver.log")
-    seconds: dict[str, float] = {}
-    try:
-        with kept_rollouts(plan) as store, reaped(), ray_cluster(plan) as gpus:
-
-            def begin(loop: Loop) -> Session:
-                seconds["start"] = time.perf_counter() - start
-                return Session(plan, loop, console, resumed, seconds, store)
-
-            summary, session = body(plan, gpus, checkpoints, begin)
-    except BaseException as error:
-        cause = _explained(first_error(error), checkpoints)
-        _ended(plan, "failed", {"error": str(cause)})
-        if cause is error:
-            raise
-        raise cause from error
-    summary["seconds"]["whole"] = time.perf_counter() - start
-    curves = draw_curves(plan.folder, plan.config.name)
-    summary["curves"] = str(curves) if curves else None
-    write_summary(plan.folder, summary)
-    print_report(console, summary, session.samples)
-    _ended(plan, summary["status"], summary)
-    return summary
+    ready = examine(plan).require()
+    return ready.tasks, run_async(rehearse(plan, ready.tasks))
 
 
-def _both(
-    plan: Plan, gpus: int, checkpoints: Checkpoints, begin: Callable[[Loop], Session]
-) -> tuple[dict[str, Any], Session]:
-    """Both halves in this program."""
-    tasks = train_tasks(plan)
+@attrs.define
+class RunRecord:
+    """A run that is open: its folder, its log and, in the end, its report.
+
+    Attributes:
+        plan: Checked configuration.
+        console: Console for a person.
+        checkpoints: Checkpoints of the run's folder.
+        observers: Trackers and plugins that observe.
+        mirror: Upload of the folder, where the run's own is remote.
+        store: Store of rollouts; None if they are not kept.
+        gpus: Number of Ray's GPUs.
+        resume_from: Step of the checkpoint to continue from; None for a new run.
+        opened: Time at which the run was opened.
+        by_hand: True if the trainer outlives its training, so that the report does not wait for its end.
+        summary: Summary of the training, once it has ended.
+        samples: Answers of the evaluations, for a person.
+        reported: True once the report is written.
+    """
+
+    plan: Plan
+    console: Console
+    checkpoints: Checkpoints
+    observers: Observers
+    mirror: Mirror | None
+    store: RolloutStore | None
+    gpus: int
+    resume_from: int | None
+    opened: float
+    by_hand: bool = False
+    summary: dict[str, Any] = attrs.field(factory=dict)
+    samples: Mapping[str, Sequence[Mapping[str, Any]]] = attrs.field(factory=dict)
+    reported: bool = False
+
+    def trainer(
+        self,
+        kind: type[AnyTrainer],
+        rollouts: Rollouts,
+        learner: LearnerGroup,
+        steps: int,
+        callbacks: Iterable[Callback] = (),
+    ) -> AnyTrainer:
+        """Create the trainer of this run.
+
+        Args:
+            kind: Trainer, or a subclass.
+            rollouts: Source of rollouts, ready.
+            learner: Learner, started.
+            steps: Steps of the run.
+            callbacks: Callbacks of the user.
+        """
+        trainer = kind(
+            self.plan,
+            rollouts=rollouts,
+            learner=learner,
+            steps=steps,
+            checkpoints=self.checkpoints,
+            store=self.store,
+            resume_from=self.resume_from,
+            callbacks=standard_callbacks(self.console, self.observers, self.store, callbacks),
+        )
+        trainer.record = self
+        trainer.times.seconds["start"] = time.perf_counter() - self.opened
+        log.debug("ready after %.1f s", trainer.times.seconds["start"])
+        return trainer
+
+    def finish(self, trainer: Trainer, summary: dict[str, Any]) -> None:
+        """Take the summary of the training; it is reported when everything has ended or, by hand, at once."""
+        self.summary, self.samples = summary, trainer.samples
+        if self.by_hand:
+            self.report()
+
+    def report(self) -> None:
+        """Write and show the summary.
+
+        Raises:
+            RunError: The training has failed.
+        """
+        plan, summary = self.plan, self.summary
+        self.reported = True
+        if not summary:  # steps by hand alone: nobody trained to the end
+            self.end("finished", {})
+            return
+        summary["seconds"]["whole"] = time.perf_counter() - self.opened
+        curves = draw_curves(plan.folder, plan.config.name)
+        summary["curves"] = str(curves) if curves else None
+        if self.mirror is not None:
+            summary["upload"] = self.mirror.finish()
+            summary["warnings"] += filter(None, [summary["upload"]["warning"]])
+        write_summary(plan.folder, summary)
+        times = ", ".join(f"{name} {value:.1f}" for name, value in summary["seconds"].items())
+        log.debug("%s after step %d; seconds: %s", summary["status"], summary["steps"], times)
+        print_report(self.console, summary, self.samples)
+        self.end(summary["status"], summary)
+        if summary["status"] == "failed":
+            raise RunError(summary["error"])
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Report the end of the run to all observers.
+
+        Args:
+            status: "finished", "interrupted" or "failed".
+            summary: Summary of the run.
+        """
+        attendance.end(self.plan.folder, status)
+        self.observers.tell("rlsdk_run_end", status=status, summary=summary)
+        for name, fate in self.observers.close().items():
+            log.warning("%s: %s", name, fate)
+
+
+@contextmanager
+def open_run(
+    plan: Plan,
+    *,
+    resume: bool | int,
+    overwrite: bool,
+    allow_changes: bool,
+    console: Console | None,
+    rehearsed: Rehearsal | None = None,
+) -> Iterator[RunRecord]:
+    """Open a run for a training in one program, or for the trainer of two: folder, log, store of rollouts, Ray.
+
+    Args:
+        plan: Checked configuration.
+        resume: Continue from the newest whole checkpoint, or from that of a step.
+        overwrite: Delete what an earlier run left in the folder.
+        allow_changes: Resume although settings differ that change the meaning of the run.
+        console: Console for a person; None: standard error.
+        rehearsed: Trial of the reward, for the log.
+    """
+    console = console or log_console()
+    opened = time.perf_counter()
+    observers = Observers(plan.plugins)
+
+    def abandon(verdict: str) -> None:
+        log.error("the run did not end when it was told to; its process exits: %s", verdict)
+        write_summary(plan.folder, _failure(plan, verdict))
+        attendance.end(plan.folder, "failed")
+
+    with (
+        held(plan.folder),
+        mirrored(plan, resume=resume, overwrite=overwrite) as mirror,
+        watching(plan.config.watchdog, abandon) as watchdog,
+    ):
+        checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep, saved=mirror.saved if mirror else None)
+        prepared = prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
+        log_to(plan, console, "driver.log")
+        attendance.begin(plan.folder)
+        for notice in (*(mirror.notices if mirror else ()), *prepared.notices):
+            log.warning("%s", notice)
+        if mirror:
+            mirror.begin(prepared.step)
+        if rehearsed is not None:
+            rehearsed.log()
+        record = RunRecord(plan, console, checkpoints, observers, mirror, None, 0, prepared.step, opened)
+        try:
+            with kept_rollouts(plan) as record.store, reaped(), ray_cluster(plan) as record.gpus:
+                yield record
+            watchdog.check()
+        except BaseException as error:
+            cause = watchdog.explain(_explained(first_error(error), checkpoints), _kept(checkpoints))
+            if watchdog.verdict:
+                write_summary(plan.folder, _failure(plan, str(cause)))
+            log.debug("the run failed: %s", cause, exc_info=error)  # whoever called is told by the error itself
+            if not record.reported:
+                record.end("failed", {"error": str(cause)})
+            if cause is error:
+                raise
+            raise cause from error
+        if not record.reported:
+            record.report()
+
+
+@contextmanager
+def start_trainer(
+    kind: type[AnyTrainer], record: RunRecord, tasks: Sequence[Sequence[Task]], callbacks: Iterable[Callback] = ()
+) -> Iterator[AnyTrainer]:
+    """Start engines, learner, scorer and environments in this program, and a trainer on them; they end with the block.
+
+    Args:
+        kind: Trainer, or a subclass.
+        record: Run that it belongs to.
+        tasks: Tasks of each source to train on.
+        callbacks: Callbacks of the user.
+    """
+    plan = record.plan
     steps = steps_of(plan, tasks)
-    actors = start_actors(plan, gpus, updates_of(plan, steps))
+    actors = start_actors(plan, record.gpus, steps)
     try:
-        with scoring(plan, log_to=plan.folder / "logs" / "scoring.log") as scorer, world_workers(plan) as worlds:
-            explorer = explorer_of(plan, actors.engines, actors.layout, tasks, scorer, worlds)
-            session = begin(Loop(parts_of(plan, actors.learner, explorer, checkpoints), steps))
-            return run_async(session.go()), session
+        logs = plan.folder / "logs"
+        with (
+            UserLoop() as user_loop,
+            scoring(plan, log_to=logs / "scoring.log", user_loop=user_loop) as scorer,
+            world_workers(plan) as worlds,
+        ):
+            explorer = explorer_of(
+                plan, actors.engines, actors.layout, tasks, scorer, worlds, record.observers, user_loop
+            )
+            if not record.by_hand:
+                try:
+                    yield record.trainer(kind, explorer, actors.learner, steps, callbacks)
+                finally:
+                    explorer.engines.close()
+                return
+            rollouts = ThreadedRollouts(explorer)
+            try:
+                yield record.trainer(kind, rollouts, actors.learner, steps, callbacks)
+            finally:
+                run_async(rollouts.close())
     finally:
         actors.stop()
 
 
-def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; in a notebook, whose event loop is taken, in a thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
-
-
 def _explained(error: BaseException, checkpoints: Checkpoints) -> BaseException:
-    """A full disk, wherever it was met, says what is kept and what to do."""
-    if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+    """Turn an operating-system error that a person can remedy into one that says what is kept and what to do."""
+    if not isinstance(error, OSError) or error.errno not in REMEDIES:
         return error
+    what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
+    where = error.filename or "while writing"
+    return RunError(f"{what} ({where}); {_kept(checkpoints)}. {REMEDIES[error.errno]}, then go on with --resume")
+
+
+def _kept(checkpoints: Checkpoints) -> str:
     kept = checkpoints.latest()
-    last = f"the checkpoint of step {kept} is kept" if kept is not None else "there is no checkpoint yet"
-    return RunError(
-        f"the disk is full ({error.filename or 'while writing'}); {last}. Free space, then go on with --resume"
-    )
+    return f"the checkpoint of step {kept} is kept" if kept is not None else "there is no checkpoint yet"
 
 
-def _ended(plan: Plan, status: str, summary: Mapping[str, Any]) -> None:
-    plan.plugins.hook.rlsdk_run_end(status=status, summary=summary)
-
-
-def faults(plan: Plan, *, trains: bool) -> list[str]:
-    """What of the machine does not suit a plan.
-
-    Args:
-        plan: The plan.
-        trains: Whether there is a learner, which writes checkpoints.
-    """
-    found = preflight.torch_companions()
-    if plan.config.placement.device != "cpu":
-        found += preflight.gpu_capability()
-    for kind, reference in {"engine": plan.engine, **({"learner": plan.learner} if trains else {})}.items():
-        component = plan.plugins.resolve(reference)
-        what = f"{kind} {reference.name} with these options"
-        if isinstance(component, Requires):
-            found += preflight.packages(component.requires, what)
-        if isinstance(component, RequiresPrograms):
-            found += preflight.programs(component.programs, what)
-    if not trains:
-        return found
-    weights = sum(f.stat().st_size for f in Path(plan.config.model.path).glob("*.safetensors"))
-    parameters = weights / (4 if plan.config.model.dtype == "float32" else 2)
-    models = 2 if plan.algorithm.critic else 1
-    needed = parameters * BYTES_PER_PARAMETER * models * (plan.config.checkpoint.keep + 1)
-    return [*found, *preflight.free_space(plan.folder, int(needed))]
+def _failure(plan: Plan, error: str) -> dict[str, Any]:
+    return {"name": plan.config.name, "status": "failed", "error": error}
 
 
 @contextmanager
 def kept_rollouts(plan: Plan) -> Iterator[RolloutStore | None]:
-    """Where a plan's rollouts are kept, None if they are not; closed with the block."""
+    """Open the store of a plan's rollouts, None if they are not kept; closed with the block."""
     if not plan.config.save_rollouts:
         yield None
         return
-    section = plan.config.production.storage
+    section = plan.config.rollout.storage
     store = RolloutStore(Address.make(plan.folder, section.url, section.password_env))
     try:
         yield store
     finally:
         store.close()
-
-
-def _prepare_folder(plan: Plan, checkpoints: Checkpoints, *, resume: bool, overwrite: bool) -> int | None:
-    """Make the run's folder; returns the step to resume from, None for a new run."""
-    folder = plan.folder
-    if overwrite and not resume and folder.exists():
-        shutil.rmtree(folder)
-    used = (folder / "config.yaml").exists()
-    if used and not resume:
-        ways = "go on with it by --resume, delete it by --overwrite, or choose another name=…"
-        raise ConfigError([f"name: {folder} holds a run already; {ways}"])
-    step = checkpoints.latest() if resume else None
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    if step is not None:
-        _same_code(plan, checkpoints.read(step))
-    head = "".join(f"# plugin {name}: {' '.join(filter(None, mark.values()))}\n" for name, mark in plan.code.items())
-    text = yaml.safe_dump(plain(plan.tree), sort_keys=False, allow_unicode=True)
-    (folder / "config.yaml").write_text(head + text, encoding="utf-8")
-    return step
-
-
-def _same_code(plan: Plan, state: Mapping[str, Any]) -> None:
-    then, now = state["plugins"], plan.code
-    changed = [n for n in sorted({*then, *now} - {"core"}) if then.get(n) != now.get(n)]
-    if changed:
-        raise PluginError(
-            f"the checkpoint was made with other code of: {', '.join(changed)} (was {[then.get(n) for n in changed]}, "
-            f"is {[now.get(n) for n in changed]}); install what it was made with, or start a new run"
-        )
-    if then.get("core") != now.get("core"):
-        log.warning("the checkpoint was made by rlsdk %s, this is %s", then.get("core"), now.get("core"))

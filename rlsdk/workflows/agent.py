@@ -1,4 +1,4 @@
-"""An agent written with any framework, which asks the policy as it would ask a model behind OpenAI's API."""
+"""Agents written with any framework, which call the policy through an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ import attrs
 import rlsdk
 from rlsdk.contracts import Chat, Served
 from rlsdk.errors import OptionError, ValueFault
+from rlsdk.isolation.threads import Threads
 from rlsdk.plugins.importing import find
-from rlsdk.threads import Threads
 from rlsdk.types import Rollout, Task
 from rlsdk.workflows.dialects import Dialect
+from rlsdk.workflows.tool_calls import PARSERS
 
 NAME = "workflow 'agent'"
 
 
 class LateError(Exception):
     """The agent reached a limit: its rollout ends as truncated."""
+
+
+class RefusedError(Exception):
+    """The agent raised after the endpoint had refused its last request."""
 
 
 @rlsdk.workflow("agent")
@@ -32,7 +37,8 @@ class Agent:
     The function takes `(task, base_url, api_key)` and is sync, in a thread, or async. What it returns may be nothing; a
     number: the rollout's reward (of the reward `environment`); a text: its answer, which rewards read where it is not
     the policy's last; or a mapping with `reward`, `answer` and further numbers, which are metrics. What it raises makes
-    the rollout failed; behind a request that was refused for want of room or turns, truncated.
+    the rollout failed, with the endpoint's reason where its last request was refused; after a request that was refused
+    for want of room or turns, truncated.
 
     The endpoint is on this machine alone, and its URL ends with the rollout. Each conversation that the agent holds is
     a rollout of one trajectory; the last one is scored, and its score is that of all. Metrics: `calls` and
@@ -74,16 +80,21 @@ class Agent:
         object.__setattr__(self, "_dialect", Dialect.named(self.parser, NAME))
         object.__setattr__(self, "_threads", Threads(self.threads))
 
+    @property
+    def runs_user_code(self) -> bool:
+        """True for an async agent, and for a parser of one's own; a sync agent runs in a thread."""
+        return inspect.iscoroutinefunction(self._agent) or self.parser not in PARSERS
+
     async def run(self, task: Task, chat: Chat) -> Sequence[Rollout]:
         """Let the agent work."""
         how = {"dialect": self._dialect, "max_turns": self.max_turns, "max_tokens": self.max_tokens}
         return await attended(chat, lambda served: self._call(task, served), name=self.agent, **how)
 
     async def _call(self, task: Task, served: Served) -> Any:
-        """What the agent returns.
+        """Run the agent and return its result.
 
         Raises:
-            LateError: It took too long.
+            LateError: The agent exceeded its time limit.
         """
         arguments = (task, served.base_url, served.api_key)
         if inspect.iscoroutinefunction(self._agent):
@@ -107,14 +118,14 @@ class Agent:
 async def attended(
     chat: Chat, work: Callable[[Served], Awaitable[Any]], *, name: str, **how: Any
 ) -> tuple[Rollout, ...]:
-    """The rollouts of an agent while it works: what plugins for libraries of agents build on.
+    """Run an agent and return its rollouts; the basis of plugins for agent libraries.
 
     Args:
-        chat: Of the rollout.
-        work: Runs the agent against what is served; it returns what a function of the workflow `agent` may, and raises
-            `LateError` where a limit is reached.
-        name: Of the agent, for messages.
-        **how: As `chat.serve` takes them.
+        chat: Chat of the rollout.
+        work: Runs the agent against the served endpoint; returns what a function of the workflow `agent` may return,
+            and raises `LateError` when a limit is reached.
+        name: Name of the agent, for messages.
+        **how: Options of `chat.serve`.
     """
     changes: dict[str, Any] = {"status": "truncated"}
     async with chat.serve(**how) as served:
@@ -122,21 +133,24 @@ async def attended(
             changes = _read(await work(served), served, name)
         except LateError:
             pass
-        except Exception:
+        except Exception as error:
+            if served.refusal and not served.cut:
+                refused = RefusedError(f"the agent's last request was refused: {served.refusal}")
+                raise refused.with_traceback(error.__traceback__) from error
             if not served.cut:
                 raise
     return served.finish(**changes)
 
 
 async def within(seconds: float | None, work: Awaitable[Any]) -> Any:
-    """What comes of work.
+    """Await work within a time limit.
 
     Args:
-        seconds: That it may take; None: as long as it likes.
-        work: To be awaited.
+        seconds: Time limit; None for no limit.
+        work: Awaitable to run.
 
     Raises:
-        LateError: It took longer.
+        LateError: The work exceeded its time limit.
     """
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -147,21 +161,31 @@ async def within(seconds: float | None, work: Awaitable[Any]) -> Any:
         raise
 
 
+def _number(value: Any) -> float:
+    """Convert what an agent calls a number; a NumPy scalar, or a tensor of one element, is one."""
+    if isinstance(value, str | bytes):
+        raise TypeError(f"expected a number, got {value!r:.200}")
+    return float(value)
+
+
 def _read(result: Any, served: Served, agent: str) -> dict[str, Any]:
-    """What an agent returned, as changes of its rollout."""
+    """Convert an agent's result into changes of its rollout."""
     if result is None:
         return {}
     if isinstance(result, str):
         return {"answer": result}
     given: Mapping[str, Any] = result if isinstance(result, Mapping) else {"reward": result}
-    numbers = {name: value for name, value in given.items() if name != "answer"}
     answer = given.get("answer")
-    if not all(isinstance(value, int | float) for value in numbers.values()) or not isinstance(answer, str | None):
+    numbers: dict[str, float] | None
+    try:
+        numbers = {name: _number(value) for name, value in given.items() if name != "answer"}
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several elements
+        numbers = None
+    if numbers is None or not isinstance(answer, str | None):
         raise TypeError(
             f"{agent} returned {result!r:.200}; expected None, a number (the reward), a text (the answer) or a mapping "
             "of reward, answer and metrics that are numbers"
         )
     if "reward" in numbers:
-        served.reward(float(numbers.pop("reward")))
-    metrics = {name: float(value) for name, value in numbers.items()}
-    return {"metrics": metrics} | ({} if answer is None else {"answer": answer})
+        served.reward(numbers.pop("reward"))
+    return {"metrics": numbers} | ({} if answer is None else {"answer": answer})

@@ -1,4 +1,4 @@
-"""Several answers, of which the best counts."""
+"""Best-of-n sampling: several answers, with the best one as the rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How calls of tools are written: read from what a model wrote, told to it, written for it."""
+"""Syntaxes of tool calls: parsing them, explaining them to a model, and writing them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ WRITERS: dict[str, Writer] = {"hermes": _hermes, "json": _json, "pythonic": _pyt
 
 @attrs.frozen
 class Dialect:
-    """One way of writing calls.
+    """A syntax of tool calls.
 
     Attributes:
-        parse: Text of an answer -> the calls in it.
-        how: What a policy is told of it where its chat template does not; empty where nobody knows.
-        write: Calls -> text; for a parser of one's own, as `hermes`.
+        parse: Parses the calls in the text of an answer.
+        how: Instructions for a policy whose chat template does not explain the syntax; empty if unknown.
+        write: Formats calls as text; `hermes` for custom parsers.
     """
 
     parse: Parser
@@ -54,14 +54,14 @@ class Dialect:
 
     @classmethod
     def named(cls, name: str, component: str) -> Dialect:
-        """The dialect that an option `parser` names: `hermes`, `json`, `pythonic` or `FILE.py:FUNCTION`.
+        """Return the dialect named by an option `parser`: `hermes`, `json`, `pythonic` or `FILE.py:FUNCTION`.
 
         Args:
-            name: The option's value.
-            component: Whose option it is.
+            name: Value of the option.
+            component: Component that has the option.
 
         Raises:
-            OptionError: There is no such parser.
+            OptionError: The parser does not exist.
         """
         if name in PARSERS:
             return cls(*PARSERS[name], WRITERS[name])
@@ -75,7 +75,7 @@ class Dialect:
             raise OptionError(component, [("parser", str(error))]) from error
 
     def introduce(self, schemas: Sequence[Mapping[str, Any]]) -> str:
-        """What tools there are, and how they are called, for a policy whose chat template does not say."""
+        """Describe the tools and the call syntax to a policy whose chat template does not."""
         told = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
         return f"You may call these tools:\n{told}\n{self.how}".rstrip()
 

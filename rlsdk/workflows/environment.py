@@ -8,7 +8,7 @@ import attrs
 
 import rlsdk
 from rlsdk.components import Use
-from rlsdk.contracts import Chat, World
+from rlsdk.contracts import Chat, EnvHandle
 from rlsdk.errors import DataError, OptionError
 from rlsdk.options import CONVERTER
 from rlsdk.plugins import faults_of
@@ -63,10 +63,10 @@ class EnvironmentWorkflow:
             async with limited(self.timeout):
                 status = await self._play(world, chat, metrics)
         finally:
-            world.leave()
+            world.close()
         return chat.finish(status=status, metrics=metrics)
 
-    async def _play(self, world: World, chat: Chat, metrics: dict[str, float]) -> Status:
+    async def _play(self, world: EnvHandle, chat: Chat, metrics: dict[str, float]) -> Status:
         for _ in range(self.max_turns):
             answer = await chat.sample(max_tokens=self.max_tokens)
             if chat.status == "aborted":
@@ -100,10 +100,10 @@ def environment_of(task: Task) -> Use:
 
 
 def seed_of(task: Task) -> int:
-    """The seed of an episode.
+    """Return the seed of an episode.
 
     Raises:
-        DataError: The task gives one that is no whole number.
+        DataError: The task's seed is not an integer.
     """
     given = task.metadata.get("seed")
     if given is None:
@@ -114,5 +114,5 @@ def seed_of(task: Task) -> int:
 
 
 def _asked(task: Task) -> str:
-    """What the prompt ends with."""
+    """Return the text that ends the prompt."""
     return task.prompt if isinstance(task.prompt, str) else task.prompt[-1].content if task.prompt else ""

@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import attrs
 
+from rlsdk.docstrings import documented
 from rlsdk.errors import ValueFault
-from rlsdk.options import MISSING, Option, check_options, documented
+from rlsdk.options import MISSING, Option, check_options
 from rlsdk.workflows.tool_calls import Call
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -64,7 +65,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As chat templates and servers know it."""
+        """JSON schema of the tool, for chat templates and servers."""
         properties = {}
         for p in self.parameters:
             try:
@@ -95,15 +96,15 @@ class Tool:
 
 
 def named(tool: str, names: Sequence[str], call: Call) -> dict[str, Any]:
-    """The arguments of a call, all by name.
+    """Convert all arguments of a call to named ones.
 
     Args:
-        tool: Its name.
-        names: Of the parameters, in their order.
-        call: What was called.
+        tool: Name of the tool.
+        names: Parameter names, in order.
+        call: The call.
 
     Raises:
-        WrongCallError: There are too many, or one is given twice.
+        WrongCallError: There are too many arguments, or one is given twice.
     """
     if len(call.positional) > len(names):
         raise WrongCallError(f"{tool} takes {len(names)} arguments, {len(call.positional)} were given")
@@ -114,7 +115,7 @@ def named(tool: str, names: Sequence[str], call: Call) -> dict[str, Any]:
 
 
 def as_text(result: Any, limit: int) -> str:
-    """What a tool returned as the policy reads it: text as it is, anything else as JSON where it can be; cut."""
+    """Format a tool's result for the policy, truncated: text as it is, anything else as JSON where possible."""
     try:
         text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError):

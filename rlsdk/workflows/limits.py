@@ -1,4 +1,4 @@
-"""What ends a conversation from outside: the model's length, and time."""
+"""External limits of a conversation: the model's context length, and time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlsdk.errors import OutOfRoomError
 
 @attrs.define
 class Limit:
-    """Whether a conversation was cut off."""
+    """Record of whether a conversation was cut off."""
 
     reached: bool = False
 
 
 @asynccontextmanager
 async def limited(seconds: float | None) -> AsyncIterator[Limit]:
-    """Leave the block once the conversation fills the model's length, or takes longer than `seconds`.
+    """Leave the block once the conversation fills the model's context length, or takes longer than `seconds`.
 
     Args:
-        seconds: Until it is left; None: as long as it likes.
+        seconds: Time limit of the block; None for no limit.
 
     Yields:
-        What says, behind the block, whether it was left so.
+        Record that tells, after the block, whether a limit was reached.
     """
     limit = Limit()
     try:

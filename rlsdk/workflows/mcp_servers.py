@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib.util
+import logging
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TextIO, cast
 
 import attrs
@@ -17,25 +20,24 @@ from rlsdk.errors import EnvironmentFault, ValueFault
 from rlsdk.workflows.functions import WrongCallError, named
 from rlsdk.workflows.tool_calls import Call
 
+log = logging.getLogger(__name__)
 SECONDS_TO_START = 60.0
+CONNECTION_CLOSED = -32000
+"""MCP's code for a call whose connection ended, before or during the call."""
 _SHOWN = 500
 """Characters of what a server printed, shown when it fails."""
 
 
-class ServerGoneError(RuntimeError):
-    """A server ended, or broke the protocol: no fault of the policy, so its rollout fails."""
-
-
 @attrs.frozen(kw_only=True)
 class Server:
-    """An MCP server: a command that is started for this run, or the address of one that runs.
+    """An MCP server: a command to start for this run, or the address of a running server.
 
     Attributes:
-        command: Program, which speaks over its standard input and output.
-        args: Of the program.
-        env: Environment variables of the program, beside the usual ones (PATH, HOME).
-        url: Address of a server that speaks streamable HTTP.
-        only: Names of the tools to offer; null for all.
+        command: Program that communicates over its standard input and output.
+        args: Arguments of the program.
+        env: Environment variables of the program, in addition to the usual ones (PATH, HOME).
+        url: Address of a streamable HTTP server.
+        only: Names of the offered tools; null for all.
     """
 
     command: str | None = None
@@ -62,12 +64,12 @@ class Server:
 
 @attrs.frozen(eq=False)
 class McpTool:
-    """A tool of a server, called as a function is.
+    """A tool of an MCP server, callable like a function.
 
     Attributes:
-        name: As the server calls it.
-        function: Async; takes the arguments by name and returns text.
-        description: The server's.
+        name: Name of the tool on the server.
+        function: Async function that takes named arguments and returns text.
+        description: Description from the server.
         parameters: JSON schema of the arguments.
     """
 
@@ -78,7 +80,7 @@ class McpTool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As chat templates and servers know it."""
+        """JSON schema of the tool, for chat templates and servers."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
@@ -92,47 +94,92 @@ class McpTool:
 
 
 class Connection:
-    """A live session with a server, in a task of its own, which reconnects after the server ended."""
+    """The way to a server: a live session, and a new one after the server ended."""
 
     def __init__(self, name: str, server: Server) -> None:
-        """Make one; the server is started when its tools are asked for.
+        """Prepare a connection; the server is started when its tools are asked for.
 
         Args:
-            name: As the config calls it.
-            server: Which one.
+            name: Name of the server in the config.
+            server: The server.
         """
         self._name, self._server = name, server
         # One session for each event loop: a session cannot leave the loop that it was made on.
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
 
     async def tools(self) -> list[McpTool]:
-        """The tools that the server has.
+        """Return the tools that the server offers.
 
         Raises:
             EnvironmentFault: The server does not start, or does not answer.
             ValueFault: It has no tool of a name that is asked for.
         """
+        _, listed = await self._live_session().ready_once()
+        wanted = self._server.only
+        return [
+            McpTool(t.name, functools.partial(self._call, t.name, _may_repeat(t)), t.description or "", t.input_schema)
+            for t in listed
+            if wanted is None or t.name in wanted
+        ]
+
+    def _live_session(self) -> _Session:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None or session.over:
             session = self._sessions[loop] = _Session(self._name, self._server)
-        # Several rollouts wait for one start: one that is cancelled takes it from nobody.
-        return await asyncio.shield(session.tools)
+        return session
+
+    async def _call(self, tool: str, may_repeat: bool, /, **arguments: Any) -> str:
+        """Call a tool on the live session; only calls that were under way when a server ended notice its end."""
+        from mcp import MCPError
+
+        while True:
+            session = self._live_session()
+            try:
+                client, _ = await session.ready_once()
+            except (EnvironmentFault, ValueFault) as error:
+                raise WrongCallError(f"{tool} is not available: {error}") from error
+            try:
+                result = await client.call_tool(tool, arguments)
+            except Exception as error:
+                if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:
+                    raise WrongCallError(f"{tool}: {error}") from error  # the server refused the call, and lives
+                session.end()
+                if not may_repeat:
+                    raise WrongCallError(f"{tool} is not available: its server ended during the call") from error
+                may_repeat = False
+            else:
+                break
+        text = "\n".join(_text(part) for part in result.content)
+        if result.is_error:
+            raise WrongCallError(text)
+        return text
 
 
 class _Session:
-    """One connection, from its start to its end."""
+    """One connection, opened and closed in its own asyncio task."""
 
     def __init__(self, name: str, server: Server) -> None:
         self._name, self._server = name, server
-        self.tools: asyncio.Future[list[McpTool]] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[tuple[Any, list[Any]]] = asyncio.get_running_loop().create_future()
         self._end = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._live())
 
     @property
     def over(self) -> bool:
-        """Whether another must take its place."""
+        """True if another must take its place."""
         return self._task.done() or self._end.is_set()
+
+    async def ready_once(self) -> tuple[Any, list[Any]]:
+        """Return the client and the tools that the server listed, once it has started."""
+        # Several rollouts wait for one start: one that is cancelled takes it from nobody.
+        return await asyncio.shield(self._ready)
+
+    def end(self) -> None:
+        """End it, since the server has ended."""
+        if not self.over and self._ready.done():
+            log.warning("MCP server %r has ended; the next call of one of its tools starts it again", self._name)
+        self._end.set()
 
     async def _live(self) -> None:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
@@ -141,16 +188,16 @@ class _Session:
                 async with asyncio.timeout(SECONDS_TO_START) as limit, self._client(printed) as client:
                     listed = await self._listed(client)
                     limit.reschedule(None)
-                    self.tools.set_result(listed)
+                    self._ready.set_result((client, listed))
                     await self._end.wait()
             except (Exception, asyncio.CancelledError) as error:
                 self._end.set()
-                if self.tools.done():  # whoever calls a tool now is told that the server is gone
+                if self._ready.done():  # whoever calls a tool now gets a new session
                     return
                 if isinstance(error, asyncio.CancelledError):
-                    self.tools.cancel()
+                    self._ready.cancel()
                     raise
-                self.tools.set_exception(self._explained(error, printed))
+                self._ready.set_exception(self._explained(error, printed))
 
     def _client(self, printed: TextIO) -> Any:
         from mcp import Client, StdioServerParameters
@@ -159,9 +206,10 @@ class _Session:
         if self._server.url is not None:
             return Client(self._server.url)
         command, args, env = str(self._server.command), list(self._server.args), dict(self._server.env)
-        return Client(stdio_client(StdioServerParameters(command=command, args=args, env=env), errlog=printed))
+        transport = stdio_client(StdioServerParameters(command=command, args=args, env=env), errlog=printed)
+        return Client(_noticed(transport, self.end))
 
-    async def _listed(self, client: Any) -> list[McpTool]:
+    async def _listed(self, client: Any) -> list[Any]:
         found, cursor = [], None
         while True:
             page = await client.list_tools(cursor=cursor)
@@ -169,26 +217,10 @@ class _Session:
             cursor = page.next_cursor
             if not cursor:
                 break
-        wanted = self._server.only
-        missing = sorted({*(wanted or ())} - {tool.name for tool in found})
+        missing = sorted({*(self._server.only or ())} - {tool.name for tool in found})
         if missing:
             raise ValueFault(f"has no tool {', '.join(missing)}; it has: {', '.join(t.name for t in found) or 'none'}")
-        return [
-            McpTool(t.name, functools.partial(self._call, client, t.name), t.description or "", t.input_schema)
-            for t in found
-            if wanted is None or t.name in wanted
-        ]
-
-    async def _call(self, client: Any, name: str, /, **arguments: Any) -> str:
-        try:
-            result = await client.call_tool(name, arguments)
-        except Exception as error:
-            self._end.set()
-            raise ServerGoneError(f"MCP server {self._name!r}, tool {name!r}: {error}") from error
-        text = "\n".join(_text(part) for part in result.content)
-        if result.is_error:
-            raise WrongCallError(text)
-        return text
+        return found
 
     def _explained(self, error: BaseException, printed: TextIO) -> EnvironmentFault:
         while isinstance(error, BaseExceptionGroup):
@@ -201,6 +233,34 @@ class _Session:
         return EnvironmentFault(f"MCP server {self._name!r} ({where}): {late}{tail}")
 
 
+@asynccontextmanager
+async def _noticed(transport: Any, ended: Callable[[], None]) -> AsyncIterator[tuple[Any, Any]]:
+    """Pass a transport through, and call `ended` when nothing more can come: its process is gone."""
+    import anyio
+
+    async with transport as (incoming, outgoing), anyio.create_task_group() as group:
+        sending, receiving = anyio.create_memory_object_stream[Any](0)
+
+        async def forward() -> None:
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                async with sending:
+                    async for message in incoming:
+                        await sending.send(message)
+            ended()
+
+        group.start_soon(forward)
+        try:
+            yield receiving, outgoing
+        finally:
+            group.cancel_scope.cancel()
+
+
+def _may_repeat(tool: Any) -> bool:
+    """Return whether the server says that to call a tool twice does no more than to call it once."""
+    hints = tool.annotations
+    return hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+
+
 def _text(part: Any) -> str:
-    """What a policy reads of a part of a result; pictures and sounds are named, not shown."""
+    """Format a part of a result as text for the policy; images and audio are only named."""
     return str(part.text) if part.type == "text" else f"[{part.type}]"

@@ -1,4 +1,4 @@
-"""One prompt, one answer."""
+"""Single-turn workflow: one prompt, one answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlsdk.contracts import Chat
 from rlsdk.types import Rollout, Task
 
 
-@rlsdk.workflow("single_turn")
+@rlsdk.workflow("single_turn", one_answer=True)
 async def single_turn(task: Task, chat: Chat) -> Rollout:
     """Ask once and take the answer as it comes."""
     await chat.sample()

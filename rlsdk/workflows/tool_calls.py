@@ -1,4 +1,4 @@
-"""What a model wrote, read as calls of tools: data, parsed within limits and never run."""
+"""Parsers of tool calls in model output, which is treated as data: parsed within limits and never executed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_CHARACTERS = 16_384
 
 @attrs.frozen
 class Call:
-    """One call; `positional` arguments come from parsers whose syntax has them."""
+    """A tool call; `positional` arguments come from parsers whose syntax has them."""
 
     name: str
     arguments: Mapping[str, Any] = attrs.field(factory=dict)
@@ -26,7 +26,7 @@ class Call:
 
 @attrs.frozen
 class Malformed:
-    """What was meant as a call and cannot be read: why."""
+    """An attempted call that cannot be parsed, with the reason."""
 
     reason: str
 

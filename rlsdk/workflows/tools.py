@@ -13,15 +13,15 @@ import attrs
 import rlsdk
 from rlsdk.contracts import Chat
 from rlsdk.errors import ConfigError, OptionError, ValueFault
+from rlsdk.isolation.threads import Threads
 from rlsdk.options import nearest
 from rlsdk.plugins.importing import find
-from rlsdk.threads import Threads
 from rlsdk.types import Rollout, Status, Task
 from rlsdk.workflows.dialects import Dialect
 from rlsdk.workflows.functions import Tool, WrongCallError, as_text
 from rlsdk.workflows.limits import limited
-from rlsdk.workflows.mcp_servers import Connection, McpTool, Server, ServerGoneError
-from rlsdk.workflows.tool_calls import Call, Malformed
+from rlsdk.workflows.mcp_servers import Connection, McpTool, Server
+from rlsdk.workflows.tool_calls import PARSERS, Call, Malformed
 
 NAME = "workflow 'tools'"
 Offered = Mapping[str, Tool | McpTool]
@@ -35,9 +35,9 @@ class Tools:
 
     Tools are plain typed Python functions, sync or async; what the policy is told of them comes from their signatures
     and docstrings. A call that cannot be read, has wrong arguments, raises or takes too long is answered with the
-    error; nothing of it ends the rollout. Functions run in threads of the run's own process: code that a policy writes
-    is no business of theirs. Tools of MCP servers stand beside them; a server that ends fails the rollouts that call
-    it, and the next ones start it again. Metrics: `calls` and `failed_calls`.
+    error; nothing of it ends the rollout. Sync functions run in threads of the run's own process: code that a policy
+    writes is no business of theirs. Tools of MCP servers stand beside them; a server that ends is started again with
+    the next call, and only a call that was under way is answered with an error. Metrics: `calls` and `failed_calls`.
 
     Attributes:
         tools: `my_file.py:function` or `package.module:function`, each; `[]` where servers have them all.
@@ -91,6 +91,12 @@ class Tools:
         object.__setattr__(self, "_dialect", Dialect.named(self.parser, NAME))
         object.__setattr__(self, "_threads", Threads(self.threads))
 
+    @property
+    def runs_user_code(self) -> bool:
+        """True with async tools, and with a parser of one's own; sync tools run in threads."""
+        is_async = any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
+        return is_async or self.parser not in PARSERS
+
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Answer calls until there are none."""
         offered = await self._offered()
@@ -129,15 +135,13 @@ class Tools:
         return "truncated"
 
     async def _answer(self, offered: Offered, call: Call | Malformed, index: int) -> tuple[str, bool]:
-        """What is told to the policy, and whether the call failed."""
+        """Run a call and return (text for the policy, failed)."""
         try:
             if index >= self.max_calls:
                 raise WrongCallError(f"at most {self.max_calls} calls in one answer; the rest was not made")
             if isinstance(call, Malformed):
                 raise WrongCallError(call.reason)
             return as_text(await self._call(offered, call), self.max_result), False
-        except ServerGoneError:
-            raise
         except WrongCallError as error:
             return as_text(f"error: {error}", self.max_result), True
         except Exception as error:  # noqa: BLE001 - a tool's code: what it raises is told to the policy

@@ -263,6 +263,19 @@ def whitened(values: list[float]) -> list[float]:
     return [(v - mean) / math.sqrt(variance + 1e-8) for v in values]
 
 
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "gae"])
+def test_equal_rewards_are_whitened_to_exactly_zero(name: str) -> None:
+    """The mean of equal numbers is rounded, and what is left of them must not be blown up to advantages."""
+    for seed in range(50):
+        generator = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(1, 30, (64,), generator=generator)
+        total = int(lengths.sum())
+        rewards = torch.rand((), generator=generator).expand(64)
+        mask, zeros = torch.ones(total, dtype=torch.bool), torch.zeros(total)
+        x = rlsdk.CreditInputs(rewards, torch.arange(64), lengths, mask, values=zeros)
+        assert rlsdk.load("advantage", name)(x).advantages.abs().max() == 0
+
+
 @pytest.mark.parametrize("token_rewards", [False, True])
 def test_whitened_ones(make_credit, token_rewards):
     x = make_credit(5, token_rewards=token_rewards)

@@ -213,6 +213,24 @@ def test_parity_of_losses_of_whole_rollouts(make_loss, name, options, objective,
     assert torch.allclose(loss, expected.detach(), atol=1e-9) and torch.allclose(gradient, logp.grad, atol=1e-9)
 
 
+def test_the_reference_point_of_kto_is_the_mean_gain_of_the_batch_but_at_least_zero():
+    """By hand: gains of 0.5, 1.5 and -0.5 nats have the mean 0.5; β = 1 and λ = 2 for the right answer."""
+    ref = torch.tensor([[-1.0, -2.0], [-1.0, -2.0], [-1.0, 0.0]])
+    logp = ref + torch.tensor([[0.25, 0.25], [1.0, 0.5], [-0.5, 7.0]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 0]])
+    right = torch.tensor([True, False, False])
+    x = LossInputs.from_padded(logp, ref, torch.ones(3), mask, ref_logprobs=ref, preferred=right)
+    loss, metrics = rlsdk.load("policy_loss", "kto", beta=1.0, desirable=2.0)(x)
+    assert float(metrics["reference_point"]) == pytest.approx(0.5)
+    sigmoid = [1 / (1 + math.exp(-v)) for v in (0.5 - 0.5, -(1.5 - 0.5), -(-0.5 - 0.5))]
+    by_hand = [2 - 2 * sigmoid[0], 1 - sigmoid[1], 1 - sigmoid[2]]
+    assert [float(row[0]) for row in x.to_padded(loss)] == pytest.approx(by_hand)
+    down = x.replace(logprobs=x.ref_logprobs - 1.0)
+    loss, metrics = rlsdk.load("policy_loss", "kto", beta=1.0)(down)
+    assert float(metrics["reference_point"]) == 0.0
+    assert float(loss[0]) == pytest.approx(1 - 1 / (1 + math.exp(2.0)))
+
+
 def test_mix_gives_each_part_its_own_denominator(make_loss):
     x = make_loss(2)
     rollouts = rollouts_of(x)
@@ -230,6 +248,8 @@ def test_mix_gives_each_part_its_own_denominator(make_loss):
         per_rollout[r.expert] += [sum(losses) / len(losses)] if losses else []
     expected = sum(w * sum(v) / len(v) for w, v in ((0.7, per_rollout[False]), (0.3, per_rollout[True])))
     loss = run("mix", x, mu=0.3, per="rollout")
+    followed = run("mix", x.replace(aggregate="seq-mean-token-mean"), mu=0.3)
+    assert torch.equal(loss, followed)
     assert float(aggregate(loss, x.loss_mask, x.segments, "seq-mean-token-mean")) == pytest.approx(expected)
 
 
@@ -287,12 +307,16 @@ def one_token(ratio: float, advantage: float) -> LossInputs:
         ("ppo", {"dual_clip": None}, 5.0, -2.0, 10.0),
         ("gspo", {}, 1.5, 2.0, -2.0008),
         ("gspo", {}, 0.5, -2.0, 1.9994),
+        ("gspo", {}, 5.0, -2.0, 10.0),
+        ("gspo", {"dual_clip": 3.0}, 5.0, -2.0, 6.0),
+        ("gspo", {"dual_clip": 3.0}, 5.0, 2.0, -2.0008),
         ("cispo", {}, 1.5, 2.0, -1.28 * 2 * math.log(1.5)),
         ("cispo", {}, 0.01, 2.0, -0.01 * 2 * math.log(0.01)),
         ("sapo", {}, 1.0, 2.0, -4.0),  # sigmoid(0) = 1/2
         ("sapo", {}, 1.0, -2.0, 4 / 1.05),
         ("geo_mean", {}, 2.0, 1.0, -math.exp(0.4)),
         ("geo_mean", {}, 2.0, -1.0, 2.0),
+        ("geo_mean", {"dual_clip": 1.5}, 2.0, -1.0, 1.5),
         ("tis", {}, 1.5, 2.0, -2 * math.log(1.5)),
         ("topr", {}, 2.0, -1.0, math.log(2.0)),
         ("topr", {}, 0.5, -1.0, 0.5 * math.log(0.5)),

@@ -195,3 +195,16 @@ def test_advantages_are_whitened_then_clipped():
     assert adjusted(values, mask).tolist() == [1.0, 0.0, 2.0, 3.0]
     assert adjusted(values, mask, whitened=True).tolist() == pytest.approx([-1.0, 0.0, 0.0, 1.0])
     assert adjusted(values, mask, whitened=True, clip=0.5).tolist() == pytest.approx([-0.5, 0.0, 0.0, 0.5])
+
+
+def test_inputs_built_by_hand_stand_at_the_first_step_and_keep_the_time_they_are_given():
+    plane, mask = torch.zeros(2, 3), torch.ones(2, 3)
+    x = rlsdk.LossInputs.from_padded(plane, plane, plane, mask)
+    assert x.clock == {"step": 0, "of_steps": 1, "train_step": 0, "train_steps": 1, "update": 0}
+    later = rlsdk.LossInputs.from_padded(plane, plane, plane, mask, train_step=4, train_steps=9, update=8)
+    for copy in (later, later.only(()), later.detach(), later.whole, later.to("cpu"), later.replace(expert=None)):
+        assert (copy.train_step, copy.train_steps, copy.update) == (4, 9, 8)
+    credit = rlsdk.CreditInputs.from_padded(torch.zeros(2), mask, torch.zeros(2), train_step=4, train_steps=9)
+    for same in (credit, credit.only(()), credit.shaped(torch.ones(6))):
+        assert same.clock == {"train_step": 4, "train_steps": 9}
+    assert rlsdk.CreditInputs.from_padded(torch.zeros(2), mask, torch.zeros(2)).clock["train_steps"] == 1

@@ -11,10 +11,10 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from rlsdk.config.production import ProductionSection
-from rlsdk.trainer.simulation.measure import measure
-from rlsdk.trainer.simulation.rates import Rates
-from rlsdk.trainer.simulation.training import Setup, simulate, synchronous
+from rlsdk.config.rollout import RolloutSection
+from rlsdk.simulation.measure import measure
+from rlsdk.simulation.rates import Rates
+from rlsdk.simulation.training import Setup, simulate, synchronous
 from tests.benchmarks.conftest import Steps, Work
 
 ROUNDS = 2
@@ -26,7 +26,7 @@ SLOTS = 512
 """Sequences that run at once where more than a batch is on its way: a decode step costs about the same for all."""
 AHEAD = {
     **APART,
-    **{f"production.{name}": value for name, value in PRODUCTION.items()},
+    **{f"rollout.{name}": value for name, value in PRODUCTION.items()},
     "placement.colocate": "false",
     "engine": f"{{use: vllm, max_num_seqs: {SLOTS}}}",
 }
@@ -50,7 +50,7 @@ def predicted(alone: Path, model: Path) -> dict[str, float]:
         batch=LONG["tasks"],
         group=LONG["group"],
         steps=LONG["steps"],
-        production=ProductionSection(**PRODUCTION),
+        rollout=RolloutSection(**PRODUCTION),
     )
     found = simulate(setup)
     return {

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.worlds.simulated import Load, in_lock_step, measure, side_by_side
+from tests.environments.simulated import Load, in_lock_step, measure, side_by_side
 
 pytestmark = pytest.mark.usefixtures("cluster")
 LATENCY_BOUND = Load()

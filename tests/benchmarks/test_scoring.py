@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import rlsdk
-from rlsdk.contracts import Rule, ScoringLimits
+from rlsdk.contracts import RewardSpec, ScoringLimits
 from rlsdk.plugins import Plugins
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Rollout, Task
 
 LAB = Path(__file__).with_name("scoring_lab.py")
@@ -136,7 +136,7 @@ def test_calls_that_hang_cost_a_tenth_at_most(show: Callable[..., None], kind: s
 def _scorer(name: str, timeout: float = 10.0) -> Scorer:
     plugins = Plugins([LAB])
     reference = plugins.reference("reward", name)
-    part = Part(Rule(name), plugins.resolve(reference), reference)
+    part = RewardTerm(RewardSpec(name), plugins.resolve(reference), reference)
     return Scorer([part], ScoringLimits(workers=2, timeout=timeout))
 
 

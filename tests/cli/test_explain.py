@@ -32,7 +32,7 @@ def explain(tmp_path):
     def call(*arguments, as_json=True, status=0):
         ran = CliRunner().invoke(root, ["explain", str(file), *arguments, *(["--json"] if as_json else [])])
         assert ran.exit_code == status, ran.stderr
-        return (json.loads(ran.output) if as_json else ran.output) if status == 0 else ran.stderr
+        return (json.loads(ran.stdout)["plan"] if as_json else ran.stdout) if status == 0 else ran.stderr
 
     return call
 
@@ -41,12 +41,19 @@ def test_the_resolved_parts(explain):
     found = explain("algorithm.policy_loss.clip_high=0.28")
     assert found["run"]["each step"] == "4 tasks × 4 rollouts, 1 optimiser steps"
     assert found["algorithm"]["advantage"] == "grpo(std_normalize=true)"
-    assert found["algorithm"]["policy_loss"] == "ppo(clip_low=0.2, clip_high=0.28, dual_clip=null)"
-    assert found["algorithm"]["kl"] == "k3"
+    assert found["algorithm"]["policy_loss"] == "ppo(clip_low=0.2, clip_high=0.28, dual_clip=20.0)"
+    assert found["algorithm"]["kl"] == "low_var"
     assert found["rollouts"]["rewards"] == ["1 × countdown", "0.1 × format"]
     assert found["rollouts"]["held-out tasks"] == "countdown(split=test)"
     assert (found["learner"]["reference model"], found["learner"]["critic"]) == (True, False)
     assert list(found["plugins"]) == ["core"]
+
+
+def test_schedules_are_shown(explain):
+    clip = "algorithm.policy_loss.clip_high={from: 0.4, to: 0.2, over: 10}"
+    found = explain(clip, "algorithm.kl_coef={from: 0, to: 0.1, over: 5, shape: cosine}")["algorithm"]
+    assert found["policy_loss"] == "ppo(clip_low=0.2, clip_high={from: 0.4, to: 0.2, over: 10}, dual_clip=20.0)"
+    assert found["kl_coef"] == "0 to 0.1 over 5 steps, cosine"
 
 
 def test_what_an_algorithm_makes_necessary(explain):
@@ -58,6 +65,14 @@ def test_what_an_algorithm_makes_necessary(explain):
     assert found["rollouts"]["workflow"] == "demonstration"
     assert found["run"]["length"] == "2 epochs"
     assert found["placement"]["engines"] == 0
+
+
+def test_what_an_algorithm_sets_in_other_sections(explain):
+    found = explain("algorithm=dapo")["algorithm"]
+    assert found["sets elsewhere"] == ["rollout.dynamic_sampling=true"]
+    assert found["shaping"] == ["overlong(max_length=256, buffer=null, penalty=1.0)"]
+    assert "sets elsewhere" not in explain("algorithm=dapo", "rollout.dynamic_sampling=false")["algorithm"]
+    assert explain("algorithm=dr_grpo")["algorithm"]["norm"] == 256.0
 
 
 def test_as_text(explain):
@@ -79,6 +94,6 @@ def test_what_nobody_has_run_is_said_where_cuda_is_used(explain):
 
 
 def test_faults_are_those_of_the_check(explain):
-    text = explain("stepps=3", "batch_size=x", status=2)
+    text = explain("stepps=3", "batch_size=x", as_json=False, status=2)
     assert text.startswith("rlsdk: the configuration has 2 faults:\n")
     assert "did you mean 'steps'?" in text

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
 import pytest
+import yaml
 from click.testing import CliRunner
 
+from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.cli import root
 
 pytest.importorskip("ray")
+
+
+def write(step, folder):
+    (folder / "learner").mkdir()
+    (folder / "export").mkdir()
+    (folder / "export" / "config.json").write_text(f'{{"step": {step}}}')
 
 
 @pytest.fixture
@@ -15,9 +26,7 @@ def finished(tmp_path):
     """The folder of a run with two checkpoints that hold an export."""
     folder = tmp_path / "runs" / "trial"
     for step in (2, 10):
-        export = folder / "checkpoints" / f"step-{step}" / "export"
-        export.mkdir(parents=True)
-        (export / "config.json").write_text(f'{{"step": {step}}}')
+        Checkpoints(folder, 2).save(step, {name: {} for name in SECTIONS}, partial(write, step))
     (folder / "checkpoints" / ".step-12.partial" / "export").mkdir(parents=True)
     (folder / "config.yaml").write_text("name: trial\n")
     return folder
@@ -72,9 +81,73 @@ def test_what_is_no_run(tmp_path):
     assert "has no complete checkpoint" in export(tmp_path, tmp_path / "model", status=1)
 
 
+def without_export(finished, config):
+    """Leave the newest checkpoint without its export."""
+    folder = finished / "checkpoints" / "step-10"
+    Checkpoints(finished, 2).save(10, {name: {} for name in SECTIONS}, lambda folder: (folder / "learner").mkdir())
+    assert not (folder / "export").exists()
+    (finished / "config.yaml").write_text(yaml.safe_dump({"name": "trial", **config}))
+
+
 def test_a_run_that_must_start_its_learner_is_checked_first(finished, tmp_path):
-    for file in (finished / "checkpoints" / "step-10" / "export").iterdir():
-        file.unlink()
-    (finished / "checkpoints" / "step-10" / "export").rmdir()
+    without_export(finished, {})
     assert "model: is required" in export(finished, tmp_path / "model", status=2)
     assert not list(tmp_path.glob("*model*"))
+
+
+def test_a_damaged_checkpoint_is_not_exported(finished, tmp_path):
+    file = finished / "checkpoints" / "step-10" / "export" / "config.json"
+    file.write_text('{"step": 11}')
+    said = " ".join(export(finished, tmp_path / "model", "--step", 10, status=1).split())
+    assert "step-10 is damaged: changed since they were written: config.json; other steps there: 2" in said
+    assert not (tmp_path / "model").exists()
+    export(finished, tmp_path / "model")
+    assert (tmp_path / "model" / "config.json").read_text() == '{"step": 2}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pytorch_model.bin", ""),
+        ("modeling_mine.py", ""),
+        ("adapter/adapter_model.bin", ""),
+        ("optimizer.pt", ""),
+        ("config.json", '{"auto\\u005fmap": {"AutoConfig": "somebody/else--config.Config"}}'),
+        ("tokenizer_config.json", "\x80"),
+    ],
+)
+def test_what_may_be_code_is_not_taken_from_an_export(finished, tmp_path, name, content):
+    file = finished / "checkpoints" / "step-10" / "export" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content)
+    state = finished / "checkpoints" / "step-10" / "state.json"
+    kept = json.loads(state.read_text())
+    del kept["sha256"], kept["export"]  # as a checkpoint of an earlier version: nothing says what was written
+    state.write_text(json.dumps(kept))
+    said = " ".join(export(finished, tmp_path / "model", status=1).split())
+    assert f"export holds {name}: a model is taken from a run's folder as safetensors and text alone" in said
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        ({"plugins": ["TRAP"]}, "plugins[0]: TRAP (sha256 "),
+        ({"reward": {"use": "foreign", "path": "TRAP:score"}}, "reward[0].path: TRAP:score (sha256 "),
+        ({"reward": {"use": "foreign", "path": "trap:score"}}, "reward[0].path: trap:score was not named by you"),
+        ({"model": {"path": "there", "trust_remote_code": True}}, "model.trust_remote_code: true was not named by you"),
+    ],
+    ids=str,
+)
+def test_code_that_the_runs_configuration_names_is_not_executed(finished, tmp_path, config, shown):
+    trap, trace = tmp_path / "trap.py", tmp_path / "trace"
+    trap.write_text(f"import pathlib\n\npathlib.Path({str(trace)!r}).touch()\n\n\ndef score(completions): ...\n")
+    config = json.loads(json.dumps(config).replace("TRAP", str(trap)))
+    without_export(finished, {"tasks": {"train": "countdown"}, **config})
+    said = export(finished, tmp_path / "model", status=2)
+    assert "names code that would be executed" in " ".join(said.split())
+    assert shown.replace("TRAP", str(trap)) in said
+    assert not trace.exists()
+    if "plugins" in config:
+        assert "model: is required" in export(finished, tmp_path / "model", "--plugin", trap, status=2)
+        assert trace.exists()

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli import root
-from rlsdk.components import KINDS
+from rlsdk.kinds import KINDS
 
 LAB = """
     import attrs, rlsdk

@@ -66,3 +66,41 @@ def test_a_wrong_condition_is_a_wrong_command(folder: Path, tmp_path: Path) -> N
     assert "no such column: rewrd. There are the columns step, source" in run(folder, "--where", "rewrd < 1", status=2)
     assert "expected a column" in run(folder, "--order-by", "reward; drop", status=2)
     assert "holds no rollouts" in run(tmp_path, status=2)
+
+
+def empty_run(tmp_path: Path, config: str, steps: int) -> Path:
+    """A run that has kept nothing so far."""
+    (tmp_path / "config.yaml").write_text(config)
+    lines = [json.dumps({"step": step}) for step in range(steps + 1)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    RolloutStore(Address.make(tmp_path, None, None)).close()
+    return tmp_path
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"], ["--where", "reward < 0.5"]], ids=str)
+def test_before_anything_is_saved_it_says_so(tmp_path: Path, arguments: list[str]) -> None:
+    ran = CliRunner().invoke(root, ["rollouts", str(empty_run(tmp_path, "save_rollouts: 10\n", 4)), *arguments])
+    assert ran.exit_code == 0, ran.stderr
+    assert (
+        f"No rollouts are saved yet: {tmp_path} saves them after steps 10, 20, 30, … (save_rollouts: 10)" in ran.stderr
+    )
+    assert "has done 4 so far" in ran.stderr
+    assert ran.stdout == ("[]\n" if arguments == ["--json"] else "")
+
+
+def test_a_run_that_saves_none_says_so_before_and_after_its_database_is_made(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("save_rollouts: 0\n")
+    said = f"No rollouts are saved: {tmp_path} was started with save_rollouts: 0."
+    assert said in run(tmp_path)
+    assert said in run(empty_run(tmp_path, "save_rollouts: 0\n", 4))
+
+
+def test_a_condition_that_nothing_meets_is_not_an_empty_store(folder: Path) -> None:
+    ran = CliRunner().invoke(root, ["rollouts", str(folder), "--where", "reward > 100"])
+    assert (ran.exit_code, ran.stdout) == (0, "")
+    assert "meets the condition 'reward > 100'" in ran.stderr
+
+
+def test_a_query_without_an_end_is_given_up(folder: Path) -> None:
+    endless = "(with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n) > 0"
+    assert "took longer than 0.1 s" in run(folder, "--where", endless, "--timeout", "0.1", status=2)

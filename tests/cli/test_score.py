@@ -196,3 +196,38 @@ def test_many_values_make_ten_bins_and_colours_of_a_model_do_nothing(tmp_path):
     text = run(lines(tmp_path, rows), *options)
     assert "\x1b" not in text
     assert r"characters" in text
+
+
+RANK = """
+    @rlsdk.reward("rank", batch="group")
+    def rank(rollouts):
+        '''From 0 for the longest answer to 1 for the shortest.'''
+        order = sorted(range(len(rollouts)), key=lambda i: -len(rollouts[i].text))
+        return [order.index(i) / max(len(rollouts) - 1, 1) for i in range(len(rollouts))]
+
+    @rlsdk.reward("raises")
+    def raises(rollout):
+        '''Reads what is not there.'''
+        return {}["x"]
+"""
+
+
+@pytest.mark.parametrize("by", ["prompt", "column"])
+def test_a_reward_that_compares_gets_the_rows_of_each_task_together(tmp_path, by):
+    rows = [("a?", "x", 1), ("b?", "xxx", 2), ("a?", "xx", 1), ("b?", "x", 2), ("a?", "xxx", 1)]
+    rows = [{"prompt": p if by == "prompt" else f"{p} {i}", "response": r, "n": n} for i, (p, r, n) in enumerate(rows)]
+    columns = ("--task", "n") if by == "column" else ()
+    lab, out = plugin(tmp_path, RANK), tmp_path / "scores.jsonl"
+    run(lines(tmp_path, rows), "--plugin", lab, "--reward", "lab/rank", "--out", out, *columns)
+    assert [json.loads(line)["score"] for line in out.read_text().splitlines()] == [1.0, 0.0, 0.5, 1.0, 0.0]
+
+
+def test_a_reward_that_raises_is_told_once_with_its_line(tmp_path):
+    lab = plugin(tmp_path, RANK)
+    said = run(lines(tmp_path, ROWS), "--plugin", lab, "--reward", "lab/raises", "--json", status=1)
+    assert "no response could be scored" in said
+    ran = CliRunner().invoke(
+        root, ["score", str(lines(tmp_path, ROWS)), "--plugin", str(lab), "--reward", "lab/raises", "--json"]
+    )
+    (reason,) = json.loads(ran.stdout)["reasons"]
+    assert reason == f"lab/raises: KeyError: 'x' ({lab}, line 12)"

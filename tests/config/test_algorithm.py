@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlsdk.schedules import Schedule
+
 
 def part(plan, name):
     """Name and options of a part, as the learner or the trainer gets them."""
@@ -11,14 +13,14 @@ def part(plan, name):
     return found.name, dict(found.options)
 
 
-CLIPS = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
+CLIPS = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 20.0}
 
 
 def test_a_name_takes_the_authors_parts(plan):
     found = plan()
     assert part(found, "advantage") == ("core/grpo", {"std_normalize": True})
     assert part(found, "policy_loss") == ("core/ppo", CLIPS)
-    assert part(found, "kl") == ("core/k3", {})
+    assert part(found, "kl") == ("core/low_var", {})
     assert (found.loss.kl_coef, found.loss.aggregate) == (0.04, "seq-mean-token-mean")
 
 
@@ -125,3 +127,38 @@ def test_an_algorithm_of_a_plugin(plan, site):
     assert part(found, "policy_loss") == ("lab/soft", {"temperature": 0.3, "power": 3})
     assert part(found, "kl") == ("core/k2", {})
     assert part(found, "advantage")[0] == "core/grpo"
+
+
+def test_floats_may_be_schedules(plan):
+    found = plan(
+        "algorithm.policy_loss.clip_high={from: 0.4, to: 0.2, over: 100}",
+        "algorithm.kl_coef={from: 0, to: 0.1, over: 10, shape: cosine}",
+        "algorithm.shaping={use: kl_penalty, coef: {from: 0.01, to: 0.0, over: 5}}",
+    )
+    assert found.schedules == {
+        "policy_loss.clip_high": Schedule(0.4, 0.2, 100),
+        "kl_coef": Schedule(0.0, 0.1, 10, "cosine"),
+        "shaping.0.coef": Schedule(0.01, 0.0, 5),
+    }
+    assert found.loss.kl_coef == found.schedules["kl_coef"]
+    assert part(found, "kl") == ("core/low_var", {})  # the coefficient is 0 at the first step alone
+    assert (found.algorithm.kl_coef, found.needs_reference) == (0.1, True)
+    assert plan().schedules == {}
+
+
+def test_wrong_schedules_are_faults_under_their_paths(faults):
+    found = faults(
+        "algorithm.policy_loss.clip_high={from: 0.4, too: 0.2, over: -1}",
+        "algorithm.shaping={use: kl_penalty, coef: {from: x, to: 0.0, over: 5}}",
+        "algorithm.advantage.std_normalize={from: 0.0, to: 1.0, over: 5}",
+    )
+    assert sorted(fault.partition(":")[0] for fault in found) == [
+        "algorithm.advantage.std_normalize",
+        "algorithm.policy_loss.clip_high.over",
+        "algorithm.policy_loss.clip_high.to",
+        "algorithm.policy_loss.clip_high.too",
+        "algorithm.shaping[0].coef.from",
+    ]
+    assert faults("algorithm.entropy_coef={from: 0.4, to: 0.2, over: 0}") == (
+        "algorithm.entropy_coef.over: expected int >= 1, got 0",
+    )

@@ -6,7 +6,7 @@ import pytest
 
 import rlsdk
 from rlsdk.config import check
-from rlsdk.contracts import Rule
+from rlsdk.contracts import RewardSpec
 from rlsdk.errors import ConfigError
 
 WRONG = """
@@ -101,6 +101,11 @@ def test_options_of_components_are_checked_before_anything_starts(faults):
         ("steps=null", "steps", "neither is given; give either steps or epochs"),
         ("epochs=1", "steps", "steps=2 and epochs=1.0 are given; give either"),
         ("steps=0", "steps", "at least 1, got 0"),
+        ("name=''", "name", "'' cannot name a folder"),
+        ("name=..", "name", "'..' cannot name a folder"),
+        ("name=/tmp", "name", "'/tmp' cannot name a folder; expected 1 to 200 characters without '/'"),
+        ("name=../keep", "name", "'../keep' cannot name a folder"),
+        ('name="a\\e[2Jb"', "name", "cannot name a folder"),
         ("max_prompt_tokens=0", "max_prompt_tokens", "at least 1, got 0"),
         ("eval.samples=0", "eval.samples", "at least 1, got 0"),
         ("placement.learners=0", "placement.learners", "at least 1, got 0"),
@@ -109,28 +114,37 @@ def test_options_of_components_are_checked_before_anything_starts(faults):
         ("max_invalid=1.5", "max_invalid", "a share between 0 and 1, got 1.5"),
         ("sampling.temperature=0", "sampling.temperature", "above 0 to learn from samples, got 0.0"),
         ("sampling.top_p=0", "sampling.top_p", "above 0 and at most 1, got 0.0"),
+        ("sampling.top_k=-1", "sampling.top_k", "at least 0, got -1"),
+        ("sampling.top_p=0.95", "sampling.top_p", "top_p=0.95, top_k=0 sample from a part of the vocabulary"),
+        ("sampling={top_k: 20}", "sampling.top_k", "Leave both out while training (top_p: 1, top_k: 0)"),
         (
             "sampling.max_tokens=2048",
             "model.max_length",
             "2048 tokens cannot hold a prompt and sampling.max_tokens=2048",
         ),
         ("reward=[]", "reward", "none given; name one, such as 'countdown'"),
+        ("algorithm.policy_loss.clip_high=-1", "algorithm.policy_loss.clip_high", "expected float >= 0, got -1"),
+        ("algorithm.policy_loss.dual_clip=0.5", "algorithm.policy_loss.dual_clip", "expected float >= 1 or null"),
+        ("algorithm.correction={use: tis, cap: 0}", "algorithm.correction.cap", "expected float > 0, got 0"),
+        ("algorithm.kl_coef=-1", "algorithm.kl_coef", "expected float >= 0, got -1"),
+        ("learner.lr=-1", "learner.lr", "expected float >= 0, got -1"),
+        ("learner.betas=[0.9,1]", "learner.betas[1]", "expected float >= 0 and < 1, got 1"),
         ("model.path=./nowhere", "model.path", "there is no folder './nowhere' with a config.json"),
-        ("algorithm.aggregate=seq-mean-token-sum-norm", "algorithm.norm", "divides by a length; give it"),
+        ("algorithm.norm=-1.0", "algorithm.norm", "a length above 0, or null for sampling.max_tokens; got -1.0"),
         ("algorithm.advantage=gae", "algorithm.critic", "the advantage reads a critic's values; set it true"),
         ("algorithm={use: grpo, kl: null}", "algorithm.kl", "kl_coef is 0.04; name an estimator, such as 'k3'"),
-        ("production.partial_rollouts=false", "production.partial_rollouts", "set production.in_flight=false, too"),
-        ("production.tail_batch=2", "production.tail_batch", "set production.max_staleness to 1 or more, or leave it"),
-        ("production={max_staleness: 1, tail_batch: -2}", "production.tail_batch", "at least -1, got -2"),
-        ("production.max_token_staleness=0", "production.max_token_staleness", "no token is old in synchronous"),
+        ("rollout.partial_rollouts=false", "rollout.partial_rollouts", "set rollout.in_flight=false, too"),
+        ("rollout.tail_batch=2", "rollout.tail_batch", "set rollout.max_staleness to 1 or more, or leave it"),
+        ("rollout={max_staleness: 1, tail_batch: -2}", "rollout.tail_batch", "at least -1, got -2"),
+        ("rollout.max_token_staleness=0", "rollout.max_token_staleness", "no token is old in synchronous"),
         (
-            "production={max_staleness: 1, max_token_staleness: 2}",
-            "production.max_token_staleness",
+            "rollout={max_staleness: 1, max_token_staleness: 2}",
+            "rollout.max_token_staleness",
             "2 is above max_staleness=1: the group expires before its tokens do; at most 1",
         ),
-        ("production.stop=enogh", "production.stop", "unknown stop 'enogh'; core offers: all, enough"),
-        ("production.stop={use: enough, shar: 1}", "production.stop.shar", "did you mean 'share'"),
-        ("production.stop={use: enough, available: 1}", "production.stop.available", "unknown"),
+        ("rollout.stop=enogh", "rollout.stop", "unknown stop 'enogh'; core offers: all, enough"),
+        ("rollout.stop={use: enough, shar: 1}", "rollout.stop.shar", "did you mean 'share'"),
+        ("rollout.stop={use: enough, available: 1}", "rollout.stop.available", "unknown"),
     ],
 )
 def test_what_no_single_value_shows(faults, override, path, text):
@@ -174,9 +188,9 @@ def test_parts_of_a_reward_are_gates_factors_and_routes(plan):
         "{use: length_penalty, free: 5, limit: 9, multiply: true, range: [-1, 0]}]"
     )
     gate, route, factor = (part.rule for part in found.rewards)
-    assert gate == Rule("format", 0.1, gate=1.0)
-    assert route == Rule("countdown", sources=("countdown",))
-    assert factor == Rule("length_penalty", multiply=True, range=(-1.0, 0.0))
+    assert gate == RewardSpec("format", 0.1, gate=1.0)
+    assert route == RewardSpec("countdown", sources=("countdown",))
+    assert factor == RewardSpec("length_penalty", multiply=True, range=(-1.0, 0.0))
 
 
 def test_faults_of_parts_of_a_reward(faults):
@@ -204,7 +218,47 @@ def test_plugins_that_cannot_be_used_are_faults(faults, site):
     site.install("rlsdk-sad", {"sad.py": "import not_there"}, plugins={"sad": "sad"})
     found = faults("plugins=[sad, gone, gone.py]", "reward=sad/x")
     assert len([f for f in found if f.startswith("plugins: ")]) == 3
-    assert any(f.startswith("reward: plugin 'sad' (rlsdk-sad 1.0) fails to import") for f in found)
+    assert any(f.startswith("plugins: plugin 'sad' (rlsdk-sad 1.0) fails to import") for f in found)
+
+
+def test_a_broken_plugin_is_reported_once_with_its_line(faults, tmp_path):
+    file = tmp_path / "bad.py"
+    file.write_text("import rlsdk\n\nlimit = undefined + 1\n")
+    (found,) = faults("reward=[bad/text, bad/other]", plugins=[file])
+    assert found == (
+        f"plugins: plugin 'bad' ({file}) fails to import: NameError: name 'undefined' is not defined ({file}, line 3)"
+    )
+
+
+def test_a_plugin_file_that_is_missing_is_reported_once_with_the_nearest(faults, tmp_path, monkeypatch):
+    (tmp_path / "my_rewards.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    (found,) = faults("reward=my_reward/text", plugins=["my_reward.py"])
+    assert found == (
+        "plugins: plugin file my_reward.py cannot be read: No such file or directory "
+        f"(working folder: {tmp_path.name}/); did you mean my_rewards.py?"
+    )
+
+
+def test_a_forgotten_prefix_is_suggested(faults, tmp_path):
+    (tmp_path / "bad.py").write_text("import rlsdk\n@rlsdk.reward('text')\ndef text(rollout): return 1.0\n")
+    (found,) = faults("reward=text", plugins=[tmp_path / "bad.py"])
+    assert found.startswith("reward: unknown reward 'text'; core offers: ")
+    assert found.endswith("; did you mean 'bad/text'?")
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "near", "known"),
+    [
+        ("reward=[{use: countdown, wieght: 1}]", "reward.wieght", "weight", "gate, multiply, range, score, sources"),
+        ("tasks.train={use: countdown, sorce: a}", "tasks.train.sorce", "source", "source"),
+        ("reward={use: countdown, format_scor: 1}", "reward.format_scor", "format_score", "weight"),
+    ],
+)
+def test_keys_beside_options_are_suggested_like_options(faults, override, path, near, known):
+    (found,) = faults(override)
+    assert found.startswith(f"{path}: unknown option '{path.rpartition('.')[2]}', did you mean {near!r}?")
+    assert known in found
 
 
 def test_an_installed_plugin_that_is_not_named_is_not_imported(plan, site):
@@ -287,34 +341,32 @@ def test_several_sources_of_tasks(plan, faults):
 
 def test_the_buffer_is_a_component_under_its_section(plan, faults):
     assert plan().buffer.name == "core/fifo"
-    assert plan("production.buffer=stalest_first").buffer.name == "core/stalest_first"
-    found = plan("production.buffer.use=priority", "production.buffer.by=reward").buffer
+    assert plan("rollout.buffer=stalest_first").buffer.name == "core/stalest_first"
+    found = plan("rollout.buffer.use=priority", "rollout.buffer.by=reward").buffer
     assert (found.name, found.options) == ("core/priority", {"by": "reward"})
-    assert by_path(faults("production.buffer=lifo"))["production.buffer"].startswith("unknown buffer 'lifo'")
-    assert "production.buffer.step" in by_path(faults("production.buffer={use: fifo, step: 3}"))
+    assert by_path(faults("rollout.buffer=lifo"))["rollout.buffer"].startswith("unknown buffer 'lifo'")
+    assert "rollout.buffer.step" in by_path(faults("rollout.buffer={use: fifo, step: 3}"))
 
 
 def test_what_is_trained_again_must_be_young_enough(plan, faults):
-    found = by_path(faults("production.replay.share=0.5"))
-    assert "give at least 1" in found["production.replay.share"]
-    assert plan("production.replay.share=0.5", "production.max_staleness=1").config.production.replay.most_uses == 2
-    found = by_path(
-        faults("production.replay={share: 0.9, most_uses: 1}", "batch_size=1", "production.sync_interval=2")
-    )
-    assert "leaves no group that is new" in found["production.replay.share"]
-    assert "at least 2" in found["production.replay.most_uses"]
+    found = by_path(faults("rollout.replay.share=0.5"))
+    assert "give at least 1" in found["rollout.replay.share"]
+    assert plan("rollout.replay.share=0.5", "rollout.max_staleness=1").config.rollout.replay.most_uses == 2
+    found = by_path(faults("rollout.replay={share: 0.9, most_uses: 1}", "batch_size=1", "rollout.sync_interval=2"))
+    assert "leaves no group that is new" in found["rollout.replay.share"]
+    assert "at least 2" in found["rollout.replay.most_uses"]
 
 
 def test_a_password_belongs_into_no_configuration(plan, faults, monkeypatch):
     monkeypatch.delenv("NO_SUCH_PASSWORD", raising=False)
     for url in ("postgresql+psycopg://me:hush@db/runs", "postgresql+psycopg://db/runs?password=hush"):
-        text = "\n".join(faults(f"production.storage.url={url}"))
-        assert "production.storage.url: holds a password; name an environment variable" in text
+        text = "\n".join(faults(f"rollout.storage.url={url}"))
+        assert "rollout.storage.url: holds a password; name an environment variable" in text
         assert "hush" not in text
-    found = by_path(faults("production.storage={url: mysql://db/runs, password_env: NO_SUCH_PASSWORD}"))
-    assert found["production.storage.url"].startswith("begins with postgresql+psycopg://")
-    assert "'NO_SUCH_PASSWORD' is not set" in found["production.storage.password_env"]
-    assert plan("production.storage.url=postgresql+psycopg://me@db/runs").config.production.storage.url
+    found = by_path(faults("rollout.storage={url: mysql://db/runs, password_env: NO_SUCH_PASSWORD}"))
+    assert found["rollout.storage.url"].startswith("begins with postgresql+psycopg://")
+    assert "'NO_SUCH_PASSWORD' is not set" in found["rollout.storage.password_env"]
+    assert plan("rollout.storage.url=postgresql+psycopg://me@db/runs").config.rollout.storage.url
 
 
 @pytest.mark.parametrize(
@@ -330,6 +382,6 @@ def test_a_password_belongs_into_no_configuration(plan, faults, monkeypatch):
     ],
 )
 def test_settings_of_production_that_go_together(plan, section, ahead):
-    found = plan(f"production={section}")
-    assert found.config.production.runs_ahead is ahead
+    found = plan(f"rollout={section}")
+    assert found.config.rollout.runs_ahead is ahead
     assert found.stop.name == ("core/enough" if "enough" in section else "core/all")

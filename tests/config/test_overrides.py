@@ -193,3 +193,18 @@ def test_a_folder_is_no_file(tmp_path):
 def test_an_empty_file_is_an_empty_tree(tmp_path):
     (tmp_path / "a.yaml").write_text("# nothing\n")
     assert tree(tmp_path / "a.yaml", "steps=1") == {"steps": 1}
+
+
+@pytest.mark.parametrize("given", ["file", "override"])
+def test_the_section_production_is_read_as_rollout_with_a_warning(caplog, given):
+    source = {"name": "run", "batch_size": "${production.sync_interval}"}
+    source |= {"production": {"sync_interval": 3}} if given == "file" else {}
+    found, faults = read(source, [] if given == "file" else ["production.sync_interval=3"])
+    assert not faults
+    assert found == {"name": "run", "batch_size": 3, "rollout": {"sync_interval": 3}}
+    assert "the section production is called rollout now" in caplog.text
+
+
+def test_a_section_under_both_of_its_names_is_refused():
+    with pytest.raises(ConfigError, match="called rollout now, and rollout is given, too"):
+        read({"production": {"oversample": 0.5}, "rollout": {"oversample": 0.5}})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -207,6 +209,27 @@ class Forgetful:
 # --- losses
 
 
+@rlsdk.policy_loss("memory-by-step")
+class OfTheLastMicroBatch:
+    """Remembers what advantages of the last micro-batch added up to."""
+
+    def __init__(self):
+        self.total = 0.0
+
+    def __call__(self, x):
+        """Plain policy gradient."""
+        self.total = float(torch.where(x.loss_mask, x.advantages, 0).sum())
+        return -x.advantages * x.logprobs
+
+    def state(self):
+        """The sum."""
+        return {"total": self.total}
+
+    def restore(self, state):
+        """Take it up."""
+        self.total = state["total"]
+
+
 @rlsdk.policy_loss("micro-batches")
 def micro_batches(x):
     """Advantages over the mean of the micro-batch."""
@@ -269,6 +292,13 @@ def any_text(rollout):
 def batch_order(rollouts):
     """Sorted."""
     return sorted(float(len(rollout.text)) for rollout in rollouts)
+
+
+@rlsdk.reward("batch-splits", batch=True)
+def batch_splits(rollouts):
+    """From 0 for the longest answer to 1 for the shortest."""
+    order = sorted(range(len(rollouts)), key=lambda i: -len(rollouts[i].text))
+    return [order.index(i) / max(len(rollouts) - 1, 1) for i in range(len(rollouts))]
 
 
 @rlsdk.filter("keeps-a-part")
@@ -383,6 +413,14 @@ class PartsResolve(rlsdk.Algorithm):
     """Names an advantage that is not there."""
 
     advantage: Use = Use("grop")
+
+
+@rlsdk.algorithm("defaults-fit")
+@attrs.frozen(kw_only=True)
+class DefaultsFit(rlsdk.Algorithm):
+    """Sets a key that no run has."""
+
+    defaults: Mapping[str, Any] = {"rollout.dynamic_samplin": True}
 
 
 @rlsdk.algorithm("parts-merge")

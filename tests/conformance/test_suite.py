@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import rlsdk
-from rlsdk.components import KINDS, Component
+from rlsdk.components import Component
 from rlsdk.errors import ConformanceFault, OptionError, UnknownComponentError
+from rlsdk.kinds import KINDS
 from rlsdk.testing import check_component, check_plugin
 from rlsdk.testing.conformance import checks, properties
 from rlsdk.testing.findings import Violated
@@ -30,6 +31,7 @@ WITHOUT_INPUT = {
     "more-is-enough",
     "parts-resolve",
     "parts-merge",
+    "defaults-fit",
 }
 """Properties of a component alone, or of what it makes."""
 
@@ -221,6 +223,35 @@ def test_a_loss_that_reads_the_whole_must_say_so():
 # --- rewards
 
 
+@pytest.mark.parametrize(("batch", "breaks"), [(True, True), ("group", False)])
+def test_a_reward_that_compares_but_takes_any_list_is_told_of_groups(batch, breaks):
+    @rlsdk.reward("rank", batch=batch)
+    def rank(rollouts):
+        """From 0 for the longest answer to 1 for the shortest."""
+        order = sorted(range(len(rollouts)), key=lambda i: -len(rollouts[i].text))
+        return [order.index(i) / max(len(rollouts) - 1, 1) for i in range(len(rollouts))]
+
+    found = failed(rank)
+    assert ("batch-splits" in found) == breaks
+    if breaks:
+        assert 'mark a reward that compares rollouts batch="group"' in str(found["batch-splits"])
+
+
+def test_a_reward_that_raises_is_shown_with_its_line():
+    @rlsdk.reward("raises")
+    def raises(rollout):
+        """Reads what is not there."""
+        return {}["x"]
+
+    line = raises.__code__.co_firstlineno + 3
+    assert failed(raises)["scores"].got.endswith(f"KeyError: 'x' ({shown(__file__)}, line {line})")
+
+
+def shown(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 def test_a_reward_that_hangs_is_ended():
     @rlsdk.reward("slow")
     def slow(rollout):
@@ -313,11 +344,6 @@ def test_signatures_are_read():
     def two(x, y):
         """Takes two."""
 
-    @rlsdk.advantage("open")
-    def positional(x, scale=1.0):
-        """An option that no config can set."""
-        return scale * x.rewards
-
     @rlsdk.workflow("sync")
     class Sync:
         """Not async."""
@@ -333,7 +359,6 @@ def test_signatures_are_read():
             """None."""
 
     assert "missing a required argument: 'y'" in failed(two)["contract"].got
-    assert failed(positional)["contract"].got == "positional ones: scale"
     assert failed(Sync)["contract"].got == "one that is not async"
     assert failed(Half)["contract"].expected.startswith("a method start(self, model")
 
@@ -349,3 +374,20 @@ def test_a_report_counts():
     described = report.describe()
     assert described["findings"][0]["component"].startswith("broken_lab/")
     assert any(finding.get("got") for finding in described["findings"])
+
+
+@rlsdk.advantage("asked")
+async def asked(x: rlsdk.CreditInputs) -> torch.Tensor:
+    """Group mean as baseline, given by an async function."""
+    return x.rewards - x.group_mean(x.rewards)
+
+
+@rlsdk.shaping("undefined")
+async def undefined(x: rlsdk.CreditInputs) -> torch.Tensor:
+    """Not a number, given by an async function."""
+    return x.rewards * float("nan")
+
+
+def test_an_async_advantage_is_awaited_and_held_to_the_same_properties() -> None:
+    assert len(check_component(asked)) > 10 and not failed(asked)
+    assert "expected: finite rewards" in str(failed(undefined)["shapes"])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import attrs
 import pytest
 
 import rlsdk
-from rlsdk import components
-from rlsdk.components import KINDS, Use, component_of, own_mark
+from rlsdk import marks
+from rlsdk.components import Use, component_of, own_mark
 from rlsdk.errors import OptionError, PluginError
+from rlsdk.kinds import KINDS
 from rlsdk.options import structure
 
 
@@ -39,7 +41,7 @@ def test_there_is_a_mark_for_each_kind():
     for kind in KINDS:
 
         @getattr(rlsdk, kind)("thing")
-        def thing(): ...
+        class thing(rlsdk.Algorithm): ...
 
         found = own_mark(thing)
         assert (found.kind, found.name, found.obj) == (kind, "thing", thing)
@@ -110,6 +112,60 @@ def test_a_mark_without_brackets_is_explained():
         rlsdk.reward(lambda rollout: 1.0)
 
 
+class Limited:
+    """Its option is positional."""
+
+    def __init__(self, limit=3): ...
+
+    def __call__(self, rollout): ...
+
+
+def limited(rollout, limit=3): ...
+
+
+def estimate(logprobs, ref_logprobs, clamp=10.0, *, scale=1.0): ...
+
+
+async def revise(task, chat, rounds: int = 2): ...
+
+
+def squares(count=3, *, split): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "obj", "message"),
+    [
+        ("reward", limited, "no config can set limit, .* write def limited(rollout, *, limit=3)"),
+        ("reward", Limited, "no config can set limit, .* write def __init__(self, *, limit=3)"),
+        ("kl", estimate, "clamp, .* write def estimate(logprobs, ref_logprobs, *, clamp=10.0, scale=1.0)"),
+        ("workflow", revise, "rounds, .* write def revise(task, chat, *, rounds=2)"),
+        ("tasks", squares, "count, .* write def squares(*, count=3, split)"),
+    ],
+)
+def test_an_option_that_is_not_keyword_only_is_refused(kind, obj, message):
+    pattern = ".*".join(re.escape(part) for part in message.split(".*"))
+    with pytest.raises(PluginError, match=rf"^@rlsdk.{kind}\('x'\): .*{pattern}$"):
+        getattr(rlsdk, kind)("x")(obj)
+
+
+def test_a_private_default_is_no_option():
+    @rlsdk.reward("memo")
+    def memo(rollout, _seen={}): ...  # noqa: B006
+
+    assert own_mark(memo).options == ()
+
+
+def test_a_reward_that_takes_a_list_is_marked_so():
+    def typed(answers: list[rlsdk.Rollout]): ...
+
+    def named(rollouts): ...
+
+    for function in (typed, named):
+        with pytest.raises(PluginError, match=r"takes a list, but gets one rollout; mark it with batch=True"):
+            rlsdk.reward("x")(function)
+        assert own_mark(rlsdk.reward("x", batch=True)(function)).batch
+
+
 def test_a_mark_adds_the_prefix_itself():
     with pytest.raises(PluginError, match="give the name without '/'"):
         rlsdk.reward("mylab/exact")
@@ -145,4 +201,4 @@ def test_what_chooses_no_component(written):
 
 def test_the_marks_are_public():
     assert set(KINDS) < set(rlsdk.__all__)
-    assert all(getattr(rlsdk, kind) is getattr(components, kind) for kind in KINDS)
+    assert all(getattr(rlsdk, kind) is getattr(marks, kind) for kind in KINDS if kind != "algorithm")

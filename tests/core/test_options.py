@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlsdk
+from rlsdk.docstrings import documented, labelled
 from rlsdk.errors import PluginError
-from rlsdk.options import MISSING, check_options, documented, labelled, options_of, structure
+from rlsdk.options import MISSING, check_options, options_of, structure, type_name
 
 if TYPE_CHECKING:
     from nowhere import Imaginary
@@ -257,3 +259,59 @@ def test_labelled_reads_what_stands_behind_labels():
         "When to use": "now.",
     }
     assert labelled("Only a summary.") == {}
+
+
+# --- limits
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown", "inside", "outside"),
+    [
+        (Annotated[float, rlsdk.at_least(0)], "float >= 0", (0, 2.5), (-1, -0.001, math.nan)),
+        (Annotated[float, rlsdk.above(0)], "float > 0", (0.001, 3), (0, -1)),
+        (Annotated[int, rlsdk.at_most(8)], "int <= 8", (8, -3), (9,)),
+        (Annotated[float, rlsdk.at_least(0), rlsdk.below(1)], "float >= 0 and < 1", (0, 0.5), (1, -0.5)),
+        (Annotated[float, rlsdk.at_least(0), "for other readers"], "float >= 0", (0,), (-1,)),
+    ],
+)
+def test_an_option_with_limits_takes_what_is_inside(kind, shown, inside, outside):
+    assert type_name(kind) == shown
+    for value in inside:
+        assert structure(value, kind) == (value, [])
+    for value in outside:
+        assert structure(value, kind) == (None, [("", f"expected {shown}, got {value!r}")])
+
+
+Rate = Annotated[float, rlsdk.above(0)]
+
+
+@attrs.frozen
+class Rates:
+    """A class with a limited field."""
+
+    rate: Rate | None = None
+
+
+def test_limits_hold_inside_unions_lists_and_classes():
+    assert structure(None, Rate | None) == (None, [])
+    assert structure(-1, Rate | None)[1] == [("", "expected float > 0 or null, got -1")]
+    assert structure([1, -1], tuple[Rate, Rate])[1] == [("[1]", "expected float > 0, got -1")]
+    assert structure({"rate": 0}, Rates)[1] == [(".rate", "expected float > 0 or null, got 0")]
+
+
+def test_a_value_of_the_wrong_type_is_told_the_type():
+    ((_, text),) = structure("2GB", Rate)[1]
+    assert text == "expected float, got '2GB'; write the plain number without a unit"
+
+
+def test_limits_are_read_from_functions_and_classes():
+    def soft(x, *, temperature: Annotated[float, rlsdk.above(0)] = 0.3): ...
+
+    @attrs.frozen(kw_only=True)
+    class Soft:
+        temperature: Annotated[float, rlsdk.above(0)] = 0.3
+
+    for obj in (soft, Soft):
+        (option,) = options_of(obj)
+        assert option.type_name == "float > 0"
+        assert check_options([option], {"temperature": 0})[1] == [("temperature", "expected float > 0, got 0")]

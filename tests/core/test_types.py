@@ -111,6 +111,51 @@ def test_what_the_policy_wrote():
     assert (nothing.text, nothing.response, nothing.span) == ("", "", (4, 4))
 
 
+SHOTS = [Message("system", "s"), Message("user", "1?"), Message("assistant", "one"), Message("user", "2?")]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [*SHOTS, Message("assistant", "one")],
+        [*SHOTS[1:], Message("assistant", "one")],  # a history that was trimmed
+        [SHOTS[0], SHOTS[3], Message("assistant", "one")],
+        [Message("system", "tools"), *SHOTS[1:], Message("assistant", "one")],
+        [Message("user", "a later state"), Message("assistant", "one")],  # a step of a trajectory
+        [Message("assistant", "one")],
+    ],
+)
+def test_the_prompts_assistant_messages_are_found_in_a_rollout_that_does_not_mark_them(messages):
+    made = rollout(task=attrs.evolve(TASK, prompt=SHOTS), messages=messages)
+    assert (made.response, made.answers) == ("one", (Message("assistant", "one"),))
+    assert attrs.evolve(made, messages=made.messages[-2:]).response == "one"
+
+
+def test_a_message_that_says_who_wrote_it_is_believed():
+    turns = [Message("user", "go"), Message("assistant", "a", prompt=True), Message("assistant", "b")]
+    assert rollout(messages=turns).response == "b"
+    same = [*SHOTS[:2], attrs.evolve(SHOTS[2], prompt=False), Message("user", "2?"), Message("assistant", "two")]
+    assert rollout(task=attrs.evolve(TASK, prompt=SHOTS), messages=same).response == "one\ntwo"
+    assert Message("assistant", "a", prompt=True) == Message("assistant", "a", prompt=False)
+
+
+def test_a_prompt_that_nothing_follows_has_no_response():
+    task = attrs.evolve(TASK, prompt=[*SHOTS, Message("assistant", "<think>")])
+    assert rollout(task=task, messages=task.prompt).response == ""
+    continued = [*SHOTS, Message("assistant", "<think>hm")]
+    assert rollout(task=task, messages=continued).response == "<think>hm"
+    apart = [*task.prompt, Message("assistant", "hm")]
+    assert rollout(task=task, messages=apart).response == "hm"
+
+
+def test_a_rollout_from_text_continues_the_prefill():
+    task = attrs.evolve(TASK, prompt=[*SHOTS, Message("assistant", "<think>")])
+    made = Rollout.from_text(task, "hm")
+    assert [m.content for m in made.messages[-2:]] == ["2?", "<think>hm"]
+    assert Rollout.from_text(task, made.response).messages == made.messages
+    assert Rollout.from_text(task, "").response == "<think>"
+
+
 def test_a_rollout_from_text_needs_no_model():
     made = Rollout.from_text(TASK, "3+5")
     assert [m.role for m in made.messages] == ["user", "assistant"]
@@ -127,6 +172,14 @@ def test_a_valid_score_is_finite(value):
     assert not Score(value, valid=False).valid
 
 
+@pytest.mark.parametrize("given", [{"value": 1.1e18}, {"value": 0.0, "token_rewards": [(3, 1e30), (4, -1e30)]}])
+def test_a_valid_score_is_within_what_float32_can_square(given):
+    with pytest.raises(ValueFault, match=r"finite and within ±1e\+18, got 1"):
+        Score(**given)
+    assert not Score(**given, valid=False).valid
+    assert Score(-1e18).value == -1e18
+
+
 def test_a_score_is_no_text():
     with pytest.raises(ValueFault, match=r"'1\.0' is text; expected a number"):
         Score("1.0")
@@ -141,6 +194,14 @@ def test_a_group_has_a_score_for_each_rollout():
     with pytest.raises(ValueFault, match="group of task '7': 1 rollouts, 2 scores"):
         Group(TASK, [rollout()], [Score(1.0), Score(0.0)])
     assert len(Group(TASK, [rollout()] * 3, [Score(1.0)] * 3)) == 3
+
+
+def test_a_groups_uid_is_equal_on_every_copy_and_differs_between_groups():
+    group = Group(TASK, [rollout()], [Score(1.0)])
+    copies = [pickle.loads(pickle.dumps(group)), copy.deepcopy(group), attrs.evolve(group, rollouts=(), scores=())]
+    assert {each.uid for each in copies} == {group.uid}
+    assert Group(TASK, group.rollouts, group.scores).uid != group.uid
+    assert Group(TASK, (), (), uid="task 3.0").uid == "task 3.0"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import tiny
 
-from rlsdk.contracts import Adapter, Model, Place
+from rlsdk.contracts import ActorSpec, Adapter, Model
 
 EXCESS = 24
 """`max_num_seqs` of the engines under test: small, so that some tests make requests wait."""
@@ -40,7 +40,7 @@ def transformers_engine(model: Model) -> Iterator[Subject]:
     from rlsdk.engines.transformers import Transformers
 
     engine = Transformers(max_num_seqs=EXCESS)
-    engine.start(model, Place(role="engine"))
+    engine.start(model, ActorSpec(role="engine"))
     yield Subject("transformers", lambda body, *args: body(engine, *args))
     engine.stop()
 
@@ -68,7 +68,7 @@ def launched(model: Model, cluster: None) -> Launched:
         name: str = "vllm",
         model: Model = model,
     ) -> Iterator[Subject]:
-        place = Place(role="engine", cache=str(folder / "cache"), threads=1, cpus=os.cpu_count() or 1)
+        place = ActorSpec(role="engine", cache=str(folder / "cache"), threads=1, cpus=os.cpu_count() or 1)
         actor = launch(Plugins().reference("engine", name, options), place, log_path=folder / "engine.log")
 
         def run(body: Callable[..., Any], *args: Any) -> Any:

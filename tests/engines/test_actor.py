@@ -7,7 +7,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import rlsdk
-from rlsdk.contracts import Completion, Model, Place, Request, Sampling, Weights
-from rlsdk.engines.actor import Bundle, EngineActor, launch
+from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampled, Sampling, TopTokens, Weights
+from rlsdk.engines.actor import Bundle, EngineActor, Progress, launch
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.plugins import Plugins
 
-PLACE = Place(role="engine", threads=1)
+PLACE = ActorSpec(role="engine", threads=1)
 MODEL = Model(path="none")
 
 
@@ -43,10 +43,10 @@ class Scripted:
     notes: list[Any] = attrs.field(init=False, factory=list)
     running: dict[str, Any] = attrs.field(init=False, factory=dict)
 
-    def environment(self, place: Place) -> dict[str, str]:
+    def environment(self, place: ActorSpec) -> dict[str, str]:
         return {"SCRIPTED_THREADS": str(place.threads)}
 
-    def start(self, model: Model, place: Place) -> None:
+    def start(self, model: Model, place: ActorSpec) -> None:
         self.notes.append("start")
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -79,6 +79,17 @@ class Scripted:
             versions=np.array(versions, dtype=np.int64),
             finish=finish,
         )
+
+    def sampled(self, since: Mapping[tuple[str, int], int]) -> list[Sampled]:
+        self.notes.append("sampled")
+        found = []
+        for (name, index), start in since.items():
+            versions = self.running.get(name, (None, []))[1]
+            if len(versions) > start:
+                made = self._completion(self.running[name][0], index, versions, "abort")
+                arrays = {n: getattr(made, n)[start:] for n in ("token_ids", "logprobs", "versions")}
+                found.append(Sampled(request=name, index=index, start=start, **arrays))
+        return found
 
     @property
     def unfinished(self) -> int:
@@ -155,6 +166,35 @@ def test_an_early_completion_does_not_wait_for_a_late_one() -> None:
         assert [[c.request for c in part] for part in parts] == [["short"], ["long"]]
 
     play(body, pace=0.005)
+
+
+def test_a_request_that_streams_shows_its_tokens_before_its_completion() -> None:
+    async def body(actor: EngineActor, engine: Scripted) -> None:
+        shown: list[Sampled] = []
+        done: list[Completion] = []
+        streamed = attrs.evolve(ask("a", 40, n=2), stream=True)
+        async for message in actor.generate([streamed, ask("b", 60)]):
+            (shown if isinstance(message, Progress) else done).extend(getattr(message, "sampled", message))
+            assert not done or len(shown) > 2
+        assert [c.request for c in done] == ["a", "a", "b"] and {s.request for s in shown} == {"a"}
+        for index in (0, 1):
+            ids = np.concatenate([s.token_ids for s in shown if s.index == index])
+            assert ids.tolist() == list(range(1, len(ids) + 1))
+        engine.notes.clear()
+        await collect(actor, ask("c", 20))
+        assert engine.notes == []  # nobody watches, nobody looks
+
+    play(body, pace=0.002)
+
+
+def test_likeliest_tokens_travel_with_their_completion() -> None:
+    top = TopTokens(np.array([[1, 2], [3, 4]]), np.array([[-0.1, -2.0], [-0.2, -3.0]], np.float32))
+    with_top, without = (
+        attrs.evolve(Scripted._completion(ask("a"), i, [0, 0], "stop"), top=(top, None)[i]) for i in (0, 1)
+    )
+    found = pickle.loads(pickle.dumps(Bundle([with_top, without])))
+    assert found[0].top.ids.tolist() == top.ids.tolist() and found[0].top.logprobs.tolist() == top.logprobs.tolist()
+    assert found[1].top is None
 
 
 def test_an_idle_actor_does_not_step() -> None:

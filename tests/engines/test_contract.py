@@ -90,6 +90,48 @@ def test_samples_follow_the_distribution(subject: Any, model: Model) -> None:
     np.testing.assert_allclose(seen, np.exp(every), atol=4 * np.sqrt(0.25 / len(drawn)))
 
 
+def test_the_likeliest_tokens_are_reported_beside_the_sampled_ones(subject: Any, model: Model) -> None:
+    warm = Sampling(max_tokens=6, ignore_eos=True, temperature=0.7, top_k=4, top_logprobs=4)
+    greedy = Sampling(max_tokens=6, ignore_eos=True, temperature=0.0, top_logprobs=1)
+    asked = [
+        Request(id=f"r{i}", prompt_ids=PROMPTS[i], sampling=how, n=2) for i, how in enumerate((warm, greedy, LONG))
+    ]
+    done = subject.run(generate, asked)
+    assert [c.top is None for c in done] == [False] * 4 + [True] * 2
+    for completion in done[:2]:
+        assert completion.top.ids.shape == completion.top.logprobs.shape == (6, 4)
+        assert (np.diff(completion.top.logprobs, axis=1) <= 0).all()
+        np.testing.assert_allclose(np.exp(completion.top.logprobs).sum(1), 1, atol=1e-5)  # all that top-k leaves
+        at = np.argwhere(completion.top.ids == completion.token_ids[:, None])[:, 1]
+        np.testing.assert_allclose(completion.top.logprobs[np.arange(6), at], completion.logprobs, atol=1e-5)
+    for completion in done[2:4]:
+        assert completion.top.ids[:, 0].tolist() == completion.token_ids.tolist()
+
+
+def test_tokens_are_shown_while_they_are_sampled(subject: Any) -> None:
+    def watch(engine: Any, asked: list[Request]) -> tuple[list[Any], list[Completion]]:
+        engine.add(asked)
+        seen, done, since = [], [], {("r0", 0): 0, ("r0", 1): 0}
+        while engine.unfinished:
+            done += engine.step()
+            new = engine.sampled(since)
+            since |= {(s.request, s.index): s.start + len(s.token_ids) for s in new}
+            seen += new
+        return seen, done
+
+    sampling = Sampling(max_tokens=12, ignore_eos=True, top_logprobs=2)
+    seen, done = subject.run(watch, [*requests(sampling, n=2, count=1), *requests(count=6)[1:]])
+    assert {s.request for s in seen} == {"r0"}
+    for index in (0, 1):
+        parts = [s for s in seen if s.index == index]
+        whole = next(c for c in done if (c.request, c.index) == ("r0", index))
+        assert [s.start for s in parts] == list(range(11))  # the twelfth comes with the completion
+        for name in ("token_ids", "logprobs", "versions"):
+            joined = np.concatenate([getattr(s, name) for s in parts])
+            assert joined.tolist() == getattr(whole, name)[:11].tolist()
+        assert np.concatenate([s.top.ids for s in parts]).tolist() == whole.top.ids[:11].tolist()
+
+
 def test_a_group_is_one_request(subject: Any) -> None:
     done = subject.run(generate, requests(n=8, count=2))
     assert [(c.request, c.index) for c in done] == [(r, i) for r in ("r0", "r1") for i in range(8)]
@@ -343,6 +385,7 @@ def test_temperature_zero_takes_the_likeliest(subject: Any, model: Model) -> Non
         ({"n": 0}, "n=0"),
         ({"sampling": Sampling(max_tokens=0)}, "max_tokens=0"),
         ({"sampling": Sampling(top_p=0.0)}, "top_p"),
+        ({"sampling": Sampling(top_logprobs=21)}, "top_logprobs must be 0 to 20"),
         ({"id": "r0"}, "'r0' is in use"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",

@@ -1,169 +1,279 @@
-"""Answers that are ended while weights change and go on afterwards, on real engines."""
+"""The gate before the engines: who waits, who is ended and goes on, and what an answer holds of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 
-from rlsdk.contracts import Completion, Model, Place, Request, Sampling
-from rlsdk.engines.actor import EngineActor
-from rlsdk.plugins import Plugins
-from rlsdk.rollout.client import EngineClient
-from rlsdk.rollout.codec import Codec
-from rlsdk.rollout.gate import Gate, joined
+import rlsdk
+from rlsdk.contracts import Completion, RewardSpec, Sampled, Sampling
+from rlsdk.engines.client import Answer
+from rlsdk.engines.gate import PausableClient, beginning
+from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.scoring.scorer import RewardTerm, Scorer
+from rlsdk.types import Group, Rollout, Score, Task
+from tests.rollout.codecs import plain
 
-PROMPT = np.array([17, 3, 18, 11])
-LONG = Sampling(max_tokens=200, ignore_eos=True)
-Body = Callable[[EngineClient, Codec, Any], Awaitable[Any]]
-
-
-class Remote:
-    """A method of an actor in this process, called as Ray calls it."""
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self.remote = method
-
-    def options(self, **_: Any) -> Remote:
-        return self
+PROMPT = np.array([5, 6])
+TASK = Task(id="t", prompt="3,5>8:")
 
 
-class Local:
-    """The actor around an engine, in this process."""
+class Engines:
+    """Writes 10, 11, 12, … one token a millisecond, of its present version; deaf to the first words to end."""
 
-    def __init__(self, actor: EngineActor) -> None:
-        self.owner = actor
-        self.generate = Remote(self._generate)
-        self.abort, self.load_weights = (
-            Remote(lambda *a, call=call: asyncio.ensure_future(call(*a))) for call in (actor.abort, actor.load_weights)
+    def __init__(self, *, deaf: int = 0) -> None:
+        self.version = self.aborts = 0
+        self.deaf = deaf
+        self.asked: list[tuple[list[int], Sampling, int | None, int]] = []
+        self._ends: list[asyncio.Event] = []
+
+    async def sample(
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
+        begun: int = 0,
+    ) -> Answer:
+        serial = str(len(self.asked))
+        self.asked.append((prompt.tolist(), sampling, seed, begun))
+        end = asyncio.Event()
+        self._ends.append(end)
+        versions: list[int] = []
+        while len(versions) < sampling.max_tokens and not end.is_set():
+            await asyncio.sleep(0.001)
+            versions.append(self.version)
+        count = len(versions)
+        done = Completion(
+            request=serial,
+            index=0,
+            token_ids=np.arange(10 + begun, 10 + begun + count),
+            logprobs=np.full(count, -0.5, np.float32),
+            versions=np.array(versions, np.int64),
+            finish="abort" if end.is_set() else "length",
         )
+        return Answer(done, "", 0)
 
-    async def _generate(self, requests: list[Request]) -> AsyncIterator[Awaitable[Any]]:
-        async for part in self.owner.generate(requests):
-            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            done.set_result(part)
-            yield done
-
-
-@pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.stack)])
-def play(request: pytest.FixtureRequest, model: Model) -> Iterator[Callable[[Body], Any]]:
-    """Runs a test on an engine that holds the folder's weights as version 0."""
-    codec = Codec(tiny.make_tokenizer())
-    vllm = request.getfixturevalue("vllm_engine").actor if request.param == "vllm" else None
-
-    async def main(body: Body) -> Any:
-        actor: Any = vllm
-        if actor is None:
-            actor = Local(EngineActor(Plugins().reference("engine", "transformers", {"max_num_seqs": 24})))
-            await actor.owner.start(model, Place(role="engine"))
-        await actor.load_weights.remote(tiny.original(model))
-        try:
-            return await asyncio.wait_for(body(EngineClient([actor], codec.decode), codec, actor), 60)
-        finally:
-            if vllm is None:
-                await actor.owner.stop()
-
-    yield lambda body: asyncio.run(main(body))
+    def abort(self) -> None:
+        self.aborts += 1
+        if self.aborts > self.deaf:
+            for end in self._ends:
+                end.set()
 
 
-async def interrupted(gate: Gate, actor: Any, model: Model, *, members: int, seed: int | None) -> list[Completion]:
-    """A group whose weights change while it is sampled."""
-    asked = [asyncio.ensure_future(gate.sample("g", PROMPT, LONG, seed=seed)) for _ in range(members)]
-    await asyncio.sleep(0.1)
-    assert not any(one.done() for one in asked)
-    async with gate.held(again=0.2):
-        await actor.load_weights.remote(tiny.changed(model, 1))
-    return [answer.completion for answer in await asyncio.gather(*asked)]
+def decode(ids: Any) -> list[str]:
+    return [" ".join(map(str, each.tolist())) for each in ids]
 
 
-@pytest.mark.parametrize("seed", [None, 7])
-def test_answers_go_on_with_new_weights_token_for_token(
-    play: Callable[[Body], Any], model: Model, seed: int | None
-) -> None:
-    async def body(client: EngineClient, codec: Codec, actor: Any) -> list[Completion]:
-        gate = Gate(client, codec.decode)
-        done = await interrupted(gate, actor, model, members=3, seed=seed)
-        assert gate.resumed == 3
-        assert gate.dropped == 0
-        return done
-
-    done = play(body)
-    reference = {0: tiny.original(model), 1: tiny.changed(model, 1)}
-    for completion in done:
-        assert len(completion.token_ids) == len(completion.logprobs) == len(completion.versions) == 200
-        assert set(completion.versions.tolist()) == {0, 1}
-        assert (np.diff(completion.versions) >= 0).all()
-        whole = np.concatenate([PROMPT, completion.token_ids])
-        for version, weights in reference.items():
-            own = completion.versions == version
-            expected = tiny.reference_logprobs(model, whole, weights)[len(PROMPT) - 1 :]
-            np.testing.assert_allclose(completion.logprobs[own], expected[own], atol=2e-4)
-    assert len({completion.token_ids.tobytes() for completion in done}) == 3
+def part(tokens: list[int], version: int = 0) -> Completion:
+    count = len(tokens)
+    arrays = {"token_ids": np.array(tokens), "logprobs": np.full(count, -0.5, np.float32)}
+    return Completion(request="b", index=0, versions=np.full(count, version), finish="abort", **arrays)
 
 
-def test_without_partial_rollouts_they_begin_anew_with_all_their_tokens(
-    play: Callable[[Body], Any], model: Model
-) -> None:
-    async def body(client: EngineClient, codec: Codec, actor: Any) -> tuple[Gate, list[Completion]]:
-        gate = Gate(client, codec.decode, partial=False)
-        return gate, await interrupted(gate, actor, model, members=2, seed=3)
+def play(body: Callable[[], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        return await asyncio.wait_for(body(), 5)
 
-    gate, done = play(body)
-    assert all(set(c.versions.tolist()) == {1} and len(c.token_ids) == 200 for c in done)
-    assert gate.dropped > 0
-    assert not np.array_equal(done[0].token_ids, done[1].token_ids)
+    return asyncio.run(main())
 
 
-def test_a_stop_string_is_found_where_it_begins_before_the_interruption(play: Callable[[Body], Any]) -> None:
-    async def body(client: EngineClient, codec: Codec, actor: Any) -> None:
-        gate = Gate(client, codec.decode)
-        whole = (await gate.sample("g", PROMPT, Sampling(temperature=0, max_tokens=40, ignore_eos=True))).completion
-        texts = codec.decode([whole.token_ids[i : i + 1] for i in range(40)])
-        cut = next(
-            i for i in range(1, 40) if "".join(texts).find(texts[i - 1] + texts[i]) == len("".join(texts[: i - 1]))
-        )
-        stops = Sampling(temperature=0, max_tokens=40, stop=(texts[cut - 1] + texts[cut],))
-        before = {name: getattr(whole, name)[:cut] for name in ("token_ids", "logprobs", "versions")}
-        begun = Completion(request="b", index=0, finish="abort", **before)
-        answer = await gate.sample("g", PROMPT, stops, begun=begun)
-        assert answer.completion.finish == "stop"
-        assert answer.completion.token_ids.tolist() == whole.token_ids[: cut + 1].tolist()
-        assert answer.text.endswith(stops.stop[0])
+def test_what_is_ended_goes_on_and_what_comes_meanwhile_waits() -> None:
+    async def body() -> None:
+        engines = Engines()
+        gate = PausableClient(engines, decode)
+        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60), seed=3))
+        await asyncio.sleep(0.02)
+        async with gate.held():
+            second = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=2)))
+            await asyncio.sleep(0.01)
+            assert len(engines.asked) == 1
+            engines.version = 1
+        one, two = (answer.completion for answer in await asyncio.gather(first, second))
+        assert one.token_ids.tolist() == list(range(10, 70))
+        assert sorted(set(one.versions.tolist())) == [0, 1]
+        assert (one.finish, two.finish) == ("length", "length")
+        count = int((one.versions == 0).sum())
+        prompt, sampling, seed, begun = engines.asked[1]
+        assert (prompt, begun) == ([5, 6, *range(10, 10 + count)], count)
+        assert sampling.max_tokens == 60 - count
+        assert seed not in (None, 3)
+        assert gate.resumed == 1
 
     play(body)
 
 
-def test_members_that_hold_the_same_beginning_and_seed_go_on_differently(play: Callable[[Body], Any]) -> None:
-    async def body(client: EngineClient, codec: Codec, actor: Any) -> None:
-        gate = Gate(client, codec.decode)
-        first = (await gate.sample("g", PROMPT, Sampling(max_tokens=3, ignore_eos=True), seed=5)).completion
-        short = Sampling(max_tokens=12, ignore_eos=True)
-        same = [Completion(request="b", index=i, **_arrays(first), finish="abort") for i in range(3)]
-        done = await asyncio.gather(*(gate.sample("g", PROMPT, short, seed=5, begun=one) for one in same))
-        rests = [answer.completion.token_ids[3:] for answer in done]
-        assert [len(rest) for rest in rests] == [9, 9, 9]
-        assert len({rest.tobytes() for rest in rests}) == 3
-        again = (await gate.sample("g", PROMPT, short, seed=5)).completion
-        assert all(not np.array_equal(rest, again.token_ids[:9]) for rest in rests)  # nor is the stream begun again
+@pytest.mark.parametrize("partial", [True, False])
+def test_a_watched_answer_that_is_ended_is_shown_as_one_or_not_at_all(partial: bool) -> None:
+    class Shown(Engines):
+        async def sample(self, *given: Any, watch: Any = None, begun: int = 0, **how: Any) -> Answer:
+            if watch is not None:
+                one = np.array([10 + begun])
+                arrays = {"token_ids": one, "logprobs": one - 10.5, "versions": one}
+                watch(Sampled(request="r", index=0, start=0, **arrays))
+            return await super().sample(*given, begun=begun, **how)
+
+    async def body() -> None:
+        seen: list[Sampled] = []
+        gate = PausableClient(Shown(), decode, partial=partial)
+        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60), watch=seen.append))
+        await asyncio.sleep(0.02)
+        async with gate.held():
+            pass
+        done = (await first).completion
+        assert [done.token_ids[s.start] for s in seen] == [s.token_ids[0] for s in seen]
+        assert [s.start for s in seen] == ([0, 0, len(seen[1].token_ids)] if partial else [])
 
     play(body)
 
 
-def _arrays(completion: Completion) -> dict[str, np.ndarray]:
-    return {name: getattr(completion, name) for name in ("token_ids", "logprobs", "versions")}
+def test_what_begins_anew_has_the_whole_of_its_tokens() -> None:
+    async def body() -> None:
+        engines = Engines()
+        gate = PausableClient(engines, decode, partial=False)
+        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60)))
+        await asyncio.sleep(0.02)
+        async with gate.held():
+            engines.version = 1
+        done = (await first).completion
+        assert done.versions.tolist() == [1] * 60
+        assert engines.asked[1][:2] == engines.asked[0][:2]
+        assert gate.dropped > 0
+        assert gate.resumed == 0
+
+    play(body)
 
 
-def test_two_parts_are_one_answer() -> None:
-    def part(tokens: list[int], version: int, finish: Any) -> Completion:
-        arrays = {"token_ids": np.array(tokens), "logprobs": -np.ones(len(tokens), np.float32)}
-        return Completion(request="r", index=1, versions=np.full(len(tokens), version), finish=finish, **arrays)
+def test_the_word_to_end_is_said_again_until_it_is_heard() -> None:
+    async def body() -> None:
+        engines = Engines(deaf=3)
+        gate = PausableClient(engines, decode)
+        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=10_000)))
+        await asyncio.sleep(0.01)
+        async with gate.held(again=0.01):
+            assert engines.aborts == 4
+        first.cancel()
 
-    both = joined(part([1, 2], 3, "abort"), part([4], 5, "length"))
-    assert both.token_ids.tolist() == [1, 2, 4]
-    assert both.versions.tolist() == [3, 3, 5]
-    assert both.logprobs.dtype == np.float32
-    assert both.finish == "length"
+    play(body)
+
+
+def test_engines_that_hear_nothing_do_not_hold_the_weights_up_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        engines = Engines(deaf=1000)
+        gate = PausableClient(engines, decode)
+        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60)))
+        await asyncio.sleep(0.01)
+        async with gate.held(again=0.01, patience=0.03):
+            engines.version = 1
+        assert set((await first).completion.versions.tolist()) == {0, 1}  # it went on where it was
+
+    play(body)
+    assert "1 requests did not end" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("begun", "finish"),
+    [
+        (part([10, 7]), "stop"),  # the text's own end
+        (part([10, 9]), "stop"),  # a token that ends it, by the request
+        (part([10, 55, 44, 12]), "stop"),  # a string that ends it
+        (part([10, 11, 12, 13, 14]), "length"),
+    ],
+)
+def test_an_answer_of_which_nothing_is_missing_is_not_sampled(begun: Completion, finish: str) -> None:
+    async def body() -> None:
+        engines = Engines()
+        sampling = Sampling(max_tokens=5, stop=("5 4",), stop_token_ids=(9,))
+        answer = await PausableClient(engines, decode, ends=[7]).sample("g", PROMPT, sampling, begun=begun)
+        assert answer.completion.finish == finish
+        assert answer.completion.token_ids.tolist() == begun.token_ids.tolist()
+        assert engines.asked == []
+
+    play(body)
+
+
+def test_interrupted_answers_are_handed_out_as_they_are_and_none_begins() -> None:
+    async def body() -> None:
+        engines = Engines()
+        gate = PausableClient(engines, decode)
+        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=500)))
+        await asyncio.sleep(0.02)
+        gate.interrupt()
+        done = (await first).completion
+        assert done.finish == "abort"
+        assert 0 < len(done.token_ids) < 500
+        late = (await gate.sample("g", PROMPT, Sampling())).completion
+        assert (late.finish, len(late.token_ids)) == ("abort", 0)
+        assert len(engines.asked) == 1
+        gate.release()
+        assert (await gate.sample("g", PROMPT, Sampling(max_tokens=3))).completion.finish == "length"
+
+    play(body)
+
+
+def test_of_one_answer_at_the_end_the_beginning_is_kept_of_several_turns_nothing() -> None:
+    def rollout(mask: list[bool]) -> Rollout:
+        count = len(mask)
+        return Rollout(TASK, (), range(count), mask, [-0.5] * count, [4 if m else -1 for m in mask], "aborted")
+
+    prompt, kept = beginning(rollout([False, False, True, True])) or (None, None)
+    assert prompt is not None and kept is not None
+    assert prompt.tolist() == [0, 1]
+    assert (kept.token_ids.tolist(), kept.versions.tolist()) == ([2, 3], [4, 4])
+    assert beginning(rollout([False, True, False, True])) is None
+    assert beginning(rollout([False, True, False])) is None
+    assert beginning(rollout([False, False])) is None
+
+
+@rlsdk.reward("counted")
+class Counted:
+    """Counts what it is asked to judge."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, rollout: Rollout) -> float:
+        self.asked += 1
+        return 1.0
+
+
+def group_of(gate: PausableClient, scored: Counted, before: Group | None, key: str) -> Awaitable[Group]:
+    setting = RolloutContext(codec=plain(), client=gate, sampling=Sampling(max_tokens=40), max_length=200)
+    producer = RolloutGenerator(
+        rlsdk.load("workflow", "single_turn"), Scorer([RewardTerm(RewardSpec("counted", 1.0), scored)]), seed=0
+    )
+    return producer.group(TASK, setting, 2, key, before=before)
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_a_group_goes_on_from_what_an_aborted_attempt_left(partial: bool) -> None:
+    async def body() -> None:
+        engines, scored = Engines(), Counted()
+        gate = PausableClient(engines, decode, partial=partial)
+        running = asyncio.ensure_future(group_of(gate, scored, None, "a"))
+        await asyncio.sleep(0.02)
+        gate.interrupt()
+        left = await running
+        assert [r.status for r in left.rollouts] == ["aborted", "aborted"]
+        assert not any(score.valid for score in left.scores)
+        assert scored.asked == 0  # nobody judges half an answer
+        whole = Rollout(TASK, (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
+        left = Group(TASK, (whole, left.rollouts[1]), (Score(0.5), left.scores[1]))
+        gate.release()
+        engines.version = 1
+        done = await group_of(gate, scored, left, "b")
+        assert done.rollouts[0] is whole
+        assert done.scores[0].value == 0.5
+        assert scored.asked == 1
+        versions = done.rollouts[1].policy_versions[done.rollouts[1].loss_mask]
+        assert len(versions) == 40
+        assert set(versions.tolist()) == ({0, 1} if partial else {1})
+
+    play(body)

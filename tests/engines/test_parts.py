@@ -14,7 +14,7 @@ import tiny
 import torch
 
 import rlsdk
-from rlsdk.contracts import Model, Place, Request, Sampling, Weights
+from rlsdk.contracts import ActorSpec, Model, Request, Sampling, Weights
 from rlsdk.engines.common import StopStrings, check_names, mix, spread, with_tied_head
 from rlsdk.engines.sampler import sample, uniforms
 from rlsdk.engines.vllm import Vllm
@@ -23,7 +23,7 @@ from rlsdk.engines.vllm_model import checkpoint_shapes
 from rlsdk.engines.vllm_worker import read_shared, share
 from rlsdk.errors import EngineError, OptionError
 
-CPU = Place(role="engine", threads=2, cpus=2, cache="cache", seed=5)
+CPU = ActorSpec(role="engine", threads=2, cpus=2, cache="cache", seed=5)
 GPU = attrs.evolve(CPU, device="cuda")
 MODEL = Model(path="folder", dtype="bfloat16", max_length=100)
 
@@ -150,6 +150,9 @@ def test_arguments_on_a_cpu() -> None:
     assert found["logprobs_mode"] == "processed_logprobs"
     assert found["max_num_seqs"] == 64
     assert "tensor_parallel_size" not in found and "enable_sleep_mode" not in found
+    assert "hf_overrides" not in found
+    exact = engine_arguments(attrs.evolve(MODEL, head_dtype="float32"), CPU, Vllm(args={"hf_overrides": {"a": 1}}))
+    assert exact["hf_overrides"] == {"a": 1, "head_dtype": "float32"}
     other = engine_arguments(MODEL, attrs.evolve(CPU, rank=1), Vllm())
     assert other["seed"] != found["seed"]
     assert 0 <= other["seed"] < 2**31
@@ -210,7 +213,7 @@ def test_environment_of_a_compiled_engine() -> None:
 def test_waiting_threads_sleep_where_others_need_the_cores(name: str) -> None:
     engine = rlsdk.load("engine", name)
     assert "OMP_WAIT_POLICY" not in engine.environment(CPU)
-    for busy in ({"world": 2}, {"colocated": False}):
+    for busy in ({"world_size": 2}, {"colocated": False}):
         assert engine.environment(attrs.evolve(CPU, **busy))["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
@@ -238,7 +241,7 @@ def test_engines_are_found_without_importing_what_they_run_on() -> None:
 
 
 def _generate(engine: Any, model: Model, asked: list[Request]) -> list[Any]:
-    engine.start(model, Place(role="engine"))
+    engine.start(model, ActorSpec(role="engine"))
     engine.add(asked)
     done = []
     while engine.unfinished:

@@ -11,15 +11,15 @@ import pytest
 import tiny
 
 import rlsdk
-from rlsdk.contracts import Model, Rule, Sampling
-from rlsdk.rollout.chat import Setting
-from rlsdk.rollout.client import EngineClient
-from rlsdk.rollout.codec import Codec
-from rlsdk.rollout.gate import Gate
-from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
-from rlsdk.rollout.producer import Producer
-from rlsdk.rollout.production import Pace, Production
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.contracts import Model, RewardSpec, Sampling
+from rlsdk.engines.client import EngineClient
+from rlsdk.engines.gate import PausableClient
+from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.lifecycle import TaskLedger, TaskRecord, TaskStatus
+from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.rollout.production import RolloutScheduler, StalenessPolicy
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Group, Rollout, Task
 
 pytestmark = pytest.mark.stack
@@ -64,20 +64,22 @@ def test_whatever_pauses_every_group_is_made_once_of_whole_answers(
     async def body() -> None:
         actor = vllm_engine.actor
         await actor.load_weights.remote(tiny.original(model))
-        rng, codec, judged, sums = random.Random(3), Codec(tiny.make_tokenizer()), Judged(), Sums()
-        gate = Gate(EngineClient([actor], codec.decode), codec.decode, partial=partial)
+        rng, codec, judged, sums = random.Random(3), ChatTokenizer(tiny.make_tokenizer()), Judged(), Sums()
+        gate = PausableClient(EngineClient([actor], codec.decode), codec.decode, partial=partial)
         sampling = Sampling(max_tokens=TOKENS, ignore_eos=True)
-        setting = Setting(codec=codec, client=gate, sampling=sampling, max_length=128)
-        scorer = Scorer([Part(Rule("judged", 1.0), judged)])
-        producer = Producer(rlsdk.load("workflow", "single_turn"), scorer, seed=5)
+        setting = RolloutContext(codec=codec, client=gate, sampling=sampling, max_length=128)
+        scorer = Scorer([RewardTerm(RewardSpec("judged", 1.0), judged)])
+        producer = RolloutGenerator(rlsdk.load("workflow", "single_turn"), scorer, seed=5)
 
-        async def make(ticket: Ticket) -> Group:
+        async def make(ticket: TaskRecord) -> Group:
             key = f"task {ticket.number}.{ticket.attempts}"
             return await producer.group(ticket.task, setting, MEMBERS, key, before=ticket.group)
 
-        book = Lifecycle(sums.names)
-        production = Production(book, Pace(ahead=1, limit=99), batch=BATCH, streams=sums, make=make, valve=gate)
-        taken: list[Ticket] = []
+        book = TaskLedger(sums.names)
+        production = RolloutScheduler(
+            book, StalenessPolicy(ahead=1, limit=99), batch=BATCH, streams=sums, make=make, valve=gate
+        )
+        taken: list[TaskRecord] = []
         for step in range(STEPS):
             for _ in range(2):
                 waiting = asyncio.ensure_future(production.take(step))
@@ -87,7 +89,7 @@ def test_whatever_pauses_every_group_is_made_once_of_whole_answers(
                 waiting.cancel()
                 await production.pause(10.0, again=0.2)
                 assert book.counts("sums").scheduled == 0
-                for ticket in book.tickets("sums", State.ABORTED):
+                for ticket in book.tickets("sums", TaskStatus.ABORTED):
                     assert ticket.group is not None  # nobody had to be cancelled
                     assert any(rollout.status == "aborted" for rollout in ticket.group.rollouts)
             groups = waiting.result() if waiting.done() and not waiting.cancelled() else await production.take(step)
@@ -98,7 +100,7 @@ def test_whatever_pauses_every_group_is_made_once_of_whole_answers(
                 versions = rollout.policy_versions[rollout.loss_mask].tolist()
                 assert versions == sorted(versions)
                 assert partial or rollout.policy_versions.max() <= step
-            production.settle(groups, [State.TRAINED] * len(groups))
+            production.settle(groups, [TaskStatus.TRAINED] * len(groups))
             async with gate.held(again=0.2):
                 await actor.load_weights.remote(tiny.changed(model, step + 1))
         await production.pause(10.0, again=0.2)

@@ -14,11 +14,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 import tiny
 
-from rlsdk.contracts import Completion, Model, Place, Request, Sampling
+from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampling
 from rlsdk.plugins import load
 
 pytestmark = pytest.mark.gpu
-PLACE = Place(role="engine", device="cuda")
+PLACE = ActorSpec(role="engine", device="cuda")
 PROMPTS = [np.array([20 + i, 7, 30, 3, 40 + i][i % 3 :]) for i in range(6)]
 LONG = Sampling(max_tokens=12, ignore_eos=True)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from rlsdk.engines.heads import ExactHead
 from rlsdk.learners.head import token_logprobs
 
 pytestmark = pytest.mark.gpu
@@ -69,3 +70,20 @@ def test_an_eighth_of_the_memory(backward: bool, work: Callable[..., None]) -> N
         return torch.cuda.max_memory_allocated() - before - gradients
 
     assert peak(chunked) <= peak(naive) / 8
+
+
+def test_a_float32_head_beside_bfloat16_weights() -> None:
+    """The learner's and the engine's, which sums in float32 without a float32 copy of the weight, against float64."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(512, 4096, device="cuda", dtype=torch.bfloat16)
+    hidden = 8 * torch.randn(3, 64, 512, device="cuda", dtype=torch.bfloat16)
+    targets = torch.randint(4096, (192,), device="cuda")
+    expected = torch.nn.functional.linear(hidden.double(), linear.weight.double(), linear.bias.double())
+    logprobs = expected.view(192, -1).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    logits = ExactHead(linear)(hidden)
+    assert (logits.dtype, logits.shape) == (torch.float32, (3, 64, 4096))
+    torch.testing.assert_close(logits.double(), expected, atol=1e-4, rtol=1e-5)
+    flat = hidden.view(192, -1)
+    found = [token_logprobs(flat, linear.weight, targets, bias=linear.bias, exact=exact)[0] for exact in (True, False)]
+    near, far = ((each.double() - logprobs).abs().max().item() for each in found)
+    assert near < 1e-4 < 1e-3 < far

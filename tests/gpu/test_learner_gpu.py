@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rlsdk.batch import LossInputs
-from rlsdk.components import policy_loss
-from rlsdk.contracts import LossSpec, Model, Place, Roles, TrainBatch
+from rlsdk.contracts import ActorSpec, LossSpec, Model, Roles, TrainBatch
 from rlsdk.learners.head import token_logprobs
+from rlsdk.marks import policy_loss
 
 pytestmark = pytest.mark.gpu
 
@@ -102,7 +102,7 @@ def test_updates_on_deepspeed(dtype: str, stage: int, folder: Path, tmp_path: Pa
     from rlsdk.learners.deepspeed import DeepSpeedLearner
     from rlsdk.plugins import Plugins
 
-    place = Place(role="learner", device="cuda", cache=str(tmp_path))
+    place = ActorSpec(role="learner", device="cuda", cache=str(tmp_path))
     learner = DeepSpeedLearner(lr=1e-3, zero_stage=stage, micro_batch_tokens=256)  # type: ignore[arg-type]
     os.environ.update(learner.environment(place))
     model = Model(path=str(folder), dtype=dtype)  # type: ignore[arg-type]

@@ -134,7 +134,7 @@ def cluster() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def launch(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Give a learner on so many ranks, started anew with these options; the processes are shared by all tests."""
-    from rlsdk.contracts import Place, Roles
+    from rlsdk.contracts import ActorSpec, Roles
     from rlsdk.learners.group import LearnerGroup
     from rlsdk.plugins import Plugins
 
@@ -149,7 +149,7 @@ def launch(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         if world in groups and not groups[world].ended and not fresh:
             groups[world].start(reference, roles, loss, total)
             return groups[world]
-        place = Place(role="learner", world=world, cpus=2, seed=3)
+        place = ActorSpec(role="learner", world_size=world, cpus=2, seed=3)
         logs = folder / f"{world}-{time.time_ns()}"
         group = LearnerGroup.launch(reference, roles, loss, place, total_updates=total, cpus=0.5, log_dir=logs)
         if not fresh:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from rlsdk.batch import AGGREGATIONS, LossInputs, Totals, aggregate
-from rlsdk.components import correction, policy_loss
 from rlsdk.contracts import LossSpec, Model, Roles, TrainBatch
 from rlsdk.learners.microbatch import plan, split
 from rlsdk.learners.rows import read_lengths
+from rlsdk.marks import correction, policy_loss
 from rlsdk.plugins import Plugins
 
 pytestmark = pytest.mark.stack

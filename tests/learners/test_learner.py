@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -15,9 +17,9 @@ import pytest
 import torch
 
 from rlsdk.batch import LossInputs
-from rlsdk.components import policy_loss
 from rlsdk.contracts import LossSpec, Model, Roles, TrainBatch, Weights
 from rlsdk.errors import CheckpointError, LearnerError
+from rlsdk.marks import policy_loss
 from rlsdk.plugins import Plugins
 
 pytestmark = pytest.mark.stack
@@ -107,6 +109,15 @@ def test_logprobs_are_those_of_transformers(
             assert found[name].dtype == np.float32
             np.testing.assert_allclose(found[name], values, atol=2e-5, err_msg=name)
     assert list(group.logprobs(batch, "actor", ["entropy"])) == ["entropy"]
+
+
+def test_a_token_that_is_all_but_impossible_has_a_logprob_of_minus_1000(
+    tied: Model, launch: Launch, make_batch: Make
+) -> None:
+    """Sums over a rollout, rewards that charge a KL and reported losses stay numbers."""
+    group = launch(1, Roles(actor=tied, reference=tied), spec(temperature=1e-30))
+    for role in ("actor", "reference"):
+        assert group.logprobs(make_batch(4), role)["logprobs"].min() == -1000
 
 
 def test_the_canary_is_at_temperature_one(tied: Model, launch: Launch) -> None:
@@ -201,6 +212,71 @@ def test_a_resumed_run_is_the_one_left_alone(
     assert same(weights, group.fetch_weights(4))
 
 
+def save_pickled(self: Any, folder: Path) -> None:
+    """Save a learner's state as rlsdk 0.1 did: by DeepSpeed, in pickles."""
+    from rlsdk.learners import shards
+
+    learner = self._learner
+    for role, trained in learner._trained.items():
+        state = {"updates": trained.updates, "skipped": trained.skipped}
+        if role == "actor":
+            state["memory"] = learner._updates.objective.state()
+        trained.engine.save_checkpoint(str(folder), tag=role, client_state=state, save_latest=False)
+    learner._ranks.gather(None)
+    shards.write_manifest(folder, learner._ranks.rank, learner._ranks.world, learner._facts)
+    learner._ranks.gather(None)
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.write_text, (self.path, "executed")
+
+
+@pytest.mark.usefixtures("forgiving")
+@pytest.mark.parametrize(
+    ("world", "stage", "dtype"), [(1, 0, "float"), (1, 1, "bfloat"), (2, 2, "float"), (2, 3, "float")]
+)
+def test_pickles_of_an_earlier_version_are_read_and_never_executed(
+    world: int, stage: int, dtype: str, tied: Model, bfloat: Model, launch: Launch, make_batch: Make, tmp_path: Path
+) -> None:
+    """What they lead to is what safetensors lead to; one that would run code is refused, although its hash matches."""
+    import ray
+
+    from rlsdk.learners.shards import write_manifest
+
+    batch, model = make_batch(10), tied if dtype == "float" else bfloat
+    roles, options = Roles(actor=model, critic=model if stage == 2 else None), {"zero_stage": stage, **LR}
+    old, new, trace = tmp_path / "old", tmp_path / "new", tmp_path / "trace"
+    group = launch(world, roles, spec(value_clip=0.2), **options)
+    group.update(batch, halves(batch), 0)
+    group.save(new)
+    ray.get([actor.__ray_call__.remote(save_pickled, old) for actor in group.actors])
+    found = []
+    for folder in (old, new):
+        group = launch(world, roles, spec(value_clip=0.2), **options)
+        group.load(folder)
+        found.append((group.update(batch, halves(batch), 1), group.fetch_weights(2)))
+    assert found[0][0] == found[1][0] and same(found[0][1], found[1][1])
+    assert not list(new.rglob("*.pt")) and not list(new.rglob("*.py"))
+
+    facts = json.loads((old / "manifest-0.json").read_text())["facts"]
+    for folder in (old, new):
+        for file in [f for f in folder.rglob("*") if f.suffix in (".pt", ".safetensors")]:
+            content = file.read_bytes()
+            torch.save(Bomb(trace), file)
+            for rank in range(world):
+                write_manifest(folder, rank, world, facts)
+            with pytest.raises(CheckpointError, match=re.escape(file.name)):
+                group.load(folder)
+            file.write_bytes(content)
+    assert not trace.exists()
+
+
 @pytest.fixture
 def forgiving(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks outlive a failure that leaves them whole."""
@@ -213,7 +289,7 @@ def test_a_changed_shard_is_not_opened(tied: Model, launch: Launch, make_batch: 
     group = launch(1, Roles(actor=tied), spec(), **LR)
     group.update(batch, everything(batch), 0)
     group.save(folder)
-    shard = next(folder.glob("actor/*optim_states.pt"))
+    shard = folder / "actor" / "optimizer-0.safetensors"
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
@@ -280,15 +356,87 @@ def test_demonstrations_need_no_advantages(tied: Model, launch: Launch, make_bat
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize(("stage", "which"), [(0, "tied"), (1, "tied"), (2, "tied"), (3, "tied"), (1, "bfloat")])
-def test_a_gradient_that_is_not_finite_ends_the_run(
-    stage: int, which: str, launch: Launch, make_batch: Make, request: pytest.FixtureRequest
+def poisoned(batch: TrainBatch, name: str = "advantages") -> TrainBatch:
+    """One trained token, of one rollout, whose value is infinite."""
+    values = batch.tokens[name].copy()
+    values[np.flatnonzero(batch.loss_mask)[-1]] = np.inf
+    return batch.with_tokens(**{name: values})
+
+
+SKIPS = [
+    (1, "tied", {"zero_stage": 0}),
+    (1, "tied", {"zero_stage": 1}),
+    (2, "tied", {"zero_stage": 2}),
+    (2, "tied", {"zero_stage": 3}),
+    (1, "bfloat", {"zero_stage": 1}),
+    (1, "tied", {"zero_stage": 3, "offload": "all"}),
+]
+
+
+@pytest.mark.parametrize(("world", "which", "options"), SKIPS)
+def test_an_update_whose_gradient_is_not_finite_leaves_no_trace(
+    world: int, which: str, options: Any, launch: Launch, make_batch: Make, request: pytest.FixtureRequest
+) -> None:
+    """Weights, moments and schedule after good, bad, good are those after good, good, whichever rank it was."""
+    first, second, roles = make_batch(6), make_batch(6, seed=1), Roles(actor=request.getfixturevalue(which))
+    options = {**options, "schedule": "linear", "warmup_steps": 1, **LR}
+    calm = launch(world, roles, spec(), **options)
+    expected = [calm.update(batch, everything(batch), step) for step, batch in enumerate((first, second))]
+    weights = calm.fetch_weights(2)
+    group = launch(world, roles, spec(), **options)
+    assert group.update(first, everything(first), 0) == expected[0]
+    assert group.update(poisoned(first), everything(first), 1) == {"actor/skipped_updates": 1.0}
+    assert group.update(second, everything(second), 2) == expected[1]
+    assert same(group.fetch_weights(2), weights)
+
+
+def test_of_one_batch_the_good_updates_are_done_and_the_bad_ones_counted(
+    tied: Model, launch: Launch, make_batch: Make
+) -> None:
+    batch = poisoned(make_batch(8))
+    bad = int(np.flatnonzero(batch.loss_mask)[-1])
+    owner = int(np.searchsorted(np.cumsum(batch.responses), bad, side="right"))
+    others = np.setdiff1d(np.arange(8), [owner])
+    group = launch(1, Roles(actor=tied), spec(), **LR)
+    metrics = group.update(batch, [others, np.array([owner]), others], 0)
+    assert metrics["actor/skipped_updates"] == 1.0
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_a_critic_skips_alone(tied: Model, launch: Launch, make_batch: Make) -> None:
+    batch = poisoned(make_batch(6), "returns")
+    group = launch(1, Roles(actor=tied, critic=tied), spec(), **LR)
+    metrics = group.update(batch, everything(batch), 0)
+    assert (metrics["actor/skipped_updates"], metrics["critic/skipped_updates"]) == (0.0, 1.0)
+    assert metrics["actor/grad_norm"] > 0 and "critic/loss" not in metrics
+
+
+def test_too_many_skipped_updates_in_a_row_end_the_run(
+    tied: Model, launch: Launch, make_batch: Make, tmp_path: Path
 ) -> None:
     import ray
 
-    batch = attrs.evolve(make_batch(6), tokens={})  # a loss that reads advantages nobody gave
-    group = launch(1, Roles(actor=request.getfixturevalue(which)), spec(simple), zero_stage=stage, **LR)
-    with pytest.raises(LearnerError, match="gradient of optimiser step 1 is not finite"):
+    batch, options = make_batch(6), {"skip_limit": 2, **LR}
+    bad = poisoned(batch)
+    group = launch(1, Roles(actor=tied), spec(), **options)
+    for part in (bad, bad, batch, bad, bad):  # one that is done begins the count anew
+        group.update(part, everything(part), 0)
+    group.save(tmp_path)
+    group = launch(1, Roles(actor=tied), spec(), **options)
+    group.load(tmp_path)
+    told = (
+        r"the actor's gradient was not finite in 3 updates in a row \(optimiser step 2\); learner.skip_limit allows 2"
+    )
+    with pytest.raises(LearnerError, match=told):
+        ray.get(group.actors[0].call.remote("update", [(bad, 10, 5)], 0))
+
+
+def test_a_loss_whose_advantages_nobody_computed_ends_the_run(tied: Model, launch: Launch, make_batch: Make) -> None:
+    import ray
+
+    batch = attrs.evolve(make_batch(6), tokens={})
+    group = launch(1, Roles(actor=tied), spec(simple), skip_limit=0, **LR)
+    with pytest.raises(LearnerError, match="not finite in 1 updates in a row"):
         ray.get(group.actors[0].call.remote("update", [(batch, 10, 5)], 0))
 
 

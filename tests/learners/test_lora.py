@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from rlsdk.batch import LossInputs, Totals
-from rlsdk.components import policy_loss
 from rlsdk.contracts import Adapter, GivesAdapter, LossSpec, Model, Roles, TrainBatch, Weights
 from rlsdk.errors import CheckpointError, LearnerError, OptionError
 from rlsdk.learners.deepspeed import DeepSpeedLearner
@@ -20,6 +19,7 @@ from rlsdk.learners.lora import Lora, merged, wrap
 from rlsdk.learners.microbatch import plan, split
 from rlsdk.learners.model import load_policy
 from rlsdk.learners.rows import read_lengths
+from rlsdk.marks import policy_loss
 from rlsdk.plugins import Plugins
 from rlsdk.weights import from_weights
 
@@ -221,7 +221,7 @@ def test_checkpoints_hold_no_base(untied: Model, launch: Launch, make_batch: Mak
         group = launch(1, Roles(actor=untied), spec(), **setting)
         group.update(make_batch(4), everything(make_batch(4)), 0)
         group.save(tmp_path / name)
-        sizes[name] = sum(file.stat().st_size for file in (tmp_path / name).rglob("*.pt"))
+        sizes[name] = sum(file.stat().st_size for file in (tmp_path / name).rglob("*.safetensors"))
     assert sizes["lora"] < 0.2 * sizes["whole"]
 
 
@@ -324,6 +324,7 @@ def test_what_engines_may_be_sent() -> None:
     assert DeepSpeedLearner(lora=Lora(sync="merged")).adapter is None
     assert DeepSpeedLearner(lora=Lora()).requires == ("peft",)
     assert DeepSpeedLearner().requires == ()
+    assert DeepSpeedLearner(attention="flash_attention_2", rows="packed").requires == ("flash-attn",)
 
 
 def test_merging_by_hand_leaves_the_base_alone() -> None:

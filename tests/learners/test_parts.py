@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from rlsdk.batch import LossInputs, Totals
-from rlsdk.components import correction, policy_loss
-from rlsdk.contracts import LossSpec, Model, Place, TrainBatch
+from rlsdk.contracts import ActorSpec, LossSpec, Model, TrainBatch
 from rlsdk.errors import CheckpointError, LearnerError, MissingFieldError, OptionError
-from rlsdk.learners.metrics import Tally
+from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.model import Critic, check_layers, load_critic, load_policy
-from rlsdk.learners.objective import Moment, Objective, critic_loss, needs_reference, value_loss
+from rlsdk.learners.objective import Objective, UpdateContext, critic_loss, needs_reference, value_loss
 from rlsdk.learners.rows import empty_rows, to_rows
-from rlsdk.learners.shards import check_manifest, write_manifest
+from rlsdk.learners.shards import check_manifest, find_damage, write_manifest
 from rlsdk.learners.zero import schedule
+from rlsdk.marks import correction, policy_loss
 from rlsdk.plugins import Plugins, load
 
 Make = Callable[..., TrainBatch]
@@ -31,10 +31,10 @@ def bind(loss: Any, **changes: Any) -> Objective:
     return Objective(LossSpec(policy_loss=HERE.reference("policy_loss", loss), **changes))
 
 
-def moment(batch: TrainBatch, **changes: Any) -> Moment:
+def moment(batch: TrainBatch, **changes: Any) -> UpdateContext:
     segments = torch.from_numpy(np.repeat(np.arange(len(batch)), batch.responses))
     totals = Totals.of(torch.from_numpy(batch.loss_mask), segments)
-    return Moment(**{"update": 0, "updates": 1, "totals": totals, "seed": 0, **changes})
+    return UpdateContext(**{"update": 0, "updates": 1, "totals": totals, "seed": 0, **changes})
 
 
 def logprobs_of(batch: TrainBatch) -> torch.Tensor:
@@ -188,7 +188,7 @@ class TestObjective:
         batch = make_batch(5)
         changes = {"kl": HERE.reference("kl", "k2"), "kl_coef": 2.0, "entropy_coef": 0.5}
         objective = bind(constant, correction=HERE.reference("correction", half), **changes)
-        now, tally = logprobs_of(batch), Tally()
+        now, tally = logprobs_of(batch), MetricAccumulator()
         entropy = torch.full_like(now, 1.5)
         found = objective(objective.inputs(batch, now, entropy, moment(batch)), moment(batch).totals, tally)
         mask = batch.loss_mask
@@ -207,11 +207,61 @@ class TestObjective:
         assert objective.entropy == "gradient"
         assert bind(constant).entropy == "value"
 
+    def test_metrics_of_the_gap_keep_their_digits(self, make_batch: Make) -> None:
+        batch, tally = make_batch(5), MetricAccumulator()
+        old = (batch.tokens["old_logprobs"] * 0).astype(np.float32)
+        batch = batch.with_tokens(old_logprobs=old, behaviour_logprobs=old)
+        now = torch.full((len(old),), 1e-4).requires_grad_()
+        objective = bind(constant)
+        objective(objective.inputs(batch, now, None, moment(batch)), moment(batch).totals, tally)
+        for name in ("actor/kl_to_old", "actor/kl_to_behaviour"):
+            assert tally.means()[name] == pytest.approx(5e-9, rel=1e-3)
+
+    def test_a_token_that_the_engine_ruled_out_leaves_metrics_numbers(self, make_batch: Make) -> None:
+        batch, tally = make_batch(5), MetricAccumulator()
+        sampled = batch.tokens["behaviour_logprobs"].copy()
+        sampled[np.flatnonzero(batch.loss_mask)[0]] = -np.inf
+        batch = batch.with_tokens(behaviour_logprobs=sampled)
+        objective = bind(constant)
+        objective(objective.inputs(batch, logprobs_of(batch), None, moment(batch)), moment(batch).totals, tally)
+        assert np.isfinite(tally.means()["actor/kl_to_behaviour"])
+
     def test_a_component_reads_what_it_declared(self, make_batch: Make) -> None:
         batch = make_batch(4)
         objective = bind(reads_too_much)
         with pytest.raises(MissingFieldError, match="ref_logprobs was not computed"):
-            objective(objective.inputs(batch, logprobs_of(batch), None, moment(batch)), moment(batch).totals, Tally())
+            objective(
+                objective.inputs(batch, logprobs_of(batch), None, moment(batch)),
+                moment(batch).totals,
+                MetricAccumulator(),
+            )
+
+    def test_losses_are_told_the_time_whatever_they_declare(self, make_batch: Make) -> None:
+        batch = make_batch(4)
+        objective = bind(constant, train_steps=9)
+        when = moment(batch, update=1, updates=2, train_step=7, updates_done=15)
+        x = objective.inputs(batch, logprobs_of(batch), None, when).only(())
+        assert (x.step, x.of_steps, x.train_step, x.train_steps, x.update) == (1, 2, 7, 9, 15)
+
+    @pytest.mark.parametrize("aggregate", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+    def test_mix_weighs_the_experts_part_as_the_aggregation_divides(self, make_batch: Make, aggregate: str) -> None:
+        batch = make_batch(6, expert=np.array([True, False, True, False, False, False]))
+        objective = Objective(
+            LossSpec(policy_loss=HERE.reference("policy_loss", "mix", {"mu": 1.0}), aggregate=aggregate)
+        )
+        now = logprobs_of(batch)
+        found = objective(objective.inputs(batch, now, None, moment(batch)), moment(batch).totals, MetricAccumulator())
+        ends = np.cumsum(batch.responses)
+        losses = [-now.detach().numpy()[end - n : end][batch.loss_mask[end - n : end]]
+                  for end, n, expert in zip(ends, batch.responses, batch.rollouts["expert"], strict=True)
+                  if expert]  # fmt: skip
+        losses = [loss for loss in losses if len(loss)]  # a rollout that is not trained counts nowhere
+        by_hand = {
+            "token-mean": np.concatenate(losses).mean(),
+            "seq-mean-token-mean": np.mean([loss.mean() for loss in losses]),
+            "seq-mean-token-sum": np.mean([loss.sum() for loss in losses]),
+        }
+        assert found.item() == pytest.approx(by_hand[aggregate], rel=1e-5)
 
     def test_a_mean_is_refused(self, make_batch: Make) -> None:
         batch = make_batch(4)
@@ -219,7 +269,11 @@ class TestObjective:
         with pytest.raises(
             LearnerError, match=r"policy_loss 'mean' gave shape \(\); expected \(\d+,\), one value per token"
         ):
-            objective(objective.inputs(batch, logprobs_of(batch), None, moment(batch)), moment(batch).totals, Tally())
+            objective(
+                objective.inputs(batch, logprobs_of(batch), None, moment(batch)),
+                moment(batch).totals,
+                MetricAccumulator(),
+            )
 
     def test_kl_without_an_estimator(self) -> None:
         with pytest.raises(LearnerError, match="name one, such as kl: k3"):
@@ -252,12 +306,12 @@ class TestObjective:
         batch = make_batch(3).with_tokens()
         batch.tokens.pop("returns")  # type: ignore[attr-defined]
         with pytest.raises(LearnerError, match="the critic learns from returns"):
-            critic_loss(batch, torch.zeros(len(batch.loss_mask)), None, Totals(1, 1), Tally())
+            critic_loss(batch, torch.zeros(len(batch.loss_mask)), None, Totals(1, 1), MetricAccumulator())
 
 
 class TestTally:
     def test_parts_add_up(self) -> None:
-        whole, left, right = Tally(), Tally(), Tally()
+        whole, left, right = MetricAccumulator(), MetricAccumulator(), MetricAccumulator()
         values, mask = torch.arange(6.0), torch.tensor([True, False, True, True, False, True])
         whole.add_tokens("x", values, mask)
         whole.add_tokens("x_max", values, mask)
@@ -269,7 +323,7 @@ class TestTally:
         assert left.means() == whole.means() == {"x": 2.5, "x_max": 5.0, "x_min": 0.0}
 
     def test_nothing_trained_adds_nothing(self) -> None:
-        tally = Tally()
+        tally = MetricAccumulator()
         tally.add_tokens("x_max", torch.ones(2), torch.zeros(2, dtype=torch.bool))
         assert tally.means() == {}
 
@@ -314,6 +368,33 @@ class TestShards:
         for fault in self.check(tmp_path):
             assert fault == "missing ['c.pt'], not in the manifest ['d.pt']"
 
+    def test_one_process_finds_what_any_rank_would(self, tmp_path: Path) -> None:
+        self.write(tmp_path)
+        assert find_damage(tmp_path) == ""
+        (tmp_path / "actor/b.pt").write_text("other")
+        assert find_damage(tmp_path) == "changed since they were written: actor/b.pt"
+        (tmp_path / "c.pt").unlink()
+        assert "missing ['c.pt']" in find_damage(tmp_path)
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "{}",
+            "null",
+            "[]",
+            '{"world": 2, "facts": {}, "files": null}',
+            '{"world": true, "facts": {}, "files": {}}',
+            '{"world": 2, "facts": {}, "files": {"c.pt": 1}}',
+        ],
+    )
+    def test_a_manifest_of_wrong_shape_is_named_with_its_file(self, tmp_path: Path, content: str) -> None:
+        self.write(tmp_path)
+        file = tmp_path / "manifest-0.json"
+        file.write_text(content)
+        for check in (lambda: self.check(tmp_path), lambda: find_damage(tmp_path)):
+            with pytest.raises(CheckpointError, match=f"{file} is not a manifest: expected .*files"):
+                check()
+
     def test_other_set_ups_are_refused(self, tmp_path: Path) -> None:
         self.write(tmp_path)
         with pytest.raises(CheckpointError, match="ranks 2 there, 1 here; stage 1 there, 3 here"):
@@ -345,15 +426,15 @@ class TestOptions:
 
     def test_the_environment_follows_the_place(self) -> None:
         learner = load("learner", "deepspeed")
-        alone = learner.environment(Place(role="learner", threads=2, cpus=2, cache="/c"))
+        alone = learner.environment(ActorSpec(role="learner", threads=2, cpus=2, cache="/c"))
         assert alone["OMP_NUM_THREADS"] == "2"
         assert alone["DS_ACCELERATOR"] == "cpu"
         assert alone["TORCH_EXTENSIONS_DIR"] == "/c/extensions"
         assert "OMP_WAIT_POLICY" not in alone
         assert alone["TORCHDYNAMO_DISABLE"] == "1"
-        compiling = load("learner", "deepspeed", compile=True).environment(Place(role="learner", threads=2, cpus=2))
+        compiling = load("learner", "deepspeed", compile=True).environment(ActorSpec(role="learner", threads=2, cpus=2))
         assert "TORCHDYNAMO_DISABLE" not in compiling
-        crowded = learner.environment(Place(role="learner", rank=1, world=2, threads=2, cpus=2))
+        crowded = learner.environment(ActorSpec(role="learner", rank=1, world_size=2, threads=2, cpus=2))
         assert (crowded["RANK"], crowded["WORLD_SIZE"], crowded["LOCAL_RANK"]) == ("1", "2", "1")
         assert crowded["OMP_WAIT_POLICY"] == "PASSIVE"
-        assert learner.environment(Place(role="learner", rank=1, world=2, device="cuda"))["LOCAL_RANK"] == "0"
+        assert learner.environment(ActorSpec(role="learner", rank=1, world_size=2, device="cuda"))["LOCAL_RANK"] == "0"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rlsdk
-from rlsdk.contracts import Model, Place, Roles, TrainBatch
+from rlsdk.contracts import ActorSpec, Model, Roles, TrainBatch
 from rlsdk.errors import LearnerError, OptionError
 from rlsdk.learners.microbatch import plan
 from rlsdk.learners.rows import read_lengths
@@ -198,7 +198,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
 def test_ranks_that_cannot_be_grouped_are_refused_before_they_start() -> None:
     learner = rlsdk.load("learner", "deepspeed", sequence_parallel=2)
     with pytest.raises(LearnerError, match="as many learner ranks, or a multiple of them; got 3, change"):
-        learner.environment(Place(role="learner", world=3))
+        learner.environment(ActorSpec(role="learner", world_size=3))
     with pytest.raises(OptionError, match="sequence_parallel"):
         rlsdk.load("learner", "deepspeed", sequence_parallel=0)
 

@@ -84,7 +84,7 @@ def test_it_conforms(rlsdk):
 
 
 def test_explain_resolves_it(rlsdk, config):
-    found = json.loads(rlsdk("explain", config, "--json").stdout)
+    found = json.loads(rlsdk("explain", config, "--json").stdout)["plan"]
     assert found["rollouts"]["rewards"] == ["1 × reasoning_gym/score(partial=false)"]
     assert found["plugins"]["reasoning_gym"].startswith("rlsdk-reasoning-gym 0.1.0 ")
 

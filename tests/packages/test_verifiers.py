@@ -112,7 +112,7 @@ def test_explain_resolves_it(rlsdk, tmp_path):
         "placement": {"device": "cpu"},
     }
     (tmp_path / "vf.yaml").write_text(yaml.safe_dump(config))
-    found = json.loads(rlsdk("explain", "vf.yaml", "--json", timeout=120).stdout)
+    found = json.loads(rlsdk("explain", "vf.yaml", "--json", timeout=120).stdout)["plan"]
     assert found["rollouts"]["workflow"] == "verifiers/workflow"
     assert found["plugins"]["verifiers"].startswith("rlsdk-verifiers 0.1.0 ")
 

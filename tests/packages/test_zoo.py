@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 ZOO = Path(__file__).resolve().parents[2] / "plugins" / "rlsdk-zoo"
+ALGORITHMS = ["zoo/chord_mu", "zoo/dppo", "zoo/kimi", "zoo/mix_chord", "zoo/rec", "zoo/sppo", "zoo/vespo"]
 NAMES = ["zoo/dppo", "zoo/kimi", "zoo/mix_chord", "zoo/rec", "zoo/sppo", "zoo/vespo"]
 CONFIG = {
     "name": "zoo",
@@ -47,8 +48,8 @@ def test_it_is_listed_from_metadata(rlsdk):
 def test_it_shows_losses_and_algorithms(rlsdk):
     found = json.loads(rlsdk("plugins", "zoo", "--json").stdout)
     assert found["broken"] == []
-    for kind in ("policy_loss", "algorithm"):
-        assert [c["name"] for c in found["components"] if c["kind"] == kind] == NAMES
+    for kind, names in (("policy_loss", NAMES), ("algorithm", ALGORITHMS)):
+        assert [c["name"] for c in found["components"] if c["kind"] == kind] == names
     (kimi,) = (c for c in found["components"] if c["name"] == "zoo/kimi" and c["kind"] == "algorithm")
     assert kimi["parts"]["policy_loss"] == "zoo/kimi(tau=0.1, level=sequence)"
 
@@ -70,10 +71,15 @@ def test_it_is_loaded_by_name(environment, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_explain_resolves_its_algorithms(rlsdk, config, name):
-    found = json.loads(rlsdk("explain", config, f"algorithm={name}", "--json").stdout)
+    found = json.loads(rlsdk("explain", config, f"algorithm={name}", "--json").stdout)["plan"]
     assert found["algorithm"]["name"] == name
     assert found["algorithm"]["policy_loss"].startswith(f"{name}(")
     assert found["plugins"]["zoo"].startswith("rlsdk-zoo 0.1.0 ")
+
+
+def test_explain_shows_its_schedule(rlsdk, config):
+    found = json.loads(rlsdk("explain", config, "algorithm=zoo/chord_mu", "--json").stdout)["plan"]["algorithm"]
+    assert found["policy_loss"].startswith("mix(mu={from: 0.9, to: 0.05, over: 200, shape: cosine}, ")
 
 
 def test_it_conforms(rlsdk):
@@ -84,6 +90,6 @@ def test_it_conforms(rlsdk):
 
 def test_a_partial_override_merges(rlsdk, config):
     settings = ["algorithm=zoo/kimi", "algorithm.policy_loss.tau=0.5"]
-    found = json.loads(rlsdk("explain", config, *settings, "--json").stdout)
+    found = json.loads(rlsdk("explain", config, *settings, "--json").stdout)["plan"]
     assert found["algorithm"]["policy_loss"] == "zoo/kimi(tau=0.5, level=sequence)"
     assert found["algorithm"]["aggregate"] == "seq-mean-token-sum"

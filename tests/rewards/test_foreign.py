@@ -17,11 +17,11 @@ from click.testing import CliRunner
 
 import rlsdk
 from rlsdk.cli import root
-from rlsdk.contracts import Rule
+from rlsdk.contracts import RewardSpec, ScoringLimits, batch_of
 from rlsdk.errors import ConfigError, DataError, OptionError
 from rlsdk.rewards.conventions import CONVENTIONS, Parameters
 from rlsdk.rewards.foreign import Style
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Message, Rollout, Task
 
 TASK = Task(id="t1", prompt="2+2?", answer="4", metadata={"level": 3, "extra_info": {"index": 7}}, source="sums")
@@ -240,14 +240,14 @@ def test_a_missing_column_is_the_fault_of_the_data(load):
 @pytest.mark.parametrize(
     ("returned", "cause"),
     [
-        ("[1.0]", "it returned 1 rewards for 2 rollouts"),
+        ("[1.0]", "it returned 1 rewards for 2 rollouts; expected 2"),
         ("0.5", "it returned 0.5; expected a list of 2 numbers"),
         ("None", "it returned None; expected a list of 2 numbers"),
         ("'ab'", "it returned 'ab'; expected a list of 2 numbers"),
         ("[float('nan'), float('inf')]", "it returned (nan|inf)"),
         ("['1', [1]]", "expected a number"),
         ("[10**400, 1j]", "it returned inf|expected a number"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("1 / 0", r"ZeroDivisionError: division by zero \(mine.py, line 1\)$"),
     ],
 )
 def test_wrong_results_are_invalid_with_the_reason(load, returned, cause):
@@ -309,7 +309,7 @@ def test_one_sample_that_raises_does_not_spoil_the_others(load):
     reward = load("def reward(solution_str, ground_truth): return 1 / int(solution_str)")
     first, second, third = reward(answers("2", "0", "x"))
     assert first.value == 0.5
-    assert (second.valid, second.reason) == (False, "ZeroDivisionError: division by zero")
+    assert (second.valid, second.reason) == (False, "ZeroDivisionError: division by zero (mine.py, line 1)")
     assert (third.valid, "ValueError: invalid literal" in third.reason) == (False, True)
 
 
@@ -374,7 +374,7 @@ def test_verifiers_async(load):
     """)
     right, wrong = asyncio.run(_await(reward(answers("4", "5"))))
     assert right.value == 1.0
-    assert (wrong.valid, wrong.reason) == (False, "ZeroDivisionError: division by zero")
+    assert (wrong.valid, wrong.reason) == (False, "ZeroDivisionError: division by zero (mine.py, line 5)")
 
 
 async def _await(something):
@@ -430,8 +430,10 @@ def test_trinity_without_named_parameters(load):
 
 
 def test_in_the_scorer_beside_another_part(load):
-    part = Part(Rule("foreign", 0.5), load(TRL))
-    scorer = Scorer([part, Part(Rule("exact"), rlsdk.load("reward", "foreign", path="mine.py:reward", none="zero"))])
+    part = RewardTerm(RewardSpec("foreign", 0.5), load(TRL))
+    scorer = Scorer(
+        [part, RewardTerm(RewardSpec("exact"), rlsdk.load("reward", "foreign", path="mine.py:reward", none="zero"))]
+    )
 
     async def score(rollouts):
         return await asyncio.gather(*(scorer.score(rollout) for rollout in rollouts))
@@ -462,7 +464,8 @@ def test_explain_checks_and_shows_it(tmp_path):
     config.write_text(YAML.replace("FOLDER", str(tmp_path)))
     ran = CliRunner().invoke(root, ["explain", str(config), "--json"])
     assert ran.exit_code == 0, ran.stderr
-    assert json.loads(ran.output)["rollouts"]["rewards"] == [f"1 × foreign(path={tmp_path}/mine.py:reward, style=auto)"]
+    plan = json.loads(ran.output)["plan"]
+    assert plan["rollouts"]["rewards"] == [f"1 × foreign(path={tmp_path}/mine.py:reward, style=auto)"]
     (tmp_path / "mine.py").write_text("import nowhere\n")
     ran = CliRunner().invoke(root, ["explain", str(config)])
     assert ran.exit_code == 2
@@ -476,23 +479,83 @@ def test_explain_checks_and_shows_it(tmp_path):
 # --- the packages themselves, where they are installed
 
 
-def test_functions_of_trl(load):
-    pytest.importorskip("trl.rewards", exc_type=ImportError)
-    for name in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"):
-        assert rlsdk.load("reward", "foreign", path=f"trl.rewards:{name}").convention == "trl"
-    task = Task(id="t", prompt=(Message("user", "1/3?"),), answer=r"\frac{1}{3}")
-    accuracy = rlsdk.load("reward", "foreign", path="trl.rewards:accuracy_reward")
-    scores = accuracy([Rollout.from_text(task, rf"So \boxed{{\frac{{1}}{{{n}}}}}") for n in (3, 2)])
-    assert values(scores) == [1.0, 0.0]
+ASKED = ("1/3?", r"\frac{1}{3}")
+WRITTEN = (
+    r"So \boxed{\frac{1}{3}}",
+    r"<think>\nhm\n</think>\nIt is \boxed{\frac{1}{2}}, or is it, or is it, or is it",
+    r"<think>\nhm\n</think>\n\boxed{\frac{1}{3}}",
+    "no idea",
+)
+TRLS = {
+    "accuracy_reward": "",
+    "reasoning_accuracy_reward": "",
+    "think_format_reward": "",
+    "cosine": "from trl.rewards import get_cosine_scaled_reward as made\ncosine = made(max_len=40)\n",
+    "repetition": "from trl.rewards import get_repetition_penalty_reward as made\nrepetition = made(2, -1.0)\n",
+    "overlong": "from trl.rewards import get_soft_overlong_punishment as made\noverlong = made(30, 15)\n",
+}
+
+
+def answered():
+    """A group of one task, every letter a token, in the conversational form of TRL's examples."""
+    task = Task(id="t", prompt=(Message("user", ASKED[0]),), answer=ASKED[1])
+    return [sampled(task, text, list(text.encode())) for text in WRITTEN]
+
+
+def as_trl_calls(function):
+    """What TRL's trainer passes (GRPOTrainer._calculate_rewards): lists by keyword, columns among them."""
+    return function(
+        prompts=[[{"role": "user", "content": ASKED[0]}]] * len(WRITTEN),
+        completions=[[{"role": "assistant", "content": text}] for text in WRITTEN],
+        completion_ids=[list(text.encode()) for text in WRITTEN],
+        solution=[ASKED[1]] * len(WRITTEN),
+    )
+
+
+@pytest.mark.parametrize("name", TRLS)
+def test_trls_own_functions_give_the_values_that_they_give_in_trl(load, name):
+    import trl.rewards
+
+    reward = load(TRLS[name], name) if TRLS[name] else rlsdk.load("reward", "foreign", path=f"trl.rewards:{name}")
+    own = vars(sys.modules[reward._call.__module__]) if TRLS[name] else {}
+    expected = as_trl_calls(reward._call if own else getattr(trl.rewards, name))
+    assert (reward.convention, batch_of(reward)) == ("trl", "group")
+    assert values(reward(answered())) == expected
+    assert len(set(expected)) > 1  # it tells the answers apart
+
+
+def test_trls_own_functions_run_in_the_pool_as_one_reward():
+    import trl.rewards
+
+    plugins = rlsdk.Plugins()
+    names = ("accuracy_reward", "think_format_reward")
+    parts = []
+    for name in names:
+        reference = plugins.reference("reward", "foreign", {"path": f"trl.rewards:{name}"})
+        parts.append(RewardTerm(RewardSpec(name), plugins.resolve(reference), reference))
+    scorer = Scorer(parts, ScoringLimits(timeout=60.0, workers=1))
+    try:
+        found = asyncio.run(scorer.score_group(answered()))
+    finally:
+        scorer.close()
+    for name in names:
+        expected = as_trl_calls(getattr(trl.rewards, name))
+        assert [score.metrics[f"reward/{name}"] for score in found] == expected
+    assert scorer.counts["calls"] == len(names)
+
+
+def test_trl_accuracy_of_what_it_cannot_parse_is_not_applicable():
     unparsable = Task(id="u", prompt=(Message("user", "?"),), answer="")
+    accuracy = rlsdk.load("reward", "foreign", path="trl.rewards:accuracy_reward")
     assert not accuracy([Rollout.from_text(unparsable, "x")])[0].valid
-    form = rlsdk.load("reward", "foreign", path="trl.rewards:think_format_reward")
-    assert values(form([Rollout.from_text(task, "<think>\na\n</think>\nb"), Rollout.from_text(task, "b")])) == [
-        1.0,
-        0.0,
-    ]
-    penalty = load("from trl.rewards import get_repetition_penalty_reward as g\nreward = g(1, -1.0)\n")
-    assert values(penalty([sampled(TASK, "a", [5, 5, 5, 5]), sampled(TASK, "a", [5, 6])])) == [-0.75, 0.0]
+
+
+def test_functions_that_take_lists_get_whole_groups_unless_told(load):
+    compares = "def reward(completions, **kwargs): return [len(c) - sum(map(len, completions)) for c in completions]"
+    assert batch_of(load(compares)) == "group"
+    assert batch_of(load(compares, batch="any")) is True
+    assert batch_of(load("def reward(solution_strs, ground_truths): ...")) == "group"
+    assert batch_of(load("def reward(solution_str, ground_truth): ...")) is True
 
 
 def test_datasets_of_reasoning_gym(load):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import socket
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlsdk
+from rlsdk.contracts import RewardSpec
 from rlsdk.errors import OptionError
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 
 
 def judge(text, prompt="?", **options):
@@ -266,3 +269,32 @@ def test_any_json_satisfies_the_empty_schema_and_the_one_that_is_it(value):
 def test_any_text_gets_a_valid_score(parts):
     text = "".join(parts)
     assert judge(text, json_schema=PERSON).valid
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [({}, "driver"), ({"tags": ["a"]}, "driver"), ({"pattern": "a*"}, "pool"), ({"json_schema": PERSON}, "pool")],
+)
+def test_what_may_take_its_whole_time_runs_in_the_pool(options, where):
+    plugins = rlsdk.Plugins()
+    reference = plugins.reference("reward", "format", options)
+    assert RewardTerm(RewardSpec("format"), plugins.resolve(reference), reference).where == where
+
+
+def test_a_hostile_response_does_not_hold_up_the_event_loop():
+    plugins = rlsdk.Plugins()
+    reference = plugins.reference("reward", "format", {"pattern": "(a|b|ab)*(c|d)", "timeout": 0.5})
+    scorer = Scorer([RewardTerm(RewardSpec("format"), plugins.resolve(reference), reference)])
+    rollout = rlsdk.Rollout.from_text(rlsdk.Task("t", "?"), "ab" * 5_000)
+
+    async def scored():
+        used = time.thread_time()
+        return await scorer.score(rollout), time.thread_time() - used
+
+    try:
+        score, used = asyncio.run(scored())
+    finally:
+        scorer.close()
+    assert scorer.counts["calls"] == 1
+    assert (score.valid, score.value) != (True, 1.0)
+    assert used < 0.4

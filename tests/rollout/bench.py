@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlsdk.rollout.lifecycle import Lifecycle, State, Ticket
-from rlsdk.rollout.production import Pace, Production
+from rlsdk.rollout.lifecycle import TaskLedger, TaskRecord, TaskStatus
+from rlsdk.rollout.production import RolloutScheduler, StalenessPolicy
 from rlsdk.types import Group, Rollout, Score, Status, Task
 
 
@@ -28,20 +28,20 @@ class Bench:
 
     def __init__(
         self,
-        pace: Pace,
+        pace: StalenessPolicy,
         seconds: Callable[[int], float] = lambda number: 0.01,
         *,
         valve: bool = False,
         batch: int = 4,
         **how: Any,
     ) -> None:
-        self.book = Lifecycle(self.names)
+        self.book = TaskLedger(self.names)
         self.version = self.drawn = self.interrupts = 0
         self.started: list[int] = []
         self.seconds, self.deaf = seconds, False
         self._ended = asyncio.Event()
         how |= {"valve": self} if valve else {}
-        self.production = Production(self.book, pace, streams=self, batch=batch, make=self.make, **how)
+        self.production = RolloutScheduler(self.book, pace, streams=self, batch=batch, make=self.make, **how)
 
     def divide(self, count: int) -> dict[str, int]:
         return {"a": count - 1, "b": 1}
@@ -61,7 +61,7 @@ class Bench:
     def release(self) -> None:
         self._ended.clear()
 
-    async def make(self, ticket: Ticket) -> Group:
+    async def make(self, ticket: TaskRecord) -> Group:
         self.started.append(ticket.number)
         version, before = self.version, ticket.group
         there = [] if before is None else before.rollouts[0].policy_versions[1:].tolist()
@@ -72,9 +72,9 @@ class Bench:
             return group(ticket.task, [*there, version])
         return group(ticket.task, [*there, version], "aborted")
 
-    async def step(self, step: int) -> list[Ticket]:
+    async def step(self, step: int) -> list[TaskRecord]:
         taken = await self.production.take(step)
-        self.production.settle(taken, [State.TRAINED] * len(taken))
+        self.production.settle(taken, [TaskStatus.TRAINED] * len(taken))
         self.version = step + 1
         return taken
 

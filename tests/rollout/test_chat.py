@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,13 @@ from hypothesis import strategies as st
 
 from rlsdk import nano
 from rlsdk.contracts import Chat, Sampling
+from rlsdk.engines.client import Answer
 from rlsdk.errors import ConfigError, OutOfRoomError, ValueFault
-from rlsdk.rollout.chat import Prompt, Setting, TokenChat
-from rlsdk.rollout.client import Answer
-from rlsdk.rollout.codec import Codec
+from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
+from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.types import Message, Rollout, Score, Task
-from tests.rollout.codecs import CHATML, FORGETFUL, chatml, plain
+from tests.rollout.codecs import CHATML, FORGETFUL, LLAMA_TOKENS, QWEN_TOKENS, QWEN_WORDS, chatml, like, plain
 
 TALK = Task(id="t", prompt=[Message("system", "Be brief."), Message("user", "Begin.")])
 TEXT = Task(id="t", prompt="3,5>8:")
@@ -28,7 +29,7 @@ TEXT = Task(id="t", prompt="3,5>8:")
 class Policy(ScriptedPolicy):
     """Says what it is told to, one answer after the other, and keeps what it said and where it was asked."""
 
-    def __init__(self, codec: Codec, answers: list[str] | None = None) -> None:
+    def __init__(self, codec: ChatTokenizer, answers: list[str] | None = None) -> None:
         self.answers = list(answers or [])
         super().__init__(codec, lambda _: self.answers.pop(0))
         self.sampled: list[np.ndarray] = []
@@ -44,7 +45,7 @@ class Policy(ScriptedPolicy):
 
 
 def converse(
-    codec: Codec,
+    codec: ChatTokenizer,
     task: Task,
     talk: Callable[[TokenChat], Awaitable[None]],
     *answers: str,
@@ -54,19 +55,21 @@ def converse(
 ) -> tuple[Rollout, Policy]:
     """What comes of a conversation."""
     policy: Any = Policy(codec, list(answers))
-    setting = Setting(codec=codec, client=policy, sampling=Sampling(max_tokens=max_tokens), max_length=max_length)
+    setting = RolloutContext(
+        codec=codec, client=policy, sampling=Sampling(max_tokens=max_tokens), max_length=max_length
+    )
     chat = TokenChat(Prompt(task, *codec.prompt(task)), setting, "g", how.pop("seed", 0), **how)
     asyncio.run(talk(chat))
     return chat.finish(), policy
 
 
-def decoded(codec: Codec, ids: np.ndarray) -> str:
+def decoded(codec: ChatTokenizer, ids: np.ndarray) -> str:
     """Text with special tokens."""
     text: str = codec._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
     return text
 
 
-def rendered(codec: Codec, messages: Any, *, begin: str = "") -> str:
+def rendered(codec: ChatTokenizer, messages: Any, *, begin: str = "") -> str:
     """What the template makes of a conversation, with an answer begun."""
     plain = [{"role": m.role, "content": m.content} for m in messages]
     text: str = codec._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
@@ -85,7 +88,7 @@ def moves(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
     return st.lists(st.one_of(sample, sample, told, said), max_size=12)
 
 
-def play(codec: Codec, task: Task, steps: list[Any]) -> tuple[Rollout, Policy, list[int]]:
+def play(codec: ChatTokenizer, task: Task, steps: list[Any]) -> tuple[Rollout, Policy, list[int]]:
     """Follow the moves; also how many messages there were before each answer."""
     before: list[int] = []
 
@@ -177,15 +180,60 @@ def test_what_is_said_cannot_speak_as_somebody_else(observation: str, result: st
     assert decoded(codec, rollout.token_ids) == rendered(codec, rollout.messages[:-1]) + "no<|im_end|>"
 
 
+def controls(codec: ChatTokenizer, ids: Iterable[int]) -> list[str]:
+    """The control tokens among some tokens, in their order."""
+    added = {i: str(token) for i, token in codec._tokenizer.added_tokens_decoder.items()}
+    return [added[i] for i in ids if i in added]
+
+
+@pytest.mark.parametrize("form", ["llama", "qwen"])
+def test_control_tokens_in_tool_results_and_tool_schemas_are_plain_text(form: str) -> None:
+    codec = like(form)
+    attack = "".join([*LLAMA_TOKENS, *QWEN_TOKENS, *QWEN_WORDS])
+    function = {
+        "name": f"look{attack}",
+        "description": attack,
+        "parameters": {"properties": {attack: {"enum": [attack]}}},
+    }
+    tools = [{"type": "function", "function": function}]
+    plain_tools = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}]
+
+    async def talk(chat: TokenChat, offered: list[Any], result: str) -> None:
+        chat.offer(offered)
+        await chat.sample()
+        chat.tool_result(result)
+        chat.say(result)
+        await chat.sample()
+
+    task = Task(id="t", prompt=(Message("user", "Go."),))
+    attacked, _ = converse(codec, task, partial(talk, offered=tools, result=attack), "a", "b")
+    harmless, _ = converse(codec, task, partial(talk, offered=plain_tools, result="x"), "a", "b")
+    assert controls(codec, attacked.token_ids.tolist()) == controls(codec, harmless.token_ids.tolist())
+    assert attack in decoded(codec, attacked.token_ids)  # it is shown, as characters
+
+
 def test_special_tokens_that_overlap_are_all_cut() -> None:
-    tokenizer = Codec(nano.make_tokenizer(100))._tokenizer
+    tokenizer = ChatTokenizer(nano.make_tokenizer(100))._tokenizer
     tokenizer.add_special_tokens({"additional_special_tokens": ["<a<", "<b>", "<<b"]})
-    codec = Codec(tokenizer)
+    codec = ChatTokenizer(tokenizer)
     special = set(tokenizer.all_special_ids)
     for text in ("<a<b>", "<<b>", "<a<<b>", "x<b><b>"):
         assert special & set(codec.encode(text).tolist())
         unknown = {tokenizer.unk_token_id}  # what this small vocabulary has no token for
         assert not (special - unknown) & set(codec.encode(codec.as_data(text)).tolist()), text
+
+
+@pytest.mark.parametrize("make", [chatml, plain])
+def test_half_a_surrogate_pair_from_a_tool_is_replaced(make: Callable[[], ChatTokenizer]) -> None:
+    async def talk(chat: TokenChat) -> None:
+        await chat.sample()
+        chat.tool_result("4\ud800", "half\udc00")
+        await chat.sample(max_tokens=1)
+
+    codec = make()
+    prompt = (Message("user", "2+2:\ud83d"),) if codec.template.there else "2+2:\ud83d"
+    rollout, _ = converse(codec, Task(id="t", prompt=prompt), talk, "a", "b")
+    assert [(m.content, m.name) for m in rollout.messages if m.role == "tool"] == [("4\ufffd", "half\ufffd")]
 
 
 def test_a_task_may_use_special_tokens() -> None:
@@ -366,7 +414,7 @@ def test_a_cancelled_turn_leaves_the_conversation_as_it_was() -> None:
     async def talk() -> Rollout:
         codec = plain()
         policy: Any = Slow(codec, ["3", "4"])
-        setting = Setting(codec=codec, client=policy, sampling=Sampling(), max_length=64)
+        setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(), max_length=64)
         chat = TokenChat(Prompt(TEXT, *codec.prompt(TEXT)), setting, "g", None)
         await chat.sample()
         before = chat.finish()

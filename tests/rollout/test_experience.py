@@ -6,28 +6,28 @@ import json
 from collections.abc import Callable
 
 from rlsdk.algorithms.buffers import fifo, stalest_first
-from rlsdk.rollout.experience import Experience, Used
+from rlsdk.rollout.experience import ReplayBuffer, ReplayedGroup
 from rlsdk.rollout.staleness import staleness
 from rlsdk.types import Group, Rollout, Score, Task
 
 
-def used(number: int, version: int, reward: float = 1.0) -> Used:
+def used(number: int, version: int, reward: float = 1.0) -> ReplayedGroup:
     task = Task(f"a{number}", "p")
     rollout = Rollout(task, (), [1, 2], [False, True], [0.0, -1.0], [-1, version])
     group = Group(task, [rollout], [Score(reward)])
-    return Used(number=number, source="a", position=number, step=version + 1, group=group, baseline=0.5)
+    return ReplayedGroup(number=number, source="a", position=number, step=version + 1, group=group, baseline=0.5)
 
 
 def below(limit: int) -> Callable[[Group, int], Group | None]:
     return lambda group, step: group if staleness(group, step) < limit else None
 
 
-def drawn(experience: Experience, step: int) -> list[int]:
+def drawn(experience: ReplayBuffer, step: int) -> list[int]:
     return [each.number for each in experience.draw(step)]
 
 
 def test_a_group_is_used_as_often_as_allowed_and_the_least_used_first() -> None:
-    experience = Experience(fifo, count=2, most_uses=3, young=below(99))
+    experience = ReplayBuffer(fifo, count=2, most_uses=3, young=below(99))
     assert drawn(experience, 0) == []
     experience.add([used(n, 0) for n in range(3)])
     assert [drawn(experience, step) for step in range(1, 6)] == [[0, 1], [2, 0], [1, 2], [], []]
@@ -35,7 +35,7 @@ def test_a_group_is_used_as_often_as_allowed_and_the_least_used_first() -> None:
 
 
 def test_nothing_too_old_is_used_and_nothing_too_old_is_held() -> None:
-    experience = Experience(stalest_first, count=4, most_uses=99, young=below(3))
+    experience = ReplayBuffer(stalest_first, count=4, most_uses=99, young=below(3))
     experience.add([used(0, 0), used(1, 2), used(2, 1)])
     assert drawn(experience, 2) == [0, 2, 1]
     assert drawn(experience, 3) == [2, 1]
@@ -45,32 +45,32 @@ def test_nothing_too_old_is_used_and_nothing_too_old_is_held() -> None:
 
 def test_what_the_policy_drops_is_not_used() -> None:
     good = lambda group, *, step, uses: group.scores[0].value or None  # noqa: E731
-    experience = Experience(good, count=4, most_uses=99, young=below(9))
+    experience = ReplayBuffer(good, count=4, most_uses=99, young=below(9))
     experience.add([used(0, 0, reward=0.0), used(1, 0, reward=2.0)])
     assert drawn(experience, 1) == [1]
 
 
 def test_without_a_share_nothing_is_held() -> None:
-    experience = Experience(fifo, count=0, most_uses=2, young=below(9))
+    experience = ReplayBuffer(fifo, count=0, most_uses=2, young=below(9))
     experience.add([used(0, 0)])
     assert experience.held == []
 
 
 def test_a_task_that_is_drawn_again_is_not_mistaken_for_what_is_used_again() -> None:
-    experience, first = Experience(fifo, count=1, most_uses=2, young=below(9)), used(0, 0)
+    """The ledger tells groups of one task apart by their uid."""
+    experience, first = ReplayBuffer(fifo, count=1, most_uses=2, young=below(9)), used(0, 0)
     experience.add([first])
     (again,) = experience.draw(1)
-    assert again.group.task == first.group.task
-    assert again.group.task is not first.group.task
-    assert all(rollout.task is again.group.task for rollout in again.group.rollouts)
+    fresh = Group(first.group.task, first.group.rollouts, first.group.scores)
+    assert again.group.uid == first.group.uid != fresh.uid
 
 
 def test_it_goes_on_from_a_checkpoint() -> None:
-    before = Experience(fifo, count=1, most_uses=3, young=below(9))
+    before = ReplayBuffer(fifo, count=1, most_uses=3, young=below(9))
     before.add([used(n, 0) for n in range(3)])
     before.draw(1)
     groups = {u.number: u.group for u in before.held if u.number != 2}
-    after = Experience(fifo, count=1, most_uses=3, young=below(9))
+    after = ReplayBuffer(fifo, count=1, most_uses=3, young=below(9))
     state = json.loads(json.dumps(before.state()))
     assert after.places(state) == {n: ("a", n) for n in range(3)}
     after.restore(state, groups)

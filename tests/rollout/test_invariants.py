@@ -38,8 +38,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.algorithms.stops import enough
-from rlsdk.rollout.lifecycle import ENDS, State, Ticket
-from rlsdk.rollout.production import Pace, UnfinishedError
+from rlsdk.rollout.lifecycle import ENDS, TaskRecord, TaskStatus
+from rlsdk.rollout.production import StalenessPolicy, UnfinishedError
 from rlsdk.rollout.stream import Allocator
 from rlsdk.types import Group
 from tests.rollout.bench import Bench, group
@@ -52,19 +52,19 @@ def play(body: Awaitable[Any], seconds: float = 5.0) -> Any:
     return asyncio.run(main())
 
 
-def versions(ticket: Ticket) -> list[int]:
+def versions(ticket: TaskRecord) -> list[int]:
     assert ticket.group is not None
     return ticket.group.rollouts[0].policy_versions[1:].tolist()  # type: ignore[no-any-return]
 
 
 def test_01_taking_never_opens_the_gap_and_expiry_does() -> None:
     async def body() -> None:
-        bench = Bench(Pace(ahead=2, limit=2))
+        bench = Bench(StalenessPolicy(ahead=2, limit=2))
         taken = await bench.production.take(0)
         await asyncio.sleep(0.05)
         counts = bench.book.counts("a")
         assert (counts.target, counts.consumed, counts.available, counts.gap) == (9, 3, 6, 0)
-        bench.production.settle(taken, [State.TRAINED] * 4)
+        bench.production.settle(taken, [TaskStatus.TRAINED] * 4)
         assert bench.book.counts("a").gap == 0
         bench.production._sift(2)  # version 0 is two steps old
         assert bench.book.counts("a").gap == 6
@@ -74,13 +74,13 @@ def test_01_taking_never_opens_the_gap_and_expiry_does() -> None:
 
 def test_02_targets_only_grow_and_what_is_left_over_counts_for_the_next_batch() -> None:
     async def body() -> None:
-        bench = Bench(Pace(limit=9, oversample=1.0))
+        bench = Bench(StalenessPolicy(limit=9, oversample=1.0))
         taken = await bench.production.take(0)
         assert bench.book.counts("a").target == 3
         await asyncio.sleep(0.05)  # the reserve comes, too
         assert bench.book.counts("a").available == 3
         assert bench.drawn == 8
-        bench.production.settle(taken, [State.TRAINED] * 4)
+        bench.production.settle(taken, [TaskStatus.TRAINED] * 4)
         await bench.step(1)
         assert bench.drawn == 8  # the batch was there
         assert bench.book.counts("a").target == 6
@@ -92,7 +92,7 @@ def test_02_targets_only_grow_and_what_is_left_over_counts_for_the_next_batch() 
 
 def test_02_asking_again_for_a_step_changes_nothing() -> None:
     async def body() -> None:
-        bench = Bench(Pace(ahead=1, limit=9), lambda number: 9.0)
+        bench = Bench(StalenessPolicy(ahead=1, limit=9), lambda number: 9.0)
         for _ in range(3):  # a take that was cancelled is begun again
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(bench.production.take(0), 0.01)
@@ -104,7 +104,7 @@ def test_02_asking_again_for_a_step_changes_nothing() -> None:
 
 
 def test_03_a_source_that_is_not_there_is_an_error() -> None:
-    bench = Bench(Pace())
+    bench = Bench(StalenessPolicy())
     for call in (bench.book.counts, lambda name: bench.book.ask(name, 3), lambda name: bench.book.wanted(name, 1, 0)):
         with pytest.raises(KeyError, match="nobody"):
             call("nobody")
@@ -116,10 +116,10 @@ def test_04_what_runs_stays_within_what_is_wanted_and_the_reserve(oversample: fl
 
     async def body() -> None:
         rng = random.Random(0)
-        bench = Bench(Pace(ahead=1, limit=9, oversample=oversample), lambda number: rng.random() / 50)
+        bench = Bench(StalenessPolicy(ahead=1, limit=9, oversample=oversample), lambda number: rng.random() / 50)
         make = bench.make
 
-        async def watched(ticket: Ticket) -> Group:
+        async def watched(ticket: TaskRecord) -> Group:
             counts = bench.book.counts("a")
             reserve = 2 if oversample else 0  # half of three, rounded up, however small the gap
             most.append(counts.scheduled - counts.gap)
@@ -137,7 +137,7 @@ def test_04_what_runs_stays_within_what_is_wanted_and_the_reserve(oversample: fl
 
 def test_05_a_tail_batch_is_made_of_what_expired_then_of_what_was_aborted_without_a_reserve() -> None:
     async def body() -> None:
-        bench = Bench(Pace(ahead=1, limit=1, oversample=1.0, tail=3))
+        bench = Bench(StalenessPolicy(ahead=1, limit=1, oversample=1.0, tail=3))
         await bench.step(0)
         await asyncio.sleep(0.05)
         before = bench.drawn
@@ -150,7 +150,7 @@ def test_05_a_tail_batch_is_made_of_what_expired_then_of_what_was_aborted_withou
         again = [t for t in taken if t.source == "a"]
         assert [t.attempts for t in again] == [2, 2, 2]
         # Of source b two have expired, fewer than the tail: they wait, and fresh tasks are drawn, with the reserve.
-        assert len(bench.book.tickets("b", State.EXPIRED)) == 2
+        assert len(bench.book.tickets("b", TaskStatus.EXPIRED)) == 2
         assert {t.attempts for t in taken if t.source == "b"} == {1}
         assert len(fresh) == 2 + 1
         counts = bench.book.counts("a")
@@ -163,7 +163,9 @@ def test_05_a_tail_batch_is_made_of_what_expired_then_of_what_was_aborted_withou
 def test_04_another_takes_the_place_of_what_is_left_out_while_the_trainer_works() -> None:
     async def body() -> None:
         late = {3: 0.05}  # the fourth of a, behind the batch
-        bench = Bench(Pace(ahead=1, limit=9), lambda n: late.get(n, 0.01), wanted=lambda group: group.task.id != "a4")
+        bench = Bench(
+            StalenessPolicy(ahead=1, limit=9), lambda n: late.get(n, 0.01), wanted=lambda group: group.task.id != "a4"
+        )
         await bench.step(0)
         assert bench.drawn == 8
         await asyncio.sleep(0.2)  # nobody takes
@@ -175,13 +177,13 @@ def test_04_another_takes_the_place_of_what_is_left_out_while_the_trainer_works(
 
 def test_05_expired_tasks_may_be_given_up_and_count_as_filtered() -> None:
     async def body() -> None:
-        bench = Bench(Pace(ahead=1, limit=1, tail=-1))
+        bench = Bench(StalenessPolicy(ahead=1, limit=1, tail=-1))
         await bench.step(0)
         await asyncio.sleep(0.05)
         taken = await bench.step(1)
         assert bench.production.expired == 4
         assert {t.attempts for t in taken} == {1}
-        assert bench.book.counts("a").filtered == 3
+        assert (bench.book.counts("a").filtered, bench.book.counts("a").expired) == (3, 3)
         assert bench.drawn == 16  # four of each batch, four that were given up, four ahead
         await bench.production.pause()
         assert_adds_up(bench)
@@ -191,7 +193,7 @@ def test_05_expired_tasks_may_be_given_up_and_count_as_filtered() -> None:
 
 def assert_adds_up(bench: Bench) -> None:
     """Every ticket is somewhere, once."""
-    live = [t for name in bench.names for t in bench.book.tickets(name, *State)]
+    live = [t for name in bench.names for t in bench.book.tickets(name, *TaskStatus)]
     ended = sum(getattr(bench.book.counts(n), s.value) for n in bench.names for s in ENDS)
     assert len({t.number for t in live}) == len(live)
     assert len(live) + ended == bench.book.issued == bench.drawn
@@ -202,7 +204,9 @@ def assert_adds_up(bench: Bench) -> None:
 def test_06_every_group_is_taken_once_whatever_pauses(seed: int, tail: int, valve: bool) -> None:
     async def body() -> None:
         rng = random.Random(seed)
-        bench = Bench(Pace(ahead=1, limit=2, oversample=0.5, tail=tail), lambda n: rng.random() / 100, valve=valve)
+        bench = Bench(
+            StalenessPolicy(ahead=1, limit=2, oversample=0.5, tail=tail), lambda n: rng.random() / 100, valve=valve
+        )
         took: Counter[int] = Counter()
         for step in range(5):
             while True:
@@ -219,7 +223,7 @@ def test_06_every_group_is_taken_once_whatever_pauses(seed: int, tail: int, valv
                 assert_adds_up(bench)
             taken = waiting.result()
             took.update(t.number for t in taken)
-            bench.production.settle(taken, [State.TRAINED] * len(taken))
+            bench.production.settle(taken, [TaskStatus.TRAINED] * len(taken))
             bench.version = step + 1
         await bench.production.pause()
         assert max(took.values()) == 1
@@ -232,7 +236,9 @@ def test_06_every_group_is_taken_once_whatever_pauses(seed: int, tail: int, valv
 @pytest.mark.parametrize("valve", [True, False])
 def test_07_once_paused_nothing_starts(valve: bool) -> None:
     async def body() -> None:
-        bench = Bench(Pace(ahead=1, limit=9), lambda n: 0.01 * (n + 1), valve=valve, wanted=lambda group: False)
+        bench = Bench(
+            StalenessPolicy(ahead=1, limit=9), lambda n: 0.01 * (n + 1), valve=valve, wanted=lambda group: False
+        )
         waiting = asyncio.ensure_future(bench.production.take(0))
         while len(bench.started) <= 8:  # noqa: ASYNC110 - groups that are left out are replaced as they come
             await asyncio.sleep(0.001)
@@ -251,7 +257,7 @@ def test_07_once_paused_nothing_starts(valve: bool) -> None:
 class Failing(Bench):
     """One of its tasks fails, after a while."""
 
-    async def make(self, ticket: Ticket) -> Group:
+    async def make(self, ticket: TaskRecord) -> Group:
         if ticket.number == 6:
             await asyncio.sleep(self.seconds(6))
             raise ZeroDivisionError("the sixth")
@@ -260,14 +266,14 @@ class Failing(Bench):
 
 def test_08_one_task_that_fails_loses_none_of_the_others() -> None:
     async def body() -> None:
-        bench = Failing(Pace(ahead=1, limit=9), lambda n: 0.02 if n == 6 else 0.01 if n != 5 else 0.04)
+        bench = Failing(StalenessPolicy(ahead=1, limit=9), lambda n: 0.02 if n == 6 else 0.01 if n != 5 else 0.04)
         await bench.step(0)
         with pytest.raises(ZeroDivisionError):
             await bench.production.take(1)
-        assert not [t for n in bench.names for t in bench.book.tickets(n, State.COMPLETED) if t.taken]
+        assert not [t for n in bench.names for t in bench.book.tickets(n, TaskStatus.COMPLETED) if t.taken]
         await asyncio.sleep(0.05)  # the one that runs is not torn down with it
         assert bench.book.counts("a").available + bench.book.counts("b").available == 12 - 4 - 1
-        [failed] = [t for name in bench.names for t in bench.book.tickets(name, State.ABORTED)]
+        [failed] = [t for name in bench.names for t in bench.book.tickets(name, TaskStatus.ABORTED)]
         assert failed.number == 6
         assert_adds_up(bench)
 
@@ -276,19 +282,19 @@ def test_08_one_task_that_fails_loses_none_of_the_others() -> None:
 
 def test_09_what_is_stopped_goes_on_from_what_there_is_and_what_is_cancelled_from_what_there_was() -> None:
     async def body() -> None:
-        bench = Bench(Pace(limit=9), lambda n: 60.0, valve=True)
+        bench = Bench(StalenessPolicy(limit=9), lambda n: 60.0, valve=True)
         waiting = asyncio.ensure_future(bench.production.take(0))
         await asyncio.sleep(0.01)
         waiting.cancel()
         assert await bench.production.pause(3.0) == 4
-        aborted = bench.book.tickets("a", State.ABORTED)
+        aborted = bench.book.tickets("a", TaskStatus.ABORTED)
         assert [versions(t) for t in aborted] == [[0]] * 3  # the token that each had
         bench.version, bench.deaf = 1, True
         waiting = asyncio.ensure_future(bench.production.take(0))
         await asyncio.sleep(0.01)
         waiting.cancel()
         await bench.production.pause(0.01)  # nobody listens: they are cancelled
-        assert [versions(t) for t in bench.book.tickets("a", State.ABORTED)] == [[0]] * 3
+        assert [versions(t) for t in bench.book.tickets("a", TaskStatus.ABORTED)] == [[0]] * 3
         bench.version, bench.deaf, bench.seconds = 2, False, lambda n: 0.01
         taken = await bench.production.take(0)
         assert [versions(t) for t in taken] == [[0, 2]] * 4
@@ -300,7 +306,7 @@ def test_09_what_is_stopped_goes_on_from_what_there_is_and_what_is_cancelled_fro
 
 def test_09_a_task_that_is_cancelled_before_its_first_turn_is_there_again() -> None:
     async def body() -> None:
-        bench = Bench(Pace())
+        bench = Bench(StalenessPolicy())
         bench.production._ask(0)
         bench.production._fill()
         assert bench.started == []
@@ -313,10 +319,10 @@ def test_09_a_task_that_is_cancelled_before_its_first_turn_is_there_again() -> N
 
 def test_09_a_task_may_say_itself_that_it_is_unfinished() -> None:
     async def body() -> None:
-        bench = Bench(Pace(limit=9))
+        bench = Bench(StalenessPolicy(limit=9))
         make = bench.make
 
-        async def stopped(ticket: Ticket) -> Group:
+        async def stopped(ticket: TaskRecord) -> Group:
             if ticket.attempts == 1:
                 raise UnfinishedError(group(ticket.task, [0]))
             return await make(ticket)
@@ -330,7 +336,7 @@ def test_09_a_task_may_say_itself_that_it_is_unfinished() -> None:
 @pytest.mark.parametrize("age", [1, 2])
 def test_13_the_boundary_of_expiry_is_inclusive_and_looked_at_with_every_batch(age: int) -> None:
     async def body() -> None:
-        bench = Bench(Pace(ahead=age, limit=2))
+        bench = Bench(StalenessPolicy(ahead=age, limit=2))
         await bench.step(0)
         await asyncio.sleep(0.05)  # the batches ahead are there, of version 0
         bench.version = age
@@ -346,7 +352,7 @@ def test_13_the_boundary_of_expiry_is_inclusive_and_looked_at_with_every_batch(a
 
 def test_13_old_tokens_are_masked_and_a_group_of_nothing_else_expires() -> None:
     async def body() -> None:
-        bench = Bench(Pace(ahead=0, limit=4, token_limit=2), lambda n: 60.0, valve=True)
+        bench = Bench(StalenessPolicy(ahead=0, limit=4, token_limit=2), lambda n: 60.0, valve=True)
         waiting = asyncio.ensure_future(bench.production.take(0))
         await asyncio.sleep(0.005)
         waiting.cancel()
@@ -361,7 +367,7 @@ def test_13_old_tokens_are_masked_and_a_group_of_nothing_else_expires() -> None:
         assert bench.production.expired == 0
 
     async def nothing_left() -> None:
-        bench = Bench(Pace(ahead=1, limit=4, token_limit=1))
+        bench = Bench(StalenessPolicy(ahead=1, limit=4, token_limit=1))
         await bench.step(0)
         await asyncio.sleep(0.05)
         taken = await bench.production.take(1)  # all tokens of version 0 are a step old
@@ -375,11 +381,11 @@ def test_13_old_tokens_are_masked_and_a_group_of_nothing_else_expires() -> None:
 
 def test_14_what_is_not_trained_is_counted_once_and_let_go_of() -> None:
     async def body() -> None:
-        bench = Bench(Pace(ahead=1, limit=1), wanted=lambda group: group.task.id not in ("a1", "a2"))
-        issued: list[Ticket] = []
+        bench = Bench(StalenessPolicy(ahead=1, limit=1), wanted=lambda group: group.task.id not in ("a1", "a2"))
+        issued: list[TaskRecord] = []
         issue = bench.book.issue
 
-        def kept(*arguments: Any) -> Ticket:
+        def kept(*arguments: Any) -> TaskRecord:
             issued.append(issue(*arguments))
             return issued[-1]
 
@@ -391,8 +397,8 @@ def test_14_what_is_not_trained_is_counted_once_and_let_go_of() -> None:
         assert bench.book.counts("a").filtered == 2
         assert bench.production.expired == sum(t.attempts == 2 for t in issued) > 0
         assert not {t.task.id for t in taken} & {"a1", "a2"}
-        assert all(t.group is None for t in issued if t.state is not State.COMPLETED)
-        assert sum(t.state is State.FILTERED for t in issued) == 2
+        assert all(t.group is None for t in issued if t.state is not TaskStatus.COMPLETED)
+        assert sum(t.state is TaskStatus.FILTERED for t in issued) == 2
         assert_adds_up(bench)
 
     play(body())
@@ -406,7 +412,7 @@ def test_15_filters_see_whole_groups_only() -> None:
         return True
 
     async def body() -> None:
-        bench = Bench(Pace(limit=9), lambda n: 60.0, valve=True, wanted=wanted)
+        bench = Bench(StalenessPolicy(limit=9), lambda n: 60.0, valve=True, wanted=wanted)
         waiting = asyncio.ensure_future(bench.production.take(0))
         await asyncio.sleep(0.005)
         waiting.cancel()
@@ -422,11 +428,11 @@ def test_15_filters_see_whole_groups_only() -> None:
 def test_16_a_batch_is_no_larger_than_asked_for_and_in_the_order_of_issue_also_after_a_resume() -> None:
     async def body() -> None:
         rng = random.Random(1)
-        pace = Pace(ahead=2, limit=9, oversample=1.0)
+        pace = StalenessPolicy(ahead=2, limit=9, oversample=1.0)
         bench = Bench(pace, lambda n: rng.random() / 50)
         await bench.step(0)
         await asyncio.sleep(0.05)
-        there = [t.number for t in bench.book.tickets("a", State.COMPLETED)]
+        there = [t.number for t in bench.book.tickets("a", TaskStatus.COMPLETED)]
         taken = await bench.step(1)
         assert [t.number for t in taken if t.source == "a"] == there[:3]
         assert Counter(t.source for t in taken) == {"a": 3, "b": 1}
@@ -434,7 +440,7 @@ def test_16_a_batch_is_no_larger_than_asked_for_and_in_the_order_of_issue_also_a
         other = Bench(pace, lambda n: 0.001)
         other.drawn = bench.drawn
         other.production.restore(json.loads(json.dumps(bench.production.state())))
-        left = sorted(t.position for t in bench.book.tickets("a", *State))
+        left = sorted(t.position for t in bench.book.tickets("a", *TaskStatus))
         await bench.production.pause()
         again = await other.step(2)
         assert [t.position for t in again if t.source == "a"] == left[:3]
@@ -454,14 +460,14 @@ def test_17_divisions_add_up_and_are_reproducible(weights: list[float], counts: 
 
 def test_18_there_are_no_empty_batches() -> None:
     async def body() -> None:
-        bench = Bench(Pace(ahead=1, limit=1), stop=lambda *, available, target: True)
+        bench = Bench(StalenessPolicy(ahead=1, limit=1), stop=lambda *, available, target: True)
         assert len(await bench.step(0)) >= 1
         await asyncio.sleep(0.05)
         for step in (1, 2):  # all that is there has expired: the batch waits for what is made again
             taken = await bench.production.take(step)
             assert taken
             assert {v for t in taken for v in versions(t)} == {step}
-            bench.production.settle(taken, [State.TRAINED] * len(taken))
+            bench.production.settle(taken, [TaskStatus.TRAINED] * len(taken))
             bench.version = step + 1
             await asyncio.sleep(0.03)
         await bench.production.pause()
@@ -474,7 +480,7 @@ def test_18_a_part_of_a_batch_may_be_enough_and_the_rest_is_for_the_next() -> No
         def rule(*, available: int, target: int) -> bool:
             return enough(available=available, target=target, share=0.5)
 
-        bench = Bench(Pace(limit=9), lambda n: 0.01 if n in (0, 1) else 0.3, stop=rule)
+        bench = Bench(StalenessPolicy(limit=9), lambda n: 0.01 if n in (0, 1) else 0.3, stop=rule)
         first = await bench.step(0)
         assert sorted(t.number for t in first) == [0, 1]
         assert bench.book.counts("a").scheduled + bench.book.counts("b").scheduled == 2  # they run on
@@ -490,7 +496,7 @@ def test_18_a_part_of_a_batch_may_be_enough_and_the_rest_is_for_the_next() -> No
 
 def test_19_a_failure_while_nobody_takes_is_kept_and_raised_with_its_traceback() -> None:
     async def body() -> None:
-        bench = Failing(Pace(ahead=1, limit=9), lambda n: 0.02 if n == 6 else 0.01)
+        bench = Failing(StalenessPolicy(ahead=1, limit=9), lambda n: 0.02 if n == 6 else 0.01)
         await bench.step(0)
         await asyncio.sleep(0.05)
         failure = bench.production.failure
@@ -508,18 +514,18 @@ def test_19_a_failure_while_nobody_takes_is_kept_and_raised_with_its_traceback()
 
 def test_20_a_resumed_run_makes_again_what_was_on_its_way_and_goes_on_where_its_sources_stood() -> None:
     async def body() -> None:
-        bench = Bench(Pace(ahead=1, limit=9, oversample=0.5))
+        bench = Bench(StalenessPolicy(ahead=1, limit=9, oversample=0.5))
         await bench.step(0)
         await asyncio.sleep(0.03)
         state = json.loads(json.dumps(bench.production.state()))  # as it stands, while tasks run
         on_the_way = {p for positions in state["on_the_way"].values() for p in positions}
-        other = Bench(Pace(ahead=1, limit=9, oversample=0.5))
+        other = Bench(StalenessPolicy(ahead=1, limit=9, oversample=0.5))
         other.drawn = bench.drawn
         assert other.production.restore(state) == len(on_the_way)
         seen: list[int] = []
         for step in range(1, 4):
             seen += [t.position for t in await other.step(step)]
-        assert on_the_way <= {*seen, *(t.position for n in other.names for t in other.book.tickets(n, *State))}
+        assert on_the_way <= {*seen, *(t.position for n in other.names for t in other.book.tickets(n, *TaskStatus))}
         assert len(set(seen)) == len(seen)
         ended = bench.book.counts("a").trained + bench.book.counts("b").trained
         assert ended + len(on_the_way) == bench.drawn  # nothing is missing

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rlsdk.errors import RunError
-from rlsdk.rollout.lifecycle import ENDS, LEGAL, Lifecycle, State
+from rlsdk.rollout.lifecycle import ENDS, LEGAL, TaskLedger, TaskStatus
 from rlsdk.rollout.staleness import expires_at, is_trainable, masked, staleness, without_old
 from rlsdk.types import Group, Rollout, Score, Task
 
@@ -23,7 +23,7 @@ class Production(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Lifecycle(SOURCES)
+        self.book = TaskLedger(SOURCES)
         self.issued = dict.fromkeys(SOURCES, 0)
         self.ended: dict[str, list[int]] = {name: [] for name in SOURCES}
         self.targets = dict.fromkeys(SOURCES, 0)
@@ -39,7 +39,7 @@ class Production(RuleBasedStateMachine):
     def filled(self, source: str, oversample: float) -> None:
         before = self.book.counts(source).scheduled
         for _ in range(self.book.wanted(source, 4, oversample)):
-            self.book.move(self.book.issue(source, TASK), State.RUNNING)
+            self.book.move(self.book.issue(source, TASK), TaskStatus.RUNNING)
             self.issued[source] += 1
         assert self.book.wanted(source, 4, oversample) == 0  # asking again adds nothing
         counts = self.book.counts(source)
@@ -49,33 +49,33 @@ class Production(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def moved(self, data: st.DataObject) -> None:
-        live = [t for source in SOURCES for t in self.book.tickets(source, *State)]
+        live = [t for source in SOURCES for t in self.book.tickets(source, *TaskStatus)]
         if not live:
             return
         ticket = data.draw(st.sampled_from(live))
-        to = data.draw(st.sampled_from(sorted(State)))
+        to = data.draw(st.sampled_from(sorted(TaskStatus)))
         before = {source: self.book.counts(source) for source in SOURCES}
-        if to not in LEGAL[ticket.state] or (ticket.taken and to is State.EXPIRED):
+        if to not in LEGAL[ticket.state] or (ticket.taken and to is TaskStatus.EXPIRED):
             with pytest.raises(RunError, match="cannot become"):
                 self.book.move(ticket, to)
             assert {source: self.book.counts(source) for source in SOURCES} == before
             return
         was, taken = ticket.state, ticket.taken
-        self.book.move(ticket, to, GROUP if to is State.COMPLETED else None)
+        self.book.move(ticket, to, GROUP if to is TaskStatus.COMPLETED else None)
         gap, after = before[ticket.source].gap, self.book.counts(ticket.source).gap
         if taken:
             assert after == gap  # what was taken never opens the gap again, whatever becomes of it
-        elif was is State.COMPLETED:
+        elif was is TaskStatus.COMPLETED:
             assert after >= gap  # what expires or is left out is wanted anew
         if to in ENDS:
             self.in_hand[ticket.source] -= taken
             self.ended[ticket.source].append(ticket.number)
             with pytest.raises(RunError):
-                self.book.move(ticket, State.RUNNING)
+                self.book.move(ticket, TaskStatus.RUNNING)
 
     @rule(data=st.data())
     def taken(self, data: st.DataObject) -> None:
-        there = [t for source in SOURCES for t in self.book.tickets(source, State.COMPLETED)]
+        there = [t for source in SOURCES for t in self.book.tickets(source, TaskStatus.COMPLETED)]
         if not there:
             return
         ticket = data.draw(st.sampled_from(there))
@@ -92,11 +92,11 @@ class Production(RuleBasedStateMachine):
 
     @rule()
     def saved(self) -> None:
-        fresh = Lifecycle(SOURCES)
+        fresh = TaskLedger(SOURCES)
         fresh.restore(self.book.state())
         for source in SOURCES:
             before, after = self.book.counts(source), fresh.counts(source)
-            kept = ("target", "consumed", "trained", "filtered", "failed")
+            kept = ("target", "consumed", "trained", "filtered", "failed", "expired")
             assert [getattr(after, name) for name in kept] == [getattr(before, name) for name in kept]
             assert (after.available, after.scheduled, after.waiting) == (0, 0, 0)
 
@@ -116,7 +116,7 @@ TestProduction = Production.TestCase
 
 
 def test_a_source_that_is_not_there_is_an_error() -> None:
-    book = Lifecycle(["a"])
+    book = TaskLedger(["a"])
     with pytest.raises(KeyError):
         book.counts("b")
     with pytest.raises(KeyError):
@@ -124,28 +124,28 @@ def test_a_source_that_is_not_there_is_an_error() -> None:
 
 
 def test_the_reserve_is_a_share_of_the_batch_not_of_what_is_missing() -> None:
-    book = Lifecycle(["a"])
+    book = TaskLedger(["a"])
     book.ask("a", 8)
     assert book.wanted("a", 8, 0.25) == 10
     tickets = [book.issue("a", TASK) for _ in range(10)]
     for ticket in tickets:
-        book.move(ticket, State.RUNNING)
+        book.move(ticket, TaskStatus.RUNNING)
     for ticket in tickets[:7]:
-        book.move(ticket, State.COMPLETED, GROUP)
+        book.move(ticket, TaskStatus.COMPLETED, GROUP)
     assert book.counts("a").gap == 1
     assert book.wanted("a", 8, 0.25) == 0  # three run: one that is missing, and the reserve of two
 
 
 def test_those_that_wait_come_in_the_order_asked_for() -> None:
-    book = Lifecycle(["a"])
+    book = TaskLedger(["a"])
     first, second, third = (book.issue("a", TASK) for _ in range(3))
     for ticket in (first, second, third):
-        book.move(ticket, State.RUNNING)
-    book.move(first, State.ABORTED)
-    book.move(second, State.COMPLETED, GROUP)
-    book.move(second, State.EXPIRED)
-    book.move(third, State.ABORTED)
-    assert book.tickets("a", State.EXPIRED, State.ABORTED) == [second, first, third]
+        book.move(ticket, TaskStatus.RUNNING)
+    book.move(first, TaskStatus.ABORTED)
+    book.move(second, TaskStatus.COMPLETED, GROUP)
+    book.move(second, TaskStatus.EXPIRED)
+    book.move(third, TaskStatus.ABORTED)
+    assert book.tickets("a", TaskStatus.EXPIRED, TaskStatus.ABORTED) == [second, first, third]
 
 
 def sampled(versions: list[int]) -> Rollout:

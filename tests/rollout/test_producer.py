@@ -2,27 +2,30 @@
 
 import asyncio
 
+import attrs
 import pytest
 
 import rlsdk
 from rlsdk import nano
-from rlsdk.contracts import Chat, Rule
+from rlsdk.contracts import Chat, RewardSpec
 from rlsdk.errors import DataError, EngineError, ScoringError
-from rlsdk.rollout.codec import Codec
-from rlsdk.scoring.scorer import Part, Scorer, check_budget
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.scoring.scorer import RewardTerm, Scorer, check_budget
 from rlsdk.testing import run_workflow
-from rlsdk.types import Message, Rollout, Score, Task
+from rlsdk.types import Group, Message, Rollout, Score, Task
 
 TASK = Task(id="a", prompt="3,5,17>9:", answer="9")
 
 
 @pytest.fixture(scope="module")
-def codec() -> Codec:
-    return Codec(nano.make_tokenizer(100))
+def codec() -> ChatTokenizer:
+    return ChatTokenizer(nano.make_tokenizer(100))
 
 
 def scorer(*parts: tuple[float, object]) -> Scorer:
-    return Scorer([Part(Rule(f"p{i}", weight), rlsdk.load("reward", fn)) for i, (weight, fn) in enumerate(parts)])
+    return Scorer(
+        [RewardTerm(RewardSpec(f"p{i}", weight), rlsdk.load("reward", fn)) for i, (weight, fn) in enumerate(parts)]
+    )
 
 
 @rlsdk.reward("one")
@@ -30,7 +33,7 @@ def one(rollout: Rollout) -> float:
     return 1.0
 
 
-def test_single_turn_marks_exactly_what_was_sampled(codec: Codec) -> None:
+def test_single_turn_marks_exactly_what_was_sampled(codec: ChatTokenizer) -> None:
     [group] = run_workflow(
         rlsdk.load("workflow", "single_turn"), [TASK], codec, lambda _: "<answer>17-5-3</answer>", group_size=3
     )
@@ -44,7 +47,14 @@ def test_single_turn_marks_exactly_what_was_sampled(codec: Codec) -> None:
         assert not rollout.token_ids.flags.writeable
 
 
-def test_truncation_is_recorded(codec: Codec) -> None:
+def test_groups_of_a_run_have_the_same_uids_when_they_are_made_again(codec: ChatTokenizer) -> None:
+    tasks = [TASK, TASK]
+    first, again = (run_workflow(rlsdk.load("workflow", "single_turn"), tasks, codec, lambda _: "1") for _ in range(2))
+    assert [g.uid for g in first] == [g.uid for g in again]
+    assert len({g.uid for g in first}) == 2
+
+
+def test_truncation_is_recorded(codec: ChatTokenizer) -> None:
     [group] = run_workflow(rlsdk.load("workflow", "single_turn"), [TASK], codec, lambda _: "1+2+3+4", max_tokens=3)
     assert group.rollouts[0].status == "truncated"
     assert group.rollouts[0].text == "1+2"
@@ -57,7 +67,7 @@ def test_a_prefill_is_not_trained_on_and_is_part_of_the_answer() -> None:
         "{% if not (loop.last and m.role == 'assistant') %}){% endif %}{% endfor %}"
         "{% if add_generation_prompt %}({% endif %}"
     )
-    codec = Codec(tokenizer)
+    codec = ChatTokenizer(tokenizer)
     task = Task(id="c", prompt=[Message("user", "3>9"), Message("assistant", "<think>")])
     [group] = run_workflow(rlsdk.load("workflow", "single_turn"), [task], codec, lambda _: "4</think>")
     rollout = group.rollouts[0]
@@ -66,20 +76,20 @@ def test_a_prefill_is_not_trained_on_and_is_part_of_the_answer() -> None:
     assert codec.decode([rollout.token_ids[rollout.loss_mask]]) == ["4</think>"]
 
 
-def test_a_demonstration_is_trained_on_with_the_end_of_text(codec: Codec) -> None:
+def test_a_demonstration_is_trained_on_with_the_end_of_text(codec: ChatTokenizer) -> None:
     task = Task(id="d", prompt="3>9:", metadata={"demonstration": "3+6"})
     [group] = run_workflow(rlsdk.load("workflow", "demonstration"), [task], codec, lambda _: "")
     ids = group.rollouts[0].token_ids[group.rollouts[0].loss_mask]
     assert ids.tolist() == [*codec.encode("3+6"), codec.end]
 
 
-def test_a_task_without_a_demonstration_is_named(codec: Codec) -> None:
+def test_a_task_without_a_demonstration_is_named(codec: ChatTokenizer) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         run_workflow(rlsdk.load("workflow", "demonstration"), [TASK], codec, lambda _: "")
     assert caught.group_contains(DataError, match="task 'a' has no demonstration")
 
 
-def test_later_turns_append_to_what_was_sampled(codec: Codec) -> None:
+def test_later_turns_append_to_what_was_sampled(codec: ChatTokenizer) -> None:
     @rlsdk.workflow("twice")
     async def twice(task: Task, chat: Chat) -> Rollout:
         await chat.sample()
@@ -94,7 +104,7 @@ def test_later_turns_append_to_what_was_sampled(codec: Codec) -> None:
     assert [m.content for m in rollout.messages if m.role == "assistant"] == ["1", "2"]
 
 
-def test_a_workflow_that_raises_is_a_failed_rollout_never_a_zero(codec: Codec) -> None:
+def test_a_workflow_that_raises_is_a_failed_rollout_never_a_zero(codec: ChatTokenizer) -> None:
     @rlsdk.workflow("breaks")
     async def breaks(task: Task, chat: Chat) -> Rollout:
         await chat.sample()
@@ -106,14 +116,29 @@ def test_a_workflow_that_raises_is_a_failed_rollout_never_a_zero(codec: Codec) -
     assert "RuntimeError: tool is down" in group.scores[0].reason
 
 
-def test_sampling_without_an_engine_is_an_error_that_says_why(codec: Codec) -> None:
-    from rlsdk.contracts import Sampling
-    from rlsdk.rollout.chat import Setting
-    from rlsdk.rollout.producer import Producer
+def test_a_cancellation_that_a_workflow_leaks_fails_its_rollout_alone(codec: ChatTokenizer) -> None:
+    @rlsdk.workflow("leaks")
+    async def leaks(task: Task, chat: Chat) -> Rollout:
+        await chat.sample()
+        if task.id == "leaking":
+            raise asyncio.CancelledError
+        return chat.finish()
 
-    setting = Setting(codec=codec, client=None, sampling=Sampling(), max_length=64)
+    tasks = [attrs.evolve(TASK, id="leaking"), TASK]
+    broken, whole = run_workflow(rlsdk.load("workflow", leaks), tasks, codec, lambda _: "1", scorer=scorer((1.0, one)))
+    assert broken.rollouts[0].status == "failed" and not broken.scores[0].valid
+    assert "workflow failed: its code raised CancelledError" in broken.scores[0].reason
+    assert whole.scores[0].valid
+
+
+def test_sampling_without_an_engine_is_an_error_that_says_why(codec: ChatTokenizer) -> None:
+    from rlsdk.contracts import Sampling
+    from rlsdk.rollout.chat import RolloutContext
+    from rlsdk.rollout.producer import RolloutGenerator
+
+    setting = RolloutContext(codec=codec, client=None, sampling=Sampling(), max_length=64)
     with pytest.raises(ExceptionGroup) as caught:
-        asyncio.run(Producer(rlsdk.load("workflow", "single_turn"), None, 0).produce([TASK], setting, 1, "k"))
+        asyncio.run(RolloutGenerator(rlsdk.load("workflow", "single_turn"), None, 0).produce([TASK], setting, 1, "k"))
     assert caught.group_contains(EngineError, match="this run has no engine")
 
 
@@ -139,7 +164,7 @@ def test_parts_are_weighted_logged_and_a_failing_one_invalidates() -> None:
         assert not broken.valid and words in broken.reason and "p1" in broken.reason
 
 
-def test_a_batch_reward_gets_what_finishes_together(codec: Codec) -> None:
+def test_a_batch_reward_gets_what_finishes_together(codec: ChatTokenizer) -> None:
     sizes: list[int] = []
 
     @rlsdk.reward("many", batch=True)
@@ -159,7 +184,7 @@ def test_a_batch_reward_gets_what_finishes_together(codec: Codec) -> None:
     assert all(s.valid for g in groups for s in g.scores)
 
 
-def test_a_batch_reward_of_the_wrong_length_is_a_failure(codec: Codec) -> None:
+def test_a_batch_reward_of_the_wrong_length_is_a_failure(codec: ChatTokenizer) -> None:
     @rlsdk.reward("short", batch=True)
     def short(rollouts: list[Rollout]) -> list[float]:
         return [0.0]
@@ -171,8 +196,25 @@ def test_a_batch_reward_of_the_wrong_length_is_a_failure(codec: Codec) -> None:
 
 
 def test_the_budget_of_invalid_scores_names_step_task_and_cause() -> None:
-    rollouts = [Rollout.from_text(TASK, "x")] * 10
     scores = [Score(1.0)] * 8 + [Score.invalid("p0: hung")] * 2
-    assert check_budget(rollouts, scores, 0.2, 7) == 2
+    group = Group(TASK, [Rollout.from_text(TASK, "x")] * 10, scores)
+    assert check_budget([group], 0.2, 7) == 2
     with pytest.raises(ScoringError, match=r"step 7: 2 of 10 .* max_invalid=0.1 allows. task 'a': p0: hung"):
-        check_budget(rollouts, scores, 0.1, 7)
+        check_budget([group], 0.1, 7)
+
+
+@pytest.mark.parametrize("name", ["one", "environment"])
+def test_a_reward_that_a_workflow_gives_and_nothing_counts_is_told_once(
+    codec: ChatTokenizer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @rlsdk.workflow("paid")
+    async def paid(task: Task, chat: Chat) -> Rollout:
+        await chat.sample()
+        chat.reward(0.25)
+        return chat.finish()
+
+    chosen = one if name == "one" else "environment"
+    scorer = Scorer([RewardTerm(RewardSpec(name), rlsdk.load("reward", chosen))])
+    groups = run_workflow(rlsdk.load("workflow", paid), [TASK, TASK], codec, lambda _: "1", scorer=scorer)
+    assert [group.scores[0].value for group in groups] == [1.0 if name == "one" else 0.25] * 2
+    assert caplog.text.count("the workflow gave a reward, which counts by the reward 'environment'") == (name == "one")

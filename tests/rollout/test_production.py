@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.rollout.lifecycle import State
-from rlsdk.rollout.production import Pace
+from rlsdk.errors import RunError
+from rlsdk.rollout.lifecycle import TaskStatus
+from rlsdk.rollout.production import StalenessPolicy
 from rlsdk.types import Group
 from tests.rollout.bench import Bench
 
 
 def test_without_batches_ahead_it_is_synchronous() -> None:
     async def run() -> None:
-        bench = Bench(Pace())
+        bench = Bench(StalenessPolicy())
         for step in range(3):
             taken = await bench.step(step)
             assert [t.source for t in taken] == ["a", "a", "a", "b"]
@@ -34,7 +35,7 @@ def test_without_batches_ahead_it_is_synchronous() -> None:
 
 def test_with_a_batch_ahead_the_next_one_is_made_meanwhile() -> None:
     async def run() -> None:
-        bench = Bench(Pace(ahead=1, limit=2))
+        bench = Bench(StalenessPolicy(ahead=1, limit=2))
         await bench.step(0)
         assert bench.drawn >= 8
         await asyncio.sleep(0.05)  # the trainer works
@@ -46,7 +47,7 @@ def test_with_a_batch_ahead_the_next_one_is_made_meanwhile() -> None:
 
 def test_what_is_too_old_is_made_again_and_never_taken() -> None:
     async def run() -> None:
-        bench = Bench(Pace(ahead=2, limit=1))
+        bench = Bench(StalenessPolicy(ahead=2, limit=1))
         await bench.step(0)
         await asyncio.sleep(0.05)  # all of the next two batches are there, of version 0
         bench.version = 1
@@ -61,7 +62,7 @@ def test_what_is_too_old_is_made_again_and_never_taken() -> None:
 
 def test_a_slow_group_keeps_nobody_from_working() -> None:
     async def run() -> None:
-        bench = Bench(Pace(ahead=1, limit=9, oversample=0.5), lambda number: 0.5 if number == 0 else 0.01)
+        bench = Bench(StalenessPolicy(ahead=1, limit=9, oversample=0.5), lambda number: 0.5 if number == 0 else 0.01)
         numbers = [t.number for step in range(3) for t in await bench.step(step)]
         assert 0 not in numbers
         assert len(set(numbers)) == 12
@@ -71,7 +72,7 @@ def test_a_slow_group_keeps_nobody_from_working() -> None:
 
 def test_a_pause_ends_what_runs_and_loses_no_task() -> None:
     async def run() -> None:
-        bench = Bench(Pace(ahead=1, limit=9), lambda number: 0.05)
+        bench = Bench(StalenessPolicy(ahead=1, limit=9), lambda number: 0.05)
         first = asyncio.ensure_future(bench.production.take(0))
         await asyncio.sleep(0.01)
         first.cancel()
@@ -88,7 +89,7 @@ def test_a_pause_ends_what_runs_and_loses_no_task() -> None:
 
 def test_a_task_that_fails_ends_the_run_at_once_with_its_own_traceback() -> None:
     async def run() -> None:
-        bench = Bench(Pace(), lambda number: 5.0 if number else 1 / number)
+        bench = Bench(StalenessPolicy(), lambda number: 5.0 if number else 1 / number)
         with pytest.raises(ZeroDivisionError) as caught:
             await asyncio.wait_for(bench.production.take(0), 1)
         assert any(frame.name == "make" for frame in caught.traceback)
@@ -99,7 +100,7 @@ def test_a_task_that_fails_ends_the_run_at_once_with_its_own_traceback() -> None
 
 def test_groups_that_are_not_wanted_are_replaced() -> None:
     async def run() -> None:
-        bench = Bench(Pace(), wanted=lambda group: int(group.task.id[1:]) % 2 == 0)
+        bench = Bench(StalenessPolicy(), wanted=lambda group: int(group.task.id[1:]) % 2 == 0)
         taken = await bench.step(0)
         assert all(int(t.task.id[1:]) % 2 == 0 for t in taken)
         counts = bench.book.counts("a")
@@ -112,10 +113,10 @@ def test_groups_that_are_not_wanted_are_replaced() -> None:
 def test_the_policy_says_what_is_trained_first() -> None:
     async def run() -> None:
         later_first = lambda group, *, step, uses: float(group.task.id[1:]) if group.task.id[0] == "a" else 0.0  # noqa: E731
-        bench = Bench(Pace(ahead=2, limit=9), policy=later_first)
+        bench = Bench(StalenessPolicy(ahead=2, limit=9), policy=later_first)
         await bench.production.take(0)  # of what there was, whatever that is
         await asyncio.sleep(0.05)
-        there = [t.number for t in bench.book.tickets("a", State.COMPLETED) if not t.taken]
+        there = [t.number for t in bench.book.tickets("a", TaskStatus.COMPLETED) if not t.taken]
         taken = await bench.production.take(1)
         assert [t.number for t in taken if t.source == "a"] == sorted(there, reverse=True)[:3]
 
@@ -130,7 +131,7 @@ def test_what_the_policy_drops_is_never_trained_and_another_task_takes_its_place
             asked.append((step, uses))
             return 0.0 if int(group.task.id[1:]) % 2 == 0 else None
 
-        bench = Bench(Pace(), policy=even)
+        bench = Bench(StalenessPolicy(), policy=even)
         taken = await bench.step(0)
         assert all(int(t.task.id[1:]) % 2 == 0 for t in taken)
         counts = [bench.book.counts(source) for source in bench.names]
@@ -143,7 +144,7 @@ def test_what_the_policy_drops_is_never_trained_and_another_task_takes_its_place
 
 def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way() -> None:
     async def run() -> None:
-        pace = Pace(ahead=1, limit=9)
+        pace = StalenessPolicy(ahead=1, limit=9)
         bench = Bench(pace)
         await bench.step(0)
         await asyncio.sleep(0.03)  # the next batch is there, and lost with the program
@@ -163,7 +164,7 @@ def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way() -> N
 
 def test_groups_that_waited_come_back_from_what_was_kept_and_only_the_others_are_made_again() -> None:
     async def run() -> None:
-        pace = Pace(ahead=1, limit=9)
+        pace = StalenessPolicy(ahead=1, limit=9)
         bench = Bench(pace)
         await bench.step(0)
         await asyncio.sleep(0.03)
@@ -197,7 +198,7 @@ def test_every_task_ends_once_in_the_course_that_survives(
     courses: list[tuple[int, int]], ahead: int, oversample: float, random: Random
 ) -> None:
     async def run() -> None:
-        pace = Pace(ahead=ahead, limit=ahead + 1, oversample=oversample)
+        pace = StalenessPolicy(ahead=ahead, limit=ahead + 1, oversample=oversample)
         bench, step, trained = Bench(pace, lambda number: 0.0), 0, []
         for until_saved, until_killed in courses:
             for _ in range(until_saved):
@@ -218,7 +219,7 @@ def test_every_task_ends_once_in_the_course_that_survives(
             trained += [t.task.id for t in await bench.step(step)]
             step += 1
         await bench.production.pause()
-        live = [t.task.id for name in bench.names for t in bench.book.tickets(name, *State)]
+        live = [t.task.id for name in bench.names for t in bench.book.tickets(name, *TaskStatus)]
         assert len(trained) == 4 * step
         assert len({*trained, *live}) == len(trained) + len(live) == bench.drawn == bench.book.issued
 
@@ -229,7 +230,7 @@ def test_who_waits_uses_no_processor() -> None:
     """A production of many tasks on a slow engine sleeps: under two percent of a core, starts and ends left out."""
 
     async def run() -> float:
-        bench = Bench(Pace(ahead=4, limit=9, oversample=0.5), lambda number: 60.0, batch=500)
+        bench = Bench(StalenessPolicy(ahead=4, limit=9, oversample=0.5), lambda number: 60.0, batch=500)
         waiting = asyncio.ensure_future(bench.production.take(0))
         await asyncio.sleep(0.5)
         assert len(bench.started) == 5 * 500 + 250 + 1  # the reserves of two sources, rounded up
@@ -241,3 +242,28 @@ def test_who_waits_uses_no_processor() -> None:
         return share
 
     assert asyncio.run(run()) < 0.02
+
+
+def test_a_policy_that_drops_every_group_ends_the_run() -> None:
+    async def run() -> None:
+        bench = Bench(StalenessPolicy(), policy=lambda group, *, step, uses: None, most_dropped=12)
+        with pytest.raises(RunError, match="its policy dropped 12 groups in a row"):
+            await bench.production.take(0)
+        await bench.production.pause()
+        assert bench.production.dropped == 12
+
+    asyncio.run(run())
+
+
+def test_a_policy_that_keeps_some_groups_fills_its_batches() -> None:
+    def policy(group: Group, *, step: int, uses: int) -> float | None:
+        return 0.0 if int(group.task.id[1:]) % 3 == 0 else None
+
+    async def run() -> None:
+        bench = Bench(StalenessPolicy(), policy=policy, most_dropped=12)
+        for step in range(3):
+            assert len(await bench.step(step)) == 4
+        await bench.production.pause()
+        assert bench.production.dropped > 12
+
+    asyncio.run(run())

@@ -42,6 +42,24 @@ CONFIG: dict[str, Any] = {
 }
 """Three steps of GRPO: enough to see every stage work."""
 
+RUDE = """
+import rlsdk
+
+@rlsdk.tracker("rude")
+class Rude:
+    def open(self, run):
+        raise ConnectionError("no route to the service")
+
+    def log(self, step, metrics): ...
+
+    def close(self): ...
+
+@rlsdk.hookimpl
+def rlsdk_step_end(step, metrics):
+    raise RuntimeError("a hook fails")
+"""
+"""A plugin whose every call fails."""
+
 
 class Runner:
     """Starts `rlsdk train` in a folder."""
@@ -103,9 +121,11 @@ def runner(tmp_path: Path, model: Path) -> Runner:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Runner:
-    """One finished run that several tests look at."""
+    """One finished run that several tests look at, whose tracker and observer fail."""
     runner = Runner(tmp_path_factory.mktemp("finished"), model)
-    runner.train()
+    lab = runner.folder / "rude_lab.py"
+    lab.write_text(RUDE)
+    runner.train(f"plugins=[{lab}]", "trackers=[tensorboard, rude_lab/rude]")
     return runner
 
 

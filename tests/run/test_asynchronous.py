@@ -20,7 +20,7 @@ def seen(runner: Any) -> list[tuple[str, list[int]]]:
 
 def test_answers_that_are_ended_at_a_sync_go_on_with_the_new_weights(runner: Any) -> None:
     section = "{max_staleness: 2, in_flight: false, stop: enough}"
-    runner.train(f"plugins=[{LAB}]", "engine=slow_lab/slow", f"production={section}", "steps=4", *NO_EVAL)
+    runner.train(f"plugins=[{LAB}]", "engine=slow_lab/slow", f"rollout={section}", "steps=4", *NO_EVAL)
     rollouts = seen(runner)
     mixed = [versions for _, versions in rollouts if len(set(versions)) > 1]
     assert mixed

@@ -36,7 +36,7 @@ def test_engine_and_learner_on_nodes_of_their_own_and_the_engines_node_dies(node
     cluster, named = nodes
     places = ("placement.engine_resources={room: 1}", "placement.learner_resources={desk: 1}", "placement.learners=2")
     evals = ("eval.before=false", "eval.after=false")
-    how = ("steps=8", "engine=transformers", "production.max_staleness=1", *evals, *places)
+    how = ("steps=8", "engine=transformers", "rollout.max_staleness=1", *evals, *places)
     process = runner.start(*how, env=os.environ | {"RAY_ADDRESS": cluster.address})
     try:
         path = runner.path() / "metrics.jsonl"

@@ -20,6 +20,7 @@ import yaml
 
 from tests.run.conftest import CONFIG, alive, descendants, wait_for
 
+TOKENS = {"logprobs": 0, "return_token_ids": True}
 pytestmark = [pytest.mark.slow, pytest.mark.stack]
 
 LAB = '''
@@ -79,12 +80,15 @@ def test_the_engine_answers_and_is_found(debugging):
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/v1", debugging.url)
     (listed,) = httpx.get(debugging.url + "/models").json()["data"]
     assert listed["id"].endswith("countdown-nano")
-    found = post(debugging.url + "/completions", prompt="3,5,17>9:", n=2, max_tokens=6, temperature=1.0)
+    found = post(debugging.url + "/completions", prompt="3,5,17>9:", n=2, max_tokens=6, temperature=1.0, **TOKENS)
     for choice in found["choices"]:
         assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) == len(choice["versions"]) <= 6
         assert set(choice["versions"]) == {0}
     ids = found["choices"][0]["prompt_token_ids"]
-    greedy = [post(debugging.url + "/completions", prompt=p, temperature=0, max_tokens=6) for p in (ids, "3,5,17>9:")]
+    greedy = [
+        post(debugging.url + "/completions", prompt=p, temperature=0, max_tokens=6, **TOKENS)
+        for p in (ids, "3,5,17>9:")
+    ]
     assert greedy[0]["choices"][0]["token_ids"] == greedy[1]["choices"][0]["token_ids"]
     messages = [{"role": "user", "content": "3,5,17>9:"}]
     chat = post(debugging.url + "/chat/completions", messages=messages, temperature=0, max_tokens=6)

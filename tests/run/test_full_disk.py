@@ -15,12 +15,18 @@ FILLER = """
 import os
 import rlsdk
 
-@rlsdk.hookimpl
-def rlsdk_step_end(step, metrics):
-    if step == 3 and os.environ["FILL"]:
+@rlsdk.shaping("filler")
+def filler(x):
+    '''Rewards as they are; the third step waits while the disk is filled.'''
+    while x.train_step == 2 and os.environ["FILL"]:
         free = os.statvfs(os.environ["FILL"])
         with open(os.path.join(os.environ["FILL"], "filler"), "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - 200_000)
+            try:
+                os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - 200_000)
+            except OSError:  # the run has written meanwhile
+                continue
+        break
+    return x.rewards
 """
 NAMESPACE = ["unshare", "--map-root-user", "--mount"]
 
@@ -36,6 +42,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on_once_there_is
     plugin = tmp_path / "filler.py"
     plugin.write_text(FILLER)
     settings = [f"out={disk}", "steps=6", "checkpoint.every=2", "checkpoint.export=never", "engine=transformers"]
+    settings += ["algorithm.shaping=[filler/filler]"]
     train = shlex.join([sys.executable, "-m", "rlsdk.cli", "train", str(runner.config), *settings])
     train += f" --plugin {shlex.quote(str(plugin))}"
     script = f"""

@@ -85,7 +85,7 @@ def test_two_programs_train_as_one(runner: Any, finished: Any, start: Any) -> No
 
 
 def test_either_half_is_killed_and_every_task_ends_once(runner: Any, start: Any) -> None:
-    how = ("steps=45", "checkpoint.every=2", "engine=transformers", "production.max_staleness=1", *NO_EVAL)
+    how = ("steps=45", "checkpoint.every=2", "engine=transformers", "rollout.max_staleness=1", *NO_EVAL)
     explorer, trainer = start("explore", *how), start("train", *how)
     wait_for(lambda: steps_of(runner) >= 3, 120, trainer)
     os.killpg(explorer.pid, signal.SIGKILL)

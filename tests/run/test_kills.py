@@ -50,11 +50,20 @@ def test_killed_while_a_checkpoint_is_written_resumes_from_the_one_before(runner
     assert [line["step"] for line in runner.metrics()] == list(range(13))
 
 
-def test_ctrl_c_saves_and_ends_cleanly(runner: Any) -> None:
-    process = runner.start("steps=1000")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_save_and_end_cleanly(runner: Any, number: signal.Signals) -> None:
+    process = runner.start("steps=1000", *([] if number == signal.SIGINT else [LIGHT]))
     wait_for(lambda: step_of(runner) >= 2, 120, process)
+    if number == signal.SIGTERM:
+        os.kill(process.pid, signal.SIGUSR1)
+        wait_for(lambda: list((runner.path() / "checkpoints").glob("step-*")), 60, process)
+        saved = step_of(runner)
+        wait_for(lambda: step_of(runner) > saved + 1, 60, process)  # it goes on
     family = descendants(process.pid)
-    os.killpg(process.pid, signal.SIGINT)  # what a terminal does: to every process of the group
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # what a terminal does: to every process of the group
+    else:
+        os.kill(process.pid, number)  # what Kubernetes does
     process.wait(60)
     assert process.returncode == 130
     done = runner.summary()["steps"]
@@ -65,7 +74,7 @@ def test_ctrl_c_saves_and_ends_cleanly(runner: Any) -> None:
 
 
 def test_a_killed_learner_rank_fails_the_run_and_a_killed_engine_does_not(runner: Any) -> None:
-    ahead = ("steps=8", "checkpoint.every=2", "eval.before=false", "production.max_staleness=1")
+    ahead = ("steps=8", "checkpoint.every=2", "eval.before=false", "rollout.max_staleness=1")
     both = (*ahead, "eval.after=false", LIGHT)
     process = runner.start(*both)
     wait_for(lambda: step_of(runner) >= 3, 120, process)

@@ -25,12 +25,18 @@ def test_a_few_failures_are_left_out_and_told(runner: Any) -> None:
     assert all(line["actor/grad_norm"] > 0 for line in lines)
 
 
-def test_many_failures_stop_the_run_with_the_cause(runner: Any) -> None:
-    runner.train(*FLAKY, "reward={use: flaky_lab/flaky, share: 0.5}", code=1)
+@pytest.mark.parametrize(
+    ("when", "setting"), [("step 1", "eval.before=false"), ("evaluation at step 0", "eval.limit=16")]
+)
+def test_many_failures_stop_the_run_with_the_cause(runner: Any, when: str, setting: str) -> None:
+    # Without the trial of made-up answers: of five that each fail every other time, all do once in thirty-two runs.
+    runner.train(*FLAKY, "reward={use: flaky_lab/flaky, share: 0.5}", "scoring.trial=false", setting, code=1)
     said = " ".join(runner.console().split())
-    assert "rollouts could not be scored, more than max_invalid=0.2 allows" in said
-    assert "task 'countdown/train/" in said
+    assert f"{when}: " in said
+    assert "trajectories could not be scored, more than max_invalid=0.2 allows" in said
+    assert f"task 'countdown/{'test' if 'evaluation' in when else 'train'}/" in said
     assert "flaky_lab/flaky: " in said
+    assert said.count("referee is ill (") == 1 and "flaky_lab.py, line " in said  # each cause once, with its line
 
 
 def test_a_reward_model_scores_in_an_actor(runner: Any, classifier: Path) -> None:

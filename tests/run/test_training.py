@@ -13,7 +13,9 @@ from rlsdk.runlog.query import query
 
 pytestmark = pytest.mark.stack
 NOTING = """
+import asyncio
 import json
+import attrs
 import rlsdk
 
 FOLDER = []
@@ -26,6 +28,16 @@ def rlsdk_run_start(config, folder):
 def rlsdk_rollout_done(rollout, score, step):
     with (FOLDER[-1] / "made.jsonl").open("a") as file:
         file.write(json.dumps([step, score.value]) + "\\n")
+
+@rlsdk.advantage("asked")
+async def asked(x):
+    await asyncio.sleep(0)
+    return x.rewards - x.group_mean(x.rewards)
+
+@rlsdk.workflow("renames")
+async def renames(task, chat):
+    await chat.sample()
+    return chat.finish(task=attrs.evolve(task, metadata={**task.metadata, "seen": True}))
 """
 
 
@@ -39,6 +51,11 @@ def test_metrics_of_every_step(finished: Any) -> None:
         assert line["actor/grad_norm"] > 0
         assert 0 <= line["time/outside_share"] < 1
         assert line["time/step"] >= line["time/produce"] + line["time/update"]
+
+
+def test_no_update_was_skipped(finished: Any) -> None:
+    assert all(line["actor/skipped_updates"] == 0 for line in finished.metrics()[1:])
+    assert finished.summary()["skipped_updates"] == {}
 
 
 def test_the_first_loss_is_on_policy(finished: Any) -> None:
@@ -59,19 +76,22 @@ def test_with_dynamic_sampling_raw_rewards_are_those_before_filters(runner: Any,
     lab.write_text(NOTING)
     runner.train(
         f"plugins=[{lab}]",
-        "algorithm={use: grpo, kl_coef: 0.0, filters: [nonzero_variance]}",
-        "production.dynamic_sampling=true",
+        "algorithm={use: grpo, advantage: noting_lab/asked, kl_coef: 0.0, filters: [nonzero_variance]}",
+        "rollout.dynamic_sampling=true",
+        "workflow=noting_lab/renames",
         "engine=transformers",
         "eval.before=false",
         "eval.after=false",
     )
     made = [json.loads(line) for line in (runner.path() / "made.jsonl").read_text().splitlines()]
     lines, tasks = runner.metrics(), runner.summary()["tasks"]
+    assert tasks["trained"] == 12  # though each rollout holds a task of its own
     assert tasks["filtered"] > 0
     assert len(made) == 4 * (tasks["trained"] + tasks["filtered"])
     for line in lines:
         rewards = [reward for step, reward in made if step == line["step"]]
         assert line["raw/reward"] == pytest.approx(np.mean(rewards))
+        assert line["actor/grad_norm"] > 0  # by an advantage that is awaited
         assert line["groups/trained"] == 1  # the batch is full all the same
         assert len(rewards) >= 16
 
@@ -99,6 +119,18 @@ def test_summary_picture_and_logs(finished: Any) -> None:
     assert (finished.path() / "logs" / "engine-0.log").is_file()
     assert list((finished.path() / "logs").glob("learner-0*.log"))
     assert "held-out accuracy" in finished.console()
+    log = (finished.path() / "logs" / "driver.log").read_text()
+    told = [log.index(text) for text in ("run 'run'", "settings: {", "ready after", "held-out accuracy", "saved in")]
+    assert told == sorted(told) and "finished after step 3; seconds: " in log
+
+
+def test_a_tracker_and_an_observer_that_fail_do_not_end_the_run(finished: Any) -> None:
+    assert finished.summary()["trackers"] == {
+        "tensorboard": "ok",
+        "rude_lab/rude": f"open: ConnectionError: no route to the service ({finished.folder / 'rude_lab.py'}, line 7)",
+    }
+    said = " ".join(finished.console().split())
+    assert "plugin rude_lab: 3 of 3 calls failed; the first: rlsdk_step_end: RuntimeError: a hook fails" in said
 
 
 def test_a_used_folder_is_not_overwritten_unasked(finished: Any) -> None:
@@ -106,6 +138,18 @@ def test_a_used_folder_is_not_overwritten_unasked(finished: Any) -> None:
     assert "holds a run already; go on with it by --resume, delete it by --overwrite" in finished.console().replace(
         "\n", " "
     )
+
+
+@pytest.mark.slow
+def test_a_run_that_learns_nothing_ends_early_and_fails(runner: Any, tmp_path: Path) -> None:
+    lab = tmp_path / "flat_lab.py"
+    lab.write_text("import rlsdk\n\n@rlsdk.reward('flat')\ndef flat(rollout):\n    return 0.25\n")
+    settings = ("steps=9", "max_empty_steps=2", "engine=transformers", "eval={before: false, after: false}")
+    runner.train("--plugin", str(lab), "reward=flat_lab/flat", *settings, code=1)
+    summary = runner.summary()
+    assert (summary["status"], summary["steps"]) == ("failed", 2)
+    assert "every rollout earned 0.25" in summary["error"]
+    assert "nothing was learned in any of the 2 steps of this run" in " ".join(runner.console().split())
 
 
 @pytest.mark.slow

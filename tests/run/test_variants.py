@@ -32,11 +32,19 @@ def test_two_engines_and_seeds_of_requests_sample_the_same(runner: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "metric"),
-    [("remax", "actor/policy_loss"), ("dpo", "actor/pair_accuracy"), ("mix", "actor/old_kl")],
+    ("name", "metric", "mu"),
+    [
+        ("remax", "actor/policy_loss", None),
+        ("dpo", "actor/pair_accuracy", None),
+        ("kto", "actor/reference_point", None),
+        ("dapo", "raw/reward", None),
+        ("{use: mix, policy_loss: {mu: {from: 0.75, to: 0.25, over: 2}}}", "actor/old_kl", [0.75, 0.5, 0.25]),
+    ],
 )
-def test_algorithms_that_want_more_than_groups_train(runner: Any, name: str, metric: str) -> None:
-    """Greedy answers, pairs, demonstrations beside samples."""
+def test_algorithms_that_want_more_than_groups_train(
+    runner: Any, name: str, metric: str, mu: list[float] | None
+) -> None:
+    """Greedy answers, pairs, right and wrong answers, dynamic sampling, demonstrations with a scheduled weight."""
     # Half of the demonstrations are right; only `mix` reads them.
     runner.train(f"algorithm={name}", "engine=transformers", "tasks.train.demonstrations=0.5", "learner.lr=1e-5")
     lines = runner.metrics()[1:]
@@ -44,6 +52,7 @@ def test_algorithms_that_want_more_than_groups_train(runner: Any, name: str, met
     assert all(line["actor/grad_norm"] > 0 for line in lines)
     assert all(metric in line and line["canary/gap"] < 1e-4 for line in lines)
     assert all(line["staleness/max"] == 0 for line in lines)
+    assert [line.get("schedule/policy_loss.mu") for line in lines] == (mu or [None] * 3)
 
 
 def test_several_turns_train(runner: Any) -> None:

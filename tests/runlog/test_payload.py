@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from fractions import Fraction
 from typing import Any
 
@@ -29,17 +31,19 @@ PLAIN = st.recursive(
     ),
     max_leaves=6,
 )
-MESSAGES = st.builds(Message, st.sampled_from(["system", "user", "assistant", "tool"]), TEXTS, TEXTS)
+ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
+MESSAGES = st.builds(Message, ROLES, TEXTS, TEXTS, prompt=st.sampled_from([None, True, False]))
 TASKS = st.builds(
     Task, TEXTS, TEXTS | st.lists(MESSAGES, max_size=2), PLAIN, st.dictionaries(TEXTS, PLAIN, max_size=2), TEXTS
 )
 METRICS = st.dictionaries(TEXTS, FLOATS, max_size=2)
+REWARDS = st.floats(-1e18, 1e18)
 SCORES = st.builds(
     Score,
-    st.floats(allow_nan=False, allow_infinity=False),
+    REWARDS,
     metrics=METRICS,
     reason=TEXTS,
-    token_rewards=st.none() | st.lists(st.tuples(st.integers(0, 9), FLOATS), max_size=2),
+    token_rewards=st.none() | st.lists(st.tuples(st.integers(0, 9), REWARDS), max_size=2),
 ) | st.builds(Score, FLOATS, valid=st.just(False), reason=TEXTS)
 
 
@@ -87,6 +91,7 @@ def test_what_comes_back_is_what_was_kept(group: Group) -> None:
     back = decode(encode(group))
     assert same(told(back.task), told(group.task))
     assert len(back) == len(group)
+    assert back.uid == group.uid
     for now, then in zip(back.rollouts, group.rollouts, strict=True):
         for name in ARRAYS:
             was, is_ = getattr(then, name), getattr(now, name)
@@ -139,3 +144,23 @@ def test_bytes_that_are_no_group_are_refused() -> None:
     for wrong in (b"", b"\x80\x04]\x94.", payload[:-5]):
         with pytest.raises(ValueFault, match="cannot be read"):
             decode(wrong)
+
+
+def test_a_group_of_format_1_is_read() -> None:
+    """Its messages do not say who wrote them: the task's prompt tells."""
+    shots = [Message("user", "1?"), Message("assistant", "one"), Message("user", "2?")]
+    task = Task("t", shots)
+    group = Group(task, [Rollout(task, [*shots, Message("assistant", "two")], (), (), (), ())], [Score(1.0)])
+    raw = zlib.decompress(encode(group))
+    length = int.from_bytes(raw[:8], "little")
+    told = json.loads(raw[8 : 8 + length])
+    told["format"] = 1
+    for each in (told["tasks"][0]["prompt"], told["rollouts"][0]["messages"]):
+        each[:] = [message[:3] for message in each]
+    text = json.dumps(told).encode()
+    back = decode(zlib.compress(len(text).to_bytes(8, "little") + text + raw[8 + length :]))
+    assert back.rollouts[0].response == "two"
+    told["format"] = 3
+    text = json.dumps(told).encode()
+    with pytest.raises(ValueFault, match="has format 3; this rlsdk reads 1 and 2"):
+        decode(zlib.compress(len(text).to_bytes(8, "little") + text))

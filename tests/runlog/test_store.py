@@ -20,7 +20,7 @@ import sqlalchemy as sa
 import rlsdk
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog.query import _reader, query
-from rlsdk.runlog.store import DATABASE, Address, RolloutStore
+from rlsdk.runlog.store import DATABASE, Address, RolloutStore, damage_of, set_aside
 from rlsdk.runlog.tables import COLUMNS, Entry
 from rlsdk.runlog.writer import RolloutWriter
 from rlsdk.types import Group, Rollout, Score, Task
@@ -269,3 +269,39 @@ def test_a_killed_writer_leaves_whole_groups_alone(tmp_path: Path) -> None:
     assert {n: len(group) for n, group in back.items()} == dict.fromkeys(numbers, 8)
     assert store._connection.exec_driver_sql("PRAGMA integrity_check").scalar_one() == "ok"
     store.close()
+
+
+def test_damage_in_the_middle_of_a_database_is_found_and_the_damaged_files_are_kept(
+    entry: Make, tmp_path: Path
+) -> None:
+    file = tmp_path / DATABASE
+    assert damage_of(file) == ""
+    kept(Address.make(tmp_path, None, None), *(entry(n) for n in range(200))).close()
+    assert damage_of(file) == ""
+    whole = file.read_bytes()
+    for again in ("", "-2"):
+        file.write_bytes(whole[:8192] + b"\xff" * 8192 + whole[16384:])
+        assert damage_of(file) != ""
+        assert set_aside(file) == tmp_path / f"{DATABASE}.damaged{again}"
+        assert damage_of(file) == ""
+
+
+ENDLESS = "(with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n) > 0"
+
+
+def test_a_query_ends_with_its_time(entry: Make, tmp_path: Path) -> None:
+    kept(Address.make(tmp_path, None, None), entry(1)).close()
+    with pytest.raises(ValueFault, match=r"took longer than 0\.05 s; narrow it, or allow more time"):
+        query(tmp_path, ENDLESS, seconds=0.05)
+    assert query(tmp_path, seconds=60)
+
+
+def test_a_query_heeds_an_interrupt(entry: Make, tmp_path: Path) -> None:
+    kept(Address.make(tmp_path, None, None), entry(1)).close()
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            query(tmp_path, ENDLESS, seconds=30)
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlsdk.contracts import Rule, ScoringLimits
+from rlsdk.contracts import RewardSpec, ScoringLimits
 from rlsdk.errors import DataError, ScoringError
 from rlsdk.plugins import Plugins
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Rollout, Score, Task
 
 LAB = Path(__file__).with_name("hostile_lab.py")
@@ -29,10 +29,10 @@ def rollout(text: str, name: str = "t") -> Rollout:
     return Rollout.from_text(Task(id=name, prompt="?", answer="!"), text)
 
 
-def part(name: str, **options: Any) -> Part:
+def part(name: str, **options: Any) -> RewardTerm:
     plugins = Plugins([LAB])
     reference = plugins.reference("reward", name, options)
-    return Part(Rule(name.rpartition("/")[2]), plugins.resolve(reference), reference)
+    return RewardTerm(RewardSpec(name.rpartition("/")[2]), plugins.resolve(reference), reference)
 
 
 @pytest.fixture
@@ -74,6 +74,7 @@ def test_it_scores_in_other_processes(scorer: Callable[..., Scorer]) -> None:
         ("memory", "MemoryError: it needs more than scoring.memory allows"),
         ("raise " + "x" * 5000, "ValueError: " + "x" * 1000),
         ("nan", "a valid score must be finite"),
+        ("huge", "a valid score must be finite and within ±1e+18, got 1e+30"),
         ("words", "ten"),
     ],
 )
@@ -200,7 +201,8 @@ def test_async_rewards_wait_together_in_the_driver_and_have_a_limit(scorer: Call
 
 def test_a_batch_of_another_length_is_invalid(scorer: Callable[..., Scorer]) -> None:
     assert (
-        score(scorer("hostile_lab/too_few"), "a")[0].reason == "too_few: ValueError: returned 0 scores for 1 rollouts"
+        score(scorer("hostile_lab/too_few"), "a")[0].reason
+        == "too_few: it returned 0 scores for 1 rollouts; expected 1, one for each"
     )
 
 
@@ -214,7 +216,7 @@ def test_a_reward_that_cannot_be_imported_there_stops_with_the_cause(tmp_path: P
     )
     plugins = Plugins([file])
     reference = plugins.reference("reward", "elsewhere/r")
-    running = Scorer([Part(Rule("r"), plugins.resolve(reference), reference)])
+    running = Scorer([RewardTerm(RewardSpec("r"), plugins.resolve(reference), reference)])
     with pytest.raises(ScoringError, match="not on this side"):
         score(running, "x")
 
@@ -231,7 +233,7 @@ def test_a_marked_object_of_a_script_is_scored_there() -> None:
 
     plugins = Plugins()
     reference = plugins.reference("reward", local)
-    running = Scorer([Part(Rule("local"), plugins.resolve(reference), reference)])
+    running = Scorer([RewardTerm(RewardSpec("local"), plugins.resolve(reference), reference)])
     assert score(running, "xxx")[0].value == 5
     running.close()
 

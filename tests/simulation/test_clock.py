@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.errors import RunError
-from rlsdk.trainer.simulation.clock import VirtualLoop, run_virtually
+from rlsdk.simulation.clock import VirtualLoop, run_virtually
 
 
 def now() -> float:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.contracts import Completion, Request, Sampling
+from rlsdk.engines.client import EngineClient
 from rlsdk.errors import ValueFault
-from rlsdk.rollout.client import EngineClient
-from rlsdk.trainer.simulation.clock import VirtualLoop, run_virtually
-from rlsdk.trainer.simulation.engine import SimulatedEngine
-from rlsdk.trainer.simulation.rates import Lengths, Rates
+from rlsdk.simulation.clock import VirtualLoop, run_virtually
+from rlsdk.simulation.engine import SimulatedEngine
+from rlsdk.simulation.rates import Lengths, Rates
 
 BARE = Rates(step_seconds=1.0, sequence_seconds=0.5, prompt_tokens=0, slots=4)
 """A decode step of one sequence takes 1.5 s, of two 2 s."""

@@ -15,9 +15,9 @@ from rlsdk.cli.simulate import simulate
 from rlsdk.errors import ConfigError, RunError
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import Entry
-from rlsdk.trainer.simulation.measure import fit, measure
-from rlsdk.trainer.simulation.prediction import divided
-from rlsdk.trainer.simulation.rates import Rates
+from rlsdk.simulation.measure import fit, measure
+from rlsdk.simulation.prediction import divided
+from rlsdk.simulation.rates import Rates
 from rlsdk.types import Group, Rollout, Score, Task
 
 CONFIG: dict[str, Any] = {
@@ -144,7 +144,7 @@ def test_the_command_predicts_the_run_that_it_measured(run: Path) -> None:
 
 def test_the_command_predicts_other_settings_and_sizes(run: Path) -> None:
     told = json.loads(
-        command(run, "production.max_staleness=2", "--gpus", "8,64", "--per-gpu", "1", "--json", "--rate", "median=50")
+        command(run, "rollout.max_staleness=2", "--gpus", "8,64", "--per-gpu", "1", "--json", "--rate", "median=50")
     )
     small, large = told["predictions"]
     assert [(p["gpus"], p["engines"], p["learners"], p["batch_size"]) for p in (small, large)] == [
@@ -171,14 +171,14 @@ def test_the_command_takes_what_the_config_says_of_production(run: Path, tmp_pat
 
     def found(*settings: str) -> dict[str, Any]:
         (prediction,) = json.loads(
-            command(run, *settings, "production.max_staleness=1", "--rates", str(run), "--json", "--steps", "8")
+            command(run, *settings, "rollout.max_staleness=1", "--rates", str(run), "--json", "--steps", "8")
         )["predictions"]
         configured: dict[str, Any] = prediction["configured"]
         return configured
 
     plain = found()
-    own = found("production.stop=mine/half", "production.buffer=mine/short", "--plugin", str(plugin))
-    anew = found("production.in_flight=false", "production.partial_rollouts=false")
+    own = found("rollout.stop=mine/half", "rollout.buffer=mine/short", "--plugin", str(plugin))
+    anew = found("rollout.in_flight=false", "rollout.partial_rollouts=false")
     assert own["step"] < 0.9 * plain["step"]
     assert own["wasted"] > plain["wasted"] + 0.1
     assert anew["wasted"] > plain["wasted"] + 0.05
@@ -186,7 +186,7 @@ def test_the_command_takes_what_the_config_says_of_production(run: Path, tmp_pat
 
 def test_a_batch_that_replay_leaves_nothing_of_is_said(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"replay\.share: 0\.75 of a batch of 2 leaves no group that is new"):
-        given = ("production.max_staleness=1", "production.replay={share: 0.75}", "--gpus", "2", "--per-gpu", "1")
+        given = ("rollout.max_staleness=1", "rollout.replay={share: 0.75}", "--gpus", "2", "--per-gpu", "1")
         command(run, *given, fails=True)
 
 

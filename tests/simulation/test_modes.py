@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.config.production import ProductionSection, ReplaySection
+from rlsdk.config.rollout import ReplaySection, RolloutSection
 from rlsdk.contracts import Completion, Request, Sampling
+from rlsdk.engines.client import EngineClient
+from rlsdk.engines.gate import PausableClient
 from rlsdk.errors import RunError, ValueFault
-from rlsdk.rollout.client import EngineClient
-from rlsdk.rollout.gate import Gate
-from rlsdk.trainer.simulation.clock import run_virtually
-from rlsdk.trainer.simulation.engine import SimulatedEngine
-from rlsdk.trainer.simulation.rates import Lengths, Rates
-from rlsdk.trainer.simulation.training import Setup, engines_alone, learner_alone, simulate, synchronous
+from rlsdk.simulation.clock import run_virtually
+from rlsdk.simulation.engine import SimulatedEngine
+from rlsdk.simulation.rates import Lengths, Rates
+from rlsdk.simulation.training import Setup, engines_alone, learner_alone, simulate, synchronous
 from rlsdk.types import Group
 
 PROMPT = np.zeros(1, np.int64)
@@ -37,7 +37,7 @@ BARE = Rates(
 )  # fmt: skip
 SETUP = Setup(
     rates=BARE, lengths=Lengths(seen=(12,), limit=100), engines=1, learners=1, batch=1, group=1, steps=12,
-    production=ProductionSection(max_staleness=1),
+    rollout=RolloutSection(max_staleness=1),
 )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def now() -> float:
 
 
 def through(
-    body: Callable[[SimulatedEngine, Gate], Awaitable[Any]],
+    body: Callable[[SimulatedEngine, PausableClient], Awaitable[Any]],
     *,
     partial: bool = True,
     rates: Rates = SLOW,
@@ -57,7 +57,7 @@ def through(
     async def go() -> Any:
         engine = SimulatedEngine(rates, lengths, (0,))
         client = EngineClient([engine], lambda ids: [""] * len(ids))
-        return await body(engine, Gate(client, lambda ids: [""] * len(ids), partial=partial))
+        return await body(engine, PausableClient(client, lambda ids: [""] * len(ids), partial=partial))
 
     return run_virtually(go())
 
@@ -71,7 +71,7 @@ def test_an_answer_that_a_sync_ends_costs_its_rest_and_its_reading_or_begins_ane
 ) -> None:
     """5 tokens at 6 s; 2 s later prompt and tokens are read (1.5 s) and 15 more follow, or the prompt and 20."""
 
-    async def body(engine: SimulatedEngine, gate: Gate) -> tuple[Completion, float, int, int]:
+    async def body(engine: SimulatedEngine, gate: PausableClient) -> tuple[Completion, float, int, int]:
         asked = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=100)))
         await asyncio.sleep(6.0)
         async with gate.held():
@@ -89,7 +89,7 @@ def test_an_answer_that_a_sync_ends_costs_its_rest_and_its_reading_or_begins_ane
 
 
 def test_all_that_runs_or_waits_is_ended_and_unread_prompts_are_forgotten() -> None:
-    async def body(engine: SimulatedEngine, gate: Gate) -> tuple[Any, ...]:
+    async def body(engine: SimulatedEngine, gate: PausableClient) -> tuple[Any, ...]:
         client = EngineClient([engine], lambda ids: [""] * len(ids))
         asked = [client.sample(str(i), PROMPT, Sampling()) for i in range(6)]  # 4 run, whose prompts take 4 s
         await asyncio.sleep(1.5)
@@ -103,7 +103,7 @@ def test_all_that_runs_or_waits_is_ended_and_unread_prompts_are_forgotten() -> N
 
 @pytest.mark.parametrize("loading", [0.0, 3.0])
 def test_what_is_whole_when_all_is_ended_is_no_half_answer(loading: float) -> None:
-    async def body(engine: SimulatedEngine, gate: Gate) -> Completion:
+    async def body(engine: SimulatedEngine, gate: PausableClient) -> Completion:
         client = EngineClient([engine], lambda ids: [""] * len(ids))
         asked = client.sample("g", PROMPT, Sampling())
         await asyncio.sleep(21.0)
@@ -118,7 +118,7 @@ def test_what_is_whole_when_all_is_ended_is_no_half_answer(loading: float) -> No
 def test_answers_of_one_group_go_on_each_by_itself() -> None:
     """Their tokens differ, as those of a run do: were they one request, the engine would read one prompt for all."""
 
-    async def body(engine: SimulatedEngine, gate: Gate) -> tuple[float, int]:
+    async def body(engine: SimulatedEngine, gate: PausableClient) -> tuple[float, int]:
         asked = [asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=100))) for _ in range(4)]
         await asyncio.sleep(6.0)
         async with gate.held():
@@ -135,7 +135,7 @@ def test_what_was_begun_goes_before_what_waited_for_a_place() -> None:
     async def go() -> list[float]:
         rates = attrs.evolve(SLOW, slots=1, prompt_tokens=0, prompt_rate=1e12)
         client = EngineClient([SimulatedEngine(rates, TWENTY, (i,)) for i in range(2)], lambda ids: [""] * len(ids))
-        gate = Gate(client, lambda ids: [""] * len(ids))
+        gate = PausableClient(client, lambda ids: [""] * len(ids))
 
         async def ask(name: str) -> float:
             await gate.sample(name, PROMPT, Sampling(max_tokens=100))
@@ -162,7 +162,7 @@ def test_however_often_answers_are_ended_they_get_as_long_as_without(
     free = attrs.evolve(SLOW, slots=16, prompt_tokens=0)
 
     def lengths_with(cuts: list[float]) -> list[int]:
-        async def body(engine: SimulatedEngine, gate: Gate) -> list[int]:
+        async def body(engine: SimulatedEngine, gate: PausableClient) -> list[int]:
             sampling = Sampling(max_tokens=50)
             asked = [asyncio.ensure_future(gate.sample(str(i), PROMPT, sampling)) for i in range(count)]
             for version, cut in enumerate(cuts, 1):
@@ -194,8 +194,8 @@ def test_in_flight_weights_reach_what_runs() -> None:
 
 def test_partial_rollouts_go_on_behind_a_sync() -> None:
     """5 tokens while the learner learns, 2 s of sync without an engine, then the 7 that are missing: 14 s."""
-    section = ProductionSection(max_staleness=1, in_flight=False)
-    found = simulate(attrs.evolve(SETUP, production=section))
+    section = RolloutSection(max_staleness=1, in_flight=False)
+    found = simulate(attrs.evolve(SETUP, rollout=section))
     assert found.step == pytest.approx(14, abs=1e-4)
     assert found.staleness == pytest.approx(5 / 12)
     assert (found.staleness_max, found.wasted) == (1, 0.0)
@@ -205,8 +205,8 @@ def test_partial_rollouts_go_on_behind_a_sync() -> None:
 
 def test_without_partial_rollouts_what_a_sync_ends_is_wasted() -> None:
     """5 tokens while the learner learns are thrown away, and all 12 follow the sync: 19 s, of one version."""
-    section = ProductionSection(max_staleness=1, in_flight=False, partial_rollouts=False)
-    found = simulate(attrs.evolve(SETUP, production=section))
+    section = RolloutSection(max_staleness=1, in_flight=False, partial_rollouts=False)
+    found = simulate(attrs.evolve(SETUP, rollout=section))
     assert found.step == pytest.approx(19, abs=1e-4)
     assert (found.staleness, found.staleness_max) == (0.0, 0)
     assert found.wasted == pytest.approx(5 / 17)
@@ -214,15 +214,15 @@ def test_without_partial_rollouts_what_a_sync_ends_is_wasted() -> None:
 
 
 def test_beginnings_are_read_again_at_every_sync() -> None:
-    section = ProductionSection(max_staleness=1, in_flight=False)
+    section = RolloutSection(max_staleness=1, in_flight=False)
     rates = attrs.evolve(BARE, prompt_rate=5.0)
-    found = simulate(attrs.evolve(SETUP, production=section, rates=rates))
+    found = simulate(attrs.evolve(SETUP, rollout=section, rates=rates))
     assert found.step == pytest.approx(15, abs=1e-4)  # 5 tokens are read in a second
 
 
 def test_old_tokens_do_not_count_as_trained() -> None:
-    section = ProductionSection(max_staleness=1, in_flight=False, max_token_staleness=0)
-    found = simulate(attrs.evolve(SETUP, production=section))
+    section = RolloutSection(max_staleness=1, in_flight=False, max_token_staleness=0)
+    found = simulate(attrs.evolve(SETUP, rollout=section))
     assert found.step == pytest.approx(14, abs=1e-4)
     assert (found.staleness, found.staleness_max) == (0.0, 0)
     assert found.tokens_per_second == pytest.approx(7 / 14, abs=1e-4)
@@ -233,7 +233,7 @@ REPLAY = attrs.evolve(
     batch=2,
     lengths=Lengths(seen=(40,), limit=100),
     rates=attrs.evolve(BARE, token_seconds=0.125, learner_seconds=0.0, sync_seconds=0.0),
-    production=ProductionSection(max_staleness=2, replay=ReplaySection(share=0.5)),
+    rollout=RolloutSection(max_staleness=2, replay=ReplaySection(share=0.5)),
 )
 
 
@@ -252,15 +252,15 @@ def test_a_share_of_the_batch_is_trained_again() -> None:
 
 
 def test_what_is_too_old_is_not_trained_again() -> None:
-    short = attrs.evolve(REPLAY.production, max_staleness=1)
-    found = simulate(attrs.evolve(REPLAY, production=short))
+    short = attrs.evolve(REPLAY.rollout, max_staleness=1)
+    found = simulate(attrs.evolve(REPLAY, rollout=short))
     assert found.staleness_max == 1
     assert found.tokens_per_second == pytest.approx(40 / 40, abs=1e-4)
 
 
 def test_a_batch_without_new_groups_is_refused() -> None:
     with pytest.raises(ValueFault, match=r"replay\.share: 0\.75 of a batch of 2 leaves no group that is new"):
-        attrs.evolve(REPLAY, production=ProductionSection(max_staleness=2, replay=ReplaySection(share=0.75)))
+        attrs.evolve(REPLAY, rollout=RolloutSection(max_staleness=2, replay=ReplaySection(share=0.75)))
 
 
 def test_a_stop_rule_ends_the_wait_for_the_rest_of_a_batch() -> None:
@@ -328,7 +328,7 @@ def test_a_policy_that_drops_everything_is_an_error_and_no_hang() -> None:
     def none(group: Group, *, step: int, uses: int) -> None:
         return None
 
-    with pytest.raises(RunError, match=r"policy dropped 1001 groups one after the other.*production\.buffer=fifo"):
+    with pytest.raises(RunError, match=r"policy dropped 1001 groups one after the other.*rollout\.buffer=fifo"):
         simulate(attrs.evolve(SETUP, policy=lambda: none))
 
 
@@ -336,15 +336,15 @@ TAIL = Setup(
     rates=Rates(slots=32, weights_bytes=1e9),
     lengths=Lengths(median=200, sigma=1.0, limit=2000),
     engines=2, learners=1, batch=16, group=4, steps=8,
-    production=ProductionSection(max_staleness=3, oversample=0.25, in_flight=False),
+    rollout=RolloutSection(max_staleness=3, oversample=0.25, in_flight=False),
 )  # fmt: skip
 
 
 def test_ended_answers_cost_time_and_those_that_begin_anew_more() -> None:
     keep = simulate(TAIL)
-    anew = simulate(attrs.evolve(TAIL, production=attrs.evolve(TAIL.production, partial_rollouts=False)))
+    anew = simulate(attrs.evolve(TAIL, rollout=attrs.evolve(TAIL.rollout, partial_rollouts=False)))
     assert simulate(TAIL) == keep
-    assert simulate(attrs.evolve(TAIL, production=attrs.evolve(TAIL.production, in_flight=True))).step < keep.step
+    assert simulate(attrs.evolve(TAIL, rollout=attrs.evolve(TAIL.rollout, in_flight=True))).step < keep.step
     assert keep.tokens_per_second > anew.tokens_per_second
     assert anew.wasted > keep.wasted + 0.1
     assert keep.step >= 0.95 * max(simulate(engines_alone(TAIL)).step, simulate(learner_alone(TAIL)).step)
@@ -352,9 +352,9 @@ def test_ended_answers_cost_time_and_those_that_begin_anew_more() -> None:
 
 @pytest.mark.parametrize("partial", [True, False])
 def test_in_step_no_sync_meets_an_answer(partial: bool) -> None:
-    ended = attrs.evolve(TAIL, production=attrs.evolve(TAIL.production, partial_rollouts=partial))
-    section = ProductionSection(in_flight=False, partial_rollouts=partial)
-    in_step = simulate(attrs.evolve(TAIL, production=section))
+    ended = attrs.evolve(TAIL, rollout=attrs.evolve(TAIL.rollout, partial_rollouts=partial))
+    section = RolloutSection(in_flight=False, partial_rollouts=partial)
+    in_step = simulate(attrs.evolve(TAIL, rollout=section))
     assert in_step == simulate(synchronous(ended))
     assert (in_step.wasted, in_step.staleness_max) == (0.0, 0)
 
@@ -363,14 +363,14 @@ def test_work_grows_with_ended_responses_and_not_with_tokens() -> None:
     def turns(factor: int) -> int:
         rates = attrs.evolve(BARE, slots=8, learner_seconds=5.0 * factor, prompt_rate=1e12)
         lengths = Lengths(seen=(12 * factor,), limit=10**6)
-        section = ProductionSection(max_staleness=1, in_flight=False)
-        return simulate(attrs.evolve(SETUP, batch=8, rates=rates, lengths=lengths, production=section)).turns
+        section = RolloutSection(max_staleness=1, in_flight=False)
+        return simulate(attrs.evolve(SETUP, batch=8, rates=rates, lengths=lengths, rollout=section)).turns
 
     assert turns(1000) <= turns(1) * 1.1
 
 
 def test_an_engine_goes_on_to_what_the_tokens_say_and_marks_no_two_alike() -> None:
-    async def body(engine: SimulatedEngine, gate: Gate) -> list[Completion]:
+    async def body(engine: SimulatedEngine, gate: PausableClient) -> list[Completion]:
         async def ask(name: str, prompt: np.ndarray, begun: int = 0) -> list[Completion]:
             request = Request(id=name, prompt_ids=prompt, sampling=Sampling(), n=2, begun=begun)
             return [c async for ready in engine.generate.remote([request]) for c in await ready]

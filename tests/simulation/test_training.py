@@ -12,9 +12,9 @@ import attrs
 import numpy as np
 import pytest
 
-from rlsdk.config.production import ProductionSection
-from rlsdk.trainer.simulation.rates import Lengths, Rates
-from rlsdk.trainer.simulation.training import (
+from rlsdk.config.rollout import RolloutSection
+from rlsdk.simulation.rates import Lengths, Rates
+from rlsdk.simulation.training import (
     Outcome,
     Setup,
     SimulatedTraining,
@@ -26,9 +26,9 @@ from rlsdk.trainer.simulation.training import (
 
 TAIL = Lengths(median=400, sigma=1.0, limit=4096)
 RATES = Rates(slots=64, token_seconds=1.1e-4, learner_seconds=1.0, sync_seconds=0.5, weights_bytes=1e9)
-AHEAD = ProductionSection(max_staleness=4, oversample=0.25)
+AHEAD = RolloutSection(max_staleness=4, oversample=0.25)
 """The longest response lasts about three steps."""
-SETUP = Setup(rates=RATES, lengths=TAIL, engines=2, learners=1, batch=64, group=4, steps=12, production=AHEAD)
+SETUP = Setup(rates=RATES, lengths=TAIL, engines=2, learners=1, batch=64, group=4, steps=12, rollout=AHEAD)
 SMALL = attrs.evolve(SETUP, batch=16, steps=8)
 
 
@@ -78,9 +78,9 @@ def test_a_run_is_the_same_each_time(found: dict[str, Outcome]) -> None:
 
 
 def test_weights_that_travel_seldom_are_sent_seldom_and_age() -> None:
-    section = ProductionSection(max_staleness=1, sync_interval=4)
-    seldom = simulate(attrs.evolve(SMALL, production=section, steps=16))
-    often = simulate(attrs.evolve(SMALL, production=ProductionSection(max_staleness=1)))
+    section = RolloutSection(max_staleness=1, sync_interval=4)
+    seldom = simulate(attrs.evolve(SMALL, rollout=section, steps=16))
+    often = simulate(attrs.evolve(SMALL, rollout=RolloutSection(max_staleness=1)))
     a_sync = RATES.weights_bytes * SMALL.engines / 1e9
     assert often.weights_gb_per_second * often.step == pytest.approx(a_sync, rel=1e-3)
     assert seldom.weights_gb_per_second * seldom.step == pytest.approx(a_sync / 4, rel=0.4)
@@ -90,8 +90,8 @@ def test_weights_that_travel_seldom_are_sent_seldom_and_age() -> None:
 def test_groups_that_filters_leave_out_are_waste_or_are_replaced() -> None:
     rates = attrs.evolve(RATES, filtered=0.5)
     left_out = simulate(attrs.evolve(synchronous(SETUP), rates=rates))
-    section = ProductionSection(dynamic_sampling=True)
-    replaced = simulate(attrs.evolve(SETUP, rates=rates, production=section))
+    section = RolloutSection(dynamic_sampling=True)
+    replaced = simulate(attrs.evolve(SETUP, rates=rates, rollout=section))
     assert left_out.wasted == pytest.approx(0.5, abs=0.1)
     assert replaced.wasted == pytest.approx(0.5, abs=0.1)
     assert replaced.tokens_per_second * replaced.step > 1.6 * left_out.tokens_per_second * left_out.step
@@ -102,7 +102,7 @@ def test_sources_with_weights_and_uneven_batches_run_through() -> None:
 
 
 def test_a_thousand_gpus_cost_work_for_each_response_and_no_more() -> None:
-    setup = attrs.evolve(SETUP, engines=768, learners=256, batch=256, steps=2, production=ProductionSection())
+    setup = attrs.evolve(SETUP, engines=768, learners=256, batch=256, steps=2, rollout=RolloutSection())
     assert simulate(setup).turns < 8 * setup.steps * setup.batch * setup.group
 
 
@@ -118,7 +118,7 @@ def test_on_a_real_clock_too() -> None:
     )  # fmt: skip
     lengths = Lengths(median=40, sigma=1.0, limit=300)
     ahead = attrs.evolve(AHEAD, oversample=0.0)
-    setup = attrs.evolve(SETUP, rates=rates, lengths=lengths, batch=24, steps=9, production=ahead)
+    setup = attrs.evolve(SETUP, rates=rates, lengths=lengths, batch=24, steps=9, rollout=ahead)
     in_step = attrs.evolve(synchronous(setup), steps=4)
 
     def seconds(one: Setup) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -24,8 +25,33 @@ def test_countdown_writes_both_splits(tmp_path):
     train, test = (pq.read_table(tmp_path / "new" / f"{split}.parquet") for split in ("train", "test"))
     assert (train.num_rows, test.num_rows) == (5000, 30)
     assert train.schema.equals(test.schema)
-    assert train.column_names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+    verl = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+    assert train.column_names == [*verl, "nums", "target"]
     assert "5,000 tasks" in ran.output
+
+
+def test_tinyzeros_columns_hold_what_the_answer_holds(tmp_path):
+    run("countdown", "--out", tmp_path, "--train-size", 20, "--test-size", 2)
+    table = pq.read_table(tmp_path / "train.parquet")
+    assert table.schema.field("target").type == pa.int64()
+    assert table.schema.field("nums").type.value_type == pa.int64()
+    for row in table.to_pylist():
+        assert {"target": row["target"], "numbers": row["nums"]} == row["reward_model"]["ground_truth"]
+    read = rlsdk.load("tasks", "parquet", path=str(tmp_path))()
+    assert [task.metadata["nums"] for task in read] == [task.answer["numbers"] for task in read]
+
+
+def test_a_reward_that_reads_tinyzeros_columns_runs_on_the_file(tmp_path):
+    run("countdown", "--out", tmp_path, "--train-size", 2, "--test-size", 2, "--numbers", 2, "--operators", "+")
+    (tmp_path / "theirs.py").write_text(
+        "def equation(completions, target, nums, **kwargs):\n"
+        "    return [float(c == ' + '.join(map(str, n)) and sum(n) == t)\n"
+        "            for c, t, n in zip(completions, target, nums)]\n"
+    )
+    task = rlsdk.load("tasks", "parquet", path=str(tmp_path))()[0]
+    reward = rlsdk.load("reward", "foreign", path=f"{tmp_path / 'theirs.py'}:equation")
+    texts = [" + ".join(map(str, task.answer["numbers"])), "1 + 1"]
+    assert [score.value for score in reward([rlsdk.Rollout.from_text(task, text) for text in texts])] == [1.0, 0.0]
 
 
 def test_options_reach_the_tasks(tmp_path):

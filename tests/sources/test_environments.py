@@ -10,15 +10,15 @@ import pytest
 
 import rlsdk
 from rlsdk.config.schema import EvalSection
-from rlsdk.contracts import Rule, Sampling
+from rlsdk.contracts import RewardSpec, Sampling
 from rlsdk.errors import OptionError
-from rlsdk.rollout.chat import Setting
-from rlsdk.rollout.producer import Producer
+from rlsdk.evaluation.evaluation import evaluate, figures
+from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.rollout.stream import TaskStream
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import ScriptedPolicy, check_component, run_workflow
-from rlsdk.trainer.evaluation import evaluate, figures
-from rlsdk.trainer.figures import source_metrics
+from rlsdk.trainer.metrics import source_metrics
 from rlsdk.types import Message, Observation, Step
 from tests.rollout.codecs import plain
 
@@ -108,7 +108,7 @@ def test_the_source_conforms() -> None:
 
 
 def test_metrics_come_for_each_tag_where_there_are_several() -> None:
-    scorer = Scorer([Part(Rule("environment"), rlsdk.load("reward", "environment"))])
+    scorer = Scorer([RewardTerm(RewardSpec("environment"), rlsdk.load("reward", "environment"))])
     workflow = rlsdk.load("workflow", "environment")
     groups = run_workflow(
         workflow, list(tasks(rounds=1, form="text")), plain(), lambda _: "1", scorer=scorer, group_size=2
@@ -125,10 +125,10 @@ def test_an_evaluation_reports_each_tag() -> None:
         return None
 
     async def go() -> Any:
-        scorer = Scorer([Part(Rule("environment"), rlsdk.load("reward", "environment"))])
+        scorer = Scorer([RewardTerm(RewardSpec("environment"), rlsdk.load("reward", "environment"))])
         policy: Any = ScriptedPolicy(plain(), lambda _: "1")
-        setting = Setting(codec=plain(), client=policy, sampling=Sampling(), max_length=64)
-        producer = Producer(rlsdk.load("workflow", "environment"), scorer, 0)
+        setting = RolloutContext(codec=plain(), client=policy, sampling=Sampling(), max_length=64)
+        producer = RolloutGenerator(rlsdk.load("workflow", "environment"), scorer, 0)
         held_out = list(tasks(split="test", partition=[3, 1], form="text"))
         return await evaluate(producer, held_out, setting, EvalSection(samples=2), reseed=nothing)
 

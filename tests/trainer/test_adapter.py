@@ -11,9 +11,10 @@ import pytest
 from rlsdk import preflight
 from rlsdk.config import Plan, check
 from rlsdk.contracts import Adapter
+from rlsdk.engines.starting import exchanged_adapter
 from rlsdk.errors import EngineError, EnvironmentFault
-from rlsdk.trainer.cluster import exchanged_adapter
-from rlsdk.trainer.run import faults, run
+from rlsdk.readiness.checks import machine
+from rlsdk.trainer.run import run
 
 
 @pytest.fixture
@@ -69,5 +70,5 @@ def test_a_missing_compiler_stops_the_run_before_it_starts(
         run(both)
     for named in ("engine core/transformers", "learner core/deepspeed"):
         assert f"{named} with these options starts no-such-compiler, which is not" in str(refused.value)
-    assert len(faults(both, trains=False)) == 1  # an evaluation has no learner
-    assert faults(plan("transformers"), trains=True) == []
+    assert len(machine(both, trains=False)) == 1  # an evaluation has no learner
+    assert machine(plan("transformers")) == []

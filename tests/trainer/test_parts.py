@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlsdk.cluster.placement import layout
 from rlsdk.config.schema import PlacementSection
+from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.errors import CanaryError, DataError, EnvironmentFault
+from rlsdk.evaluation.evaluation import is_correct, measured, pass_at, scored_trajectories
 from rlsdk.rollout.stream import TaskStream
-from rlsdk.trainer.canary import Canary, describe_checksums
-from rlsdk.trainer.cluster import layout
-from rlsdk.trainer.evaluation import ends, is_correct, measured, pass_at
 from rlsdk.types import Group, Rollout, Score, Task
 
 
@@ -120,12 +120,15 @@ def test_pass_at_k(k: int, n: int, correct: int, expected: float) -> None:
     assert pass_at(k, n, correct) == pytest.approx(expected)
 
 
-def test_a_trajectory_counts_once_by_its_last_step() -> None:
+def test_scores_of_a_trajectory_stand_together_by_step() -> None:
     task = Task(id="t", prompt="?")
     labels = [("a", 0), ("a", 1), ("", 0), ("b", 1), ("b", 0), ("", 0)]
     rollouts = [attrs.evolve(Rollout.from_text(task, ""), trajectory=label, step=step) for label, step in labels]
     scores = [Score(float(i)) for i in range(len(labels))]
-    assert [s.value for s in ends(Group(task, rollouts, scores))] == [1.0, 2.0, 3.0, 5.0]
+    group = Group(task, rollouts, scores)
+    assert [[s.value for s in each] for each in scored_trajectories([group])] == [[0.0, 1.0], [2.0], [4.0, 3.0], [5.0]]
+    failed = attrs.evolve(group, scores=[Score.invalid("ill"), *scores[1:]])
+    assert [[s.value for s in each] for each in scored_trajectories([failed])] == [[2.0], [4.0, 3.0], [5.0]]
 
 
 def test_correct_is_what_the_reward_says_or_a_full_reward() -> None:
@@ -136,8 +139,9 @@ def test_correct_is_what_the_reward_says_or_a_full_reward() -> None:
 
 def test_what_workflows_measure_is_averaged_over_those_that_measured_it() -> None:
     found = [{"turns": 1.0, "right": 1.0}, {"turns": 3.0}, {"turns": 2.0, "right": 0.0}]
-    rollouts = [Rollout(Task("a", "?"), (), (), (), (), (), metrics=metrics) for metrics in found]
-    assert measured(rollouts) == {"workflow/right": 0.5, "workflow/turns": 2.0}
+    task = Task("a", "?")
+    rollouts = [Rollout(task, (), (), (), (), (), metrics=metrics) for metrics in found]
+    assert measured([Group(task, rollouts, [Score(0.0)] * 3)]) == {"workflow/right": 0.5, "workflow/turns": 2.0}
     assert measured([]) == {}
 
 

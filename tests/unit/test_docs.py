@@ -42,8 +42,8 @@ def test_a_page_says_what_an_algorithm_is_made_of(pages):
     assert "* **Paper:** [arXiv:2402.03300](https://arxiv.org/abs/2402.03300), eq. 3 and 4;" in page
     assert "\n### Advantage: `grpo`\n" in page
     assert "* **Formula:** `A = (r - μ) / (σ + 1e-6)`." in page
-    assert "\n| `dual_clip` | `null` |" in page  # the algorithm's value, not the loss's default
-    assert "\n### KL: `k3`\n" in page
+    assert "\n| `dual_clip` | `20.0` |" in page  # the algorithm's value, not the loss's default
+    assert "\n### KL: `low_var`\n" in page
     assert "\n### Aggregation: `seq-mean-token-mean`\n\nMean over rollouts of the mean over their tokens" in page
     assert "\n| `kl_coef` | `0.04` |" in page
     assert "\n| `filters` | `[]` |" in page

@@ -117,7 +117,7 @@ def test_devices_that_a_build_does_not_serve(capability, built):
     [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (5 * 2**29, "2.5 GiB"), (3 * 2**50, "3072 TiB")],
 )
 def test_sizes_are_written_for_people(count, text):
-    assert preflight._size(count) == text
+    assert preflight.size_text(count) == text
 
 
 @pytest.mark.gpu

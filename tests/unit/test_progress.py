@@ -7,7 +7,7 @@ import time
 
 from rich.console import Console
 
-from rlsdk.rollout.lifecycle import Counts
+from rlsdk.rollout.lifecycle import TaskCounts
 from rlsdk.runlog import progress
 
 
@@ -27,8 +27,8 @@ def test_a_plain_line_says_the_time_left_at_the_pace_since_the_start(monkeypatch
 
 
 COUNTS = {
-    "countdown": Counts(target=1280, available=3, scheduled=128, filtered=17, expired=2),
-    "jsonl": Counts(target=64, scheduled=6),
+    "countdown": TaskCounts(target=1280, available=3, scheduled=128, filtered=17, expired=2),
+    "jsonl": TaskCounts(target=64, scheduled=6),
 }
 LINES = [
     "countdown  target 1,280  available 3  in flight 128  filtered 17  stale 2",
@@ -51,7 +51,7 @@ def test_in_a_terminal_the_sources_are_drawn_as_they_stand_while_the_trainer_wai
     standings = dict(COUNTS)
     line = progress.ProgressLine(console, 10, 0, 1, lambda: standings)
     line.update(1, {})
-    standings["jsonl"] = Counts(target=64, available=6)
+    standings["jsonl"] = TaskCounts(target=64, available=6)
     deadline = time.monotonic() + 20
     while "available 6  in flight 0" not in written.getvalue():  # nobody updates it: it draws itself
         assert time.monotonic() < deadline

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rlsdk
-from rlsdk.contracts import Rule
+from rlsdk.contracts import RewardSpec
 from rlsdk.errors import OptionError
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import run_workflow
 from rlsdk.types import Group, Message, Task
 from tests.rollout.codecs import chatml
@@ -55,6 +56,33 @@ def raises(task, base_url, api_key):
 def never_asks(task, base_url, api_key):
     return None
 
+def numpy_reward(task, base_url, api_key):
+    import numpy as np
+    ask(base_url, "x")
+    return {"reward": np.float32(0.5), "found": np.bool_(True), "size": np.array(3)}
+
+def refused(task, base_url, api_key):
+    ask(base_url, "x")
+    ask(base_url, "x", n=2)
+
+def never_answered(task, base_url, api_key):
+    try:
+        ask(base_url, "x", n=2)
+    except httpx.HTTPStatusError:
+        pass
+
+def wordy(task, base_url, api_key):
+    ask(base_url, "very long " * 300)
+
+def recovers(task, base_url, api_key):
+    never_answered(task, base_url, api_key)
+    ask(base_url, "x")
+    raise KeyError("no such tool")
+
+def not_unicode(task, base_url, api_key):
+    content = b'{"messages": [{"role": "user", "content": "\\\\ud800"}]}'
+    httpx.post(base_url + "/chat/completions", content=content, verify=False).raise_for_status()
+
 def odd(task, base_url, api_key):
     ask(base_url, "x")
     return object()
@@ -91,7 +119,7 @@ def play(file: str, name: str, *answers: str, reward: Any = exact, size: int = 1
     said = iter(answers)
     workflow = rlsdk.load("workflow", "agent", agent=f"{file}:{name}", **options)
     task = Task(id="t", prompt=[Message("user", "What is 1 + 2?")], answer="right")
-    scorer = Scorer([Part(Rule("exact"), reward)])
+    scorer = Scorer([RewardTerm(RewardSpec("exact"), reward)])
     [group] = run_workflow(
         workflow, [task], chatml(), lambda _: next(said, "x"), scorer=scorer, max_tokens=50, group_size=size
     )
@@ -120,6 +148,23 @@ def test_a_mapping_holds_answer_reward_and_metrics(file):
     assert rollout.span[1] == len(rollout.token_ids)  # the agent's own word has no tokens
 
 
+def test_a_number_of_numpy_is_a_number(file):
+    (rollout,) = play(file, "numpy_reward").rollouts
+    assert [value for _, value in rollout.rewards] == [0.5]
+    assert (rollout.metrics["found"], rollout.metrics["size"]) == (1.0, 3.0)
+
+
+def test_a_number_that_does_not_count_is_warned_about_once(file, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("rlsdk"), "propagate", True)
+    assert {s.value for s in play(file, "answers", size=3).scores} == {0.0}
+    (said,) = [r.getMessage() for r in caplog.records if "gave a reward" in r.getMessage()]
+    assert "this run's reward is 'exact'" in said
+    caplog.clear()
+    play(file, "answers", reward=rlsdk.load("reward", "environment"))
+    play(file, "solve")
+    assert not [r for r in caplog.records if "gave a reward" in r.getMessage()]
+
+
 def test_the_score_of_the_last_conversation_is_that_of_all(file):
     seen = []
 
@@ -140,6 +185,13 @@ def test_the_score_of_the_last_conversation_is_that_of_all(file):
         ("raises", "workflow failed: KeyError: 'no such tool'"),
         ("never_asks", "pass it `base_url`"),
         ("odd", "expected None, a number"),
+        ("refused", "workflow failed: RefusedError: the agent's last request was refused: n: one answer a request"),
+        ("refused", "agent_lab.py, line 10)"),
+        ("never_answered", "no answer from the policy; its last request was refused: n: one answer a request"),
+        ("wordy", "no answer from the policy; its last request was refused: task 't': "),
+        ("wordy", "leave no room in model.max_length"),
+        ("recovers", "workflow failed: KeyError: 'no such tool'"),
+        ("not_unicode", "RefusedError: the agent's last request was refused: the body holds text that is not Unicode"),
         ("own_timeout", "TimeoutError: a tool of the agent's"),
     ],
 )
@@ -148,7 +200,8 @@ def test_what_an_agent_does_wrong_fails_its_rollout_alone(file, name, reason):
     assert [r.status for r in group.rollouts] == ["failed"]
     assert not group.scores[0].valid
     assert reason in group.scores[0].reason
-    assert group.rollouts[0].text == ("" if name == "never_asks" else "x")  # what it came to is kept
+    unanswered = name in ("never_asks", "never_answered", "wordy", "not_unicode")
+    assert group.rollouts[0].text == ("" if unanswered else "x")  # what it came to is kept
 
 
 def test_limits_truncate(file):

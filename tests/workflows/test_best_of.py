@@ -10,7 +10,7 @@ import pytest
 import rlsdk
 from rlsdk.contracts import Sampling
 from rlsdk.errors import OptionError
-from rlsdk.rollout.chat import Prompt, Setting, TokenChat
+from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.testing import ScriptedPolicy, run_workflow
 from rlsdk.types import Rollout, Score, Task
 from tests.rollout.codecs import chatml, plain
@@ -66,7 +66,7 @@ def test_branches_go_on_by_themselves_with_seeds_of_their_own(seed: int | None) 
 
     async def talk() -> tuple[Rollout, Rollout, Rollout]:
         policy: Any = Policy(codec, lambda text: str(len(text)))
-        setting = Setting(codec=codec, client=policy, sampling=Sampling(max_tokens=9), max_length=99)
+        setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(max_tokens=9), max_length=99)
         chat = TokenChat(Prompt(TASK, *codec.prompt(TASK)), setting, "g", seed)
         await chat.sample()
         chat.reward(1.0)

@@ -8,11 +8,11 @@ import pytest
 
 import rlsdk
 from rlsdk import nano
-from rlsdk.contracts import Rule
+from rlsdk.contracts import RewardSpec
 from rlsdk.errors import DataError
 from rlsdk.plugins.importing import find
-from rlsdk.rollout.codec import Codec
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.sources.countdown import countdown
 from rlsdk.testing import run_workflow
 from rlsdk.types import Message, Rollout, Task
@@ -22,15 +22,15 @@ CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator.py"
 SMALL = {"numbers": 3, "number_range": (1, 20), "target_range": (1, 100), "operators": "+-", "template": "compact"}
 
 
-def shown(task: Task, codec: Codec) -> Rollout:
+def shown(task: Task, codec: ChatTokenizer) -> Rollout:
     [group] = run_workflow(rlsdk.load("workflow", "demonstration"), [task], codec, lambda _: "")
     return group.rollouts[0]
 
 
-def acted(task: Task, codec: Codec, name: str, reward: str, **options: object) -> Rollout:
+def acted(task: Task, codec: ChatTokenizer, name: str, reward: str, **options: object) -> Rollout:
     """The rollout of a workflow whose policy says what the demonstration says."""
     said = iter([m["content"] for m in task.metadata["demonstration"] if m["role"] == "assistant"])
-    scorer = Scorer([Part(Rule(reward), rlsdk.load("reward", reward))])
+    scorer = Scorer([RewardTerm(RewardSpec(reward), rlsdk.load("reward", reward))])
     workflow = rlsdk.load("workflow", name, **options)
     [group] = run_workflow(workflow, [task], codec, lambda _: next(said), scorer=scorer)
     assert next(said, None) is None
@@ -76,7 +76,7 @@ def test_countdown_shows_dialogues_that_end_at_the_first_right_answer() -> None:
 
 def test_the_calculators_examples_are_what_the_workflow_tools_would_have_been() -> None:
     tools = {"tools": [f"{CALCULATOR}:calculate"], "parser": f"{CALCULATOR}:read_call", "describe": False}
-    codec = Codec(nano.make_tokenizer(500))
+    codec = ChatTokenizer(nano.make_tokenizer(500))
     for task in find(f"{CALCULATOR}:problems")(size=20, demonstrations=1.0):
         rollout = acted(task, codec, "tools", "exact_match", **tools)
         assert the_same(shown(task, codec), rollout)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import rlsdk
-from rlsdk.contracts import Rule
+from rlsdk.contracts import RewardSpec
 from rlsdk.errors import OptionError
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import run_workflow
 from rlsdk.types import Group, Rollout, Score, Task
 from tests.rollout.codecs import plain
@@ -18,7 +18,7 @@ RIGHT, WRONG = "<answer>17-5-3</answer>", "<answer>17+5</answer>"
 
 def talk(*answers: str, reward: object = "countdown", max_length: int = 512, **options: object) -> Group:
     said = iter(answers)
-    scorer = Scorer([Part(Rule("r"), rlsdk.load("reward", reward))])
+    scorer = Scorer([RewardTerm(RewardSpec("r"), rlsdk.load("reward", reward))])
     workflow = rlsdk.load("workflow", "dialogue", **{"feedback": "=", **options})
     [group] = run_workflow(workflow, [TASK], plain(), lambda _: next(said), scorer=scorer, max_length=max_length)
     return group

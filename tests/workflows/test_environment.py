@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import rlsdk
-from rlsdk.contracts import Rule
+from rlsdk.contracts import RewardSpec
 from rlsdk.errors import DataError, OptionError
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.isolation.threads import Threads
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import run_workflow
-from rlsdk.threads import Threads
 from rlsdk.types import Group, Message, Observation, Score, Step, Task
 from tests.rollout.codecs import chatml, plain
 
@@ -71,7 +71,7 @@ def task(seed: int = 3, **extra: object) -> Task:
 
 
 def scorer() -> Scorer:
-    return Scorer([Part(Rule("environment"), rlsdk.load("reward", "environment"))])
+    return Scorer([RewardTerm(RewardSpec("environment"), rlsdk.load("reward", "environment"))])
 
 
 def play(script, *tasks: Task, codec=None, group_size: int = 1, max_length: int = 512, **options) -> list[Group]:
@@ -108,12 +108,12 @@ def test_a_whole_episode_token_by_token() -> None:
 
 
 def test_rewards_of_turns_reach_the_advantage_at_their_tokens() -> None:
-    from rlsdk.trainer.pack import credit_inputs, pack
+    from rlsdk.trainer.batch import credit_inputs, pack
 
     groups = play(lambda _: "0", task(3), max_turns=2)
     packed = pack(groups)
     assert packed is not None
-    x = credit_inputs(packed, {}, frozenset())
+    x = credit_inputs(packed, frozenset())
     # from the first sampled token on: answer and end, three tokens of the environment, answer and end
     assert x.loss_mask.tolist() == [True, True, False, False, False, True, True]
     assert x.token_rewards.tolist() == [0, -0.25, 0, 0, 0, 0, -0.25]
@@ -165,11 +165,12 @@ def test_one_that_hangs_or_raises_fails_with_its_reason_while_others_go_on() -> 
     by_seed = dict(zip(seeds, groups, strict=True))
     for seed, reason in (
         (seeds[1], "TimeoutError: environment 'count' (seed {}): step 1: it took longer than 0.3 s"),
-        (seeds[2], "RuntimeError: environment 'count' (seed {}): step 1 raised ValueError: unlucky"),
+        (seeds[2], "RuntimeError: environment 'count' (seed {}): step 1 raised ValueError: unlucky ("),
     ):
         group = by_seed.pop(seed)
         assert [r.status for r in group.rollouts] == ["failed"] * 2
-        assert [s.reason for s in group.scores] == [f"workflow failed: {reason.format(seed)}"] * 2
+        told = f"workflow failed: {reason.format(seed)}"
+        assert [s.reason.startswith(told) for s in group.scores] == [True] * 2, group.scores[0].reason
         assert not any(s.valid for s in group.scores)
     assert all(s.valid for g in by_seed.values() for s in g.scores)
     assert all(r.metrics["turns"] == 5 for g in by_seed.values() for r in g.rollouts)
@@ -212,13 +213,13 @@ def test_what_ends_is_closed() -> None:
         workflow = rlsdk.load("workflow", "environment", environment=Count)
         Count.closed.clear()
         from rlsdk.contracts import Sampling
-        from rlsdk.rollout.chat import Setting
-        from rlsdk.rollout.producer import Producer
+        from rlsdk.rollout.chat import RolloutContext
+        from rlsdk.rollout.producer import RolloutGenerator
         from rlsdk.testing import ScriptedPolicy
 
         policy = ScriptedPolicy(plain(), lambda _: "0")
-        setting = Setting(codec=plain(), client=policy, sampling=Sampling(), max_length=64)
-        await Producer(workflow, None, 0).produce([task(7)], setting, 2, "k")
+        setting = RolloutContext(codec=plain(), client=policy, sampling=Sampling(), max_length=64)
+        await RolloutGenerator(workflow, None, 0).produce([task(7)], setting, 2, "k")
         for _ in range(100):
             if len(Count.closed) == 2:
                 break

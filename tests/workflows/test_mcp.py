@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,9 +16,11 @@ from typing import Any
 import pytest
 
 import rlsdk
+from rlsdk.contracts import Sampling
 from rlsdk.errors import ConfigError, EnvironmentFault, OptionError
-from rlsdk.rollout.producer import first_error
-from rlsdk.testing import run_workflow
+from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.producer import RolloutGenerator, first_error
+from rlsdk.testing import ScriptedPolicy, run_workflow
 from rlsdk.types import Group, Message, Rollout, Task
 from tests.rollout.codecs import chatml
 
@@ -24,6 +28,7 @@ SOURCE = '''
 import os
 import sys
 from mcp.server.mcpserver import MCPServer
+from mcp_types import ToolAnnotations
 
 server = MCPServer("calc")
 
@@ -36,6 +41,11 @@ def add(a: int, b: int = 1) -> int:
 def fail() -> str:
     """Fail."""
     raise ValueError("no luck")
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def pid() -> int:
+    """Tell the number of the process."""
+    return os.getpid()
 
 @server.tool()
 def die() -> str:
@@ -96,40 +106,77 @@ def test_a_conversation_with_a_server_that_is_started_here(program: str) -> None
     assert "add fail" in seen[0]  # the template shows the names of the tools
 
 
-def test_a_server_that_ends_fails_its_rollout_and_is_started_again(program: str) -> None:
-    calls: list[str] = []
+class Waiting(ScriptedPolicy):
+    """Question 0 begins once question 1 has had a result, and question 1 goes on once question 0 is over."""
+
+    begun: asyncio.Event
+    over: asyncio.Event
+
+    async def sample(self, group: str, prompt: Any, *args: Any, **how: Any) -> Any:  # type: ignore[override]
+        text = self._codec.decode([prompt])[0]
+        if "Question 0" in text:
+            await self.begun.wait()
+        elif "tool\n" in text:
+            self.begun.set()
+            await self.over.wait()
+        return await super().sample(group, prompt, *args, **how)
+
+
+def test_a_server_that_dies_costs_the_call_that_was_under_way_and_nothing_else(
+    program: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {
+        "Question 0": iter([called("die"), called("add", a=1), "over"]),
+        "Question 1": iter([called("add", a=2), called("add", a=3), "over"]),
+    }
+    server = {"command": sys.executable, "args": [program]}
+    workflow = rlsdk.load("workflow", "tools", tools=[], servers={"calc": server}, call_timeout=60.0)
+    policy = Waiting(chatml(), lambda text: next(next(own for name, own in said.items() if name in text)))
+
+    async def play() -> list[Group]:
+        policy.begun, policy.over = asyncio.Event(), asyncio.Event()
+
+        async def run(task: Task, chat: Any) -> Rollout:
+            rollout: Rollout = await workflow.run(task, chat)
+            if task.id == "t0":
+                policy.over.set()
+            return rollout
+
+        setting = RolloutContext(codec=chatml(), client=policy, sampling=Sampling(max_tokens=500), max_length=9000)
+        return await RolloutGenerator(run, None, seed=0).produce(tasks(2), setting, 1, "test")
+
+    dying, other = (group.rollouts[0] for group in asyncio.run(play()))
+    assert results(dying) == ["error: die is not available: its server ended during the call", "2"]
+    assert dying.metrics["failed_calls"] == 1
+    assert results(other) == ["3", "4"]  # it had its tools from the server that died
+    assert other.metrics["failed_calls"] == 0
+    assert dying.status == other.status == "finished"
+    assert caplog.text.count("MCP server 'calc' has ended") == 1
+
+
+def test_a_server_that_is_killed_between_two_calls_is_not_missed(program: str) -> None:
+    said = iter([called("pid"), called("pid"), called("pid"), "over"])
+    pids: list[int] = []
 
     def script(text: str) -> str:
-        if "tool\n" in text:
-            return "done"
-        calls.append(text)
-        return called("die") if len(calls) == 1 else called("add", a=len(calls))
+        if len(pids) < (seen := text.count("tool\n")):
+            pids.append(int(text.rpartition("tool\n")[2].split()[0].removesuffix("<|im_end|>")))
+            if seen == 1:
+                os.kill(pids[0], signal.SIGKILL)
+        return next(said)
 
-    server = {"command": sys.executable, "args": [program]}
-    workflow = rlsdk.load("workflow", "tools", tools=[], servers={"calc": server})
-
-    over = asyncio.Event()
-
-    async def one_after_the_other(task: Task, chat: Any) -> Rollout:
-        if task.id == "t1":
-            await over.wait()
-        try:
-            return await workflow.run(task, chat)
-        finally:
-            over.set()
-
-    lost, found = run_workflow(one_after_the_other, tasks(2), chatml(), script, max_tokens=500, max_length=9000)
-    assert lost.rollouts[0].status == "failed"
-    assert not lost.scores[0].valid
-    assert "MCP server 'calc', tool 'die'" in lost.scores[0].reason
-    assert results(found.rollouts[0]) == ["3"]
-    assert found.scores[0].valid
+    [group] = talk({"command": sys.executable, "args": [program]}, script, call_timeout=60.0)
+    rollout = group.rollouts[0]
+    before, after, last = map(int, results(rollout))
+    assert before != after == last
+    assert rollout.metrics["failed_calls"] == 0
+    assert rollout.status == "finished"
 
 
 def test_a_server_that_cannot_be_used_stops_the_run(program: str) -> None:
     with pytest.raises(EnvironmentFault, match=r"(?s)MCP server 'calc'.*it printed.*No such file"):
         raise_first({"command": sys.executable, "args": [program + "x"]})
-    with pytest.raises(EnvironmentFault, match="has no tool subtract; it has: add, fail, die"):
+    with pytest.raises(EnvironmentFault, match="has no tool subtract; it has: add, fail, pid, die"):
         raise_first({"command": sys.executable, "args": [program], "only": ["subtract"]})
     file = Path(program).with_name("own.py")
     file.write_text("def add(a: int) -> int:\n    '''Add.'''\n    return a\n")

@@ -10,10 +10,8 @@ import attrs
 import rlsdk
 from rlsdk.contracts import Chat, Served
 from rlsdk.errors import OptionError, ValueFault
-from rlsdk.plugins.importing import find
+from rlsdk.kit import Dialect, LateError, attended, find, within
 from rlsdk.types import Rollout, Task
-from rlsdk.workflows.agent import LateError, attended, within
-from rlsdk.workflows.dialects import Dialect
 
 NAME = "workflow 'agents/workflow'"
 

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 import rlsdk
-from rlsdk.contracts import Rule
+from rlsdk.contracts import RewardSpec
 from rlsdk.errors import OptionError
-from rlsdk.rollout.codec import Codec
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import run_workflow
 from rlsdk.types import Message, Task
 
@@ -51,7 +51,7 @@ TASK = Task(id="t", prompt=[Message("user", "What is 1 + 2?")], answer="3")
 
 
 @pytest.fixture(scope="module")
-def codec() -> Codec:
+def codec() -> ChatTokenizer:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -59,7 +59,7 @@ def codec() -> Codec:
     made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    return Codec(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", chat_template=TEMPLATE))
+    return ChatTokenizer(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", chat_template=TEMPLATE))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def file(tmp_path_factory):
 def run(codec, file, name, *answers, task=TASK, size=1, **options):
     said = iter(answers)
     workflow = rlsdk.load("workflow", AgentsWorkflow, agent=f"{file}:{name}", **options)
-    scorer = Scorer([Part(Rule("exact"), lambda rollout: float(rollout.text == rollout.task.answer))])
+    scorer = Scorer([RewardTerm(RewardSpec("exact"), lambda rollout: float(rollout.text == rollout.task.answer))])
     script = {"max_tokens": 200, "max_length": 2000, "group_size": size, "scorer": scorer}
     return run_workflow(workflow, [task], codec, lambda _: next(said), **script)[0]
 

@@ -1,6 +1,6 @@
-"""Chance that is the same for a seed in every process, on every machine and in every version of Python.
+"""Random draws that are equal for a seed in every process, on every machine and in every version of Python.
 
-Of `random.Random` only seeding by text and `random()` are used: how its other methods use them has changed before.
+Only text seeding and `random()` of `random.Random` are used: its other methods have changed between versions before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def pick(random: Random, items: Sequence[T]) -> T:
-    """One of the items, each as likely."""
+    """Pick one of the items uniformly."""
     return items[int(random.random() * len(items))]
 
 

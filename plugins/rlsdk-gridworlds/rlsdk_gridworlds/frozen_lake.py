@@ -76,8 +76,8 @@ class Lake:
 
     Args:
         rows: The map in gymnasium's letters: S start, F ice, H hole, G goal.
-        is_slippery: Whether steps go astray.
-        seed: Of where they go.
+        is_slippery: True if steps may slip sideways.
+        seed: Random seed of the slips.
     """
 
     def __init__(self, rows: list[str], is_slippery: bool, seed: int) -> None:
@@ -121,21 +121,21 @@ class Lake:
         return self._tiles[row][column]
 
     def _way(self, before: int) -> str:
-        """Where the player went, which on slippery ice is not where it wanted to."""
+        """Direction in which the player actually moved; on slippery ice it may differ from the chosen one."""
         steps = {-1: "left", 1: "right", len(self._tiles[0]): "down", -len(self._tiles[0]): "up"}
         return steps[self._place - before]
 
 
 def frozen_map(random: Random, size: int, p: float) -> list[str]:
-    """A map with a way from start to goal, in gymnasium's letters.
+    """Draw a map with a path from start to goal, in gymnasium's letters.
 
     Args:
-        random: Where chance comes from.
-        size: Cells of a side.
+        random: Random generator.
+        size: Side length in cells.
         p: Share of ice.
 
     Raises:
-        ValueFault: None was found.
+        ValueFault: No such map was found.
     """
     for _ in range(_ATTEMPTS):
         letters = ["F" if random.random() < p else "H" for _ in range(size * size)]

@@ -11,14 +11,14 @@ import attrs
 import rlsdk
 from rlsdk import Task, Use
 from rlsdk.errors import DataError, OptionError
-from rlsdk.sources.listing import TaskList
+from rlsdk.kit import TaskList
 from rlsdk.types import Message, Observation
 from rlsdk_gridworlds.chance import pick
 
 SIZES = {"train": 10_000, "test": 200}
 _MAX_DRAWS = 2_000
 _TEST_SHARE = 10
-"""One in ten of all levels is for tests."""
+"""One in ten levels is a test level."""
 
 
 @rlsdk.tasks("levels")
@@ -128,6 +128,6 @@ class _Maker:
 
 
 def is_test(shown: Observation) -> bool:
-    """Whether a level is for tests: one in ten, by a hash of its state, or of its text where it names no state."""
+    """Return True for a test level: one in ten, by a hash of its state, or of its text if it has no state."""
     key = (shown.state or shown.text).encode(errors="surrogatepass")
     return int.from_bytes(hashlib.md5(key, usedforsecurity=False).digest()[:8]) % _TEST_SHARE == 0

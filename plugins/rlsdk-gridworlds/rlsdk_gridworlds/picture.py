@@ -29,10 +29,10 @@ _PLAYER = (48, 98, 190)
 
 
 def draw(cells: Sequence[Sequence[str]]) -> np.ndarray:
-    """A picture of a grid.
+    """Draw a picture of a grid.
 
     Args:
-        cells: What each cell is, row by row, such as `wall` or `player on target`.
+        cells: Content of each cell, row by row, such as `wall` or `player on target`.
 
     Returns:
         uint8 `[height, width, 3]`, 32 pixels for each cell.
@@ -61,11 +61,11 @@ def save_png(picture: np.ndarray, path: str | PathLike[str]) -> None:
     """Write a picture as a PNG file.
 
     Args:
-        picture: uint8 `[height, width, 3]`, as `render("rgb_array")` gives it.
-        path: Where to.
+        picture: uint8 `[height, width, 3]`, as `render("rgb_array")` returns it.
+        path: Target file.
 
     Raises:
-        ValueFault: It has another shape or dtype.
+        ValueFault: The picture has another shape or dtype.
     """
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
         raise ValueFault(f"a picture is uint8 [height, width, 3]; got {picture.dtype} {list(picture.shape)}")

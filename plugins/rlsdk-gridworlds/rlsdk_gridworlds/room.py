@@ -11,13 +11,13 @@ WALL, EMPTY, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
 
 @attrs.frozen
 class Room:
-    """What does not change. A place is `row * columns + column`; the border is wall, so no step leaves the room.
+    """Fixed layout of a level. A place is `row * columns + column`; the border is wall, so no step leaves the room.
 
     Attributes:
-        rows: Walls included.
-        columns: Walls included.
+        rows: Number of rows, walls included.
+        columns: Number of columns, walls included.
         floor: Places that are not wall.
-        targets: Where boxes belong.
+        targets: Places where boxes belong.
     """
 
     rows: int
@@ -26,7 +26,7 @@ class Room:
     targets: frozenset[int]
 
     def offset(self, action: int) -> int:
-        """What a step adds to a place: 1 up, 2 down, 3 left, 4 right."""
+        """Difference that a step makes to a place: 1 up, 2 down, 3 left, 4 right."""
         return {1: -self.columns, 2: self.columns, 3: -1, 4: 1}[action]
 
     def distance(self, one: int, other: int) -> int:
@@ -37,11 +37,11 @@ class Room:
 
 @attrs.frozen
 class State:
-    """What changes.
+    """Positions of player and boxes.
 
     Attributes:
-        player: Its place.
-        boxes: Their places, in ascending order.
+        player: Place of the player.
+        boxes: Places of the boxes, in ascending order.
     """
 
     player: int

@@ -10,24 +10,24 @@ from rlsdk_gridworlds.room import Room, State, steps_back
 
 _ATTEMPTS = 400
 _STATES = 400
-"""Of one room that are looked at."""
+"""Most states of one room that are explored."""
 _LEAST_FLOOR = 0.55
 """Share of the inside that is floor at the least."""
 _AWAY = 2
 """Steps from a target, for each box: rooms that give no more are passed over while there may be others."""
 _PULLS = 0.7
-"""How often a box is pulled where one can be: walks alone lead nowhere."""
+"""Probability of pulling a box where one can be pulled: walks alone lead nowhere."""
 
 
 def level(random: Random, rows: int, columns: int, boxes: int, search_depth: int) -> tuple[Room, State]:
-    """A room and a state in it from which at most `search_depth` steps solve it, no box on a target.
+    """Make a room and a state that at most `search_depth` steps can solve, with no box on a target.
 
     Args:
-        random: Where chance comes from.
-        rows: Of the room, walls included.
-        columns: Of the room, walls included.
-        boxes: And as many targets.
-        search_depth: Steps that are taken back from the solved room at most.
+        random: Random generator.
+        rows: Rows of the room, walls included.
+        columns: Columns of the room, walls included.
+        boxes: Number of boxes, and of targets.
+        search_depth: Most steps that are played backwards from the solved room.
 
     Raises:
         ValueFault: No such level was found.
@@ -65,9 +65,9 @@ def _carve(random: Random, rows: int, columns: int, least: int) -> list[int]:
 
 
 def _play_back(random: Random, room: Room, search_depth: int, least: int) -> State | None:
-    """Of the states found, the one with its boxes farthest from the targets; None if that is less than `least`.
+    """Play backwards to the state with the boxes farthest from the targets; None if closer than `least`.
 
-    Chance grows a tree of states from a solved one. Its branches are at most `search_depth` long, and each state's
+    A random tree of states grows from a solved one. Its branches are at most `search_depth` long, and each state's
     branch, played forwards, solves the level from there.
     """
     boxes = tuple(sorted(room.targets))
@@ -93,7 +93,7 @@ def _play_back(random: Random, room: Room, search_depth: int, least: int) -> Sta
 
 
 def _step_back(random: Random, room: Room, state: State, known: dict[State, int]) -> State | None:
-    """One of the states a step back that are not known, more likely after the pull of a box."""
+    """Draw an unknown state one step back, preferably one reached by pulling a box."""
     ways = [(before, pulled) for before, pulled in steps_back(room, state) if before not in known]
     pulls = [before for before, pulled in ways if pulled]
     if pulls and random.random() < _PULLS:
@@ -102,6 +102,6 @@ def _step_back(random: Random, room: Room, state: State, known: dict[State, int]
 
 
 def _away(room: Room, state: State) -> int:
-    """How far the boxes are from the targets, each from its nearest; 0 if one is on a target."""
+    """Total distance of the boxes from their nearest targets; 0 if any box is on a target."""
     distances = [min(room.distance(box, target) for target in sorted(room.targets)) for box in state.boxes]
     return sum(distances) if all(distances) else 0

@@ -29,7 +29,7 @@ _DIRECTIONS = {1: "up", 2: "down", 3: "left", 4: "right"}
 
 @attrs.frozen(kw_only=True)
 class Rewards:
-    """What a step is worth: the sum of what applies."""
+    """Components of a step's reward; those that apply are added."""
 
     step: float
     on_target: float
@@ -128,12 +128,12 @@ class SokobanDifferentGridVocab(Sokoban):
 
 
 class Play:
-    """A room that is being played.
+    """A game in progress.
 
     Args:
         room: The room.
-        state: Where player and boxes are at the beginning.
-        rewards: What steps are worth.
+        state: Initial positions of player and boxes.
+        rewards: Rewards of steps.
     """
 
     def __init__(self, room: Room, state: State, rewards: Rewards) -> None:

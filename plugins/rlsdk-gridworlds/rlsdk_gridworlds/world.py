@@ -1,4 +1,4 @@
-"""What all worlds on a grid share: options, texts, the reading of actions, the count of steps, metrics."""
+"""Base of all grid worlds: options, texts, parsing of actions, step counts, metrics."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import attrs
 import numpy as np
 
-from rlsdk.environments.actions import PATTERN, ActionPattern
 from rlsdk.errors import ValueFault
+from rlsdk.kit import PATTERN, ActionPattern
 from rlsdk.types import Observation, Step
 from rlsdk_gridworlds.picture import draw
 
@@ -24,14 +24,14 @@ Cells = list[list[int]]
 
 @attrs.frozen
 class Outcome:
-    """What an action did.
+    """Result of an action.
 
     Attributes:
-        reward: For it.
-        note: What happened, as the player is told.
-        effective: It changed the state.
-        solved: The level is solved.
-        over: It is solved or lost.
+        reward: Reward of the action.
+        note: Description of the result for the player.
+        effective: True if the action changed the state.
+        solved: True if the level is solved.
+        over: True if the level is solved or lost.
     """
 
     reward: float
@@ -87,9 +87,9 @@ class GridWorld(abc.ABC):
     """
 
     NAME: ClassVar[str]
-    """Of the puzzle: variants that share it have the same levels."""
+    """Name of the puzzle: variants that share it have the same levels."""
     CELLS: ClassVar[Mapping[int, str]]
-    """Number of a kind of cell -> what it is."""
+    """Number of a kind of cell -> its meaning."""
     ACTIONS: ClassVar[tuple[int, ...]]
 
     env_instruction: str | None = None
@@ -149,13 +149,13 @@ class GridWorld(abc.ABC):
         return self._observation(self._introduction())
 
     def step(self, text: str) -> Step:
-        """Act.
+        """Take an action.
 
         Args:
-            text: What the model wrote.
+            text: Text that the model wrote.
 
         Raises:
-            ValueFault: The episode is over, or none was begun.
+            ValueFault: The episode is over, or none was started.
         """
         world = self._playing()
         action = self._numbers.get((self._actions.find(text) or "").casefold())
@@ -189,7 +189,7 @@ class GridWorld(abc.ABC):
         return [self._answer(action) for action in self.ACTIONS]
 
     def render(self, mode: Literal["text", "rgb_array"] = "text") -> str | np.ndarray:
-        """The level as it is.
+        """Draw the level in its current state.
 
         Args:
             mode: `text`, or `rgb_array` for a picture.
@@ -198,7 +198,7 @@ class GridWorld(abc.ABC):
             The grid as the model sees it, or uint8 `[height, width, 3]`.
 
         Raises:
-            ValueFault: No episode was begun, or there is no such mode.
+            ValueFault: No episode was started, or the mode is unknown.
         """
         if mode not in ("text", "rgb_array"):
             raise ValueFault(f"render mode {mode!r}; expected 'text' or 'rgb_array'")

@@ -1,4 +1,4 @@
-"""What the tests of the worlds share: answers, and the package as pip would have installed it."""
+"""Fixtures of the worlds' tests: answers, and the package as pip would have installed it."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_step_and_render_before_reset():
 
 
 def test_the_expert_takes_a_shortest_way(lake):
-    """From (0, 0) to (1, 2) it is three steps; of Down and Right the first in the order of actions is Down."""
+    """(0, 0) to (1, 2) takes three steps; Down comes before Right in the order of actions."""
     lake.reset(0)
     assert lake.expert() == "<answer> Down </answer>"
     assert [lake.step(name).reward for name in [lake.expert()]] == [0.0]

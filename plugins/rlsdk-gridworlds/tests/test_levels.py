@@ -10,7 +10,7 @@ from rlsdk_gridworlds.levels import levels
 import rlsdk
 from rlsdk import Message, nano
 from rlsdk.errors import DataError, OptionError, ValueFault
-from rlsdk.rollout.codec import Codec
+from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing import run_workflow
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -143,7 +143,7 @@ def replayed(world, task):
 
 
 def test_a_demonstration_is_what_the_workflow_would_have_been():
-    codec = Codec(nano.make_tokenizer(3))
+    codec = ChatTokenizer(nano.make_tokenizer(3))
     for task in load(environment=GRID, size=5, demonstrations=0.7):
         said = iter([m["content"] for m in task.metadata["demonstration"][::2]])
         workflow = rlsdk.load("workflow", "environment", environment=GRID)

@@ -1,4 +1,4 @@
-"""What both worlds share: ROLL's options, hostile texts, the same episodes in every process, metrics, pictures."""
+"""Tests of both worlds: ROLL's options, hostile texts, equal episodes in every process, metrics, pictures."""
 
 from __future__ import annotations
 
@@ -167,11 +167,11 @@ TRAJECTORIES = """
 import json
 import rlsdk
 from rlsdk import nano
-from rlsdk.rollout.codec import Codec
+from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing import run_workflow
 from rlsdk_gridworlds.frozen_lake import FrozenLake
 from rlsdk_gridworlds.sokoban import Sokoban
-codec, played = Codec(nano.make_tokenizer(100)), []
+codec, played = ChatTokenizer(nano.make_tokenizer(100)), []
 for world in (FrozenLake, Sokoban):
     options = {"template": "grid", "max_steps": 6, "action_pattern": "[1-4]",
                "action_lookup": {n: str(1 + i) for i, n in enumerate(world.ACTIONS)}}

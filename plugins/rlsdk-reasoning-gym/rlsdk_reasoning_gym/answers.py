@@ -1,8 +1,8 @@
-"""What a scorer that evaluates an answer may be given.
+"""Checks of answers before scorers that evaluate them.
 
-Some scorers of reasoning-gym hand what the model wrote to Python's `eval`, or to sympy's `parse_expr`, which is one.
-Theirs are the answers looked at here, before they are scored: a tree that holds anything but data, or but arithmetic,
-is never evaluated. An answer that Python cannot parse cannot run, and is left to the scorer.
+Some scorers of reasoning-gym pass the model's text to Python's `eval`, or to sympy's `parse_expr`, which calls it.
+Answers to their datasets are parsed here before they are scored: a tree that holds anything but data, or anything but
+arithmetic, is never evaluated. An answer that Python cannot parse cannot run, and is left to the scorer.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_CHARACTERS = 10_000
-"""Beside ten times those of the right answer."""
+"""Most characters of an answer, plus ten times those of the right answer."""
 MAX_EVALUATED = 2_000
 """Characters of an answer that is evaluated."""
 MAX_EXPONENT = 100
 MAX_POWERS = 2
-"""Of powers inside each other."""
+"""Most nested powers."""
 
 _TRIGONOMETRY = {"sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth"}
 FUNCTIONS = frozenset(
     {"exp", "log", "ln", "sqrt", "Abs", "Rational", "Integer", "Float"}
     | {prefix + name for prefix in ("", "a", "arc") for name in _TRIGONOMETRY}
 )
-"""Of sympy, what an antiderivative may call."""
+"""Functions of sympy that an antiderivative may call."""
 
 _DATA = (ast.Expression, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Name, ast.Load, ast.Constant, ast.USub, ast.UAdd)
 _ARITHMETIC = (
@@ -34,16 +34,16 @@ _ARITHMETIC = (
 )
 _HUGE = re.compile(r"[0-9.][eE][-+]?[0-9_]{4}")
 _REWRITTEN = re.compile(r"[!\[\]'\"\\_@;:={}]|lambda")
-"""Of what sympy makes Python before it evaluates: factorials, repeated decimals; and of what is no arithmetic."""
+"""Syntax that sympy rewrites to Python before it evaluates (factorials, repeated decimals), or non-arithmetic."""
 
 
 def refused(dataset: str, answer: str, entry: Mapping[str, Any]) -> str:
-    """Why an answer is not given to the dataset's scorer; empty if it is.
+    """Return the reason why an answer is withheld from the dataset's scorer; empty if it is not.
 
     Args:
         dataset: Name of the dataset.
-        answer: What the model answered.
-        entry: Of the dataset.
+        answer: The model's answer.
+        entry: Entry of the dataset.
     """
     right = str(entry["answer"])
     if answer.strip() == right.strip():
@@ -55,7 +55,7 @@ def refused(dataset: str, answer: str, entry: Mapping[str, Any]) -> str:
 
 
 def _parsed(answer: str) -> ast.Expression | None:
-    """The tree of a Python expression; None if it is none."""
+    """Parse a Python expression; None if it does not parse."""
     try:
         return ast.parse(answer.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # unbalanced, a NUL, nested too deep for the parser
@@ -111,7 +111,7 @@ def _tree_fault(root: ast.expr, powers: int) -> str:
 
 
 def _too_high(exponent: ast.expr) -> bool:
-    """Whether an exponent holds a number over the limit, or computes more than one product."""
+    """Return True if an exponent holds a number over the limit, a power, or more than one product."""
     nodes = list(ast.walk(exponent))
     numbers = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, int | float)]
     operators = [node.op for node in nodes if isinstance(node, ast.BinOp)]

@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from rlsdk.errors import ValueFault
-from rlsdk.options import nearest
+from rlsdk.kit import nearest
 
 Split = Literal["train", "test"]
 SEEDS = 2**32
@@ -42,12 +42,12 @@ def names() -> list[str]:
 
 
 def first_seed(split: Split, seed: int, size: int) -> int:
-    """The seed of a dataset: entry `i` is made of `seed + i`, so that each split keeps to a half of all seeds.
+    """Return the seed of a dataset's entry 0: entry `i` has `seed + i`, and each split keeps to one half of all seeds.
 
     Args:
-        split: Lower half or upper half.
-        seed: Of the run; where it begins within the half.
-        size: How many entries there may be.
+        split: `train` for the lower half, `test` for the upper half.
+        seed: Random seed of the task source, from which the start within the half is derived.
+        size: Most entries that may be used.
     """
     half = SEEDS // 2
     digest = hashlib.blake2b(f"{split}/{seed}".encode(), digest_size=8).digest()
@@ -57,13 +57,13 @@ def first_seed(split: Split, seed: int, size: int) -> int:
 
 @attrs.frozen
 class Spec:
-    """Everything that a dataset is made of, hashable.
+    """Hashable specification of a dataset.
 
     Attributes:
-        name: As reasoning-gym registers it.
+        name: Name in reasoning-gym's registry.
         config: Fields of its configuration other than seed and size, as JSON.
-        seed: Of entry 0.
-        size: How many entries.
+        seed: Seed of entry 0.
+        size: Number of entries.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Spec:
 
     @classmethod
     def of(cls, name: str, config: Mapping[str, Any], seed: int = 0, size: int = 1) -> Spec:
-        """Make one of a configuration that is a mapping."""
+        """Build a specification from a configuration given as a mapping."""
         return cls(name, json.dumps(config, sort_keys=True), seed, size)
 
     @property
@@ -84,7 +84,7 @@ class Spec:
 
 
 def fault(name: str, config: Mapping[str, Any]) -> str:
-    """Why there is no such dataset, or not with this configuration; empty if there is. Makes no dataset."""
+    """Return what is wrong with a dataset's name or configuration; empty if nothing. No dataset is created."""
     import reasoning_gym.factory
 
     known = names()
@@ -163,12 +163,12 @@ def entry(spec: Spec, index: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def undisturbed(seed: str) -> Iterator[None]:
-    """Within, the library has the generators that a process shares to itself, and prints and warns to nobody.
+    """Isolate library code: seed the process-wide random generators, restore them afterwards, and silence output.
 
     A few datasets seed numpy's generator or draw from Python's, and some scorers print what is wrong with an answer.
 
     Args:
-        seed: Where both generators begin; behind it they go on as if nothing had been drawn.
+        seed: Seed of both generators within the block; afterwards their previous states are restored.
     """
     python, numpy = random.getstate(), np.random.get_state()
     random.seed(seed)

@@ -7,13 +7,13 @@ from typing import Any
 
 
 def plain(value: Any) -> tuple[Any, bool]:
-    """A value out of what JSON knows, and whether nothing was lost by which a scorer could tell.
+    """Convert a value to JSON types; also return True if nothing was lost that a scorer could notice.
 
-    Tuples become lists: no scorer of reasoning-gym minds, which its tests try for each. Keys become text; what JSON has
-    no form for becomes a list, a number or text. Those are losses.
+    Tuples become lists, which no scorer of reasoning-gym minds (the tests try each). Keys become text, and types that
+    JSON lacks become a list, a number or text: those are losses.
 
     Args:
-        value: Of an entry's metadata.
+        value: Value from an entry's metadata.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value, True

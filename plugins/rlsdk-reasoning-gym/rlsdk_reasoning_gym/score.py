@@ -59,7 +59,7 @@ def score(rollout: Rollout, *, tag: str | None = "answer", partial: bool = True)
 
 
 def last_tag(text: str, tag: str) -> str | None:
-    """What the last closed pair of a tag holds, without spaces around it; None if there is none."""
+    """Return the content of the last closed pair of a tag, stripped; None if there is no pair."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     end = text.rfind(closing)
     start = text.rfind(opening, 0, end) if end >= 0 else -1
@@ -67,13 +67,13 @@ def last_tag(text: str, tag: str) -> str | None:
 
 
 def _value(spec: Spec, answer: str | None, entry: Mapping[str, Any]) -> float:
-    """What the scorer says; it may change the entry that it is given."""
+    """Score an answer on a copy of the entry, which scorers may modify."""
     with gym.undisturbed(f"{spec}"):
         return float(gym.dataset(spec).score_answer(answer, copy.deepcopy(dict(entry))))
 
 
 def _scores_its_own(spec: Spec, entry: Mapping[str, Any]) -> bool:
-    """Whether the scorer can score the right answer: if so, it was the answer that made it fail."""
+    """Return True if the scorer can score the right answer; a failure was then the given answer's fault."""
     try:
         return math.isfinite(_value(spec, entry["answer"], entry))
     except Exception:  # noqa: BLE001 - then it is broken

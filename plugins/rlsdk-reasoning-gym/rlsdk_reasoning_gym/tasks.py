@@ -13,9 +13,7 @@ import attrs
 
 import rlsdk
 from rlsdk.errors import DataError, OptionError
-from rlsdk.options import structure
-from rlsdk.sources.listing import TaskList
-from rlsdk.sources.rows import Wording
+from rlsdk.kit import TaskList, Wording, structure
 from rlsdk.types import Task
 from rlsdk_reasoning_gym import datasets as gym
 from rlsdk_reasoning_gym.datasets import Spec, Split
@@ -24,9 +22,9 @@ from rlsdk_reasoning_gym.plain import plain
 SIZES: Mapping[Split, int] = {"train": 10_000, "test": 500}
 INSTRUCTION = "Think first. Then give your final answer, and nothing else, between <answer> and </answer>."
 MAX_DRAWS = 500
-"""Of questions, until one belongs to the split."""
+"""Most questions drawn until one belongs to the split."""
 _TEST_SHARE = 10
-"""With `hold_out: questions` one in ten of all questions is for tests."""
+"""With `hold_out: questions`, one in ten questions is a test question."""
 _WHERE = "tasks 'reasoning_gym/tasks'"
 
 
@@ -35,7 +33,7 @@ class Share:
     """A dataset's part in a mixture.
 
     Attributes:
-        weight: How often, beside the others' weights.
+        weight: Frequency relative to the other datasets.
         config: Fields of the dataset's own configuration.
     """
 
@@ -201,6 +199,6 @@ class _Maker:
 
 
 def is_test(question: str) -> bool:
-    """Whether a question is for tests: one in ten, by a hash."""
+    """Return True for a test question: one in ten, by a hash."""
     digest = hashlib.blake2b(question.encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _TEST_SHARE == 0

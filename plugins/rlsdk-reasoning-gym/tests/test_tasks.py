@@ -148,7 +148,7 @@ def test_datasets_that_hang_on_the_order_of_sets_say_so(monkeypatch):
 
 
 def test_the_same_tasks_in_another_process(tmp_path):
-    """Whatever the order of sets there, and whatever was drawn before: of all datasets that do not say otherwise."""
+    """Regardless of set order and earlier draws, for all datasets not listed as exceptions."""
     names = sorted(set(gym.names()) - gym.BY_HASH - {"knight_swap"})  # which takes seconds
     code = (
         "import json, random, rlsdk; random.random()\n"

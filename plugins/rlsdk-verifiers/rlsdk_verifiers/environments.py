@@ -12,17 +12,17 @@ from rlsdk.errors import DataError, ValueFault
 from rlsdk.types import Message, Task
 
 PLAIN_HARNESSES = ("null", "bash")
-"""Without a container, these two are a conversation; `bash` is what verifiers takes where nobody chose."""
+"""Harnesses that amount to a conversation when there is no container; `bash` is verifiers' default."""
 SCORED = "verifiers/reward"
 """Metric of a rollout that was scored while it was played."""
 
 
 def open_environment(environment: str, config: Mapping[str, Any]) -> Any:
-    """The environment; kept, since it is shared by all episodes.
+    """Open an environment; it is cached, since all episodes share it.
 
     Args:
         environment: Id of its taskset: the name of the installed package.
-        config: What verifiers reads as `[env]`, without the taskset's id.
+        config: Configuration that verifiers reads as `[env]`, without the taskset's id.
 
     Raises:
         ValueFault: It is not installed, or its configuration is wrong.
@@ -64,7 +64,7 @@ def of(task: Task) -> tuple[Any, Any]:
 
 
 def is_played(env: Any, task: Any) -> bool:
-    """Whether there is more to an episode than one answer: the environment's own `run`, or hooks of the task."""
+    """Return True if an episode is more than one answer: the environment has its own `run`, or the task has hooks."""
     import verifiers.v1 as vf
 
     own_hooks = type(task).setup is not vf.Task.setup or type(task).finalize is not vf.Task.finalize
@@ -79,7 +79,7 @@ def seats(env: Any) -> dict[str, Any]:
 
 
 def missing(env: Any, task: Any) -> list[str]:
-    """What an environment needs that rlsdk does not give, one sentence each.
+    """List the requirements of an environment that rlsdk does not support, one phrase each.
 
     Args:
         env: The environment.

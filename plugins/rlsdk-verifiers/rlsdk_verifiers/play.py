@@ -21,13 +21,13 @@ class Seat:
     """
 
     def __init__(self, name: str, config: Any, chat: Chat, prompt: Sequence[Message]) -> None:
-        """Make one.
+        """Set the agent and its chat.
 
         Args:
-            name: Of the agent.
-            config: Of the agent: an `AgentConfig`.
-            chat: Of the rollout.
-            prompt: What the chat begins with.
+            name: Name of the agent.
+            config: `AgentConfig` of the agent.
+            chat: Chat of the rollout.
+            prompt: Messages that the chat begins with.
         """
         self.name, self.config, self.trainable = name, config, True
         self._chat, self._prompt = chat, tuple(prompt)
@@ -76,7 +76,7 @@ class Seat:
 
 
 class Conversation:
-    """What `Interaction` drives: offers what it reads of verifiers' own `Rollout`."""
+    """Stand-in for verifiers' `Rollout`, with the attributes that `Interaction` reads."""
 
     def __init__(self, task: Any, seat: Seat, chat: Chat, prompt: Sequence[Message]) -> None:
         from verifiers.v1.session import RolloutLimits
@@ -91,7 +91,7 @@ class Conversation:
 
     @property
     def ok(self) -> bool:
-        """Whether it can go on: nothing failed, nothing stopped it."""
+        """True if the conversation can continue: nothing failed or stopped it."""
         return self._failure is None and self.trace.stop_condition is None
 
     def fail(self, error: Exception) -> None:
@@ -173,7 +173,7 @@ class Conversation:
             await invoke(getattr(self.task, name), {"trace": self.trace, "task": self.task.data})
 
     async def _guarded(self, work: Any) -> bool:
-        """Whether it went well; what it raised is kept, as verifiers keeps it on the trace."""
+        """Await and return True on success; an exception is recorded, as verifiers records it on the trace."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 - raised again when the episode is over

@@ -61,7 +61,7 @@ def score_of(trace: Any) -> Score:
 
 
 def _finished(work: Coroutine[Any, Any, None]) -> None:
-    """Run something async to its end, wherever this is called."""
+    """Run a coroutine to completion, inside or outside an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

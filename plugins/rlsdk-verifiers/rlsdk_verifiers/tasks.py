@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import rlsdk
 from rlsdk.errors import DataError, OptionError, ValueFault
-from rlsdk.sources.listing import TaskList
+from rlsdk.kit import TaskList
 from rlsdk.types import Task
 from rlsdk_verifiers import environments
 
 TEST_SHARE = 10
-"""With a split, one in ten of all tasks is for tests."""
+"""With a split, one in ten tasks is a test task."""
 _WHERE = "tasks 'verifiers/tasks'"
 
 

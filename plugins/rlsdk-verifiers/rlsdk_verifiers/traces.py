@@ -9,12 +9,12 @@ from rlsdk.types import Message, Rollout
 
 
 def new(task: Any, agent: Any, name: str) -> Any:
-    """An empty trace of a task.
+    """Make an empty trace of a task.
 
     Args:
-        task: As verifiers has it.
+        task: A task of verifiers.
         agent: Configuration of the agent that plays it.
-        name: Of the agent.
+        name: Name of the agent.
     """
     import verifiers.v1 as vf
     from verifiers.v1.state import state_cls
@@ -51,13 +51,13 @@ def theirs(messages: Sequence[Message]) -> list[Any]:
 
 
 def of(rollout: Rollout, task: Any, agent: Any, name: str) -> Any:
-    """The trace of a rollout that is one prompt and one answer.
+    """Make the trace of a rollout of one prompt and one answer.
 
     Args:
-        rollout: The conversation; what follows the prompt was written by the policy.
-        task: As verifiers has it.
+        rollout: The conversation; everything after the prompt was written by the policy.
+        task: A task of verifiers.
         agent: Configuration of the agent.
-        name: Of the agent.
+        name: Name of the agent.
     """
     trace = new(task, agent, name)
     *before, answer = rollout.messages

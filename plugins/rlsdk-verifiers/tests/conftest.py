@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlsdk.contracts import Sampling
-from rlsdk.rollout.chat import Prompt, Setting, TokenChat
-from rlsdk.rollout.codec import Codec
+from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
+from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing.scripted import ScriptedPolicy
 
 TOYS = Path(__file__).resolve().parents[3] / "tests" / "packages" / "vf-toys"
@@ -31,7 +31,7 @@ def _verifiers():
 
 
 @pytest.fixture(scope="session")
-def codec() -> Codec:
+def codec() -> ChatTokenizer:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -39,7 +39,7 @@ def codec() -> Codec:
     made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    return Codec(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", chat_template=TEMPLATE))
+    return ChatTokenizer(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", chat_template=TEMPLATE))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def chat(codec):
     def make(task, *answers):
         left = list(answers)
         policy = ScriptedPolicy(codec, lambda _: left.pop(0))
-        setting = Setting(codec=codec, client=policy, sampling=Sampling(max_tokens=64), max_length=2048)
+        setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(max_tokens=64), max_length=2048)
         made = TokenChat(Prompt(task, *codec.prompt(task)), setting, "test", 0)
         made.left = left
         return made

@@ -9,9 +9,9 @@ import pickle
 import pytest
 
 import rlsdk
-from rlsdk.contracts import Rule
+from rlsdk.contracts import RewardSpec
 from rlsdk.errors import DataError, EngineError, OptionError
-from rlsdk.scoring.scorer import Part, Scorer
+from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.testing import run_workflow
 from rlsdk.types import Message, Rollout, Task
 
@@ -87,7 +87,7 @@ def test_one_turn_is_sampled_and_scored_by_the_environment(sum_task, codec):
     from rlsdk_verifiers.rubric import rubric
     from rlsdk_verifiers.workflow import workflow
 
-    ready = Scorer([Part(Rule("rubric"), rlsdk.load("reward", rubric))])
+    ready = Scorer([RewardTerm(RewardSpec("rubric"), rlsdk.load("reward", rubric))])
     ((right,), (wrong,)) = (
         run_workflow(rlsdk.load("workflow", workflow), [sum_task], codec, lambda _, a=a: a, scorer=ready)
         for a in ("3", "none")

@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 
 import rlsdk
-from rlsdk.algorithms.losses_data import mix
-from rlsdk.algorithms.ratios import Metrics, trained
+from rlsdk.kit import Metrics, mix, per_fits, trained
+from rlsdk.limits import NonNegative, Share
 
 
-@rlsdk.policy_loss("mix_chord", needs=("expert",), whole_batch=True)
+@rlsdk.policy_loss("mix_chord", needs=("expert",), whole_batch=True, check=per_fits)
 def mix_chord(
     x: rlsdk.LossInputs,
     *,
-    mu: float = 0.1,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    per: Literal["token", "rollout"] = "token",
+    mu: Share = 0.1,
+    clip_low: NonNegative = 0.2,
+    clip_high: NonNegative = 0.2,
+    per: Literal["token", "rollout"] | None = None,
 ) -> tuple[Tensor, Metrics]:
     """The loss `mix`, with a weight on each of the expert's tokens: what is certain or absurd to the policy is faint.
 
-    This is the paper's final objective, CHORD-φ, which keeps μ fixed. Its CHORD-μ has no φ and lets μ decay from 0.9 to
-    0.05 over the first 200 steps; a loss is not told the step of the training, so that one is not here.
+    This is the paper's final objective, CHORD-φ, which keeps μ fixed. Its CHORD-μ, without φ and with a μ that decays,
+    is the algorithm `zoo/chord_mu`: the core's loss `mix` with a schedule.
     Paper: CHORD, arXiv:2508.11408, eq. 2, 3, 5 and 6.
     Formula: `(1 - μ)·mean(ppo over the policy's) + μ·mean(-sg[φ] · log π over the expert's)` with `φ = π · (1 - π)`;
     each part is scaled so that the core's division gives it its own denominator.
@@ -35,7 +35,8 @@ def mix_chord(
         mu: Weight of the expert's part.
         clip_low: How far PPO's ratio may fall below 1.
         clip_high: How far it may rise above 1.
-        per: What the aggregation divides by: `token` for token-mean, `rollout` for the seq-mean modes.
+        per: What the aggregation divides by: `token` for token-mean, `rollout` for the seq-mean modes; null follows
+            the run's aggregation.
     """
     loss, metrics = mix(x, mu=mu, clip_low=clip_low, clip_high=clip_high, dual_clip=None, per=per)
     probability = trained(x, x.logprobs).detach().clamp(max=0).exp()

@@ -8,7 +8,9 @@ import attrs
 
 import rlsdk
 from rlsdk import Algorithm, Use
-from rlsdk.algorithms.base import Aggregation
+from rlsdk.kit import Aggregation
+
+MU = {"from": 0.9, "to": 0.05, "over": 200, "shape": "cosine"}
 
 
 @rlsdk.algorithm("sppo")
@@ -59,7 +61,7 @@ class Kimi(Algorithm):
 class DPPO(Algorithm):
     """GRPO without its division by the standard deviation, and a trust region by divergence; no KL.
 
-    `norm` is the response budget of most of the paper's runs; set it to your own longest response.
+    `norm` is the budget of tokens of one response, as in the paper's runs: null takes `sampling.max_tokens`.
     Paper: arXiv:2602.04879, eq. 12 and 13, appendix C.1; aggregation as in the authors' script.
     When to use: wherever GRPO is used with several updates on a batch, or with a sampler that is not quite the policy.
     """
@@ -67,7 +69,6 @@ class DPPO(Algorithm):
     advantage: Use = Use("grpo", {"std_normalize": False})
     policy_loss: Use = Use("zoo/dppo", {"divergence": "tv", "threshold": 0.15})
     aggregate: Aggregation = "seq-mean-token-sum-norm"
-    norm: float | None = 16_384.0
 
 
 @rlsdk.algorithm("vespo")
@@ -95,3 +96,18 @@ class MixChord(Algorithm):
     advantage: Use = Use("grpo", {"std_normalize": True})
     policy_loss: Use = Use("zoo/mix_chord", {"mu": 0.1, "clip_low": 0.2, "clip_high": 0.2})
     rollouts: Literal["sampled", "demonstrations", "mixed"] = "mixed"
+
+
+@rlsdk.algorithm("chord_mu")
+class ChordMu(Algorithm):
+    """CHORD-μ: from imitating an expert to GRPO, by a weight of the expert's answers that decays; no KL.
+
+    μ falls from 0.9 to 0.05 over the first 200 training steps and stays there, along a cosine as in the authors' code.
+    Shorter trainings want a shorter decay: `policy_loss: {mu: {from: 0.9, to: 0.05, over: 50}}`.
+    Paper: arXiv:2508.11408, eq. 2 and 3.
+    When to use: an expert's answers are at hand, and the policy should first learn their pattern and then leave it.
+    """
+
+    advantage = Use("grpo", {"std_normalize": True})
+    policy_loss = Use("mix", {"mu": MU, "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 20.0})
+    rollouts = "mixed"

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import rlsdk
-from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import Metrics, bounded, credit, log_ratio, trained
+from rlsdk.kit import Metrics, bounded, credit, log_ratio, masked_mean, trained
+from rlsdk.limits import Positive
 
 
-@rlsdk.policy_loss("kimi")
-def kimi(x: rlsdk.LossInputs, *, tau: float = 0.1, level: Literal["sequence", "token"] = "sequence") -> Tensor:
+@rlsdk.policy_loss("kimi", aggregates=("seq-mean-token-sum", "seq-mean-token-sum-norm"))
+def kimi(x: rlsdk.LossInputs, *, tau: Positive = 0.1, level: Literal["sequence", "token"] = "sequence") -> Tensor:
     """The policy gradient, held near the old policy by the square of the log-ratio: online mirror descent.
 
     ROLL (kimi15) and Trinity-RFT (OPMD, whose coefficient is τ/2) square the ratio of each token; the paper squares
@@ -24,7 +24,7 @@ def kimi(x: rlsdk.LossInputs, *, tau: float = 0.1, level: Literal["sequence", "t
     Paper: Kimi k1.5, arXiv:2501.12599, §2.3.2, eq. 3; τ is ROLL's, the paper names none.
     Formula: `-A · log π + τ/2 · d · d(y)`, with `d = log π - log π_old` of the token and `d(y)` the sum over the
     rollout's tokens: over a rollout this adds up to `-A · log π(y) + τ/2 · d(y)²`. With level `token`, `-A · log π +
-    τ/2 · d²`. To be aggregated by `seq-mean-token-sum`.
+    τ/2 · d²`.
     When to use: several updates on one batch, or batches of older policies, without importance weights; goes with the
     advantage `opmd`. With long answers `token` is milder.
 
@@ -38,7 +38,7 @@ def kimi(x: rlsdk.LossInputs, *, tau: float = 0.1, level: Literal["sequence", "t
     return -credit(x) * trained(x, x.logprobs) + tau / 2 * square
 
 
-@rlsdk.policy_loss("vespo")
+@rlsdk.policy_loss("vespo", corrects="policy")
 def vespo(
     x: rlsdk.LossInputs,
     *,

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 import rlsdk
-from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import Metrics, bounded, credit, log_ratio, trained
 from rlsdk.batch import wide
+from rlsdk.kit import Metrics, bounded, credit, log_ratio, masked_mean, trained
+from rlsdk.limits import NonNegative, Positive
 
 DIVERGENCE_THRESHOLD = {"tv": 0.15, "kl": 0.05}
 """δ of DPPO's stability study (arXiv:2602.04879, appendix C.1)."""
 
 
 @rlsdk.policy_loss("sppo")
-def sppo(x: rlsdk.LossInputs, *, clip: float = 0.3) -> tuple[Tensor, Metrics]:
+def sppo(x: rlsdk.LossInputs, *, clip: NonNegative = 0.3) -> tuple[Tensor, Metrics]:
     """PPO on the log-ratio: gradients weigh by the advantage alone, and end where the policy went too far either way.
 
     Not Self-Play Preference Optimization, which has the same letters. Where the clip binds, Trinity-RFT gives the loss
@@ -46,10 +46,10 @@ def rec(
     *,
     clip: Literal["none", "one_side", "two_side", "ring"] = "one_side",
     importance_sampling: bool = False,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    ring_low: float = 0.6,
-    ring_high: float = 2.0,
+    clip_low: NonNegative = 0.2,
+    clip_high: NonNegative = 0.2,
+    ring_low: NonNegative = 0.6,
+    ring_high: NonNegative = 2.0,
 ) -> tuple[Tensor, Metrics]:
     """REINFORCE with clipping: what is left of GRPO without its importance weights, and as good off-policy.
 
@@ -86,9 +86,9 @@ def rec(
     return loss, {"clip_share": masked_mean(cut.to(ratio.dtype), x.loss_mask)}
 
 
-@rlsdk.policy_loss("dppo")
+@rlsdk.policy_loss("dppo", corrects="policy")
 def dppo(
-    x: rlsdk.LossInputs, *, divergence: Literal["tv", "kl"] = "tv", threshold: float | None = None
+    x: rlsdk.LossInputs, *, divergence: Literal["tv", "kl"] = "tv", threshold: Positive | None = None
 ) -> tuple[Tensor, Metrics]:
     """A trust region by divergence: rare tokens may change by large ratios, likely ones may not lose much probability.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ NAMES = ["dppo", "kimi", "mix_chord", "rec", "sppo", "vespo"]
 
 
 def marked(kind: str) -> dict[str, Component]:
-    """What the modules of a kind mark, without an installation."""
+    """Components marked in the modules of a kind, without an installation."""
     found = {}
     for name in rlsdk_zoo.MODULES[kind]:
         module = importlib.import_module(name)
@@ -34,7 +35,23 @@ LOSSES, ALGORITHMS = marked("policy_loss"), marked("algorithm")
 
 def test_each_name_is_a_loss_and_an_algorithm():
     assert sorted(LOSSES) == NAMES
-    assert sorted(ALGORITHMS) == NAMES
+    assert sorted(ALGORITHMS) == ["chord_mu", *NAMES]  # which is the core's loss with a schedule
+
+
+def test_chord_mu_hands_over_from_the_expert_to_the_policy():
+    """Worked by hand: one token of the policy with ratio 1 and advantage 2, one of the expert with probability 1/2."""
+    use = rlsdk.load("algorithm", ALGORITHMS["chord_mu"].obj).policy_loss
+    loss = rlsdk.load("policy_loss", use.name, **use.options)
+    logprobs, trained, segments = torch.tensor([-1.0, math.log(0.5)]), torch.ones(2).bool(), torch.arange(2)
+    x = rlsdk.LossInputs(
+        logprobs, logprobs, torch.tensor([2.0, 0.0]), trained, segments, expert=torch.tensor([False, True])
+    )
+    found = {}
+    for step in (0, 50, 100, 200, 300):
+        values = loss(x.replace(train_step=step, train_steps=400))[0]
+        found[step] = float(aggregate(values, trained, segments, "token-mean"))
+    weights = {0: 0.9, 50: 0.775520, 100: 0.475, 200: 0.05, 300: 0.05}  # 0.05 + 0.85 · (1 + cos(π · step / 200)) / 2
+    assert found == pytest.approx({step: -2 * (1 - mu) + 0.693147 * mu for step, mu in weights.items()}, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,7 +71,7 @@ def test_a_step_of_every_algorithm(make_loss, name):
     y = x.replace(logprobs=logprobs, advantages=credit.per_token(advantages))
     result = LOSSES[name].bind(given)(y)
     loss = result[0] if isinstance(result, tuple) else result
-    aggregate(loss, y.loss_mask, y.segments, algorithm.aggregate, norm=algorithm.norm).backward()
+    aggregate(loss, y.loss_mask, y.segments, algorithm.aggregate, norm=algorithm.norm or 16.0).backward()
     assert logprobs.grad.isfinite().all()
     assert logprobs.grad.count_nonzero() > 0
     assert logprobs.grad[~x.loss_mask].count_nonzero() == 0

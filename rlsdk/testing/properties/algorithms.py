@@ -7,9 +7,10 @@ from typing import Any
 import attrs
 
 from rlsdk.components import Component, Use
-from rlsdk.config.resolve import merge_parts
-from rlsdk.config.schema import PART_LISTS, PARTS
+from rlsdk.config.parts import default_faults, merge_parts
 from rlsdk.errors import OptionError, PluginError
+from rlsdk.kinds import PART_LISTS, PARTS
+from rlsdk.plugins import with_own_parts
 from rlsdk.testing.findings import Violated
 from rlsdk.testing.properties.base import holds
 from rlsdk.testing.subject import Subject
@@ -24,7 +25,7 @@ RESOLVED = ("parts-resolve",)
 )
 def parts_resolve(subject: Subject, _: Any) -> None:
     """Every component that it names is there, and takes the options that it gives."""
-    algorithm = subject.make()
+    algorithm = with_own_parts(subject.plugins, subject.plugin, subject.make())
     parts: list[tuple[str, Any, Any]] = [(part, kind, getattr(algorithm, part)) for part, kind in PARTS.items()]
     lists = [
         (f"{part}[{i}]", kind, use)
@@ -48,7 +49,7 @@ def parts_resolve(subject: Subject, _: Any) -> None:
 )
 def parts_merge(subject: Subject, _: Any) -> None:
     """One option of a part can be set; the part's other options, and the other parts, stay as they are."""
-    defaults: Any = subject.make()
+    defaults: Any = with_own_parts(subject.plugins, subject.plugin, subject.make())
     for part, kind in PARTS.items():
         use = getattr(defaults, part)
         if use is None or not isinstance(use.name, str):
@@ -58,9 +59,9 @@ def parts_merge(subject: Subject, _: Any) -> None:
         if option is None:
             continue
         merged = Use(use.name, {**use.options, **option})
-        given = {**subject.options, **merge_parts(subject.make(), {part: dict(option)})}
+        given = {**subject.options, **merge_parts(defaults, {part: dict(option)})}
         try:
-            found = subject.component.bind(given)
+            found = with_own_parts(subject.plugins, subject.plugin, subject.component.bind(given))
         except OptionError as error:
             raise Violated("form", f"{part}: {option} to be taken", str(error)) from error
         for field in attrs.fields(type(defaults)):
@@ -68,6 +69,18 @@ def parts_merge(subject: Subject, _: Any) -> None:
             there = getattr(found, field.name)
             if here != there:
                 raise Violated("value", f"{field.name}: {_written(here)}, with {part}: {option} set", _written(there))
+
+
+@holds(
+    "defaults-fit",
+    "algorithm",
+    remedy="write paths as in a configuration, {'rollout.dynamic_sampling': True}",
+)
+def defaults_fit(subject: Subject, _: Any) -> None:
+    """Its defaults for other sections of a run name settings that exist, with values that fit."""
+    algorithm: Any = subject.make()
+    for path, text in default_faults(algorithm.defaults):
+        raise Violated("form", f"defaults[{path!r}]: a key of a run, with a value that fits", text)
 
 
 def _settable(component: Component, use: Use) -> dict[str, Any] | None:

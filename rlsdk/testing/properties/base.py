@@ -1,4 +1,4 @@
-"""What a property is: a rule with a name, the kinds that it is for, and the inputs that it is tried on."""
+"""Definition of a property: a named rule, the kinds that it applies to, and the inputs that it is tried on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import attrs
 
-from rlsdk.components import Component, Kind
+from rlsdk.components import Component
+from rlsdk.kinds import Kind
 from rlsdk.testing.inputs import Case
 from rlsdk.testing.subject import Subject
 
@@ -32,15 +33,15 @@ class Property:
     """A property that components of some kinds have.
 
     Attributes:
-        name: Short, such as `micro-batches`.
-        kinds: Whose components have it.
-        rule: Raises `Violated` where an input shows that a component lacks it, `NotApplicable` where it says nothing.
-        inputs: What it is tried on.
-        remedy: What to do about a component that lacks it.
-        after: Properties without which this one says nothing.
-        makes: Whether the component must be made, and so needs its options.
-        trims: Whether batches hold only the fields that the component declared.
-        only: Which components of these kinds it is for.
+        name: Short name, such as `micro-batches`.
+        kinds: Kinds whose components must have it.
+        rule: Function that raises `Violated` on an input that breaks it, `NotApplicable` on one that cannot tell.
+        inputs: Inputs that it is tried on.
+        remedy: Advice for a component that lacks it.
+        after: Properties that must hold first for this one to mean anything.
+        makes: True if the component must be instantiated, and so needs its options.
+        trims: True if batches hold only the fields that the component declared.
+        only: Predicate that selects the components of these kinds it applies to.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Property:
 
     @property
     def demand(self) -> str:
-        """What it demands, in one sentence."""
+        """The demand in one sentence: the first paragraph of the rule's docstring."""
         return " ".join((inspect.getdoc(self.rule) or "").split("\n\n")[0].split())
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from rlsdk.components import KINDS
 from rlsdk.errors import OptionError
+from rlsdk.kinds import KINDS
 from rlsdk.options import Computed, structure
 from rlsdk.testing.findings import Violated
 from rlsdk.testing.properties.base import holds

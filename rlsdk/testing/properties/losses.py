@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlsdk.batch import LossInputs
+from rlsdk.errors import LearnerError
+from rlsdk.learners.memory import Memory
 from rlsdk.testing import inputs
 from rlsdk.testing.evaluate import Results, check_same, results
 from rlsdk.testing.findings import Violated
@@ -31,23 +36,75 @@ def micro_batches(subject: Subject, x: LossInputs) -> None:
     """Splitting the batch between rollouts (pairs kept together) changes no token's value, and no gradient."""
     weights = torch.linspace(0.5, 2, len(x.loss_mask))
     whole = results(subject, x, weights=weights)
+    parts = _split(subject, x)
+    found = [results(subject, part, weights=weights[places(x, rows)]) for rows, part in parts]
+    if found:
+        first = parts[0][0]
+        split = f"as unsplit (micro-batches: rollout{'s' if len(first) > 1 else ''} {first}, then the rest)"
+        check_same(_joined(found), whole, x, split)
+
+
+def _split(subject: Subject, x: LossInputs) -> list[tuple[list[int], LossInputs]]:
+    """Two micro-batches, each with its rollouts: the first unit of the batch, and the others."""
     held = units(x)
-    parts, offset = [], 0
+    found: list[tuple[list[int], LossInputs]] = []
+    offset = 0
     for rows in (held[0], [row for unit in held[1:] for row in unit]) if held else ():
         part = select(x, rows)
         if subject.component.whole_batch:
             part = part.replace(whole=x.detach(), offset=offset)
-        parts.append(results(subject, part, weights=weights[places(x, rows)]))
+        found.append((rows, part))
         offset += len(part.loss_mask)
-    if parts:
-        split = f"as unsplit (micro-batches: rollout{'s' if len(held[0]) > 1 else ''} {held[0]}, then the rest)"
-        check_same(_joined(parts), whole, x, split)
+    return found
 
 
 def _joined(parts: list[Results]) -> Results:
     gradients = [part.gradient for part in parts if part.gradient is not None]
     values = torch.cat([part.values["values"] for part in parts])
     return Results({"values": values}, gradient=torch.cat(gradients) if len(gradients) == len(parts) else None)
+
+
+@holds(
+    "memory-by-step",
+    "policy_loss",
+    "correction",
+    inputs=ordinary,
+    remedy="report what is to be remembered as a metric, and take it up in advance(metrics), which rlsdk calls once "
+    "per optimiser step with the means over all micro-batches and ranks",
+    after=(*FIXED, "memory"),
+    only=lambda component: inspect.isclass(component.obj),
+)
+def memory_by_step(subject: Subject, x: LossInputs) -> None:
+    """An optimiser step leaves the same memory however its batch is split, and calls alone do not advance it."""
+    whole = _memory_after(subject, [x])
+    split = _memory_after(subject, [part for _, part in _split(subject, x)])
+    if not _alike(split, whole):
+        raise Violated("value", f"the state {whole!r}, as unsplit, after two micro-batches", repr(split))
+
+
+def _memory_after(subject: Subject, micro_batches: Sequence[LossInputs]) -> Any:
+    """The state after one optimiser step; None for a stateless component."""
+    try:
+        memory = Memory.of(subject.make())
+        if memory is None:
+            return None
+        for part in micro_batches:
+            subject.call(memory.call, part)
+        memory.advance(lambda mine: [mine])
+        return memory.state()
+    except LearnerError as error:
+        raise Violated("value", "one memory for all micro-batches of a step", str(error)) from error
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return True if two states are equal up to rounding."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-6)
+    return bool(one == other)
 
 
 def _to_differentiate(subject: Subject) -> list[Case[Any]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlsdk.batch import CreditInputs, LossInputs
 from rlsdk.batch.arithmetic import pad
+from rlsdk.learners.memory import Memory
 from rlsdk.testing import inputs
 from rlsdk.testing.evaluate import LOOSE, check_finite, check_same, invoke, results
 from rlsdk.testing.findings import NotApplicable, Violated
@@ -54,7 +55,7 @@ def needs_declared(subject: Subject, x: Batch) -> None:
 
 
 def reads_undeclared(subject: Subject) -> bool:
-    """Whether it reads an optional field that its mark does not declare."""
+    """Return True if the component reads an optional field that its mark does not declare."""
     try:
         for case in ordinary(subject):
             needs_declared.rule(subject, case.value if case else None)
@@ -193,15 +194,18 @@ def _padded(x: Batch) -> Batch:
     """The batch by way of planes that are three tokens wider than the longest rollout."""
     lengths = lengths_of(x)
     width = int(lengths.max()) + 3
-    tensors = {name: value for name, value in vars(x).items() if isinstance(value, Tensor)}
+    extra = x.extra
+    tensors = {name: value for name, value in vars(x).items() if isinstance(value, Tensor) and name not in extra}
     required = {field.name for field in attrs.fields(type(x)) if not field.kw_only}
     optional: dict[str, Any] = {n: _plane(x, v, lengths, width) for n, v in tensors.items() if n not in required}
     mask = pad(x.loss_mask, lengths, width)
     if isinstance(x, CreditInputs):
         parts = {"reward_parts": x.reward_parts} if hasattr(x, "reward_parts") else {}
-        return CreditInputs.from_padded(x.rewards, mask, x.groups, lengths=lengths, **optional, **parts)
+        credit = CreditInputs.from_padded(x.rewards, mask, x.groups, lengths=lengths, **optional, **parts, **x.clock)
+        return credit.with_extra(**extra)
     logprobs, old, advantages = (pad(v, lengths, width) for v in (x.logprobs, x.old_logprobs, x.advantages))
-    return LossInputs.from_padded(logprobs, old, advantages, mask, lengths=lengths, **optional)
+    loss = LossInputs.from_padded(logprobs, old, advantages, mask, lengths=lengths, **optional, **x.clock)
+    return loss.with_extra(**extra)
 
 
 def _plane(x: Batch, values: Tensor, lengths: Tensor, width: int) -> Tensor:
@@ -282,6 +286,10 @@ def memory(subject: Subject, x: Batch) -> None:
     if not (hasattr(made, "state") and hasattr(made, "restore")):
         check_same(results(subject, x, made=made), first, x, "as at the first call: it has no state() and restore()")
         return
+    if callable(getattr(made, "advance", None)):
+        remembered = Memory(made)
+        subject.call(remembered.call, x)
+        subject.call(remembered.advance, lambda mine: [mine])
     state = subject.call(made.state)
     try:
         travelled = json.loads(json.dumps(state, allow_nan=False))

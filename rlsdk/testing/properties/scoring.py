@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlsdk.contracts import batch_of
 from rlsdk.errors import DataError
+from rlsdk.scoring.outcome import as_score
 from rlsdk.testing import samples
 from rlsdk.testing.findings import NotApplicable, Violated
 from rlsdk.testing.inputs import Case
@@ -30,6 +33,7 @@ def score(subject: Subject, rollouts: Sequence[Rollout]) -> list[Score]:
     made = subject.make()
     if subject.component.batch:
         answers = _answer(subject, made, list(rollouts))
+        answers = answers.tolist() if hasattr(answers, "tolist") else answers
         if not isinstance(answers, Sequence) or len(answers) != len(rollouts):
             got = f"{len(answers)} scores" if isinstance(answers, Sequence) else shape(answers)
             raise Violated("form", f"a list of {len(rollouts)} scores, in the order of the rollouts", got)
@@ -51,12 +55,10 @@ async def _awaited(found: Any) -> Any:
 
 
 def _score(answer: Any) -> Score:
-    if isinstance(answer, Score):
-        return answer
-    try:
-        return Score(answer)
-    except (TypeError, ValueError) as error:
-        raise Violated("form", "a finite number, or a Score", f"{shape(answer)} ({error})") from error
+    score = as_score(answer)
+    if not score.valid and not isinstance(answer, Score):
+        raise Violated("form", "a finite number, or a Score", f"{shape(answer)} ({score.reason})")
+    return score
 
 
 def scorable(subject: Subject) -> Task:
@@ -145,7 +147,7 @@ def _many(subject: Subject) -> list[Case[Any]]:
     inputs=_many,
     remedy="return one score for each rollout, in the order in which the rollouts came; an empty list for none",
     after=("scores", "deterministic"),
-    only=lambda component: component.batch,
+    only=lambda component: bool(component.batch),
 )
 def batch_order(subject: Subject, rollouts: list[Rollout]) -> None:
     """Rollouts that come in another order get their own scores, in that order."""
@@ -154,6 +156,32 @@ def batch_order(subject: Subject, rollouts: list[Rollout]) -> None:
     if found != turned:
         raise Violated("value", f"{found}, as in the given order", f"{turned} from the reverse, turned back")
     score(subject, [])
+
+
+@holds(
+    "batch-splits",
+    "reward",
+    inputs=_many,
+    remedy="score each rollout by itself: with batch=True a list is split anywhere, even into single rollouts; mark a "
+    'reward that compares rollouts batch="group", and it is called once with all rollouts of one task',
+    after=("scores", "deterministic", "batch-order"),
+    only=lambda component: component.batch is True,
+)
+def batch_splits(subject: Subject, rollouts: list[Rollout]) -> None:
+    """A rollout has the same score, whatever list it comes in."""
+    if batch_of(subject.make()) == "group":
+        return  # its options choose whole groups: its lists are never split
+    together = [each.value for each in score(subject, rollouts)]
+    for size in (1, len(rollouts) // 2 + 1):
+        lists = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+        found = [each.value for some in lists for each in score(subject, some)]
+        if not all(map(_alike, together, found)):
+            raise Violated("value", f"{together}, as in one list", f"{found} in lists of {size} at most")
+
+
+def _alike(one: float, other: float) -> bool:
+    """Return whether two scores differ by rounding alone, which changes with a model's batch."""
+    return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-6)
 
 
 def keep(subject: Subject, held: Group) -> list[int]:

@@ -26,7 +26,7 @@ LOOKED_AT = 16
 
 
 def _play(subject: Subject, world: Any, seed: int, actions: tuple[str, ...]) -> list[Observation | Step]:
-    """What it shows and answers, until it ends."""
+    """Play an episode; return its observations and steps up to the end."""
     shown: list[Observation | Step] = [_done(subject, world.reset, seed)]
     if not isinstance(shown[0], Observation):
         raise Violated("form", "an rlsdk.Observation from reset", shape(shown[0]))
@@ -43,7 +43,7 @@ def _play(subject: Subject, world: Any, seed: int, actions: tuple[str, ...]) -> 
 
 
 def _done(subject: Subject, method: Callable[[Any], Any], given: Any) -> Any:
-    """What a method gives, be it `async` or not."""
+    """Call a method, `async` or not, and return its result."""
     result = subject.call(method, given)
     return subject.call(asyncio.run, result) if inspect.iscoroutine(result) else result
 

@@ -1,0 +1,125 @@
+"""The mark of algorithms: it makes the class of defaults, so that its author writes no attrs."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast, get_origin
+
+import attrs
+
+from rlsdk.algorithms.base import Algorithm
+from rlsdk.components import component_of, mark
+from rlsdk.errors import PluginError
+from rlsdk.options import nearest, structure, unknown
+
+C = TypeVar("C", bound=type)
+_FIELD = type(attrs.field())
+
+
+def algorithm(name: str, **defaults: Any) -> Any:
+    """Mark an algorithm: a subclass of `rlsdk.Algorithm` that changes some defaults, or these defaults alone.
+
+        @rlsdk.algorithm("msoft")
+        class MSoft(rlsdk.Algorithm):
+            policy_loss = "soft_clip"
+
+        calm = rlsdk.algorithm("calm", policy_loss={"use": "soft_clip", "temperature": 0.1})
+
+    A part is a name, a mapping with `use`, a marked object or a `Use`. A name without prefix is looked up first in the
+    plugin of the algorithm, then among the built-in components.
+
+    Args:
+        name: Its name within its plugin.
+        **defaults: Fields of `rlsdk.Algorithm`; with them there is no class to mark, and the algorithm is returned.
+
+    Raises:
+        PluginError: A default is not a field of `rlsdk.Algorithm`, or has the wrong type.
+    """
+    if not defaults:
+        return _marked(name)
+    parts = ", ".join(f"{field} {_written(value)}" for field, value in defaults.items())
+    doc = f"`rlsdk.Algorithm` with {parts}."
+    namespace = {**defaults, "__doc__": doc, "__module__": sys._getframe(1).f_globals.get("__name__", "__main__")}
+    return _marked(name)(type(name, (Algorithm,), namespace))
+
+
+def _marked(name: str) -> Callable[[C], C]:
+    marking = mark("algorithm", name)
+
+    def declare(cls: C) -> C:
+        if not (inspect.isclass(cls) and attrs.has(cls)):
+            shown = getattr(cls, "__name__", repr(cls))
+            raise PluginError(
+                f"@rlsdk.algorithm({name!r}) marks a class of defaults; write class {shown}(rlsdk.Algorithm)"
+            )
+        made: Any = cls if "__attrs_attrs__" in vars(cls) else _as_fields(name, cls)
+        _expect_known_fields(name, made)
+        _expect_to_be_made(name, made)
+        return cast(C, marking(made))
+
+    return declare
+
+
+def _as_fields(name: str, cls: C) -> C:
+    """Make an attrs class of a plain subclass: what it assigns becomes the defaults of its base's fields."""
+    base = next(each for each in cls.__mro__ if "__attrs_attrs__" in vars(each))
+    attrs.resolve_types(base)
+    types = {field.name: field.type for field in attrs.fields(base)}
+    own = {key: value for key, value in vars(cls).items() if key in types or _is_default(key, value)}
+    annotations = inspect.get_annotations(cls)
+    computes = any(getattr(value, "takes_self", False) for value in own.values())
+    if strange := [key for key in {**own, **annotations} if key not in types and not (computes and key in annotations)]:
+        raise PluginError(f"@rlsdk.algorithm({name!r}): {unknown('field', strange[0], types)}")
+    for key, value in own.items():
+        if key in types and not isinstance(value, _FIELD | attrs.Factory):
+            setattr(cls, key, _structured(name, key, value, types[key]))
+    new = {key: kind for key, kind in annotations.items() if key not in types}
+    cls.__annotations__ = {**new, **{key: types[key] for key in own if key in types}}
+    return attrs.frozen(kw_only=True)(cls)
+
+
+def _is_default(key: str, value: Any) -> bool:
+    """Return True if an attribute is meant as a default: neither a method nor private."""
+    plain = (property, classmethod, staticmethod)
+    method = isinstance(value, plain) or (inspect.isfunction(value) and component_of(value) is None)
+    return not (key.startswith("_") or method)
+
+
+def _structured(name: str, field: str, value: Any, kind: Any) -> Any:
+    if get_origin(kind) is tuple and not isinstance(value, list | tuple):
+        value = (value,)
+    structured, faults = structure(value, kind)
+    if faults:
+        told = "; ".join(f"{field}{path}: {text}" for path, text in faults)
+        raise PluginError(f"@rlsdk.algorithm({name!r}): {told}")
+    return structured
+
+
+def _expect_known_fields(name: str, cls: type) -> None:
+    """Refuse a field that is one of `rlsdk.Algorithm` misspelt: nothing would read it."""
+    fields = attrs.fields(cls)
+    if not issubclass(cls, Algorithm) or any(getattr(field.default, "takes_self", False) for field in fields):
+        return
+    known = [field.name for field in attrs.fields(Algorithm)]
+    for field in fields:
+        if field.name not in known and nearest(field.name, known):
+            raise PluginError(f"@rlsdk.algorithm({name!r}): {unknown('field', field.name, known)}")
+
+
+def _expect_to_be_made(name: str, cls: Any) -> None:
+    """Refuse defaults that do not fit; a field without a default is left to the config."""
+    if any(field.default is attrs.NOTHING for field in attrs.fields(cls)):
+        return
+    try:
+        cls()
+    except Exception as error:  # a computed default is code, and may raise anything
+        raise PluginError(f"@rlsdk.algorithm({name!r}): {error}") from error
+
+
+def _written(value: Any) -> str:
+    component = component_of(value)
+    if component is not None:
+        return f"`{component.name}`"
+    return f"`{value.get('use')}`" if isinstance(value, Mapping) else f"`{value}`"

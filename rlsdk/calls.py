@@ -1,0 +1,130 @@
+"""Calling conventions of components, and the checks made when one is marked: arguments, options, fields read."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from rlsdk import fields
+from rlsdk.errors import PluginError
+from rlsdk.options import unknown
+
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "reward": ("rollout",),
+    "shaping": ("x",),
+    "advantage": ("x",),
+    "policy_loss": ("x",),
+    "correction": ("x",),
+    "kl": ("logprobs", "ref_logprobs"),
+    "filter": ("group",),
+    "buffer": ("group",),
+    "stop": (),
+    "tasks": (),
+    "workflow": ("task", "chat"),
+}
+"""Kind -> positional arguments that rlsdk gives a function; instances of classes get them in `__call__` or `run`."""
+_LIST = re.compile(r"(?:\w+\.)*(?:list|List|tuple|Tuple|Sequence|Iterable)\b")
+
+
+def fault_of(kind: str, obj: Any, *, lists: bool) -> str:
+    """Describe why options cannot be set, or a list cannot be passed; empty if all is well.
+
+    Args:
+        kind: Kind of the component.
+        obj: A function, or a class whose `__init__` takes the options.
+        lists: True if a reward is called with lists.
+    """
+    if hidden := _hidden_options(kind, obj):
+        names = ", ".join(option.name for option in hidden)
+        written = _with_keywords(obj.__init__ if inspect.isclass(obj) else obj, hidden)
+        return f"no config can set {names}, since options are keyword-only; write {written}"
+    if kind == "reward" and not lists and _takes_list(obj):
+        return f"{obj.__name__} takes a list, but gets one rollout; mark it with batch=True, or take one rollout"
+    return ""
+
+
+def known_fields(kind: str, name: str, needs: Iterable[Any]) -> tuple[str, ...]:
+    """Return `needs` as a tuple of names of fields that the kind may read.
+
+    Args:
+        kind: Kind of the component.
+        name: Name of the component.
+        needs: Names of fields, and functions that declare a field.
+
+    Raises:
+        PluginError: A name is not a field, or this kind cannot read it.
+    """
+    head = f"@rlsdk.{kind}({name!r}, needs={needs!r})"
+    if isinstance(needs, str):
+        raise PluginError(f"{head}: needs is a list of names; write needs=({needs!r},)")
+    readable = fields.names(fields.READS[kind])
+    found = []
+    for field in needs:
+        declared = fields.declared_by(field)
+        found.append(field if declared is None else declared.name)
+        if field in readable or declared is not None:
+            continue
+        if callable(field):
+            raise PluginError(f"{head}: {field!r} declares no field; mark it with @rlsdk.field")
+        if others := fields.readers(field):
+            raise PluginError(f"{head}: only {' and '.join(others)} can read {field!r}; known: {', '.join(readable)}")
+        raise PluginError(f"{head}: {unknown('field', str(field), readable)}")
+    return tuple(found)
+
+
+def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
+    """Return what the producer of a new field reads.
+
+    Raises:
+        PluginError: The name is taken or cannot be used, or its producer reads what is not there before the update.
+    """
+    head = f"@rlsdk.field({name!r})"
+    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+        raise PluginError(f"{head}: takes a name that can be an attribute, such as 'surprise'")
+    if any(field.name == name for field in fields.FIELDS):
+        raise PluginError(f"{head}: the core has a field of this name; choose another")
+    for field in needs:
+        if field not in fields.FORWARD:
+            raise PluginError(f"{head}: {unknown('field', str(field), fields.FORWARD)}")
+    return tuple(needs)
+
+
+def _hidden_options(kind: str, obj: Any) -> list[inspect.Parameter]:
+    """Positional parameters with a default that rlsdk does not pass itself; a leading underscore exempts one."""
+    if inspect.isclass(obj):
+        function, given = obj.__init__, 1
+        if attrs.has(obj) or not inspect.isfunction(function):
+            return []
+    elif kind in ARGUMENTS:
+        function, given = obj, len(ARGUMENTS[kind])
+    else:
+        return []
+    beyond = _positional(function)[given:]
+    return [p for p in beyond if p.default is not p.empty and not p.name.startswith("_")]
+
+
+def _takes_list(function: Any) -> bool:
+    """Return whether the first parameter is declared a list, or is called `rollouts`."""
+    if not inspect.isfunction(function) or not (positional := _positional(function)):
+        return False
+    first = positional[0]
+    annotation = first.annotation if isinstance(first.annotation, str) else inspect.formatannotation(first.annotation)
+    return first.name == "rollouts" or _LIST.match(annotation) is not None
+
+
+def _with_keywords(function: Any, options: Sequence[inspect.Parameter]) -> str:
+    """The signature with these parameters after a `*`, as its author should write it."""
+    names = {option.name for option in options}
+    shown = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
+    before = [str(p) for p in shown if p.name not in names and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    after = [str(p) for p in shown if p.name in names or p.kind is p.KEYWORD_ONLY]
+    return f"def {function.__name__}({', '.join([*before, '*', *after])})"
+
+
+def _positional(function: Any) -> list[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter for parameter in inspect.signature(function).parameters.values() if parameter.kind in kinds]

@@ -1,0 +1,295 @@
+"""Checkpoints: written aside, synced to the disk, renamed. An unfinished one is never found."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from rlsdk.errors import CheckpointError, DamagedCheckpointError, LearnerError
+from rlsdk.learners.shards import Seen, find_changed, find_damage, hash_files
+from rlsdk.runlog.progress import log_console
+
+FORMAT = 2
+LEARNER = "learner"
+"""Folder within a checkpoint that the learner writes."""
+EXPORT = "export"
+"""Folder within a checkpoint that holds the model in the format of transformers."""
+SECTIONS = ("plugins", "tasks", "production", "components")
+"""Keys of `state.json` that resuming requires; each holds an object."""
+_NOTHING_LEFT = 2**20
+"""Free bytes below which a disk counts as full: what did not fit is not always counted."""
+_SHOWN = 80
+"""Maximum characters of a wrong file in a message."""
+_LARGE = 2**28
+"""Size in bytes from which on the progress of hashing is shown."""
+_FREE = "Free space, or choose another folder with out=…"
+_SICK = "The disk reports an error of its own (see `dmesg`): copy the run's folder to another"
+_FILES = "Raise the limit of open files (`ulimit -n`)"
+REMEDIES = {
+    errno.ENOSPC: _FREE,
+    errno.EDQUOT: f"The quota is used up. {_FREE}",
+    errno.EROFS: "The file system is read-only: make it writable again (after an error of the disk, see `dmesg`)",
+    errno.EACCES: "Give this user the right to write there",
+    errno.EIO: _SICK,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+}
+"""Remedies for errors of the operating system, by `errno`."""
+
+
+Part = Literal["learner", "model"]
+"""Parts of a checkpoint."""
+
+
+class Checkpoints:
+    """The folder `checkpoints/` of a run.
+
+    Args:
+        folder: Folder of the run.
+        keep: Number of checkpoints to keep; older ones are deleted.
+        saved: Called with the step of a new checkpoint, before older ones are deleted.
+    """
+
+    def __init__(self, folder: Path, keep: int, saved: Callable[[int], None] | None = None) -> None:
+        self._folder = folder / "checkpoints"
+        self._keep = max(keep, 1)
+        self._saved = saved
+
+    def steps(self) -> list[int]:
+        """Steps of all complete checkpoints, ascending."""
+        named = (re.fullmatch(r"step-(\d+)", p.name) for p in self._folder.glob("step-*"))
+        return sorted(int(m.group(1)) for m in named if m)
+
+    def path(self, step: int) -> Path:
+        """Folder of the checkpoint of a step."""
+        return self._folder / f"step-{step}"
+
+    def latest(self) -> int | None:
+        """Step of the newest complete checkpoint."""
+        return max(self.steps(), default=None)
+
+    def oldest(self) -> int:
+        """Step of the oldest complete checkpoint; 0 if there is none."""
+        return min(self.steps(), default=0)
+
+    def save(self, step: int, state: dict[str, Any], write: Callable[[Path], None]) -> Path:
+        """Write a checkpoint.
+
+        Args:
+            step: Steps done.
+            state: State as plain JSON.
+            write: Called with the folder into which it writes everything else.
+
+        Raises:
+            CheckpointError: It cannot be written; earlier checkpoints are untouched.
+        """
+        final, partial = self.path(step), self._folder / f".step-{step}.partial"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for stale in self._folder.glob(".step-*.partial"):
+                shutil.rmtree(stale)
+            partial.mkdir()
+            write(partial)
+            whole = {"format": FORMAT, "step": step, "files": _sizes(partial / LEARNER), **state}
+            whole["export"] = hash_files(partial / EXPORT, _sizes(partial / EXPORT))
+            text = json.dumps({**whole, "sha256": _digest(whole)})
+            (partial / "state.json").write_text(text, encoding="utf-8")
+            _sync(partial)
+            if final.exists():
+                shutil.rmtree(final)
+            partial.rename(final)
+            _sync_folder(self._folder)
+        except (OSError, LearnerError) as error:
+            cannot = self._cannot(step, error)  # looks at the disk, which the next line frees
+            shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(cannot) from error
+        if self._saved is not None:
+            self._saved(step)
+        for old in self.steps()[: -self._keep]:
+            shutil.rmtree(self.path(old))
+        return final
+
+    def _cannot(self, step: int, error: Exception) -> str:
+        kept = self.latest()
+        last = f"the checkpoint of step {kept} is kept" if kept is not None else "there is no earlier checkpoint"
+        code = getattr(error, "errno", None)
+        # A learner writes from processes of its own, through libraries that do not say why they failed.
+        if code is None and shutil.disk_usage(self._folder).free < _NOTHING_LEFT:
+            code = errno.ENOSPC
+        what = "the disk is full" if code == errno.ENOSPC else str(error)
+        return (
+            f"the checkpoint of step {step} cannot be written to {self._folder}: {what}; {last}. "
+            f"{REMEDIES.get(code or 0, 'Repair this')}, then go on with --resume"
+        )
+
+    def newest_whole(self, part: Part = "learner") -> tuple[int | None, dict[int, str]]:
+        """Find the newest checkpoint whose files are intact.
+
+        Args:
+            part: Part that is needed; see `verify`.
+
+        Returns:
+            Its step, None if there is no checkpoint at all; and step -> fault of each newer one.
+
+        Raises:
+            CheckpointError: There are checkpoints and all are damaged, or one is of another format.
+        """
+        damaged: dict[int, str] = {}
+        for step in reversed(self.steps()):
+            try:
+                self.verify(step, part)
+            except DamagedCheckpointError as error:
+                damaged[step] = str(error)
+            else:
+                return step, damaged
+        if damaged:
+            faults = [f"  - {fault}" for fault in damaged.values()]
+            ways = "bring one back from a copy, or begin again with --overwrite or another name=…"
+            raise CheckpointError("\n".join([f"no checkpoint in {self._folder} is whole:", *faults, ways]))
+        return None, {}
+
+    def require(self, step: int, part: Part = "learner") -> None:
+        """Raise unless the checkpoint of a step exists and is intact.
+
+        Args:
+            step: Step of the checkpoint.
+            part: Part that is needed; see `verify`.
+
+        Raises:
+            CheckpointError: There is none of this step, or a file of it is missing or changed.
+        """
+        there = self.steps()
+        if step not in there:
+            known = f"there are: {', '.join(map(str, there))}" if there else "there is none at all"
+            raise CheckpointError(f"{self._folder} has no checkpoint of step {step}; {known}")
+        try:
+            self.verify(step, part)
+        except DamagedCheckpointError as error:
+            others = ", ".join(str(other) for other in there if other != step)
+            raise DamagedCheckpointError(f"{error}; other steps there: {others or 'none'}") from error
+
+    def verify(self, step: int, part: Part = "learner") -> None:
+        """Compare the files of a checkpoint with the hashes recorded when it was written.
+
+        Args:
+            step: Step of the checkpoint.
+            part: Files to compare: `learner` for those that a run is resumed from; `model` for those of the export or,
+                without one, those of the learner that would write it.
+
+        Raises:
+            DamagedCheckpointError: A file is missing or changed.
+            CheckpointError: The checkpoint is of another format.
+        """
+        state = self.read(step)
+        try:
+            if part == "model" and (state.get("export") or (self.path(step) / EXPORT).is_dir()):
+                fault = self._export_fault(step, state)
+            else:
+                fault = self._learner_fault(step, state)
+        except OSError as error:
+            raise self._unreadable(step, error) from error
+        if fault:
+            raise DamagedCheckpointError(f"checkpoint {self.path(step)} is damaged: {fault}")
+
+    def _learner_fault(self, step: int, state: Mapping[str, Any]) -> str:
+        files, learner = state.get("files", {}), self.path(step) / LEARNER
+        there = _sizes(learner)
+        if short := [name for name, size in files.items() if there.get(name) != size]:
+            return f"missing, or not as long as written: {', '.join(short)}"
+        with _shown(learner, sum(there.values())) as seen:
+            return find_damage(learner, seen)
+
+    def _export_fault(self, step: int, state: Mapping[str, Any]) -> str:
+        digests, folder = state.get("export"), self.path(step) / EXPORT
+        if not digests:  # checkpoints of rlsdk 0.1 have no hashes of their export
+            return ""
+        there = _sizes(folder)
+        if off := sorted(digests.keys() ^ there.keys()):
+            return f"missing in {EXPORT}, or new there: {', '.join(off)}"
+        with _shown(folder, sum(there.values())) as seen:
+            return find_changed(folder, digests, seen)
+
+    def read(self, step: int) -> dict[str, Any]:
+        """Read the state of a checkpoint.
+
+        Raises:
+            DamagedCheckpointError: `state.json` is missing, or differs from what was written.
+            CheckpointError: The checkpoint is of another format.
+        """
+        path = self.path(step) / "state.json"
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self._unreadable(step, error) from error
+        if not isinstance(state, dict):
+            raise DamagedCheckpointError(f"{path} holds no object, but {json.dumps(state)[:_SHOWN]}")
+        if state.get("format") != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {self.path(step)} has format {state.get('format')}; this rlsdk reads {FORMAT}"
+            )
+        digest = state.pop("sha256", None)  # checkpoints of earlier versions have none
+        if digest is not None and digest != _digest(state):
+            raise DamagedCheckpointError(f"{path} changed since it was written")
+        if wrong := [name for name in SECTIONS if not isinstance(state.get(name), dict)]:
+            raise DamagedCheckpointError(f"{path} holds no object under {', '.join(wrong)}")
+        return state
+
+    def _unreadable(self, step: int, error: Exception) -> CheckpointError:
+        # Without the right to read a checkpoint, a run should not continue from an older one.
+        kind = CheckpointError if isinstance(error, PermissionError) else DamagedCheckpointError
+        return kind(f"checkpoint {self.path(step)} cannot be read: {error}")
+
+    def set_aside(self, step: int, why: Literal["damaged", "superseded"]) -> Path:
+        """Rename a checkpoint, so that no run continues from it; returns its new path, which was free."""
+        names = (f"step-{step}.{why}", *(f"step-{step}.{why}-{again}" for again in range(2, 1000)))
+        aside = next(path for path in map(self._folder.joinpath, names) if not path.exists())
+        return self.path(step).rename(aside)
+
+
+@contextmanager
+def _shown(folder: Path, size: int) -> Iterator[Seen | None]:
+    """Show the progress of hashing, where it may take more than a moment."""
+    if size < _LARGE:
+        yield None
+        return
+    console = log_console()
+    console.print(f"checking the hashes of {folder}, {size / 2**30:.1f} GiB", highlight=False, soft_wrap=True)
+    columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield partial(progress.advance, progress.add_task("", total=size))
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the size in bytes of every file below a folder, by relative path."""
+    return {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def _sync(folder: Path) -> None:
+    for root, _, files in os.walk(folder):
+        for name in files:
+            with (Path(root) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        _sync_folder(Path(root))
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,183 @@
+"""Export of a run's checkpoint to a folder in the format of transformers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import attrs
+
+from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints
+from rlsdk.cluster.placement import joined_cluster, layout
+from rlsdk.config import Plan, check, read
+from rlsdk.config.named_code import described_code, named_code
+from rlsdk.config.schema import normalise
+from rlsdk.contracts import ActorSpec
+from rlsdk.errors import CheckpointError, ConfigError
+from rlsdk.learners.group import LearnerGroup
+from rlsdk.learners.starting import roles
+
+log = logging.getLogger(__name__)
+_DATA = frozenset({".json", ".jsonl", ".safetensors", ".txt", ".model", ".jinja", ".md", ".spm", ".tiktoken"})
+"""Suffixes of model files that hold only data; others may hold a pickle, or code."""
+
+
+def export(
+    run: Path,
+    folder: Path,
+    *,
+    step: int | None = None,
+    plugins: Sequence[str | Path] = (),
+    named: Mapping[str, Any] | None = None,
+) -> int:
+    """Write a run's model to a folder that `transformers.from_pretrained` opens.
+
+    The export in a checkpoint is copied; without one, the run's learner is started to write it.
+
+    Args:
+        run: Folder of the run.
+        folder: Target; it must not exist, or be empty. It appears only once it is complete.
+        step: Step of the checkpoint; left out, the newest whole one.
+        plugins: Files of plugins that the run was started with.
+        named: Configuration given by the user: code named by the run's own must be named there, too.
+
+    Returns:
+        Step of the checkpoint.
+
+    Raises:
+        CheckpointError: There is no such run or checkpoint, it is damaged, its export holds more than data, or `folder`
+            holds something.
+        ConfigError: The learner must be started, and the run's configuration is no longer valid, or names code that the
+            user did not.
+    """
+    if not (run / "config.yaml").is_file():
+        raise CheckpointError(f"{run} is not the folder of a run: it has no config.yaml")
+    checkpoints = Checkpoints(run, keep=1)
+    step = _choose(checkpoints, run, step)
+    checkpoint = checkpoints.path(step)
+    with written_aside(folder) as partial:
+        if (checkpoint / EXPORT).is_dir():
+            _check_data(checkpoint / EXPORT)
+            shutil.copytree(checkpoint / EXPORT, partial, dirs_exist_ok=True)
+        else:
+            _export_by_learner(_plan_of(run, plugins, named or {}), run, checkpoint, partial)
+    return step
+
+
+def _choose(checkpoints: Checkpoints, run: Path, step: int | None) -> int:
+    if not checkpoints.steps():
+        raise CheckpointError(f"{run} has no complete checkpoint; `checkpoint.every` says when they are written")
+    if step is not None:
+        checkpoints.require(step, "model")
+        return step
+    newest, damaged = checkpoints.newest_whole("model")
+    assert newest is not None
+    for fault in damaged.values():
+        log.warning("%s; the model is that of step %d, the newest checkpoint that is whole", fault, newest)
+    return newest
+
+
+def _check_data(folder: Path) -> None:
+    """Refuse files that hold more than data, or name code: the run's folder may come from somebody else."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_symlink() or not file.is_dir()]
+    wrong = [file for file in files if file.suffix not in _DATA or file.is_symlink() or _names_code(file)]
+    if wrong:
+        names = ", ".join(str(file.relative_to(folder)) for file in wrong)
+        raise CheckpointError(
+            f"{folder} holds {names}: a model is taken from a run's folder as safetensors and text alone, so nothing "
+            f"in it is executed. If you trust these files, name {folder} itself as the model"
+        )
+
+
+def _names_code(file: Path) -> bool:
+    """Return whether transformers would look for a class in a module, which may even be one of the hub."""
+    if file.suffix != ".json":
+        return False
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError):
+        return True  # whatever it is, it is no JSON
+    return isinstance(content, dict) and "auto_map" in content
+
+
+def _plan_of(run: Path, plugins: Sequence[str | Path], named: Mapping[str, Any]) -> Plan:
+    """Check a run's own configuration, unless it names code that the user did not name."""
+    tree, _ = read(run / "config.yaml")
+    tree = normalise(tree)
+    given = {Path(file).stem for file in plugins}
+    # A plugin of this name is loaded from the file that the user gave.
+    tree["plugins"] = [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]
+    trusted = set(named_code(named).values())
+    if untrusted := {path: value for path, value in named_code(tree).items() if value not in trusted}:
+        faults = [f"{described_code(path, value)} was not named by you" for path, value in untrusted.items()]
+        ways = (
+            "the learner must be started to write the model, and the run's configuration names code that would be "
+            "executed. Read it, then give plugin files by --plugin; for other code, use rlsdk eval or rlsdk train "
+            "--mode serve with a configuration of your own that names it"
+        )
+        raise ConfigError([f"{run / 'config.yaml'}: {ways}", *faults])
+    return check(tree, (), plugins)
+
+
+@contextmanager
+def written_aside(folder: Path) -> Iterator[Path]:
+    """Yield a folder beside `folder`, which is renamed to it on success and removed otherwise.
+
+    Raises:
+        CheckpointError: `folder` exists and is not empty, or cannot be created.
+    """
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise CheckpointError(f"{folder} holds something already; choose a folder that is empty or not there")
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be made: {error.strerror}") from error
+    try:
+        yield partial
+        if folder.is_dir():
+            folder.rmdir()
+        partial.rename(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _export_by_learner(plan: Plan, run: Path, checkpoint: Path, folder: Path) -> None:
+    """Start the run's learner without a reference model, load the checkpoint, and have it export the model."""
+    config = plan.config
+    alone = attrs.evolve(config.placement, engines=1, gpus_per_engine=1, colocate=True)
+    logs, cores = run / "logs" / "export", os.cpu_count() or 1
+    with TemporaryDirectory(prefix="rlsdk-compiled-") as compiled, joined_cluster(plan) as gpus:
+        found = layout(alone, cores, gpus)
+        place = ActorSpec(
+            role="learner",
+            world_size=config.placement.learners,
+            device="cuda" if found.device == "cuda" else "cpu",
+            threads=found.learner_threads,
+            seed=config.seed,
+            cpus=cores,
+        )
+        learner = LearnerGroup.launch(
+            plan.learner,
+            attrs.evolve(roles(plan), reference=None),
+            plan.loss,
+            place,
+            total_updates=1,
+            gpus=found.learner_gpus,
+            log_dir=logs,
+            cache=Path(compiled),
+        )
+        try:
+            learner.load((checkpoint / LEARNER).resolve())
+            learner.export(folder.resolve())
+        finally:
+            learner.stop()

@@ -1,0 +1,70 @@
+"""Read access to runs in a local folder or at a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rlsdk.checkpoints.checkpoint import Checkpoints
+from rlsdk.config import Plan
+from rlsdk.errors import CheckpointError, RlsdkError, RunError
+from rlsdk.storage import copies
+from rlsdk.storage.location import is_url, mirror_of
+from rlsdk.storage.remote import RemoteFolder
+
+
+@contextmanager
+def reached(remote: RemoteFolder) -> Iterator[None]:
+    """Turn errors of a remote folder's library into one that says that the folder cannot be reached."""
+    try:
+        yield
+    except RlsdkError:
+        raise
+    except Exception as error:
+        said = next(iter(str(error).splitlines()), "")
+        raise RunError(f"{remote.url} cannot be used: {type(error).__name__}: {said}") from error
+
+
+@contextmanager
+def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = True) -> Iterator[Path]:
+    """Yield the local folder of a run, to read from: the folder itself, or a temporary download of a URL.
+
+    Args:
+        run: Folder or URL of the run.
+        step: Step of the checkpoint; left out, the newest that is whole.
+        checkpoint: False if only the run's own files are read: configuration, metrics, rollouts.
+
+    Raises:
+        CheckpointError: There is no such run or checkpoint.
+        RunError: It cannot be reached.
+    """
+    if not is_url(str(run)):
+        yield Path(run)
+        return
+    remote = RemoteFolder(str(run))
+    base = mirror_of(str(run)).parent / "reading"
+    base.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=base, prefix="run-") as scratch:
+        with reached(remote):
+            there = copies.copies(remote)
+            if not there or (step is not None and step not in there):
+                which = "has no whole checkpoint" if step is None else f"has no whole checkpoint of step {step}"
+                listed = f"; there are: {', '.join(map(str, there))}" if there else ""
+                raise CheckpointError(f"{remote.url} {which}{listed}")
+            copies.fetch(remote, there[max(there) if step is None else step], Path(scratch), checkpoint=checkpoint)
+        yield Path(scratch)
+
+
+def newest_step(plan: Plan) -> int | None:
+    """Return the step of the newest checkpoint of a run, be it local or at a URL; None if there is none.
+
+    Raises:
+        RunError: The URL cannot be reached.
+    """
+    if not is_url(plan.config.out):
+        return Checkpoints(plan.folder, 1).latest()
+    remote = RemoteFolder(plan.location)
+    with reached(remote):
+        return max(copies.copies(remote), default=None)

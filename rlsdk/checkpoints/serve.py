@@ -1,0 +1,210 @@
+"""Serve a run's newest checkpoint by an OpenAI-compatible server, and newer ones as they are written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import attrs
+
+from rlsdk import preflight
+from rlsdk.checkpoints.checkpoint import Checkpoints
+from rlsdk.checkpoints.export import export
+from rlsdk.checkpoints.reading import local_copy, newest_step
+from rlsdk.cluster.placement import layout, ray_cluster
+from rlsdk.config import Plan
+from rlsdk.contracts import Weights
+from rlsdk.engines.client import EngineClient
+from rlsdk.engines.starting import load_weights, start_engines, started_engines
+from rlsdk.errors import CheckpointError, ConfigError, EngineError, RlsdkError, RunError
+from rlsdk.isolation.reaper import reaped
+from rlsdk.readiness.checks import machine
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.serving.context import setting_of
+from rlsdk.serving.server import PublicServer, ServerOptions
+from rlsdk.serving.stateless import EngineService, tool_parser_of
+from rlsdk.storage.location import is_url
+from rlsdk.weights import to_weights
+
+log = logging.getLogger(__name__)
+FOLDER = "serve"
+"""Within the run's folder: logs and caches of the serving engines, apart from those of a training that also runs."""
+POLL_SECONDS = 2.0
+REMOTE_EVERY = 15
+"""A run at a URL is checked once in this many polls."""
+_COUNTERS = {"tokens": "sampled_tokens_total", "prompt_tokens": "prompt_tokens_total"}
+
+
+class CheckpointReader:
+    """Reads the models of a run's checkpoints, the newest whole one first, each at most once.
+
+    Attributes:
+        remote: True if the run is at a URL, which is checked less often.
+    """
+
+    def __init__(self, plan: Plan, files: Sequence[str | Path], scratch: Path) -> None:
+        """Create a reader.
+
+        Args:
+            plan: Plan of the run.
+            files: Files of plugins that the run was started with.
+            scratch: Folder for the models it reads.
+        """
+        self._plan, self._files, self._scratch = plan, files, scratch
+        self._checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
+        self._seen: set[tuple[int, int]] = set()
+        self.remote = is_url(plan.config.out)
+
+    def read_newest(self) -> Weights | None:
+        """Read the newest checkpoint, if it is new since the last call; a damaged one is skipped.
+
+        Returns:
+            Weights, with the step as their version; None if there is nothing new.
+        """
+        for step in self._steps():
+            try:
+                stamp = (step, 0 if self.remote else self._state(step).stat().st_mtime_ns)
+                if stamp in self._seen:
+                    return None
+                self._seen.add(stamp)
+                return self._read(step)
+            except (CheckpointError, RunError, OSError) as error:  # the training may have removed it meanwhile
+                log.warning("the checkpoint of step %d is not served: %s", step, error)
+        return None
+
+    def _steps(self) -> list[int]:
+        """Return the steps of checkpoints, the newest first; at a URL the newest alone."""
+        if not self.remote:
+            return self._checkpoints.steps()[::-1]
+        try:
+            newest = newest_step(self._plan)
+        except RunError as error:
+            log.warning("new checkpoints are not seen: %s", error)
+            return []
+        return [] if newest is None else [newest]
+
+    def _state(self, step: int) -> Path:
+        return self._checkpoints.path(step) / "state.json"
+
+    def _read(self, step: int) -> Weights:
+        from safetensors.torch import load_file
+
+        folder = self._scratch / f"step-{step}"
+        try:
+            with local_copy(self._plan.location, step=step) as run:
+                export(run, folder, step=step, plugins=self._files, named=self._plan.tree)
+            tensors: dict[str, Any] = {}
+            for file in sorted(folder.glob("*.safetensors")):
+                tensors |= load_file(file)
+            return to_weights(step, tensors, copy=False)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def serve_run(
+    plan: Plan,
+    files: Sequence[str | Path],
+    options: ServerOptions,
+    ready: Callable[[str, int | None], None],
+) -> None:
+    """Serve a run's newest checkpoint until SIGINT or SIGTERM; until there is one, the model it starts from.
+
+    Newer checkpoints are loaded meanwhile: requests in progress continue with the new weights.
+
+    Args:
+        plan: Plan of the run; no training is started.
+        files: Files of plugins that the run was started with.
+        options: Address, name and key.
+        ready: Called with the base URL and the served step once requests are accepted.
+
+    Raises:
+        ConfigError: The plan generates nothing, or the server would be open to other machines.
+        EnvironmentFault: The address is taken.
+        EngineError: An engine did not start, or died.
+    """
+    if not plan.needs_engine:
+        raise ConfigError(["algorithm: it trains on demonstrations, and nothing is generated; there is no engine"])
+    options.check()
+    preflight.require(map(str, machine(plan, trains=False)))
+    beside = attrs.evolve(plan, config=attrs.evolve(plan.config, out=str(plan.folder), name=FOLDER))
+    (beside.folder / "logs").mkdir(parents=True, exist_ok=True)
+    taken = options.bind()
+    with taken, reaped(), TemporaryDirectory(prefix="rlsdk-model-") as scratch, ray_cluster(plan) as gpus:
+        reader = CheckpointReader(plan, files, Path(scratch))
+        # Before the engines are there: where it was saved without an export, a learner writes one, which needs memory.
+        first = reader.read_newest()
+        # The learner's share of a device stays free, as in the run.
+        found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
+        engines = started_engines(beside, start_engines(beside, found))
+        asyncio.run(_Serving(plan, engines, reader, options).run(taken, first, ready))
+
+
+class _Serving:
+    """Engines, their server, and the weights that they hold."""
+
+    def __init__(self, plan: Plan, engines: Sequence[Any], reader: CheckpointReader, options: ServerOptions) -> None:
+        codec = ChatTokenizer.open(plan.model)
+        setting = setting_of(plan, codec, EngineClient(engines, codec.decode))
+        name = options.name or plan.config.model.path
+        self._service = EngineService(setting, name, tool_parser_of(plan), strict=True)
+        self._engines, self._reader = engines, reader
+        self._counters: dict[str, float] = {}
+        self._server = PublicServer(self._service, options, lambda: self._counters)
+
+    async def run(self, taken: socket.socket, first: Weights | None, ready: Callable[[str, int | None], None]) -> None:
+        loop, ended, forced = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+        def end() -> None:
+            (forced if ended.is_set() else ended).set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, end)
+        self._service.step = 0
+        if first is not None:
+            await self._load(first)
+        url = await self._server.start(taken)
+        ready(url, self._service.step)
+        following = asyncio.create_task(self._follow())
+        following.add_done_callback(lambda _: ended.set())
+        await ended.wait()
+        if following.done():
+            following.result()  # what an engine failed with
+        following.cancel()
+        log.info("ending: requests under way are finished; once more ends at once")
+        stopping, waiting = asyncio.create_task(self._server.stop()), asyncio.create_task(forced.wait())
+        await asyncio.wait({stopping, waiting}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _follow(self) -> None:
+        """Load new checkpoints, and notice the death of an engine."""
+        looked = 0
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            looked += 1
+            for rank, engine in enumerate(self._engines):
+                try:
+                    clock = await engine.clock.remote()
+                except Exception as error:
+                    raise EngineError(f"engine {rank} died while it served: {type(error).__name__}: {error}") from error
+                for name, shown in _COUNTERS.items():
+                    key = f'{shown}{{engine="{rank}"}}'
+                    self._counters[key] = clock[name]
+            if self._reader.remote and looked % REMOTE_EVERY:
+                continue
+            if (weights := await asyncio.to_thread(self._reader.read_newest)) is not None:
+                try:
+                    await self._load(weights)
+                except RlsdkError as error:
+                    log.warning("the checkpoint of step %d is not served: %s", weights.version, error)
+
+    async def _load(self, weights: Weights) -> None:
+        await load_weights(self._engines, weights)
+        self._service.step = weights.version
+        log.info("the checkpoint of step %d is served", weights.version)

@@ -1,0 +1,93 @@
+"""The Ray cluster that a run is told to use: where its address comes from, and whether it can be reached in time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.cluster.health import CONNECT_SECONDS, unreachable
+from rlsdk.config.schema import PlacementSection
+from rlsdk.errors import RunError
+
+log = logging.getLogger(__name__)
+JOIN_SECONDS = 60.0
+"""Time that Ray gets to join a cluster whose address takes connections."""
+
+
+@attrs.frozen
+class RayAddress:
+    """Address of a running cluster.
+
+    Attributes:
+        address: Address in Ray's form: `HOST:PORT`, or `auto`.
+        origin: Setting or environment variable that names it.
+    """
+
+    address: str
+    origin: str
+
+    @classmethod
+    def find(cls, placement: PlacementSection) -> RayAddress | None:
+        """Return the address that the configuration or the environment names; None if Ray is started for the run."""
+        if placement.ray and placement.ray != "local":
+            return cls(placement.ray, "placement.ray")
+        found = None if placement.ray else os.environ.get("RAY_ADDRESS")
+        return cls(found, "the environment variable RAY_ADDRESS") if found and found != "local" else None
+
+    def join(self, **options: Any) -> None:
+        """Connect this process to the cluster.
+
+        Args:
+            **options: Options of `ray.init`.
+
+        Raises:
+            RunError: There is no such cluster, or it does not answer in time; the message names the origin.
+        """
+        log.info("Ray is at %s, from %s", self.address, self.origin)
+        target = self.address.removeprefix("ray://")
+        host, _, port = target.rpartition(":")
+        if self.address != "auto":
+            if not host or not port.isdecimal():
+                raise self._error("is no address: expected HOST:PORT, such as 10.0.0.1:6379, or auto")
+            if why := unreachable(target, CONNECT_SECONDS):
+                raise self._error(f"cannot be reached: {why}")
+        self._use_token()
+        failures: list[Exception] = []
+        joining = threading.Thread(target=_init, args=(self.address, options, failures), daemon=True)
+        joining.start()
+        joining.join(JOIN_SECONDS)
+        if joining.is_alive():
+            raise self._error(f"takes connections, but no Ray answered within {JOIN_SECONDS:g} s")
+        if failures:
+            said = next(iter(str(failures[0]).splitlines()), "")
+            mode = os.environ.get("RAY_AUTH_MODE", "disabled")
+            raise self._error(f"cannot be joined: {said} (RAY_AUTH_MODE is {mode})") from failures[0]
+
+    def _use_token(self) -> None:
+        """Use this machine's token for a cluster that requires one; other clusters ignore it."""
+        if "RAY_AUTH_MODE" in os.environ:
+            return
+        file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+        if os.environ.get("RAY_AUTH_TOKEN") or file.is_file():
+            os.environ["RAY_AUTH_MODE"] = "token"
+            log.info("RAY_AUTH_MODE=token, since there is a token of Ray's; set RAY_AUTH_MODE=disabled for none")
+
+    def _error(self, what: str) -> RunError:
+        return RunError(
+            f"the Ray cluster {self.address!r}, named by {self.origin}, {what}. Start it by `ray start --head`, name "
+            f"another, or unset {self.origin.split()[-1]} to have Ray started for this run"
+        )
+
+
+def _init(address: str, options: Any, failures: list[Exception]) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, **options)
+    except Exception as error:  # noqa: BLE001 - raised by who waits for this thread
+        failures.append(error)

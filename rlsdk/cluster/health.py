@@ -1,0 +1,207 @@
+"""The watchdog's access to processes: directly on this machine, on other nodes by an actor on each."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import attrs
+
+from rlsdk.isolation import vitals
+from rlsdk.isolation.vitals import Identity, Vitals
+from rlsdk.isolation.watching import CURRENT
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+EVERY_SECONDS = 5.0
+"""Seconds between two looks at another node, or at the address of a GCS."""
+SILENT_SECONDS = 30.0
+"""Time without an answer after which the processes of another node count as unknown."""
+CONNECT_SECONDS = 3.0
+
+
+class NodeProbe:
+    """Ray actor that looks at the processes of its node."""
+
+    def look(self, processes: Sequence[Identity]) -> list[Vitals]:
+        """Return the vitals of processes, in their order."""
+        return vitals.look(processes)
+
+    def write_stacks(self, process: Identity) -> bool:
+        """Have a process write its stacks."""
+        return vitals.write_stacks(process)
+
+    def kill(self, process: Identity) -> None:
+        """Kill a process."""
+        vitals.kill(process)
+
+
+@attrs.define
+class _Node:
+    """A node other than the driver's: its probe, the pending question, and the last answer."""
+
+    probe: Any
+    heard: float
+    processes: tuple[Identity, ...] = ()
+    pending: Any = None
+    asked: float = float("-inf")
+    found: dict[Identity, Vitals] = attrs.field(factory=dict)
+
+
+class Prober:
+    """Checks processes on any node of a run."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._nodes: dict[str, _Node] = {}
+
+    def ask(self, actor: Any) -> Any:
+        """Ask an actor to identify its process; returns the argument for `answer`."""
+        import ray
+
+        return actor.identity.remote() if ray.is_initialized() else None  # a call would start another Ray
+
+    def answer(self, asked: Any) -> tuple[bool, Identity | None]:
+        """Return whether a question has ended, and what was answered; None if the actor cannot be reached."""
+        return _ready(asked)
+
+    def look(self, processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals]:
+        """Return the vitals of processes, in their order; those on other nodes are some seconds old.
+
+        Args:
+            processes: Processes to look at.
+            measured: False for the states of the processes themselves alone, which costs little.
+        """
+        here = vitals.machine()
+        local = iter(vitals.look([each for each in processes if each.machine == here], measured=measured))
+        for machine in {each.machine for each in processes} - {here}:
+            self._look_at_node(machine, tuple(each for each in processes if each.machine == machine))
+        return [next(local) if each.machine == here else self._found(each) for each in processes]
+
+    def write_stacks(self, process: Identity) -> bool:
+        """Have a process write its Python stacks to its log; False if it cannot."""
+        if process.machine == vitals.machine():
+            return vitals.write_stacks(process)
+        node = self._nodes.get(process.machine)
+        if node is None or not process.stacks or self._found(process).state != "running":
+            return False
+        node.probe.write_stacks.remote(process)
+        return True
+
+    def kill(self, process: Identity) -> None:
+        """Kill a process, even a stopped one."""
+        if process.machine == vitals.machine():
+            vitals.kill(process)
+        elif process.machine in self._nodes:
+            self._nodes[process.machine].probe.kill.remote(process)
+
+    def _found(self, process: Identity) -> Vitals:
+        node = self._nodes[process.machine]
+        if self._now() - node.heard >= SILENT_SECONDS:
+            return Vitals("unknown")
+        return node.found.get(process, Vitals("disk"))  # not looked at yet: nothing against it
+
+    def _look_at_node(self, machine: str, processes: tuple[Identity, ...]) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        now = self._now()
+        node = self._nodes.get(machine)
+        if node is None:
+            place = NodeAffinitySchedulingStrategy(processes[0].node, soft=False)
+            probe = ray.remote(NodeProbe).options(num_cpus=0, scheduling_strategy=place).remote()
+            node = self._nodes[machine] = _Node(probe, now)
+        if node.pending is not None:
+            ended, found = _ready(node.pending)
+            if not ended:
+                return
+            node.pending = None
+            if found is not None:
+                node.found, node.heard = dict(zip(node.processes, found, strict=True)), now
+        if now - node.asked >= EVERY_SECONDS:
+            node.processes, node.asked = processes, now
+            node.pending = node.probe.look.remote(list(processes))
+
+
+def _ready(asked: Any) -> tuple[bool, Any]:
+    """Return whether a call has ended, and its result; None if it failed: Ray tells whoever needs the actor."""
+    import ray
+
+    if asked is None or not ray.is_initialized():
+        return True, None
+    try:
+        done, _ = ray.wait([asked], timeout=0)
+        return (True, ray.get(done[0])) if done else (False, None)
+    except ray.exceptions.RayError:
+        return True, None
+
+
+class GcsAddress:
+    """Address at which a cluster's GCS takes connections."""
+
+    def __init__(self, address: str) -> None:
+        self._address, self._looked, self._refused = address, float("-inf"), 0
+
+    def lost(self, now: float) -> str:
+        """Say that the address no longer takes connections; empty if it does, or if it was checked a moment ago."""
+        if now - self._looked < EVERY_SECONDS:
+            return ""
+        self._looked = now
+        why = unreachable(self._address, CONNECT_SECONDS)
+        self._refused = self._refused + 1 if why else 0
+        return f"Ray's GCS at {self._address} is lost: {why}" if self._refused >= 2 else ""
+
+
+def unreachable(address: str, seconds: float) -> str:
+    """Say why nothing takes connections at `HOST:PORT`; empty if something does."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
+            return ""
+    except OSError as error:
+        return str(error.strerror or error)
+
+
+class _TakesRay(Protocol):
+    def add_process(self, name: str, identity: Identity, log: str) -> None: ...
+
+    def add_gcs(self, address: str) -> None: ...
+
+    def release_ray(self) -> None: ...
+
+
+@contextmanager
+def ray_watched(*, started: bool) -> Iterator[None]:
+    """Have the watchdog of the run watch Ray itself during a block.
+
+    Args:
+        started: True if this process started Ray, whose processes are then its children.
+    """
+    import psutil
+    import ray
+
+    watch: _TakesRay | None = CURRENT.get()  # type: ignore[assignment]
+    if watch is None or not hasattr(watch, "add_process"):
+        yield
+        return
+    names = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS"}
+    if started:
+        for child in psutil.Process().children():
+            if (name := names.get(child.name())) is not None:
+                watch.add_process(name, vitals.identify(child.pid), _log_of(child))
+    else:
+        watch.add_gcs(ray.get_runtime_context().gcs_address)
+    try:
+        yield
+    finally:
+        watch.release_ray()
+
+
+def _log_of(process: Any) -> str:
+    """Return the path of the log of one of Ray's processes."""
+    folder = next((a.partition("=")[2] for a in process.cmdline() if a.startswith(("--log_dir=", "--log-dir="))), "")
+    return f"{folder or '/tmp/ray/session_latest/logs'}/{process.name()}.out"

@@ -1,0 +1,161 @@
+"""Ray: placement, start and end of actors."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+
+from rlsdk.cluster.address import RayAddress
+from rlsdk.cluster.health import ray_watched
+from rlsdk.config import Plan
+from rlsdk.config.schema import PlacementSection
+from rlsdk.errors import EnvironmentFault
+
+log = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class Layout:
+    """Resources of each actor.
+
+    Attributes:
+        device: cpu or cuda.
+        engine_threads: OpenMP threads of each engine.
+        learner_threads: OpenMP threads of each rank.
+        engine_gpus: GPUs of each engine; a fraction where learners share them.
+        learner_gpus: GPUs of each rank; a fraction where engines share them.
+    """
+
+    device: str
+    engine_threads: int
+    learner_threads: int
+    engine_gpus: float
+    learner_gpus: float
+
+
+def layout(placement: PlacementSection, cores: int, gpus: int) -> Layout:
+    """Divide cores and GPUs among the actors.
+
+    Args:
+        placement: Counts and devices.
+        cores: CPU cores of one machine.
+        gpus: GPUs of the cluster.
+
+    Raises:
+        EnvironmentFault: CUDA is requested and there are too few GPUs.
+    """
+    device = placement.device if placement.device != "auto" else ("cuda" if gpus else "cpu")
+    threads = (
+        placement.engine_threads or max(1, cores // placement.engines),
+        placement.learner_threads or max(1, cores // placement.learners),
+    )
+    if device == "cpu":
+        return Layout(device, *threads, 0, 0)
+    if short := gpus_short(placement, gpus, "Ray finds"):
+        raise EnvironmentFault(short)
+    shared = placement.colocate
+    return Layout(device, *threads, placement.gpus_per_engine * (0.5 if shared else 1.0), 0.5 if shared else 1.0)
+
+
+def gpus_short(placement: PlacementSection, gpus: int, found: str) -> str:
+    """Say that there are fewer GPUs than a placement asks for; empty if there are enough.
+
+    Args:
+        placement: Counts and devices.
+        gpus: Number of available GPUs.
+        found: Source of that number, such as "Ray finds".
+    """
+    engines = placement.engines * placement.gpus_per_engine
+    needed = max(engines, placement.learners) if placement.colocate else engines + placement.learners
+    if gpus >= needed:
+        return ""
+    return (
+        f"placement asks for {needed} GPUs ({engines} for engines, {placement.learners} for learners, "
+        f"{'shared' if placement.colocate else 'apart'}); {found} {gpus}"
+    )
+
+
+@contextmanager
+def ray_cluster(plan: Plan) -> Iterator[int]:
+    """Connect to Ray, or start it for this run; yields the number of GPUs."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no traffic that nobody asked for
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 would let any other program starve the actors
+    # Ray would keep a hundred thousand calls for its dashboard: the GCS grows by some 70 KiB with each step until then.
+    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "2000")
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "900")  # 60 would end a run while it saves
+    import ray
+
+    placement = plan.config.placement
+    quiet = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
+    address = RayAddress.find(placement)
+    if address is not None:
+        address.join(**quiet)
+    else:
+        actors = placement.engines + placement.learners
+        cpus = max(os.cpu_count() or 1, actors)
+        with _on_loopback():
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+    try:
+        with ray_watched(started=address is None):
+            yield int(ray.cluster_resources().get("GPU", 0))
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def joined_cluster(plan: Plan) -> Iterator[int]:
+    """Connect as `ray_cluster` does; an existing connection of this process is used, and kept."""
+    import ray
+
+    if ray.is_initialized():
+        yield int(ray.cluster_resources().get("GPU", 0))
+        return
+    with ray_cluster(plan) as gpus:
+        yield gpus
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have a cluster of one machine listen on 127.0.0.1 alone.
+
+    Ray replaces `_node_ip_address="127.0.0.1"` by another address of the machine. On Windows and macOS it stays on
+    loopback by this constant, which its environment variable sets only before the first import.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def no_room(plan: Plan, found: Layout, count: int) -> str:
+    """Say what Ray lacks for more engines, as the end of a sentence; empty if it has room.
+
+    Args:
+        plan: Plan of the run.
+        found: Resources of each actor.
+        count: Number of further engines.
+    """
+    import ray
+
+    each = {"CPU": 1.0, "GPU": found.engine_gpus, **plan.config.placement.engine_resources}
+    free = ray.available_resources()
+    short = [
+        f"{free.get(name, 0):g} of {n * count:g} {name}" for name, n in each.items() if free.get(name, 0) < n * count
+    ]
+    return f"Ray has free {', '.join(short)}" if short else ""
+
+
+def placed_everywhere(plan: Plan, found: Layout) -> dict[str, Any]:
+    """Return the fields that all actor specs share."""
+    colocated = plan.config.placement.colocate
+    return {"device": found.device, "seed": plan.config.seed, "cpus": os.cpu_count() or 1, "colocated": colocated}

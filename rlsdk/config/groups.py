@@ -1,0 +1,116 @@
+"""Check that groups of a run's size yield a learning signal, by trying its advantage and filters on toy batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.components import component_of
+from rlsdk.types import Group, Rollout, Score, Task
+
+if TYPE_CHECKING:
+    from rlsdk.batch import CreditInputs
+
+GROUPS = 8
+"""Groups of a trial batch, and the greatest size of group that is tried."""
+REWARDS = (0.0, 1.0, 0.25, 0.75)
+"""Taken in turn by the rollouts of a trial batch."""
+
+
+def group_faults(size: int, advantage: Any, filters: Iterable[Any]) -> list[str]:
+    """Name the parts that leave nothing to learn from groups of `size` rollouts, though they do from larger ones.
+
+    Args:
+        size: The run's `group_size`.
+        advantage: Ready to run; None where advantages are not all that is learned from.
+        filters: Ready to run.
+    """
+    found = []
+    least = None if advantage is None else _least(size, lambda k: _teaches(advantage, k))
+    if least:
+        found.append(
+            f"group_size: {size} given, but the advantage {_name(advantage)} compares the rollouts of a task with each "
+            f"other: with fewer than {least} every advantage is 0 and nothing is learned; set group_size to {least} or "
+            "more, or take an advantage that needs no group, such as 'reinforce_plus_plus'"
+        )
+    for each in filters:
+        least = _least(size, lambda k, each=each: _keeps(each, k))  # type: ignore[misc]
+        if least:
+            found.append(
+                f"group_size: {size} given, but the filter {_name(each)} drops every group of fewer than {least} "
+                f"rollouts: nothing is trained; set group_size to {least} or more, or leave the filter out"
+            )
+    return found
+
+
+def _least(size: int, works: Callable[[int], bool]) -> int | None:
+    """The least greater size that works where `size` does not; None where it does, or where none is found."""
+    return None if works(size) else next((k for k in range(size + 1, GROUPS + 1) if works(k)), None)
+
+
+def _teaches(advantage: Any, size: int) -> bool:
+    """Return whether any rollout of a trial batch gets an advantage; a part that cannot be tried counts as teaching."""
+    component = component_of(advantage)
+    if component is None or component.is_async:
+        return True
+    try:
+        result = advantage(_batch(size).only(component.needs))
+        return bool(getattr(result, "advantages", result).abs().max() > 0)
+    except Exception:  # noqa: BLE001 - a part that is wrong is for `rlsdk check` and the run itself to report
+        return True
+
+
+def _keeps(part: Any, size: int) -> bool:
+    """Return whether a filter lets any group of a trial batch through, or a part of one."""
+    try:
+        answers = [part(_group(size, first)) for first in range(len(REWARDS))]
+    except Exception:  # noqa: BLE001 - as above
+        return True
+    return any(len(answer) if isinstance(answer, Group) else answer for answer in answers)
+
+
+def _name(part: Any) -> str:
+    component = component_of(part)
+    return repr(component.name if component else part)
+
+
+def _rewards(size: int) -> list[float]:
+    """Rewards of `GROUPS` groups, one after the other; those of a group differ, and so do those of single rollouts."""
+    return [REWARDS[(group + member) % len(REWARDS)] for group in range(GROUPS) for member in range(size)]
+
+
+def _batch(size: int) -> CreditInputs:
+    """A trial batch: rollouts of two tokens, with all optional fields."""
+    import torch
+
+    from rlsdk.batch import CreditInputs
+
+    rewards = torch.tensor(_rewards(size))
+    count = len(rewards)
+    groups = torch.arange(GROUPS).repeat_interleave(size)
+    tokens = torch.linspace(0.1, 0.9, 2 * count)
+    return CreditInputs(
+        rewards,
+        groups,
+        torch.full((count,), 2),
+        torch.ones(2 * count, dtype=torch.bool),
+        values=tokens,
+        logprobs=-tokens,
+        ref_logprobs=-tokens.flip(0),
+        entropy=tokens,
+        probs_squared_sum=tokens,
+        baseline_rewards=torch.full((count,), 0.5),
+        sources=torch.zeros(count, dtype=torch.long),
+        trajectories=torch.arange(count),
+        steps=torch.zeros(count, dtype=torch.long),
+        states=groups,
+        reward_parts={"reward": rewards},
+        train_step=0,
+        train_steps=1,
+    )
+
+
+def _group(size: int, first: int) -> Group:
+    task = Task("trial", "1 + 1 =", "2")
+    rollout = Rollout(task, (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
+    return Group(task, [rollout] * size, [Score(reward) for reward in _rewards(size)[first * size :][:size]])

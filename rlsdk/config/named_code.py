@@ -1,0 +1,73 @@
+"""Code that a configuration names: files of plugins, functions by path, code that comes with a model."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlsdk.config.schema import normalise
+from rlsdk.config.tree import leaves
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*")
+_WORD = re.compile(r"[\w+-]*")
+"""Text that names nothing but a component of the core, or an installed module without a dot."""
+
+
+def named_code(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Find what a configuration would have run that is not installed as a plugin.
+
+    Args:
+        tree: A configuration, as it is written.
+
+    Returns:
+        Path -> value: `FILE.py`, `FILE.py:function`, `module:function`, and `trust_remote_code: true`.
+    """
+    found = {}
+    for path, value in leaves(normalise(dict(tree))):
+        if isinstance(value, str):
+            file = (value.rpartition(":")[0] or value).endswith(".py")
+            if file or _FUNCTION.fullmatch(value):
+                found[path] = value
+        elif value is True and path.rpartition(".")[2] == "trust_remote_code":
+            found[path] = "true"
+    return found
+
+
+def described_code(path: str, value: str) -> str:
+    """Return a line that says where a configuration names code, and the hash of its file."""
+    file = Path(value if value.endswith(".py") else value.rpartition(":")[0]).expanduser()
+    if file.suffix != ".py":
+        return f"{path}: {value}"
+    try:
+        digest = f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
+    except OSError as error:
+        digest = str(error.strerror)
+    return f"{path}: {value} ({digest})"
+
+
+def names_only(tree: Mapping[str, Any], known: Mapping[str, Any], harmless: Collection[str]) -> bool:
+    """Tell whether one configuration can be checked without running other code than a second one, which was checked.
+
+    Args:
+        tree: The configuration in question.
+        known: The one that was checked.
+        harmless: Paths whose text names no code, whatever it is.
+
+    Returns:
+        False if `tree` holds text that may name code, and that stands nowhere in `known`.
+    """
+    there = set(_texts(known, ()))
+    return all(text in there or _WORD.fullmatch(text) for text in _texts(tree, harmless))
+
+
+def _texts(tree: Mapping[str, Any], left_out: Collection[str]) -> Iterator[str]:
+    for path, value in leaves(normalise(dict(tree))):
+        if path in left_out or any(path.startswith((f"{known}.", f"{known}[")) for known in left_out):
+            continue
+        if path.rpartition(".")[2] == "trust_remote_code" and value is not False:
+            yield f"trust_remote_code: {value}"
+        elif isinstance(value, str):
+            yield value

@@ -1,0 +1,214 @@
+"""The parts of an algorithm: how overrides merge into them, what a run fills in, and which do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.components import Component
+from rlsdk.config.renamed import current_path
+from rlsdk.config.schema import RunConfig
+from rlsdk.config.tree import Tree
+from rlsdk.contracts import AlgorithmDefaults, RewardSpec, RunFacts
+from rlsdk.kinds import PART_LISTS, PARTS
+from rlsdk.options import CONVERTER, Fault, structure
+from rlsdk.plugins import ComponentRef
+
+NORMED = "seq-mean-token-sum-norm"
+"""The aggregation that divides by a length."""
+
+
+@attrs.frozen
+class RewardPart:
+    """One part of the reward: its component, and how it is combined with the others."""
+
+    rule: RewardSpec
+    reference: ComponentRef
+
+
+@attrs.frozen
+class TaskSource:
+    """One source of tasks.
+
+    Attributes:
+        name: Unique name in metrics and checkpoints.
+        reference: The component.
+        weight: Share of a batch, relative to the other sources.
+        renamed: True if its tasks take the name as their `source`.
+    """
+
+    name: str
+    reference: ComponentRef
+    weight: float = 1.0
+    renamed: bool = False
+
+
+@attrs.frozen
+class Chosen:
+    """A component that a configuration chose.
+
+    Attributes:
+        path: Key in the configuration.
+        component: The component.
+        options: Options given; a schedule is replaced by its greatest value. Others have their defaults.
+    """
+
+    path: str
+    component: Component
+    options: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.component.kind} {self.component.name!r}"
+
+    def faults(self, run: RunFacts) -> Iterator[str]:
+        """Options that cannot take effect in the run."""
+        if self.component.check is None:
+            return
+        values = {option.name: option.default for option in self.component.options} | dict(self.options)
+        for option, text in self.component.check(run, values):
+            yield f"{self.path}.{option}: {text}" if option else f"{self.path}: {text}"
+
+
+def merge_parts(defaults: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Merge partial overrides into the algorithm's own parts; another name, or a marked object, replaces a part.
+
+    Args:
+        defaults: The algorithm with its author's defaults.
+        options: The configuration's `algorithm` section; modified and returned.
+    """
+    for part in PARTS:
+        given, own = options.get(part), getattr(defaults, part, None)
+        if own is None or given is None:
+            continue
+        if isinstance(given, str) and given == own.name:
+            options[part] = own
+        elif isinstance(given, Mapping) and given.get("use", own.name) == own.name:
+            options[part] = {"use": own.name, **own.options, **{k: v for k, v in given.items() if k != "use"}}
+    for part in PART_LISTS:
+        if part in options and not isinstance(options[part], list | tuple):
+            options[part] = [options[part]]
+    return options
+
+
+def with_lengths(component: Component, options: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
+    """The options, with `max_tokens`, where it is known, for each length that is null or left out."""
+    if max_tokens is None:
+        return dict(options)
+    defaults = {option.name: option.default for option in component.options}
+    empty = [name for name in component.lengths if options.get(name, defaults[name]) is None]
+    return {**options, **dict.fromkeys(empty, max_tokens)}
+
+
+def with_defaults(tree: Tree, defaults: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
+    """The configuration with an algorithm's defaults wherever it says nothing, and those that were put there."""
+    tree, taken = dict(tree), {}
+    for name, value in defaults.items():
+        path = current_path(name)
+        *sections, key = path.split(".")
+        node: Any = tree
+        for section in sections:
+            below = node.get(section)
+            node[section] = below if isinstance(below, str) else dict(below or {})
+            node = node[section]
+            if isinstance(node, str):  # a name in place of the section's keys: the configuration chose
+                break
+        if isinstance(node, dict) and key not in node:
+            node[key] = taken[path] = value
+    return tree, taken
+
+
+def default_faults(defaults: Mapping[str, Any]) -> list[Fault]:
+    """Find wrong defaults of an algorithm for other sections: unknown paths, and values that do not fit."""
+    fault = "is a part of the algorithm itself; set its field"
+    own = [(path, fault) for path in defaults if path.partition(".")[0] == "algorithm"]
+    least = {"name": "run", "model": {"path": "model"}, "tasks": {"train": ["tasks"]}}
+    _, wrong = structure(with_defaults(least, defaults)[0], RunConfig)
+    return own or [(path.lstrip("."), text) for path, text in wrong]
+
+
+def completed(
+    config: RunConfig, tree: Tree, algorithm: AlgorithmDefaults | None
+) -> tuple[RunConfig, Tree, dict[str, Any], list[str]]:
+    """The configuration, typed and as a tree, with what the algorithm sets in other sections; that, and its faults."""
+    if algorithm is None or not algorithm.defaults:
+        return config, tree, {}, []
+    if wrong := default_faults(algorithm.defaults):
+        return config, tree, {}, [f"algorithm.defaults: {path}: {text}" for path, text in wrong]
+    tree, taken = with_defaults(tree, algorithm.defaults)
+    return CONVERTER.structure(tree, RunConfig), tree, taken, []
+
+
+def located(path: str) -> str:
+    """A model's folder so that processes in other working directories find it; a hub id as it is."""
+    folder = Path(path).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else path
+
+
+def facts_of(config: RunConfig, algorithm: AlgorithmDefaults, *, one_answer: bool) -> RunFacts:
+    """Collect the facts of the run that the checks of components receive.
+
+    Args:
+        config: The typed values.
+        algorithm: The algorithm with what the configuration replaced.
+        one_answer: True if a rollout is one answer.
+    """
+    own, reference, room = config.model.path, config.model.reference, config.model.max_length - 1
+    return RunFacts(
+        teacher=reference is not None and located(reference) != located(own),
+        max_tokens=config.sampling.max_tokens,
+        longest_response=min(config.sampling.max_tokens, room) if one_answer else room,
+        group_size=config.group_size,
+        updates=config.minibatches * config.passes,
+        aggregate=algorithm.aggregate,
+    )
+
+
+def part_faults(
+    config: RunConfig, algorithm: AlgorithmDefaults, chosen: Sequence[Chosen], run: RunFacts
+) -> Iterator[str]:
+    """Faults of parts that do not go together, or cannot take effect in the run."""
+    for part in chosen:
+        yield from _not_defined(part, run)
+        yield from _no_effect(part, config, algorithm)
+        yield from part.faults(run)
+    loss = next((part for part in chosen if part.component.kind == "policy_loss"), None)
+    for part in chosen:
+        if part.component.kind == "correction" and not part.component.masks and loss and loss.component.corrects:
+            yield (
+                f"{part.path}: {part} weighs tokens by their ratio to the sampler, and so does {loss} itself; leave "
+                "the correction out (null), or take one that only masks, such as 'token_mask'"
+            )
+
+
+def reward_readers(chosen: Sequence[Chosen]) -> list[str]:
+    """The parts that read rewards."""
+
+    def reads(component: Component) -> bool:
+        if component.kind == "policy_loss":
+            return "preferred" in component.needs
+        return component.kind in ("advantage", "filter", "buffer") and component.reads_rewards
+
+    return [str(part) for part in chosen if reads(part.component)]
+
+
+def _not_defined(part: Chosen, run: RunFacts) -> Iterator[str]:
+    allowed = part.component.aggregates
+    if allowed and run.aggregate not in allowed:
+        yield f"algorithm.aggregate: {part} is defined for {' and '.join(allowed)}; got {run.aggregate!r}"
+
+
+def _no_effect(part: Chosen, config: RunConfig, algorithm: AlgorithmDefaults) -> Iterator[str]:
+    """Find parts that weigh by the old policy over the sampler where both have the same numbers."""
+    if part.component.corrects != "old" or algorithm.rollouts == "mixed":  # mixed: always recomputed
+        return
+    other = "leave it out (null)" if part.component.kind == "correction" else "choose another policy loss"
+    if algorithm.rollouts == "demonstrations":
+        yield f"{part.path}: {part} weighs samples by their ratio to the sampler, but nothing is sampled; {other}"
+    elif config.old_logprobs == "rollout":
+        yield (
+            f"{part.path}: {part} weighs by old_logprobs over the sampler's logprobs, and with old_logprobs=rollout "
+            f"both are the sampler's: every weight is 1; set old_logprobs=learner, or {other}"
+        )

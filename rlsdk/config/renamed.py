@@ -1,0 +1,54 @@
+"""Keys of a configuration that have a new name; the old one is still read, with a warning."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlsdk.errors import ConfigError
+
+log = logging.getLogger(__name__)
+RENAMED = {"production": "rollout"}
+"""Old section -> its name now."""
+_OLD = "|".join(RENAMED)
+
+
+def current(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Give sections their names of today, in interpolations, too.
+
+    Raises:
+        ConfigError: A section is there under both of its names.
+    """
+    both = [(old, new) for old, new in RENAMED.items() if old in tree and new in tree]
+    if both:
+        raise ConfigError(
+            [f"{old}: this section is called {new} now, and {new} is given, too; merge them" for old, new in both]
+        )
+    return {_noted(key): _interpolations(value) for key, value in tree.items()}
+
+
+def current_path(path: str) -> str:
+    """Give the path of a setting its name of today: `production.stop` -> `rollout.stop`."""
+    section, dot, rest = path.partition(".")
+    return _noted(section) + dot + rest
+
+
+def current_overrides(overrides: Sequence[str]) -> list[str]:
+    """Give the keys of `key=value` texts their names of today."""
+    return [re.sub(rf"^(\s*\+*)({_OLD})(?=[.=])", lambda m: m[1] + _noted(m[2]), text) for text in overrides]
+
+
+def _noted(section: str) -> str:
+    if section in RENAMED:
+        log.warning("the section %s is called %s now; please rename it", section, RENAMED[section])
+    return RENAMED.get(section, section)
+
+
+def _interpolations(value: Any) -> Any:
+    if isinstance(value, str):
+        return re.sub(rf"\$\{{({_OLD})(?=[.}}])", lambda m: "${" + RENAMED[m[1]], value)
+    if isinstance(value, dict):
+        return {key: _interpolations(below) for key, below in value.items()}
+    return [_interpolations(below) for below in value] if isinstance(value, list) else value

@@ -1,0 +1,118 @@
+"""Engine and learner must give the same logprobs to the same tokens under the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from rlsdk.errors import CanaryError
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
+"""Nats. float32 agrees to 5e-5 on small models; 16-bit kernels differ by rounding of activations."""
+_SHOWS = 0.1
+"""Share of the tolerance by which the learner must have moved for every engine to show it."""
+
+
+class Canary:
+    """Compares logprobs of fixed tokens after every weight sync."""
+
+    def __init__(self, token_ids: np.ndarray, tolerance: float) -> None:
+        """Create a check on fixed tokens.
+
+        Args:
+            token_ids: Fixed tokens, int64 `[k]`.
+            tolerance: Largest allowed gap, in nats.
+        """
+        self.token_ids = token_ids
+        self._tolerance = tolerance
+        self._before: tuple[int, np.ndarray, dict[int, np.ndarray]] | None = None
+        self._moved = False
+
+    def check(self, version: int, learner: np.ndarray, engines: Mapping[int, np.ndarray], *, updated: bool) -> float:
+        """Compare the logprobs of the learner and the engines on the fixed tokens.
+
+        Args:
+            version: Version of the weights.
+            learner: Logprobs from the learner, float32 `[k - 1]`.
+            engines: Logprobs from each running engine, by rank, float32 `[k - 1]`.
+            updated: True if the learner's weights have changed since the last check.
+
+        Returns:
+            The largest gap, in nats.
+
+        Raises:
+            CanaryError: A gap over the tolerance, or an engine's logprobs that did not change at all with the first
+                update, or with a later one that moved the learner's by a tenth of the tolerance or more.
+        """
+        worst = max((self._compare(version, learner, rank, seen) for rank, seen in engines.items()), default=0.0)
+        if updated and self._before is not None:
+            _, own, theirs = self._before
+            self._expect_change(version, learner, engines, own, theirs)
+            self._moved = self._moved or bool(theirs.keys() & engines.keys())
+        self._before = version, learner, dict(engines)
+        return worst
+
+    def join(self, rank: int, seen: np.ndarray) -> float:
+        """Compare an engine that got the weights of the last check later than the others; its largest gap, in nats.
+
+        Args:
+            rank: Rank of the engine.
+            seen: float32 `[k - 1]`.
+
+        Raises:
+            CanaryError: A gap over the tolerance.
+        """
+        if self._before is None:
+            return 0.0
+        version, learner, engines = self._before
+        worst = self._compare(version, learner, rank, seen)
+        engines[rank] = seen
+        return worst
+
+    def _compare(self, version: int, learner: np.ndarray, rank: int, seen: np.ndarray) -> float:
+        gaps = np.nan_to_num(np.abs(seen - learner), nan=np.inf)
+        worst = float(gaps.max())
+        if worst > self._tolerance:
+            position, off = int(gaps.argmax()), np.flatnonzero(gaps > self._tolerance)
+            pair = f"{seen[position]:.6f} against {learner[position]:.6f}"
+            raise CanaryError(
+                f"weights version {version}: engine {rank} and the learner disagree on {len(off)} of {len(gaps)} "
+                f"fixed tokens, most at position {position + 1}: {pair} "
+                f"(gap {worst:.2g}, tolerance {self._tolerance:g}); positions {', '.join(map(str, off[:8] + 1))}"
+            )
+        return worst
+
+    def _expect_change(
+        self,
+        version: int,
+        learner: np.ndarray,
+        engines: Mapping[int, np.ndarray],
+        own: np.ndarray,
+        theirs: Mapping[int, np.ndarray],
+    ) -> None:
+        """A sync without effect would stay below the tolerance for many small steps."""
+        moved = float(np.abs(learner - own).max())
+        # Later on, a step may be too small to show in 16 bits.
+        if self._moved and moved < _SHOWS * self._tolerance:
+            return
+        for rank in sorted(theirs.keys() & engines.keys()):  # others came or went meanwhile
+            if np.array_equal(theirs[rank], engines[rank]):
+                raise CanaryError(
+                    f"weights version {version}: the logprobs of engine {rank} did not change with the update, which "
+                    f"moved the learner's by up to {moved:.2g}; the sync has no effect"
+                )
+
+
+def describe_checksums(sent: Mapping[str, str], received: Mapping[str, str]) -> str:
+    """The tensors whose checksums differ between sender and receiver, for the error message."""
+    names = sorted({*sent, *received})
+    lines = [
+        f"  {n}: sent {sent.get(n, '-')}, received {received.get(n, '-')}"
+        for n in names
+        if sent.get(n) != received.get(n)
+    ]
+    same = len(names) - len(lines)
+    return "\n".join(
+        [f"checksums of {len(names)} tensors as sent and received: {same} equal, {len(lines)} different", *lines]
+    )

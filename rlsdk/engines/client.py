@@ -1,0 +1,293 @@
+"""The driver's way to the engines: requests of one turn of the event loop travel together, answers come one by one.
+
+Engines may die and come back: what a dead one had not answered is sampled again, on another or on the next to come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from rlsdk.cluster.actor_failures import died
+from rlsdk.contracts import Completion, Request, Sampled, Sampling
+from rlsdk.engines.actor import Progress
+
+
+@attrs.frozen(eq=False)
+class Answer:
+    """A completion with its text, and the engine that holds its tokens."""
+
+    completion: Completion
+    text: str
+    engine: int | None = None
+
+
+Watch = Callable[[Sampled], None]
+"""Called with the tokens of an answer while they are sampled. After the death of an engine they begin at 0 again."""
+
+
+class Sampler(Protocol):
+    """Interface through which a conversation samples: the engine client, a pausable client or a substitute."""
+
+    def sample(
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
+        watch: Watch | None = None,
+    ) -> Awaitable[Answer]:
+        """Request one continuation of a prompt; what cannot show tokens while they are sampled ignores `watch`."""
+        ...
+
+
+@attrs.define(eq=False)
+class _Wanted:
+    """One engine request: equal prompts of a group are merged into one request for several continuations."""
+
+    prompt: np.ndarray
+    sampling: Sampling
+    seed: int | None
+    affinity: int | None
+    begun: int = 0
+    futures: list[asyncio.Future[Answer]] = attrs.field(factory=list)
+    watches: dict[asyncio.Future[Answer], Watch] = attrs.field(factory=dict)
+
+    def show(self, sampled: Sampled) -> None:
+        """Hand tokens to whoever watches this continuation and still waits for it."""
+        future = self.futures[sampled.index]
+        watch = self.watches.get(future)
+        if watch is not None and not future.done():
+            watch(sampled)
+
+    @property
+    def missing(self) -> list[asyncio.Future[Answer]]:
+        """Futures that are still waiting for an answer."""
+        return [future for future in self.futures if not future.done()]
+
+    def again(self) -> _Wanted:
+        """The part to request again; all of a seeded request, since seeds depend on a continuation's index."""
+        return self if self.seed is not None else attrs.evolve(self, futures=self.missing)
+
+
+@attrs.define(eq=False)
+class _Seat:
+    """An engine that gets requests, and how many continuations it owes."""
+
+    rank: int
+    actor: Any
+    load: int = 0
+    gone: bool = False
+    idle: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    def owe(self, count: int) -> None:
+        """Count what is asked for; below 0, what has come."""
+        self.load += count
+        (self.idle.clear if self.load else self.idle.set)()
+
+
+class EngineClient:
+    """Routes requests to the least loaded engine, and a conversation to the engine that holds its prefix.
+
+    Attributes:
+        unheard: Tokens that were sampled for nobody: who asked had gone when they came.
+        lost: Called with rank, actor and error when an engine turns out to be dead; it is asked nothing more, and what
+            it had not answered waits for others, or for `admit`. None: its death is the answer to its requests.
+        sampled_again: Continuations that were asked for once more, since their engine died.
+    """
+
+    def __init__(self, actors: Sequence[Any], decode: Any) -> None:
+        self.lost: Callable[[int, Any, Exception], None] | None = None
+        self.sampled_again = 0
+        self._seats = {rank: _Seat(rank, actor) for rank, actor in enumerate(actors)}
+        self._leaving: list[_Seat] = []
+        self._decode = decode
+        self._wanted: dict[Any, _Wanted] = {}
+        self._waiting: list[_Wanted] = []
+        self._failure: Exception | None = None
+        self._serial = itertools.count()
+        self._consumers: set[asyncio.Task[None]] = set()
+        self.unheard = 0
+
+    @property
+    def actors(self) -> list[Any]:
+        """Handles of the engines that receive requests."""
+        return [seat.actor for seat in self._seats.values()]
+
+    def sample(
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
+        begun: int = 0,
+        watch: Watch | None = None,
+    ) -> asyncio.Future[Answer]:
+        """Sample one continuation of a prompt.
+
+        Args:
+            group: Equal prompts of one group are sampled as one request.
+            prompt: int64 `[p]`.
+            sampling: Sampling parameters.
+            seed: Seed of the request; None uses the engine's own generator.
+            affinity: Engine that holds the prefix, if any.
+            begun: Tokens at the end of the prompt that are the beginning of the answer.
+            watch: Called with tokens while they are sampled.
+
+        Returns:
+            Future of the answer. Once all continuations of a request are cancelled, the engine aborts it.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._wanted:
+            loop.call_soon(self._flush)
+        key = (group, prompt.tobytes(), sampling, seed, affinity, begun)
+        wanted = self._wanted.get(key)
+        if wanted is None:
+            wanted = self._wanted[key] = _Wanted(prompt, sampling, seed, affinity, begun)
+        future: asyncio.Future[Answer] = loop.create_future()
+        wanted.futures.append(future)
+        if watch is not None:
+            wanted.watches[future] = watch
+        return future
+
+    def abort(self) -> None:
+        """End all that runs or waits for an engine; whoever waits gets what was sampled until then, as `abort`."""
+        for seat in (*self._seats.values(), *self._leaving):
+            seat.actor.abort.remote(None)
+        waiting, self._waiting = self._waiting, []
+        for future in itertools.chain.from_iterable(want.missing for want in waiting):
+            future.set_result(Answer(_nothing(str(next(self._serial))), ""))
+
+    def admit(self, rank: int, actor: Any) -> None:
+        """Route to an engine from now on; what waited for one goes out.
+
+        Args:
+            rank: Rank of the engine, currently unused.
+            actor: Actor handle of an engine with the current weights.
+        """
+        self._seats[rank] = _Seat(rank, actor)
+        waiting, self._waiting = self._waiting, []
+        self._send(waiting)
+
+    def dismiss(self, rank: int) -> None:
+        """Route to an engine no more. What it has is answered, if it lives; nothing of its load is remembered."""
+        seat = self._seats.pop(rank, None)
+        if seat is not None:
+            seat.gone = True
+
+    async def drain(self, rank: int) -> None:
+        """Route to an engine no more, and wait until it has answered what it has."""
+        seat = self._seats.pop(rank, None)
+        if seat is not None and seat.load:
+            self._leaving.append(seat)
+            await seat.idle.wait()
+            self._leaving.remove(seat)
+
+    def fail(self, error: Exception) -> None:
+        """Answer whatever waits for an engine, and all that is asked from now on, with an error."""
+        self._failure = error
+        waiting, self._waiting = self._waiting, []
+        self._send(waiting)
+
+    def _flush(self) -> None:
+        wanted, self._wanted = self._wanted, {}
+        # After a sync: behind those that had waited for a place, half answers would grow too old in the line.
+        self._send(sorted(wanted.values(), key=lambda want: not want.begun))
+
+    def _send(self, wanted: Iterable[_Wanted]) -> None:
+        """Send to engines what somebody waits for; without any engine, keep it."""
+        batches: dict[int, list[tuple[Request, _Wanted]]] = {}
+        for want in wanted:
+            if not want.missing:
+                continue
+            if self._failure is not None:
+                _fail(want.missing, self._failure)
+                continue
+            if not self._seats:
+                self._waiting.append(want)
+                continue
+            seat = self._route(want)
+            seat.owe(len(want.futures))
+            request = Request(
+                id=str(next(self._serial)),
+                prompt_ids=want.prompt,
+                sampling=want.sampling,
+                n=len(want.futures),
+                seed=want.seed,
+                begun=want.begun,
+                stream=bool(want.watches),
+            )
+            batches.setdefault(seat.rank, []).append((request, want))
+            for future in want.missing:
+                future.add_done_callback(functools.partial(self._cancel, seat, request.id, want))
+        for rank, batch in batches.items():
+            task = asyncio.get_running_loop().create_task(self._consume(self._seats[rank], batch))
+            self._consumers.add(task)
+            task.add_done_callback(self._consumers.discard)
+
+    def _cancel(self, seat: _Seat, request: str, want: _Wanted, future: asyncio.Future[Answer]) -> None:
+        if future.cancelled() and not want.missing and not seat.gone:
+            seat.actor.abort.remote([request])
+
+    def _route(self, want: _Wanted) -> _Seat:
+        if want.affinity in self._seats:
+            return self._seats[want.affinity]
+        return min(self._seats.values(), key=lambda seat: (seat.load, seat.rank))
+
+    async def _consume(self, seat: _Seat, batch: list[tuple[Request, _Wanted]]) -> None:
+        waiting = {request.id: want for request, want in batch}
+        try:
+            stream = seat.actor.generate.options(num_returns="streaming").remote([request for request, _ in batch])
+            async for reference in stream:
+                message: list[Completion] | Progress = await reference
+                if isinstance(message, Progress):
+                    for sampled in message.sampled:
+                        waiting[sampled.request].show(sampled)
+                    continue
+                completions = message
+                texts = self._decode([c.token_ids for c in completions])
+                seat.owe(-len(completions))
+                for completion, text in zip(completions, texts, strict=True):
+                    future = waiting[completion.request].futures[completion.index]
+                    if future.done():
+                        self.unheard += len(completion.token_ids)
+                    else:
+                        future.set_result(Answer(completion, text, seat.rank))
+        except Exception as error:  # noqa: BLE001 - every waiting rollout gets the engine's failure
+            seat.idle.set()
+            if self.lost is None or not died(error):
+                _fail(itertools.chain.from_iterable(want.futures for want in waiting.values()), error)
+            else:
+                self._lose(seat, error)
+                again = [want.again() for _, want in batch if want.missing]
+                self.sampled_again += sum(len(want.missing) for want in again)
+                self._send(again)
+
+    def _lose(self, seat: _Seat, error: Exception) -> None:
+        if self._seats.get(seat.rank) is seat:
+            self.dismiss(seat.rank)
+        if self.lost is not None:
+            self.lost(seat.rank, seat.actor, error)
+
+
+def _fail(futures: Iterable[asyncio.Future[Answer]], error: Exception) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+
+
+def _nothing(request: str) -> Completion:
+    blank = np.zeros(0, np.int64)
+    return Completion(
+        request=request, index=0, token_ids=blank, logprobs=blank.astype(np.float32), versions=blank, finish="abort"
+    )

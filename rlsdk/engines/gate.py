@@ -1,0 +1,300 @@
+"""Between conversations and engines: ends what runs when weights change or a run pauses, and has it go on afterwards.
+
+A conversation only sees an answer that took longer: what was sampled before is the beginning of its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Completion, Finish, Sampled, Sampling, TopTokens
+from rlsdk.engines.client import Answer, Watch
+from rlsdk.seeds import derive
+from rlsdk.types import Rollout
+
+log = logging.getLogger(__name__)
+NOTHING = np.empty(0, np.int64)
+AGAIN = 2.0
+"""Seconds after which what still runs is told once more to end: the first word may have come before the request."""
+PATIENCE = 60.0
+"""Seconds that a change of weights waits for engines to hand over what runs; then it goes on where it is."""
+
+
+class PausableEngines(Protocol):
+    """Interface of the engines that a `PausableClient` wraps, such as `engines.client.EngineClient`."""
+
+    def sample(
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
+        begun: int = 0,
+        watch: Watch | None = None,
+    ) -> Awaitable[Answer]:
+        """Sample one continuation of a prompt whose last `begun` tokens are the beginning of the answer."""
+        ...
+
+    def abort(self) -> None:
+        """End all that runs."""
+        ...
+
+
+class PausableClient:
+    """Client that can pause all sampling and resume interrupted answers.
+
+    Attributes:
+        engines: The wrapped engine client.
+        resumed: Number of answers resumed from their partial tokens.
+        dropped: Number of sampled tokens discarded because their answers were restarted.
+    """
+
+    def __init__(
+        self,
+        engines: PausableEngines,
+        decode: Callable[[Sequence[np.ndarray]], list[str]],
+        *,
+        partial: bool = True,
+        ends: Collection[int] = (),
+    ) -> None:
+        """Create a client that is not paused.
+
+        Args:
+            engines: Engine client to wrap.
+            decode: Function that decodes token sequences into texts.
+            partial: Keep the partial tokens of an interrupted answer; if false, the answer restarts from its prompt.
+            ends: End-of-text tokens that apply to every request.
+        """
+        self.engines, self._decode, self._partial, self._ends = engines, decode, partial, frozenset(ends)
+        self._through, self._idle = asyncio.Event(), asyncio.Event()
+        self._through.set()
+        self._idle.set()
+        self._asked = 0
+        self._interrupted = False
+        self.resumed = self.dropped = 0
+
+    async def sample(
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
+        begun: Completion | None = None,
+        watch: Watch | None = None,
+    ) -> Answer:
+        """Sample one continuation of a prompt, resuming it after pauses and engine failures.
+
+        Args:
+            group: Equal prompts of one group are sampled as one request.
+            prompt: int64 `[p]`.
+            sampling: Sampling parameters; `max_tokens` limits the whole answer, however often it is interrupted.
+            seed: Seed of the request; resumed parts use derived seeds, so that no random number is used twice.
+            affinity: Engine that holds the prefix, if any.
+            begun: The part of the answer that already exists.
+            watch: Called with tokens while they are sampled; not after an interrupted answer restarts, since the
+                tokens reported before are not part of it.
+
+        Returns:
+            The answer; it finishes with `abort` only while the client is `interrupted`.
+        """
+        last = begun
+        kept = begun if self._partial else None
+        watch = watch if self._partial else None
+        while True:
+            finish = None if kept is None else self._finish(kept, sampling)
+            if kept is not None and finish is not None:
+                return self._answer(attrs.evolve(kept, finish=finish), None)
+            await self._through.wait()
+            if self._interrupted:
+                return self._answer(attrs.evolve(kept or _none(), finish="abort"), None)
+            own = seed if seed is None or last is None else derive(seed, last.request, last.index)
+            answer = await self._ask(group, prompt, sampling, own, affinity, kept, watch)
+            done = answer.completion if kept is None else joined(kept, answer.completion)
+            if done.finish != "abort" or self._interrupted:
+                return answer if kept is None else self._answer(done, answer.engine)
+            last, kept = answer.completion, self._kept(done)
+
+    @asynccontextmanager
+    async def held(self, *, again: float = AGAIN, patience: float = PATIENCE) -> AsyncIterator[None]:
+        """Pause sampling and abort running requests; they resume by themselves after the block.
+
+        Args:
+            again: Seconds between repeated aborts of requests that still run.
+            patience: Total seconds to wait; the block then starts anyway, and requests still running continue.
+        """
+        self._through.clear()
+        try:
+            loop = asyncio.get_running_loop()
+            until, wait = loop.time() + patience, min(again, 0.05)
+            while self._asked and (left := until - loop.time()) > 0:
+                self.engines.abort()
+                await _wait(self._idle, min(wait, left))
+                wait = min(2 * wait, again)
+            if self._asked:
+                log.warning("%d requests did not end within %g s: they go on as they are", self._asked, patience)
+            yield
+        finally:
+            self._through.set()
+
+    def interrupt(self) -> None:
+        """End what runs: whoever waits, and whoever asks from now on, gets what there is of the answer, as `abort`."""
+        self._interrupted = True
+        self._through.set()
+        self.engines.abort()
+
+    def release(self) -> None:
+        """Let requests through again after `interrupt`."""
+        self._interrupted = False
+
+    def after(self, rollout: Rollout, member: int) -> PartialRolloutClient:
+        """A way through the gate on which the first answer begins with what an aborted rollout holds of it.
+
+        Args:
+            rollout: The aborted one.
+            member: Index in its group.
+        """
+        return PartialRolloutClient(self, rollout, member)
+
+    async def _ask(
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        seed: int | None,
+        affinity: int | None,
+        kept: Completion | None,
+        watch: Watch | None,
+    ) -> Answer:
+        count = 0 if kept is None else len(kept.token_ids)
+        more = {} if watch is None else {"watch": _later(watch, count)}
+        if kept is not None and watch is not None:  # its end may not have been shown
+            names = ("token_ids", "logprobs", "versions", "top")
+            watch(Sampled(request="", index=0, start=0, **{name: getattr(kept, name) for name in names}))
+        if kept is not None:
+            self.resumed += 1
+            prompt = np.concatenate([prompt, kept.token_ids])
+            sampling = attrs.evolve(sampling, max_tokens=sampling.max_tokens - count)
+        self._asked += 1
+        self._idle.clear()
+        try:
+            return await self.engines.sample(group, prompt, sampling, seed=seed, affinity=affinity, begun=count, **more)
+        finally:
+            self._asked -= 1
+            if not self._asked:
+                self._idle.set()
+
+    def _kept(self, done: Completion) -> Completion | None:
+        if self._partial and len(done.token_ids):
+            return done
+        self.dropped += len(done.token_ids)
+        return None
+
+    def _finish(self, kept: Completion, sampling: Sampling) -> Finish | None:
+        """Return the finish reason of a partial answer that is already complete; None if it is not."""
+        if not sampling.ignore_eos:
+            if int(kept.token_ids[-1]) in self._ends or int(kept.token_ids[-1]) in sampling.stop_token_ids:
+                return "stop"
+            if sampling.stop and any(stop in self._decode([kept.token_ids])[0] for stop in sampling.stop):
+                return "stop"
+        return "length" if len(kept.token_ids) >= sampling.max_tokens else None
+
+    def _answer(self, completion: Completion, engine: int | None) -> Answer:
+        return Answer(completion, self._decode([completion.token_ids])[0], engine)
+
+
+class PartialRolloutClient:
+    """A gate for one conversation whose first answer was begun; the way of its other answers is the usual one."""
+
+    def __init__(self, gate: PausableClient, rollout: Rollout, member: int) -> None:
+        """Create a client for one rollout.
+
+        Args:
+            gate: Client to sample with.
+            rollout: The partial rollout.
+            member: Index in its group.
+        """
+        self._gate = gate
+        self._begun = beginning(rollout, member)
+
+    async def sample(
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
+        watch: Watch | None = None,
+    ) -> Answer:
+        """Sample like `PausableClient.sample`, starting the first answer with the partial rollout's tokens."""
+        begun, self._begun = self._begun, None
+        fits = begun is not None and np.array_equal(begun[0], prompt)
+        there = begun[1] if begun is not None and fits else None
+        return await self._gate.sample(group, prompt, sampling, seed=seed, affinity=affinity, begun=there, watch=watch)
+
+
+def beginning(rollout: Rollout, member: int = 0) -> tuple[np.ndarray, Completion] | None:
+    """Return a rollout's prompt and its sampled tokens; None unless these are a single answer at its end.
+
+    Rollouts of several turns are not resumed: tools and environments would have to be restored to their state.
+
+    Args:
+        rollout: An aborted one.
+        member: Index in its group.
+    """
+    start, end = rollout.span
+    if start == end or end < len(rollout.token_ids) or not rollout.loss_mask[start:].all():
+        return None
+    return rollout.token_ids[:start], Completion(
+        request=f"before/{rollout.task.id}",
+        index=member,
+        token_ids=rollout.token_ids[start:],
+        logprobs=rollout.logprobs[start:],
+        versions=rollout.policy_versions[start:],
+        finish="abort",
+    )
+
+
+def joined(begun: Completion, more: Completion) -> Completion:
+    """Concatenate two parts of an answer; tokens keep their logprobs and versions, the second part's finish applies."""
+    fields = ("token_ids", "logprobs", "versions")
+    parts: dict[str, Any] = {name: np.concatenate([getattr(begun, name), getattr(more, name)]) for name in fields}
+    if begun.top is not None and more.top is not None and len(begun.token_ids) and len(more.token_ids):
+        ids, logprobs = (np.concatenate([getattr(each.top, n) for each in (begun, more)]) for n in ("ids", "logprobs"))
+        parts["top"] = TopTokens(ids, logprobs)
+    elif len(begun.token_ids):
+        parts["top"] = begun.top if not len(more.token_ids) else None
+    return attrs.evolve(more, **parts)
+
+
+def _later(watch: Watch, count: int) -> Watch:
+    """A watch that is told of tokens as if `count` others stood before them."""
+
+    def shifted(sampled: Sampled) -> None:
+        watch(attrs.evolve(sampled, start=sampled.start + count))
+
+    return shifted if count else watch
+
+
+def _none() -> Completion:
+    blank = NOTHING.astype(np.float32)
+    return Completion(request="", index=0, token_ids=NOTHING, logprobs=blank, versions=NOTHING, finish="abort")
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until the event, but no longer than this."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return

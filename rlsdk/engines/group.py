@@ -1,0 +1,393 @@
+"""All engines of a run: calls that name a failing engine, seeds, weight updates, comparison with the learner.
+
+An engine whose process or node dies is replaced while the run continues; an exception in its code fails the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from rlsdk.cluster.actor_failures import died, reason
+from rlsdk.engines.actor import STEP
+from rlsdk.engines.canary import Canary, describe_checksums
+from rlsdk.engines.client import EngineClient
+from rlsdk.errors import CanaryError, EngineError
+
+log = logging.getLogger(__name__)
+PATIENCE = 60.0
+"""Seconds that an engine may take to come back before the log says what it may be waiting for; and again, and again."""
+SHOWN = 20
+"""Reasons in the summary."""
+COUNTED = (*STEP, "tokens")
+"""What is read of an actor's clock."""
+
+Start = Callable[[int, int], tuple[Any, Any]]
+"""Begins to start the engine of a rank, given how often that was done before: its handle, and what to wait for."""
+
+
+class WeightSource(Protocol):
+    """Whose weights engines get, as `learners.group.LearnerGroup`; asked from threads."""
+
+    def weights(self, version: int) -> Any:
+        """An `ObjectRef` of the weights."""
+        ...
+
+    def canary(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 `[k - 1]`: logprobs of each token of `[k]` given those before it, under these weights."""
+        ...
+
+    def checksums(self) -> dict[str, str]:
+        """CRC-32 of each tensor of the weights."""
+        ...
+
+
+@attrs.define(kw_only=True)
+class RestartPolicy:
+    """Policy for restarting engines that died.
+
+    Attributes:
+        client: Client that routes requests to the running engines.
+        start: Starts a replacement for a dead engine.
+        most: Number of deaths per rank that a run survives.
+        missing: Returns a sentence naming the resources Ray lacks for so many more engines; empty if there is room.
+    """
+
+    client: EngineClient
+    start: Start
+    most: int
+    missing: Callable[[int], str] = lambda count: ""
+
+
+@attrs.define
+class _Clock:
+    """Counters of one engine, summed over all incarnations of its actor."""
+
+    past: np.ndarray = attrs.field(factory=lambda: np.zeros(len(COUNTED)))
+    now: np.ndarray = attrs.field(factory=lambda: np.zeros(len(COUNTED)))
+
+
+class EngineGroup:
+    """The engines' actors, called together.
+
+    Attributes:
+        step: The step that is worked on, for messages.
+        lost: Which engines died, and why.
+    """
+
+    def __init__(self, actors: Sequence[Any], *, shared: bool, revival: RestartPolicy | None = None) -> None:
+        """Create a group of started engines.
+
+        Args:
+            actors: Actor handles, by rank.
+            shared: True if engines share devices with the learner and sleep while it works.
+            revival: Restart policy; with None, the death of an engine is an error.
+        """
+        self._actors = dict(enumerate(actors))
+        self.shared = shared
+        self.step = 0
+        self.lost: list[str] = []
+        self._revival = revival
+        if revival is not None:
+            revival.client.lost = self._lose
+        self._deaths: dict[int, list[str]] = {rank: [] for rank in self._actors}
+        self._clocks = {rank: _Clock() for rank in self._actors}
+        self._starts = dict.fromkeys(self._actors, 1)
+        self._started: list[Any] = []
+        self._wanted = len(self._actors)
+        self._leaving: set[int] = set()
+        self._revivals: set[asyncio.Task[None]] = set()
+        self._failure: Exception | None = None
+        self._awake, self._syncing = asyncio.Event(), asyncio.Lock()
+        self._awake.set()
+        self._seeding: tuple[int, int] | None = None
+        self._published: tuple[Any, Canary] | None = None
+
+    def __len__(self) -> int:
+        """Return the target number of engines, including dead ones."""
+        return self._wanted
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Ranks of those that get requests."""
+        return tuple(sorted(self._actors.keys() - self._leaving))
+
+    def resize(self, count: int) -> str:
+        """Begin to have so many engines, and not wait for it: some start, or the last leave.
+
+        Args:
+            count: At least 1.
+
+        Returns:
+            Why not, as a sentence; empty where it is done, or will be.
+        """
+        revival = self._revival
+        if revival is None or count == self._wanted:
+            return ""
+        if self._leaving or self._revivals:
+            return f"{count} engines: others are on their way here or home, one thing after the other"
+        if count < self._wanted:
+            self._leaving = set(range(count, self._wanted))
+            for rank in sorted(self._leaving):
+                self._background(self._retire(revival, rank))
+        elif lacking := revival.missing(count - self._wanted):
+            return f"{count} engines: there is no room for {count - self._wanted} more, {lacking}"
+        for rank in range(self._wanted, count):
+            self._clocks.setdefault(rank, _Clock())
+            self._deaths[rank] = []
+            self._starts.setdefault(rank, 0)
+            self._background(self._revive(revival, rank))
+        log.info("%d engines from now on, instead of %d", count, self._wanted)
+        self._wanted = count
+        return ""
+
+    async def all(self, method: str, *arguments: Any) -> dict[int, Any]:
+        """Call all engines that live; their answers by rank.
+
+        Raises:
+            EngineError: One failed, or died once too often; the message names it and the step.
+        """
+        self._check()
+        ranks = list(self._actors)
+        found = await asyncio.gather(*(self._call(rank, method, *arguments) for rank in ranks))
+        self._check()
+        return {rank: answers[0] for rank, answers in zip(ranks, found, strict=True) if answers}
+
+    async def sleep(self) -> None:
+        """Free the device that they share with the learner; those that are on their way back arrive before."""
+        while self._revivals:
+            await asyncio.wait(self._revivals)
+        await self.all("sleep")
+        self._awake.clear()
+
+    async def reseed(self, seed: int, step: int) -> None:
+        """Reseed the engines' generators, so that a step's samples depend on the seed and the step alone.
+
+        Args:
+            seed: Random seed of the run.
+            step: Number of the training step; 0 for evaluations.
+        """
+        self._check()
+        self._seeding = seed, step
+        seeds = _seeds([seed, step], len(self._clocks))
+        await asyncio.gather(*(self._call(rank, "reseed", seeds[rank]) for rank in list(self._actors)))
+
+    async def publish(self, learner: WeightSource, version: int, canary: Canary, *, updated: bool) -> float:
+        """Send the learner's weights to the engines and compare; return the canary's gap in nats, 0 without engines.
+
+        Args:
+            learner: Source of the weights.
+            version: Number of completed steps.
+            canary: Check on fixed tokens, with their earlier logprobs.
+            updated: True if the weights must have changed since they were last sent.
+
+        Raises:
+            CanaryError: Engine and learner disagree.
+            EngineError: An engine failed.
+        """
+        if not len(self):
+            return 0.0
+        async with self._syncing:
+            self._published = None  # those of the last time need not be kept beside these
+            weights = await asyncio.to_thread(learner.weights, version)
+            if self.shared:
+                self._awake.set()
+                await self.all("wake")
+            ids = canary.token_ids
+            loads, forward = self.all("load_weights", weights, ids), asyncio.to_thread(learner.canary, ids)
+            seen, own = await asyncio.gather(loads, forward)
+            try:
+                gap = canary.check(version, own, seen, updated=updated)
+            except CanaryError as error:
+                received = await self._call(min(seen), "checksums", weights)
+                sent = await asyncio.to_thread(learner.checksums)
+                raise CanaryError(f"{error}\n{describe_checksums(sent, *(received or ({},)))}") from error
+            self._published = weights, canary
+            return gap
+
+    async def clock(self) -> dict[str, float]:
+        """Since the start; nothing of it ever falls, whichever engines die.
+
+        Returns:
+            `engine`: seconds of generation, of the slowest rank, and `engines` in the mean; `tokens` of all; `steps` of
+            decoding, of the rank with most, and the sums over all ranks of what the actors count of their steps.
+        """
+        for rank, counted in (await self.all("clock")).items():
+            self._count(rank, counted)
+        sums = np.array([clock.past + clock.now for clock in self._clocks.values()]).reshape(-1, len(COUNTED))
+        by_rank = dict(zip(COUNTED, sums.T, strict=True))
+        return {
+            "engine": float(by_rank["step_seconds"].max(initial=0.0)),
+            "engines": float(by_rank["step_seconds"].sum() / max(len(sums), 1)),
+            "steps": float(by_rank["steps"].max(initial=0.0)),
+            **{f"all_{name}": float(by_rank[name].sum()) for name in STEP},
+            "tokens": float(by_rank["tokens"].sum()),
+        }
+
+    def figures(self) -> dict[str, float]:
+        """Metrics: engines that live, deaths so far, continuations that were sampled again for them."""
+        if self._revival is None:
+            return {}
+        again = self._revival.client.sampled_again
+        return {
+            "engines/alive": float(len(self.alive)),
+            "engines/lost": float(len(self.lost)),
+            "engines/sampled_again": float(again),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """Return engine deaths, their causes and resampled requests for the run summary."""
+        again = self._revival.client.sampled_again if self._revival is not None else 0
+        return {"lost": len(self.lost), "reasons": self.lost[:SHOWN], "sampled_again": again}
+
+    def close(self) -> None:
+        """End those that came in the place of others."""
+        import ray
+
+        for revival in self._revivals:
+            revival.cancel()
+        for actor in self._started:
+            ray.kill(actor)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _call(self, rank: int, method: str, *arguments: Any) -> tuple[Any, ...]:
+        """The answer of an engine; none of one that has died."""
+        actor = self._actors.get(rank)
+        if actor is None:
+            return ()
+        try:
+            return (await getattr(actor, method).remote(*arguments),)
+        except Exception as error:
+            if self._revival is not None and died(error):
+                self._lose(rank, actor, error)
+                return ()
+            raise self._named(rank, method, error) from error
+
+    def _named(self, rank: int, method: str, error: Exception) -> EngineError:
+        cause = getattr(error, "cause", None) or error
+        return EngineError(f"step {self.step}: engine {rank} failed in {method}: {type(cause).__name__}: {cause}")
+
+    def _lose(self, rank: int, actor: Any, error: Exception) -> None:
+        """Take note of a death, whoever met it first; further calls to the same actor say nothing new."""
+        if self._actors.get(rank) is not actor or self._revival is None:
+            return
+        self._revival.client.dismiss(rank)
+        self._forget(rank)
+        self._bury(self._revival, rank, actor, error)
+
+    def _count(self, rank: int, counted: Mapping[str, float]) -> None:
+        if rank in self._actors:  # else what it counted until it was lost stands in the past
+            self._clocks[rank].now = np.array([counted[name] for name in COUNTED])
+
+    def _forget(self, rank: int) -> None:
+        """Call an engine no more; what it counted still counts."""
+        del self._actors[rank]
+        clock = self._clocks[rank]
+        clock.past, clock.now = clock.past + clock.now, np.zeros(len(COUNTED))
+
+    def _bury(self, revival: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
+        import ray
+
+        ray.kill(actor)  # what cannot be reached may live
+        deaths, said = self._deaths[rank], f"step {self.step}: engine {rank}: {reason(error)}"
+        deaths.append(said)
+        self.lost.append(said)
+        if len(deaths) > revival.most:
+            all_of_them = "\n".join(f"  {each}" for each in deaths)
+            self._fail(
+                EngineError(
+                    f"engine {rank} died {len(deaths)} times; placement.engine_restarts={revival.most} is the most "
+                    f"that a run survives. Its log is logs/engine-{rank}.log:\n{all_of_them}"
+                )
+            )
+            return
+        if rank in self._leaving:
+            log.warning("engine lost on its way home: %s", said)
+            return
+        log.warning("engine lost, another takes its place: %s", said)
+        self._background(self._revive(revival, rank))
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._revivals.add(task)
+        task.add_done_callback(self._revivals.discard)
+
+    async def _retire(self, revival: RestartPolicy, rank: int) -> None:
+        """Have an engine answer what it has, and end it."""
+        import ray
+
+        await revival.client.drain(rank)
+        async with self._syncing:
+            for counted in await self._call(rank, "clock"):
+                self._count(rank, counted)
+            actor = self._actors.get(rank)
+            if actor is not None:  # else it died meanwhile
+                self._forget(rank)
+                ray.kill(actor)
+        self._leaving.discard(rank)
+        log.info("engine %d has left", rank)
+
+    async def _revive(self, revival: RestartPolicy, rank: int) -> None:
+        """Restart an engine, send it the current weights, compare, and only then route requests to it."""
+        await self._awake.wait()
+        life = self._starts[rank]
+        self._starts[rank] += 1
+        actor = None
+        try:
+            actor, ready = revival.start(rank, life)
+            self._started.append(actor)
+            await _patiently(rank, ready)
+            async with self._syncing:
+                if self._published is not None:
+                    weights, canary = self._published
+                    canary.join(rank, await actor.load_weights.remote(weights, canary.token_ids))
+                if self._seeding is not None:
+                    await actor.reseed.remote(_seeds([*self._seeding, rank, life], 1)[0])
+                self._actors[rank] = actor
+                revival.client.admit(rank, actor)
+        except Exception as error:  # noqa: BLE001 - kept for whoever calls engines next
+            if died(error):
+                self._bury(revival, rank, actor, error)
+            else:
+                self._fail(error if isinstance(error, CanaryError) else self._named(rank, "start", error))
+            return
+        log.info("engine %d gets requests", rank)
+
+    def _fail(self, error: Exception) -> None:
+        """Have the run fail: whoever samples or calls engines gets the error."""
+        self._failure = self._failure or error
+        log.error("%s", error)
+        if self._revival is not None:
+            self._revival.client.fail(self._failure)
+
+
+async def _patiently(rank: int, ready: Any) -> None:
+    """Wait for an engine's start; say in the log what it may be waiting for."""
+    import ray
+
+    start = asyncio.ensure_future(_awaited(ready))
+    try:
+        while not (await asyncio.wait({start}, timeout=PATIENCE))[0]:
+            free = {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
+            log.warning("engine %d is not here yet; Ray has free: %s", rank, free)
+        start.result()
+    finally:
+        start.cancel()
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
+
+
+def _seeds(entropy: Sequence[int], count: int) -> list[int]:
+    """Derive the seeds of the engines' generators for one step."""
+    root = np.random.SeedSequence(list(entropy))
+    return [int(s.generate_state(1)[0] >> 1) for s in root.spawn(count)]

@@ -1,0 +1,89 @@
+"""Start the engines of a plan on the Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from rlsdk.cluster.placement import Layout, placed_everywhere
+from rlsdk.config import Plan
+from rlsdk.contracts import ActorSpec, Adapter, GivesAdapter, TakesAdapter, Weights
+from rlsdk.engines.actor import launch as launch_engine
+from rlsdk.errors import EngineError
+from rlsdk.isolation.watching import watch_actor
+
+
+def start_engines(plan: Plan, found: Layout, adapter: Adapter | None = None) -> list[tuple[Any, Any]]:
+    """Begin to start the engines: their handles, each with what `started_engines` waits for."""
+    return [start_engine(plan, found, adapter, rank) for rank in range(plan.config.placement.engines)]
+
+
+def start_engine(plan: Plan, found: Layout, adapter: Adapter | None, rank: int, life: int = 0) -> tuple[Any, Any]:
+    """Start one engine without waiting until it is ready.
+
+    Args:
+        plan: Plan of the run.
+        found: Threads and resources of each actor.
+        adapter: Shape of the adapter it will receive instead of whole models; None for whole models.
+        rank: Rank of the engine.
+        life: Number of earlier starts; placement, caches and log file stay the same.
+
+    Returns:
+        Actor handle, and an `ObjectRef` that resolves when the engine is ready.
+    """
+    folder, world = plan.folder.resolve(), plan.config.placement.engines
+    cache = str(folder / "cache" / f"engine-{rank}")
+    common = placed_everywhere(plan, found)
+    place = ActorSpec(role="engine", rank=rank, world_size=world, threads=found.engine_threads, cache=cache, **common)
+    # Ray gives a name back when the last handle of a dead actor is gone, whenever that is.
+    name, path = f"engine-{rank}" + (f"-life-{life + 1}" if life else ""), folder / "logs" / f"engine-{rank}.log"
+    wanted = plan.config.placement.engine_resources
+    engine = launch_engine(
+        plan.engine, place, cpus=1, gpus=found.engine_gpus, resources=wanted, name=name, log_path=path
+    )
+    watch_actor(f"engine {rank}", engine, path, replaced=plan.config.placement.engine_restarts > 0)
+    return engine, engine.start.remote(plan.model, place, adapter)
+
+
+def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """The engines, once all are ready.
+
+    Raises:
+        EngineError: One did not start.
+    """
+    import ray
+
+    for rank, (_, started) in enumerate(starting):
+        try:
+            ray.get(started)
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None) or error
+            path = plan.folder.resolve() / "logs" / f"engine-{rank}.log"
+            said = f"{type(cause).__name__}: {cause}"
+            raise EngineError(f"engine {rank} did not start: {said}; its log is {path}") from error
+    return [engine for engine, _ in starting]
+
+
+async def load_weights(engines: Sequence[Any], weights: Weights) -> None:
+    """Have all engines take the same weights, which are put into the cluster's memory once."""
+    import ray
+
+    shared = await asyncio.to_thread(ray.put, weights)
+    await asyncio.gather(*(engine.load_weights.remote(shared) for engine in engines))
+
+
+def exchanged_adapter(plan: Plan) -> Adapter | None:
+    """The shape of the adapters that are sent in place of whole models: the learner gives them, the engine takes them.
+
+    None where whole models are sent.
+
+    Raises:
+        EngineError: The engine takes adapters, but not this one.
+    """
+    engine, learner = plan.plugins.resolve(plan.engine), plan.plugins.resolve(plan.learner)
+    adapter = learner.adapter if isinstance(learner, GivesAdapter) else None
+    if adapter is None or not isinstance(engine, TakesAdapter):
+        return None
+    engine.expect_adapter(adapter)
+    return adapter

@@ -1,0 +1,164 @@
+"""The driver's side of a worker: calls of one turn of the event loop travel together, answers come one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlsdk.environments.actor import FAILURES, Act, Call, EnvWorkerActor, Failed, Learn, Leave, Reset
+from rlsdk.environments.host import EnvSpec
+from rlsdk.errors import EnvironmentFault, RlsdkError, WorldLostError
+from rlsdk.isolation.watching import forget_actor, watch_actor
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Client of one worker actor; `guests` counts the environments with a slot in it."""
+
+    def __init__(
+        self, name: str, threads: int, log_path: Path | None, silence: float, lost: Callable[[Worker, str], None]
+    ) -> None:
+        """Start a worker on the running event loop.
+
+        Args:
+            name: Name used in messages.
+            threads: Concurrent calls in threads.
+            log_path: File for the worker's output; None leaves it to Ray.
+            silence: Seconds without an answer after which the worker must confirm that it is alive.
+            lost: Callback for the loss of the worker, called once with the reason.
+        """
+        import ray
+
+        self.name, self.guests, self.gone, self.stuck = name, 0, "", 0
+        self._log_path, self._silence, self._lost = log_path, silence, lost
+        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 10_000}
+        self._actor = ray.remote(EnvWorkerActor).options(**options).remote(threads, str(log_path or ""))
+        watch_actor(f"environment worker {name}", self._actor, log_path or "Ray's", replaced=True)
+        self._told: set[int] = set()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._outbox: list[Call] = []
+        self._serial = itertools.count()
+        loop = asyncio.get_running_loop()
+        self._heard = loop.time()
+        self._tasks = [loop.create_task(self._listen()), loop.create_task(self._watch())]
+
+    @property
+    def log(self) -> str:
+        """Location of the worker's output, for messages."""
+        return "its output is Ray's" if self._log_path is None else f"its log is {self._log_path}"
+
+    async def ask(self, call: Reset | Act, blueprint: EnvSpec) -> Any:
+        """Send a call to an environment and return its answer.
+
+        Raises:
+            WorldLostError: The worker died.
+            RlsdkError: The worker cannot create this kind of environment.
+            TimeoutError, RuntimeError, TypeError: The environment failed.
+        """
+        waiting = self._waiting[call.number] = asyncio.get_running_loop().create_future()
+        try:
+            if blueprint.kind not in self._told:
+                self._send(Learn(blueprint.kind, blueprint.reference, blueprint.isolation))
+                self._told.add(blueprint.kind)
+            self._send(call)
+            answer = await waiting
+        finally:
+            self._waiting.pop(call.number, None)
+        if isinstance(answer, RlsdkError):
+            raise answer
+        if not isinstance(answer, Failed):
+            return answer
+        self.stuck = answer.stuck
+        if answer.kind == WorldLostError.__name__:
+            self.lose(answer.text)
+        raise FAILURES[answer.kind](answer.text)
+
+    def close(self, number: int) -> None:
+        """Close an environment."""
+        self._send(Leave(number))
+
+    def lose(self, why: str) -> None:
+        """End it; who waits for an answer gets a WorldLostError."""
+        if self.gone:
+            return
+        self.gone = f"{self.name} is gone: {why}"
+        self._fail(WorldLostError(self.gone))
+        self._lost(self, why)
+        self.end()
+
+    def end(self) -> None:
+        """Kill the actor, and with it what it started."""
+        import ray
+
+        self.gone = self.gone or f"{self.name} was ended"
+        forget_actor(self._actor)
+        ray.kill(self._actor)
+        for task in self._tasks:
+            if not task.get_loop().is_closed():
+                task.cancel()
+
+    def _send(self, call: Call) -> None:
+        if self.gone:
+            if isinstance(call, Leave):
+                return
+            raise WorldLostError(self.gone)
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(call)
+
+    def _flush(self) -> None:
+        calls, self._outbox = self._outbox, []
+        if not self.gone:
+            self._actor.take.remote(next(self._serial), calls)
+
+    async def _listen(self) -> None:
+        """Take answers, until the worker is gone."""
+        import ray
+
+        try:
+            async for reference in self._actor.answers.options(num_returns="streaming").remote():
+                answers = await reference
+                self._heard = asyncio.get_running_loop().time()
+                for number, answer in answers:
+                    waiting = self._waiting.get(number)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(answer)
+            self.lose("it ended")
+        except ray.exceptions.RayActorError as error:
+            if getattr(error, "actor_init_failed", False):
+                self.gone = f"{self.name} did not start: {error}; {self.log}"
+                self._fail(EnvironmentFault(self.gone))
+            else:
+                self.lose("its process ended")
+        except ray.exceptions.RayError as error:
+            self.lose(f"{type(error).__name__}: {error}")
+
+    async def _watch(self) -> None:
+        """Lose a worker that says nothing, though it is asked: a call holds its whole process."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._silence)
+            if not self._waiting or loop.time() - self._heard < self._silence:
+                continue
+            asked = asyncio.ensure_future(_awaited(self._actor.about.remote()))
+            done, _ = await asyncio.wait({asked}, timeout=self._silence)
+            if not done:
+                asked.cancel()
+                self.lose(f"it said nothing for {2 * self._silence:g} s, since a call holds the whole process")
+                return
+            if asked.exception() is None:  # else it is gone, and `_listen` says so
+                self._heard = loop.time()
+
+    def _fail(self, error: Exception) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+
+
+async def _awaited(call: Any) -> Any:
+    return await call

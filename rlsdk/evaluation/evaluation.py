@@ -1,0 +1,210 @@
+"""Evaluation on held-out tasks: greedy, and sampled at temperature 1 with pass@k."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import comb
+from statistics import fmean
+from typing import Any
+
+import attrs
+
+from rlsdk.config import Plan
+from rlsdk.config.schema import EvalSection
+from rlsdk.plugins import load
+from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.producer import Observer, RolloutGenerator
+from rlsdk.rollout.stream import opened
+from rlsdk.runlog.rollouts import prompt_text
+from rlsdk.scoring.scorer import Scorer, check_budget, unscored
+from rlsdk.types import Group, Score, Task
+
+
+@attrs.frozen
+class Evaluation:
+    """Result of an evaluation.
+
+    A figure is None if none of its scores is valid: a reward that failed does not count as zero.
+
+    Attributes:
+        accuracy: `greedy`, `sampled`, and `pass@k` for each k asked for, over the answers with a valid score.
+        metrics: The same, the mean rewards, the number of unscored trajectories (`eval/invalid`), and the
+            workflow's metrics in sampled answers, under `eval/`; with several sources also per source, `eval/SOURCE/`.
+        samples: A few sampled answers, for a person.
+    """
+
+    accuracy: dict[str, float | None]
+    metrics: dict[str, float | None]
+    samples: tuple[dict[str, Any], ...]
+
+
+@attrs.frozen
+class Answers:
+    """Groups of an evaluation: one greedy answer to each task, and several sampled at temperature 1."""
+
+    greedy: tuple[Group, ...]
+    sampled: tuple[Group, ...]
+
+    def check_scores(self, limit: float, when: str) -> None:
+        """Raise if too many answers could not be scored.
+
+        Args:
+            limit: Maximum share, `max_invalid`.
+            when: Name of the evaluation in the message.
+
+        Raises:
+            ScoringError: The share is greater; the message names tasks and causes.
+        """
+        check_budget((*self.greedy, *self.sampled), limit, when)
+
+    def unscored(self) -> Answers:
+        """Return the answers with invalid scores, for a run without a reward."""
+        none = Score.invalid("the run has no reward")
+
+        def without(groups: Sequence[Group]) -> tuple[Group, ...]:
+            return tuple(attrs.evolve(group, scores=[none] * len(group.scores)) for group in groups)
+
+        return Answers(without(self.greedy), without(self.sampled))
+
+
+def held_out(plan: Plan) -> list[Task]:
+    """Return the tasks that a plan evaluates on, source after source."""
+    sources, limit = [opened(source, plan.plugins) for source in plan.tasks_eval], plan.config.eval.limit
+    return [tasks[i] for tasks in sources for i in range(min(len(tasks), limit or len(tasks)))]
+
+
+def evaluator_of(plan: Plan, scorer: Scorer | None, observer: Observer | None = None) -> RolloutGenerator:
+    """Return the generator of a plan's evaluation: it samples the policy even if training imitates demonstrations."""
+    workflow = plan.plugins.resolve(plan.workflow) if plan.sampled else load("workflow", "single_turn")
+    config = plan.config
+    return RolloutGenerator(workflow, scorer, config.seed if config.sampling.seeds == "request" else None, observer)
+
+
+async def evaluate(
+    producer: RolloutGenerator, tasks: Sequence[Task], setting: RolloutContext, section: EvalSection, *, reseed: Any
+) -> Answers:
+    """Have the policy answer held-out tasks.
+
+    Args:
+        producer: Runs the workflow and scores.
+        tasks: Held-out tasks.
+        setting: Context of the training's rollouts; temperature, top-p and top-k are replaced.
+        section: Number and maximum length of sampled answers.
+        reseed: Awaited before each pass, so that evaluations repeat.
+    """
+    plain = attrs.evolve(
+        setting.sampling, top_p=1.0, top_k=0, max_tokens=section.max_tokens or setting.sampling.max_tokens
+    )
+    await reseed()
+    greedy = await producer.produce(
+        tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=0.0)), 1, "eval greedy"
+    )
+    await reseed()
+    sampled = await producer.produce(
+        tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=1.0)), section.samples, "eval sampled"
+    )
+    return Answers(tuple(greedy), tuple(sampled))
+
+
+def figures(answers: Answers, samples: int, *, scored: bool = True, show: int = 3) -> Evaluation:
+    """Compute the figures of an evaluation.
+
+    Args:
+        answers: Groups of the evaluation.
+        samples: Sampled answers per task.
+        scored: True if the run has a reward; without one no accuracy is available.
+        show: Number of samples to keep for a person.
+    """
+    answers = answers if scored else answers.unscored()
+    accuracy, metrics = _found(answers.greedy, answers.sampled, samples)
+    for source, (plainly, drawn) in by_source(answers.greedy, answers.sampled).items():
+        metrics |= {f"{source}/{name}": value for name, value in _found(plainly, drawn, samples)[1].items()}
+    named = {f"eval/{name}": value for name, value in metrics.items()}
+    return Evaluation(accuracy, named, tuple(_shown(g) for g in answers.sampled[:show]))
+
+
+def by_source(*batches: Sequence[Group]) -> dict[str, tuple[list[Group], ...]]:
+    """Divide groups by the source of their tasks, if there are several; else return nothing."""
+    sources = sorted({group.task.source for batch in batches for group in batch})
+    if len(sources) < 2:
+        return {}
+    return {source: tuple([g for g in batch if g.task.source == source] for batch in batches) for source in sources}
+
+
+def _found(
+    greedy: Sequence[Group], sampled: Sequence[Group], samples: int
+) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """Return accuracies, and all metrics: also mean rewards, number of invalid trajectories, workflow metrics."""
+    right = [_right(group) for group in sampled]
+    accuracy = {
+        "greedy": _mean([r for group in greedy for r in _right(group)]),
+        "sampled": _mean([r for group in right for r in group]),
+    }
+    k = 2
+    while k <= samples:
+        accuracy[f"pass@{k}"] = _mean([pass_at(k, len(g), sum(g)) for g in right if len(g) >= k])
+        k *= 2
+    rewards = {"greedy_reward": _reward(greedy), "sampled_reward": _reward(sampled)}
+    invalid = sum(len(unscored(group)) for group in (*greedy, *sampled))
+    return accuracy, {**accuracy, **rewards, "invalid": float(invalid), **measured(sampled)}
+
+
+def _right(group: Group) -> list[bool]:
+    """Return, for each answer of a group that could be scored, True if it is right."""
+    return [is_correct(scores[-1]) for scores in scored_trajectories([group])]
+
+
+def is_correct(score: Score) -> bool:
+    """Return True if an answer is right: by the metric `correct` of its reward, else by a value of at least 1."""
+    return score.valid and bool(score.metrics.get("correct", score.value >= 1.0))
+
+
+def measured(groups: Sequence[Group]) -> dict[str, float]:
+    """Average the metrics of workflows, each as `workflow/NAME`, over the trajectories that have it."""
+    found = trajectory_means([[group.rollouts[i].metrics for i in t] for group in groups for t in group.trajectories])
+    return {f"workflow/{name}": value for name, value in found.items()}
+
+
+def scored_trajectories(groups: Sequence[Group]) -> list[list[Score]]:
+    """Return the scores, by step, of each trajectory whose scores are all valid."""
+    found = ([group.scores[i] for i in trajectory] for group in groups for trajectory in group.trajectories)
+    return [scores for scores in found if all(score.valid for score in scores)]
+
+
+def trajectory_means(trajectories: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float]:
+    """Average metrics over trajectories, each represented by the mean of its rollouts, however many.
+
+    Args:
+        trajectories: Metrics of the rollouts of each trajectory; those that lack a metric do not count for it.
+    """
+    names = sorted({name for rollouts in trajectories for metrics in rollouts for name in metrics})
+    found = {name: [[m[name] for m in rollouts if name in m] for rollouts in trajectories] for name in names}
+    return {name: _plain_mean([_plain_mean(own) for own in votes if own]) for name, votes in found.items()}
+
+
+def _plain_mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN where infinities contradict each other, which `fmean` refuses."""
+    return sum(values) / len(values)
+
+
+def pass_at(k: int, n: int, correct: int) -> float:
+    """Unbiased estimate that one of `k` samples is right, from `n` samples (Chen et al., arXiv:2107.03374, eq. 1)."""
+    return 1.0 - comb(n - correct, k) / comb(n, k)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Return the mean; None for an empty sequence."""
+    return fmean(values) if values else None
+
+
+def _reward(groups: Sequence[Group]) -> float | None:
+    return _mean([fmean([score.value for score in scores]) for scores in scored_trajectories(groups)])
+
+
+def _shown(group: Group) -> dict[str, Any]:
+    return {
+        "prompt": prompt_text(group.task)[-300:],
+        "response": group.rollouts[0].response[-300:],
+        "reward": group.scores[0].value if group.scores[0].valid else None,
+        "correct": is_correct(group.scores[0]) if group.scores[0].valid else None,
+    }

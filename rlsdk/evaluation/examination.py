@@ -1,0 +1,195 @@
+"""Evaluation of a model on held-out tasks, without a training: figures, transcripts, and pictures of episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rlsdk import preflight
+from rlsdk.checkpoints.export import export
+from rlsdk.checkpoints.reading import local_copy
+from rlsdk.cluster.placement import layout, ray_cluster
+from rlsdk.components import Use
+from rlsdk.config import Plan
+from rlsdk.engines.client import EngineClient
+from rlsdk.engines.group import EngineGroup
+from rlsdk.engines.starting import start_engines, started_engines
+from rlsdk.environments.pools import world_workers
+from rlsdk.errors import CheckpointError, ConfigError, DataError
+from rlsdk.evaluation.evaluation import Answers, evaluate, evaluator_of, figures, held_out
+from rlsdk.evaluation.pictures import draw
+from rlsdk.isolation.reaper import reaped
+from rlsdk.loops import UserLoop
+from rlsdk.readiness.checks import machine
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.producer import first_error
+from rlsdk.runlog.rollouts import transcript
+from rlsdk.scoring.actors import scoring
+from rlsdk.scoring.scorer import unscored
+from rlsdk.serving.context import setting_of
+from rlsdk.storage.location import is_url
+from rlsdk.types import Group, Rollout, Task
+from rlsdk.workflows.environment import environment_of, seed_of
+
+
+@contextmanager
+def model_of(
+    checkpoint: str | Path, plugins: Sequence[str | Path] = (), named: Mapping[str, Any] | None = None
+) -> Iterator[Path]:
+    """Yield the folder of a checkpoint's model, in the format of transformers; it may be deleted after the block.
+
+    Args:
+        checkpoint: Folder or URL of a run (its newest whole checkpoint counts) or of one of its checkpoints, or the
+            folder of a model.
+        plugins: Files of plugins that the run was started with.
+        named: Configuration given by the user, with the code that it names.
+
+    Raises:
+        CheckpointError: It is none of these.
+    """
+    if is_url(str(checkpoint)):
+        at = re.fullmatch(r"(.*?)/checkpoints/step-(\d+)", str(checkpoint).rstrip("/"))
+        place = (at[1], int(at[2])) if at else (str(checkpoint), None)
+        with local_copy(place[0], step=place[1]) as local, model_of(local, plugins, named) as model:
+            yield model
+        return
+    checkpoint = Path(checkpoint)
+    if (checkpoint / "config.json").is_file():
+        yield checkpoint
+        return
+    step = re.fullmatch(r"step-(\d+)", checkpoint.name)
+    run = checkpoint.parent.parent if step else checkpoint
+    if not (run / "config.yaml").is_file():
+        raise CheckpointError(
+            f"{checkpoint} is neither a run's folder, nor one of its checkpoints (RUN/checkpoints/step-N), nor a model"
+        )
+    with TemporaryDirectory(prefix="rlsdk-model-") as scratch:
+        folder = Path(scratch) / "model"
+        export(run, folder, step=int(step[1]) if step else None, plugins=plugins, named=named)
+        yield folder
+
+
+def examine(plan: Plan, *, pictures: int = 8, seen: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+    """Evaluate a plan's model on its held-out tasks, and save the results in the plan's folder.
+
+    Args:
+        plan: Checked plan; its learner is not started.
+        pictures: Maximum number of greedy episodes to draw, per source.
+        seen: Called with the number of finished rollouts and the total, as they finish.
+
+    Returns:
+        Content of `evaluation.json`: `accuracy`, `metrics` (also per source), `tasks` of each source, `invalid`
+        rollouts by reason, `seconds`, and the paths of `transcripts.jsonl` and of the pictures.
+
+    Raises:
+        ConfigError: The plan has no held-out tasks.
+        RlsdkError: An engine, a task or a reward failed.
+    """
+    if not plan.tasks_eval:
+        raise ConfigError(["tasks.eval: none given; name what to evaluate on"])
+    preflight.require(map(str, machine(plan, trains=False)))
+    (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    tasks = held_out(plan)
+    with reaped(), ray_cluster(plan) as gpus:
+        engines = started_engines(plan, start_engines(plan, layout(plan.config.placement, os.cpu_count() or 1, gpus)))
+        ready = time.perf_counter()
+        try:
+            answers = asyncio.run(_answers(plan, engines, tasks, seen))
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
+    seconds = {"start": ready - start, "evaluation": time.perf_counter() - ready}
+    drawn = asyncio.run(_pictures(plan, answers.greedy, pictures))
+    return _saved(plan, answers, seconds, drawn)
+
+
+async def _answers(
+    plan: Plan, engines: Sequence[Any], tasks: Sequence[Task], seen: Callable[[int, int], None] | None
+) -> Answers:
+    codec, section = ChatTokenizer.open(plan.model), plan.config.eval
+    done, total = 0, len(tasks) * (1 + section.samples)
+
+    def observe(*_: Any) -> None:
+        nonlocal done
+        done += 1
+        if seen is not None:
+            seen(min(done, total), total)
+
+    async def reseed() -> None:
+        await EngineGroup(engines, shared=False).reseed(plan.config.seed, 0)
+
+    logs = plan.folder / "logs"
+    with (
+        UserLoop() as user_loop,
+        scoring(plan, log_to=logs / "scoring.log", user_loop=user_loop) as scorer,
+        world_workers(plan) as worlds,
+    ):
+        client = EngineClient(engines, codec.decode)
+        setting = setting_of(plan, codec, client, worlds.eval or worlds.train, user_loop)
+        return await evaluate(evaluator_of(plan, scorer, observe), tasks, setting, section, reseed=reseed)
+
+
+async def _pictures(plan: Plan, groups: Sequence[Group], most: int) -> list[Path]:
+    """Draw the first episodes of each source that were played in an environment."""
+    drawn: Counter[str] = Counter()
+    found = []
+    for group in groups:
+        source, rollout = group.task.source, group.rollouts[0]
+        environment = _environment(plan, group.task)
+        if environment is None or drawn[source] >= most or rollout.status == "failed":
+            continue
+        drawn[source] += 1
+        path = await draw(rollout, environment, seed_of(group.task), plan.plugins, _picture(plan, rollout))
+        found += [path] if path else []
+    return found
+
+
+def _environment(plan: Plan, task: Task) -> Use | None:
+    """Return the environment in which a task is played; None if there is none."""
+    if plan.workflow.name != "core/environment":
+        return None
+    given = plan.workflow.options.get("environment")
+    try:
+        return environment_of(task if given is None else Task(id="", prompt="", metadata={"environment": given}))
+    except DataError:
+        return None
+
+
+def _picture(plan: Plan, rollout: Rollout) -> Path:
+    name = re.sub(r"[^\w.-]+", "-", f"{rollout.task.source}-{rollout.task.id}")
+    return plan.folder / "pictures" / name[-100:]
+
+
+def _saved(plan: Plan, answers: Answers, seconds: dict[str, float], drawn: Sequence[Path]) -> dict[str, Any]:
+    found = figures(answers, plan.config.eval.samples, scored=bool(plan.rewards))
+    transcripts = plan.folder / "transcripts.jsonl"
+    kinds = (("greedy", answers.greedy), ("sampled", answers.sampled))
+    with transcripts.open("w", encoding="utf-8") as out:
+        for kind, groups in kinds:
+            for group in groups:
+                for rollout, score in zip(group.rollouts, group.scores, strict=True):
+                    row = {"kind": kind, **transcript(rollout, score)}
+                    out.write(json.dumps(row, ensure_ascii=False) + "\n")
+    answers.check_scores(plan.config.max_invalid, f"evaluation; see {transcripts}")
+    invalid = Counter(reason for _, groups in kinds for group in groups for reason in unscored(group))
+    summary = {
+        "model": plan.config.model.path,
+        "tasks": dict(Counter(group.task.source for group in answers.greedy)),
+        "accuracy": found.accuracy,
+        "metrics": found.metrics,
+        "invalid": {"rollouts": invalid.total(), "reasons": dict(invalid.most_common(5))},
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "transcripts": str(transcripts),
+        "pictures": [str(path) for path in drawn],
+    }
+    (plan.folder / "evaluation.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return summary

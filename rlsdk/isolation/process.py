@@ -1,0 +1,39 @@
+"""Process-level settings of a run's processes."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+from pathlib import Path
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def redirect(path: str | os.PathLike[str]) -> None:
+    """Send what this process writes to stdout and stderr, C code included, to the end of a file."""
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with file.open("ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+
+
+def settle() -> None:
+    """Keep the garbage collector from going through what was imported and loaded, again and again: it stays."""
+    gc.collect()
+    gc.freeze()
+
+
+def fork_alone() -> None:
+    """Make a fork a process group that is killed as one; it ends with its parent, and no interrupt reaches it."""
+    os.setpgid(0, 0)  # no session of its own: that would be a scheduling group, in which niceness means nothing
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends

@@ -1,0 +1,80 @@
+"""Separate process that ends everything a run started, once a pipe of the driver closes.
+
+Ray's processes end with a driver that shuts down cleanly; if the driver was killed, Ray's agents stay alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
+
+MARK = "RLSDK_RUN_MARK"
+"""Environment variable that everything which a run starts inherits."""
+GRACE_SECONDS = 3.0
+"""How long processes may take to end by themselves."""
+SWEEPS = 5
+
+
+@contextmanager
+def reaped() -> Iterator[None]:
+    """Everything that is started inside is gone some seconds after the end, be it by SIGKILL."""
+    mark = uuid.uuid4().hex
+    os.environ[MARK] = mark
+    os.environ.setdefault("SPT_NOENV", "1")  # Ray's process titles would overwrite the environment that is looked at
+    # Its own environment lacks the mark, or it would end itself; its own session keeps Ctrl-C from it.
+    environment = {k: v for k, v in os.environ.items() if k != MARK}
+    command = [sys.executable, __file__, mark]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
+    ) as reaper:
+        try:
+            yield
+        finally:
+            os.environ.pop(MARK, None)
+            assert reaper.stdin is not None
+            reaper.stdin.close()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Processes that were started with the mark."""
+    import psutil  # `rlsdk explain` imports this module where no training is installed
+
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # gone meanwhile, or another user's
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
+
+
+def main() -> None:
+    """Wait for the end of standard input, then end what carries the mark."""
+    import psutil
+
+    mark = sys.argv[1]
+    sys.stdin.read()
+    end = time.monotonic() + GRACE_SECONDS
+    while marked(mark) and time.monotonic() < end:
+        time.sleep(0.2)
+    for _ in range(SWEEPS):  # one that is killed may have started another
+        left = marked(mark)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        if not left:
+            return
+        psutil.wait_procs(left, timeout=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""Boundary between tests and the answer under test: two processes, one of which runs the model's code.
+
+The tests' process calls functions of the answer. Arguments go there as pickles, since the tests are trusted; results
+come back as JSON and become values of Python's own types. Any other object stays in the process that
+created it: the tests get a `Far`, which can be called and iterated, has attributes, and equals nothing but itself.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import operator
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import islice
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, BinaryIO, NoReturn
+
+from rlsdk.isolation.sandboxed.plain import decode, encode
+
+LOST = 3
+"""Exit status of the tests' process when the answer's process is gone."""
+
+_MUTABLE = (list, dict, set)
+"""Arguments that the answer may change in place."""
+
+_DO: dict[str, Callable[..., Any]] = {
+    "call": lambda function, /, *given, **named: function(*given, **named),
+    "attribute": getattr,
+    "set": setattr,
+    "item": operator.getitem,
+    "iterator": iter,
+    "next": lambda iterator: list(islice(iterator, 1)),
+    "length": len,
+    "truth": bool,
+    "text": str,
+}
+"""What the tests can ask of an object of the answer."""
+
+# StopIteration would end loops of the tests early; what is no Exception would end the tests.
+_RAISED = {
+    name: each
+    for name, each in vars(builtins).items()
+    if isinstance(each, type)
+    and issubclass(each, Exception)
+    and not issubclass(each, StopIteration | StopAsyncIteration | ExceptionGroup)
+}
+
+
+class Far:
+    """Proxy in the tests' process for an object of the answer that is not plain data."""
+
+    def __init__(self, ask: Callable[..., Any], number: int, kind: str) -> None:
+        self.__dict__.update(_ask=ask, _number=number, _kind=kind)
+
+    def __call__(self, /, *given: Any, **named: Any) -> Any:
+        """Call the object where it is."""
+        return self._ask("call", self, *given, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{self._kind!r} object has no public attribute {name!r}")
+        return self._ask("attribute", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("set", self, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._ask("item", self, key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._ask("iterator", self)  # type: ignore[no-any-return]  # Python checks it
+
+    def __next__(self) -> Any:
+        for each in self._ask("next", self):
+            return each
+        raise StopIteration
+
+    def __len__(self) -> int:
+        return self._ask("length", self)  # type: ignore[no-any-return]  # Python checks it
+
+    def __bool__(self) -> bool:
+        return self._ask("truth", self)  # type: ignore[no-any-return]  # Python checks it
+
+    def __str__(self) -> str:
+        return self._ask("text", self)  # type: ignore[no-any-return]  # Python checks it
+
+
+class Tested:
+    """The answer, seen from the tests' process."""
+
+    def __init__(self, requests: BinaryIO, replies: BinaryIO) -> None:
+        self._requests, self._replies = requests, replies
+        self._far: dict[int, Far] = {}
+        self._near: list[Callable[..., Any]] = []
+
+    def names(self, wanted: list[str]) -> dict[str, Any]:
+        """Return the values of those names that the answer's module defines."""
+        given: dict[str, Any] = self._ask("names", *wanted)
+        found = {name: given[name] for name in wanted if name in given}  # and no others that hostile code may add
+        # A module of the standard library is the tests' own, which the answer has not patched.
+        same = [n for n, v in found.items() if isinstance(v, Far) and v._kind == "module" and _standard(n)]
+        return found | {name: import_module(name) for name in same}
+
+    def function(self, name: str) -> Any:
+        """A function of the answer, or a method of a new `Solution`."""
+        return self._ask("function", name)
+
+    def _ask(self, do: str, /, *operands: Any, **named: Any) -> Any:
+        self._write(self._pickled((do, operands, named)))
+        while "called" in (reply := self._received()):
+            self._write(self._called(*reply["called"]))
+        for index, after in reply.get("changed", ()):
+            _overwrite(operands[index], self._decoded(after))
+        if "raised" in reply:
+            kind, given, said = reply["raised"]
+            raise _RAISED[kind](*self._decoded(given)) if kind in _RAISED else RuntimeError(said)
+        return self._decoded(reply["value"])
+
+    def _called(self, number: int, given: Any) -> bytes:
+        """Call a function of the tests for the answer; return its result, or the exception, pickled."""
+        try:
+            return self._pickled((self._near[number](*self._decoded(given)), None))
+        except Exception as error:  # noqa: BLE001 - the answer may handle it, as it would within one process
+            return self._pickled((None, error if type(error) in _RAISED.values() else RuntimeError(str(error))))
+
+    def _pickled(self, message: Any) -> bytes:
+        written = io.BytesIO()
+        pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
+        pickler.persistent_id = self._reference  # type: ignore[method-assign]
+        pickler.dump(message)
+        return written.getvalue()
+
+    def _write(self, message: bytes) -> None:
+        try:
+            self._requests.write(message)
+            self._requests.flush()
+        except BrokenPipeError:
+            os._exit(LOST)  # no `except` of a test is to catch it
+
+    def _received(self) -> dict[str, Any]:
+        line = self._replies.readline()
+        if not line.endswith(b"\n"):
+            os._exit(LOST)
+        return json.loads(line)  # type: ignore[no-any-return]  # whatever else it is fails the test
+
+    def _reference(self, value: Any) -> tuple[str, int] | None:
+        """Reference an argument not passed by value: objects of the answer, functions and classes of the tests."""
+        if isinstance(value, Far):
+            return ("yours", value._number)
+        if isinstance(value, FunctionType | MethodType | type) and value.__module__ == "tests":
+            self._near.append(value)
+            return ("mine", len(self._near) - 1)
+        return None
+
+    def _decoded(self, found: Any) -> Any:
+        return decode(found, self._other)
+
+    def _other(self, kind: str, held: Any) -> Far:
+        number, name = held
+        if kind != "far" or type(number) is not int or type(name) is not str:
+            raise TypeError(f"the answer gave no plain data but {kind!r}")
+        return self._far.setdefault(number, Far(self._ask, number, name))
+
+
+def _standard(name: str) -> bool:
+    return name in sys.stdlib_module_names
+
+
+def _overwrite(target: Any, value: Any) -> None:
+    """Give an argument of the tests the content that the answer left in it."""
+    if type(target) is not type(value) or type(target) not in _MUTABLE:
+        raise TypeError("the answer changed an argument that cannot change")
+    target.clear()
+    target.extend(value) if isinstance(target, list) else target.update(value)
+
+
+class AnswerServer:
+    """The answer's module, which serves the tests' process."""
+
+    def __init__(self, module: ModuleType, requests: BinaryIO, replies: int) -> None:
+        self._module, self._requests, self._replies = module, requests, replies
+        self._objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def serve(self) -> NoReturn:
+        """Do what the tests ask for, until they are done and this process is killed."""
+        while True:
+            self._send(self._reply(*self._received()))
+
+    def _reply(self, do: str, operands: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+        reply: dict[str, Any] = {}
+        try:
+            mutable = [i for i, each in enumerate(operands) if do == "call" and type(each) in _MUTABLE]
+            before = [self._encoded(operands[i]) for i in mutable]
+            try:
+                reply["value"] = self._encoded(self._do(do, operands, named))
+            finally:
+                after = [self._encoded(operands[i]) for i in mutable]
+                reply["changed"] = [(i, b) for i, a, b in zip(mutable, before, after, strict=True) if a != b]
+        except BaseException as error:  # noqa: BLE001 - whatever the answer's code raises, SystemExit too, is its result
+            reply["raised"] = self._raised(error)
+        return reply
+
+    def _do(self, do: str, operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if do == "names":
+            return {name: vars(self._module)[name] for name in operands if name in vars(self._module)}
+        return _function(self._module, *operands) if do == "function" else _DO[do](*operands, **named)
+
+    def _raised(self, error: BaseException) -> tuple[str, Any, str]:
+        """The name of an exception's class, the arguments to make it again, and a sentence.
+
+        Tests know exceptions of Python alone: another counts as the class of Python's that it derives from.
+        """
+        kind = type(error)
+        try:
+            said = f"{kind.__name__}: {error}"[:200]
+            name = next((each.__name__ for each in kind.__mro__ if _RAISED.get(each.__name__) is each), "")
+            given = error.args if kind.__name__ == name else (said,)
+            return name, self._encoded(given), said
+        except BaseException:  # noqa: BLE001 - an exception of the answer's code may have a __str__ that raises
+            return "", {"tuple": []}, kind.__name__
+
+    def _encoded(self, value: Any) -> Any:
+        return encode(value, self._numbered)
+
+    def _numbered(self, value: Any) -> Any:
+        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a number of numpy's
+            return self._encoded(value.item())
+        number = self._numbers.setdefault(id(value), len(self._objects))
+        if number == len(self._objects):
+            self._objects.append(value)
+        return {"far": [number, type(value).__name__]}
+
+    def _received(self) -> Any:
+        unpickler = pickle.Unpickler(self._requests)  # noqa: S301 - from the tests, into a process that may do no harm
+        unpickler.persistent_load = self._resolved  # type: ignore[method-assign]
+        try:
+            return unpickler.load()
+        except EOFError:  # the tests are done
+            os._exit(0)
+
+    def _resolved(self, reference: tuple[str, int]) -> Any:
+        where, number = reference
+        if where == "yours":
+            return self._objects[number]
+
+        def far(*given: Any) -> Any:
+            self._send({"called": [number, self._encoded(given)]})
+            while len(message := self._received()) == 3:  # the tests' function calls the answer, too
+                self._send(self._reply(*message))
+            found, error = message
+            if error is not None:
+                raise error
+            return found
+
+        return far
+
+    def _send(self, reply: dict[str, Any]) -> None:
+        line = json.dumps(reply).encode() + b"\n"
+        while line:
+            line = line[os.write(self._replies, line) :]
+
+
+def _function(module: ModuleType, name: str) -> Callable[..., Any]:
+    """A function of the module, or a method of a new `Solution`, as LeetCode has it."""
+    found: Any = getattr(module, name, None)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    if isinstance(solution := getattr(module, "Solution", None), type):
+        method: Callable[..., Any] = getattr(solution(), name)
+        return method
+    raise NameError(f"there is no function {name!r}, and no class Solution with it")

@@ -1,0 +1,239 @@
+"""The first process of the sandbox: builds the walls, then runs the tested code in processes of their own.
+
+It reads a request from its standard input and writes what came of it to its standard output: `ready`, then a header and
+bytes for each run, or `fault` and a sentence. No process of the tested code has that output, or may look into this one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import marshal
+import os
+import resource
+import signal
+import site
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from rlsdk.isolation.sandboxed import play
+from rlsdk.isolation.sandboxed.border import LOST, Tested
+
+if sys.platform == "linux":
+    from rlsdk.isolation.sandboxed import kernel, walls
+    from rlsdk.isolation.sandboxed.memory import wait_within
+    from rlsdk.isolation.sandboxed.seccomp import refuse_calls
+
+_POLL = 0.002
+_ERROR_BYTES = 2_000
+"""That are kept of what the tested code wrote to its standard error: the end, which names the exception."""
+
+_OURS = 3
+"""Processes of the sandbox itself and of the tests, which count as the tested code's."""
+
+_HIGH = 64
+"""File descriptors from here on are in nobody's way."""
+
+
+def main() -> None:
+    """Serve one request, and end this process and those it forked.
+
+    None of them takes down its interpreter: that touches every object, and so copies the memory that forks share.
+    """
+    request = _read()
+    report = os.dup(1)
+    try:
+        (_isolated if request["isolated"] else _plain)(request, report)
+    except OSError as error:
+        _send(report, "fault", (error.strerror or str(error)).encode())
+    except Exception:  # noqa: BLE001 - whatever it is, the caller has to know
+        import traceback
+
+        _send(report, "fault", traceback.format_exc().encode())
+    os._exit(0)
+
+
+def _read() -> dict[str, Any]:
+    parts = []
+    while part := os.read(0, 1 << 20):
+        parts.append(part)
+    found: dict[str, Any] = marshal.loads(b"".join(parts))  # from the process that started this one
+    return found
+
+
+def _plain(request: dict[str, Any], report: int) -> None:
+    if sys.platform == "linux":
+        kernel.die_with_parent()
+    if os.getppid() != request["parent"]:
+        return
+    os.chdir(request["folder"])
+    _serve(request, report)
+
+
+def _isolated(request: dict[str, Any], report: int) -> None:
+    """Fork the first process of the new namespaces, which does the rest; wait for it outside."""
+    limits = request["limits"]
+    was_root = walls.leave()
+    kernel.die_with_parent()
+    if os.getppid() != request["parent"]:  # it ended before that call
+        return
+    outside, held = os.pipe()
+    proc = os.open("/proc", os.O_PATH)
+    child = os.fork()
+    if child:
+        os.close(outside)
+        os.close(report)
+        os.close(1)
+        wait_within(child, limits["memory_together"], proc)  # `held` stays open until this process ends
+        return
+    os.close(held)
+    os.close(proc)
+    if os.getpid() != 1:  # `_clear` would kill whatever this user runs
+        raise RuntimeError("the sandbox has no namespace of processes")
+    walls.close(request["visible"], limits["disk"], was_root, outside)
+    _serve(request, report)
+
+
+def _serve(request: dict[str, Any], report: int) -> None:
+    os.environ.clear()
+    os.environ.update(HOME=os.getcwd(), TMPDIR=os.getcwd(), PATH="/usr/bin:/bin", LANG="C.UTF-8")
+    sys.path += request["packages"]
+    site.setquit()  # programs end with exit(), too, which an interpreter without site lacks
+    _send(report, "ready")
+    until = time.monotonic() + request["limits"]["timeout"]
+    left = request["limits"]["output"]
+    for run in request["runs"]:
+        output, error = _file("output", b""), _file("error", b"")
+        given = _file("input", run["input"])
+        begin = _program if run["steps"] is None else _answer_and_tests
+        children = begin(request, run, given, output, error)
+        status = _ended(children, until)
+        _clear(children, request["isolated"])
+        written = os.fstat(output).st_size
+        shown = os.pread(output, left, 0) if written <= left else b""
+        end = os.pread(error, _ERROR_BYTES, max(os.fstat(error).st_size - _ERROR_BYTES, 0))
+        fault = "time" if status is None else "output" if written > left else str(status)
+        _send(report, f"run {fault} {len(end)}", end + shown)
+        left -= len(shown)
+        for each in (given, output, error):
+            os.close(each)
+        if status is None:
+            break
+
+
+def _program(request: dict[str, Any], run: dict[str, Any], given: int, output: int, error: int) -> list[int]:
+    """Start the answer as a program."""
+    return [_forked(request, [given, output, error], lambda: play.program(request["code"]))]
+
+
+def _answer_and_tests(request: dict[str, Any], run: dict[str, Any], given: int, output: int, error: int) -> list[int]:
+    """Start the answer, and in a process that never runs its code the tests, which alone have the file for results."""
+    asked, ask = os.pipe()
+    replied, reply = os.pipe()
+    nothing = os.open("/dev/null", os.O_RDWR)
+    answer = _forked(
+        request, [given, nothing, error, asked, reply], lambda: play.answer(request["code"], os.fdopen(3, "rb"), 4)
+    )
+    tests = _forked(
+        request,
+        [given, nothing, nothing, ask, replied, output],
+        lambda: play.tests(run["steps"], run["names"], Tested(os.fdopen(3, "wb"), os.fdopen(4, "rb")), 5),
+    )
+    for each in (asked, ask, replied, reply, nothing):
+        os.close(each)
+    return [answer, tests]
+
+
+def _forked(request: dict[str, Any], files: list[int], run: Callable[[], None]) -> int:
+    """Start a process that is locked in, and has `files` as its first file descriptors and no others."""
+    child = os.fork()
+    if not child:
+        play.to_its_end(lambda: _run(request, files, run))
+    with suppress(ProcessLookupError):  # as it does itself, but it may have to be killed before that
+        os.setpgid(child, child)
+    return child
+
+
+def _run(request: dict[str, Any], files: list[int], run: Callable[[], None]) -> None:
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        kernel.die_with_parent()
+    for target, source in enumerate([fcntl.fcntl(each, fcntl.F_DUPFD, _HIGH) for each in files]):
+        os.dup2(source, target)
+    os.closerange(len(files), 1 << 20)
+    if request["isolated"]:
+        refuse_calls()
+    _limit(request["limits"], request["isolated"])
+    run()
+
+
+def _limit(limits: dict[str, Any], isolated: bool) -> None:
+    chosen = {
+        "CORE": 0,
+        "CPU": limits["cpu"],
+        "AS": limits["memory"],
+        "DATA": limits["memory"],
+        "FSIZE": limits["file"],
+        "NOFILE": limits["files"],
+    }
+    if isolated:  # elsewhere the processes of everything that this user runs would count
+        chosen["NPROC"] = limits["processes"] + _OURS
+    for name, most in chosen.items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        _, hard = resource.getrlimit(kind)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
+def _file(name: str, content: bytes) -> int:
+    """A file without a name that holds `content`, read from the start."""
+    if hasattr(os, "memfd_create"):
+        opened = os.memfd_create(name)
+    else:
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            opened = os.dup(file.fileno())
+    while content:
+        content = content[os.write(opened, content) :]
+    os.lseek(opened, 0, os.SEEK_SET)
+    return opened
+
+
+def _ended(children: list[int], until: float) -> int | None:
+    """Return how a run ended; None if it still runs. Tests end by themselves, unless they have lost the answer."""
+    *answer, last = children
+    status = _wait(last, until)
+    return _wait(answer[0], until) if answer and status == LOST else status
+
+
+def _wait(child: int, until: float) -> int | None:
+    """Return the exit status of a process, negative for a signal; None if it is still running at the deadline."""
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > until:
+            return None
+        time.sleep(_POLL)
+
+
+def _clear(children: list[int], isolated: bool) -> None:
+    """Kill what is left of a run. In a namespace of processes that is everything but this one."""
+    for kill in [partial(os.kill, -1)] if isolated else [partial(os.killpg, child) for child in children]:
+        with suppress(ProcessLookupError, PermissionError):  # none is left
+            kill(signal.SIGKILL)
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        pass
+
+
+def _send(report: int, head: str, content: bytes = b"") -> None:
+    data = f"{head} {len(content)}\n".encode() + content
+    while data:
+        data = data[os.write(report, data) :]

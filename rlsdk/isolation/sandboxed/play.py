@@ -1,0 +1,109 @@
+"""Code executed in the sandbox: a program, or an answer with its tests in a separate process.
+
+Nothing here decides whether an answer is right: results leave the sandbox as data and are compared outside.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, BinaryIO, NoReturn
+
+from rlsdk.isolation.sandboxed.border import AnswerServer, Far, Tested
+from rlsdk.isolation.sandboxed.plain import encode
+
+Step = tuple[str, str, Any]
+"""What to do with the module of the answer: ("run", source, None), ("value", expression, None), ("test", source, None)
+or ("call", name of a function, arguments)."""
+
+
+def to_its_end(run: Callable[[], None]) -> NoReturn:
+    """Run what a process is for, and end it as Python ends a program: threads, exit functions, output, status."""
+    status = 0
+    try:
+        run()
+    except SystemExit as asked:
+        status = _status(asked.code)
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        sys.__excepthook__(*sys.exc_info())
+        status = 1
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    except BaseException:  # noqa: BLE001 - as above
+        sys.__excepthook__(*sys.exc_info())
+        status = status or 120
+    try:
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _status(code: Any) -> int:
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return 1
+
+
+def program(code: list[str]) -> None:
+    """Run code as the program that Python was started with; its exceptions and its exit are its own."""
+    _module("__main__", code)
+
+
+def answer(code: list[str], requests: BinaryIO, replies: int) -> None:
+    """Run code as a module, and let the tests' process call it."""
+    AnswerServer(_module("answer", code), requests, replies).serve()
+
+
+def tests(todo: list[Step], names: list[str], tested: Tested, results: int) -> None:
+    """Run test steps against an answer in another process, writing a line `INDEX JSON` per result as it comes.
+
+    No code of the model runs in this process, and the answer's process cannot reach its results.
+
+    Args:
+        todo: Steps to run.
+        names: Names that the steps may use from the answer.
+        tested: Answer under test.
+        results: File descriptor for the result lines.
+    """
+    space = _module("tests", []).__dict__
+    space.update(tested.names(names))
+    for index, step in enumerate(todo):
+        try:
+            found = {"value": encode(_take(step, tested, space), _kind)}
+        except BaseException as error:  # noqa: BLE001 - whatever a test raises is its result
+            found = {"raised": f"{type(error).__name__}: {error}"[:200]}
+        line = f"{index} {json.dumps(found)}\n".encode()
+        while line:
+            line = line[os.write(results, line) :]
+
+
+def _kind(value: Any) -> dict[str, str]:
+    return {"other": value._kind if isinstance(value, Far) else type(value).__name__}
+
+
+def _module(name: str, code: list[str]) -> ModuleType:
+    module = ModuleType(name)
+    sys.modules[name] = module
+    for part in code:
+        # Not under the `from __future__` of this file.
+        compiled = compile(part, "<answer>", "exec", dont_inherit=True)
+        exec(compiled, module.__dict__)  # noqa: S102 - in the sandbox, which is made for it
+    return module
+
+
+def _take(step: Step, tested: Tested, space: dict[str, Any]) -> Any:
+    kind, source, arguments = step
+    if kind == "call":
+        return tested.function(source)(*arguments)
+    if kind == "value":
+        return eval(compile(source, "<test>", "eval", dont_inherit=True), space)  # noqa: S307 - in the sandbox
+    exec(compile(source, "<test>", "exec", dont_inherit=True), space)  # noqa: S102 - in the sandbox
+    return True

@@ -1,0 +1,128 @@
+"""The walls of the sandbox: namespaces, a file system of its own, no rights, limits."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from rlsdk.isolation.sandboxed import kernel
+
+_NAMESPACES = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP
+_NOBODY = 65534
+_DEVICES = ("null", "zero", "random", "urandom")
+_BASE = "/tmp"
+"""Where the new root is put together: a folder that every Linux has. What it holds stays visible to the mounts."""
+
+WORK = "/sandbox"
+"""The one folder that can be written to."""
+
+
+def leave() -> bool:
+    """Move to namespaces of its own; processes forked from now on are in a new one of processes.
+
+    Returns:
+        Whether it had the rights of root for it, and needed no namespace of users.
+    """
+    user, group = os.geteuid(), os.getegid()
+    if user == 0 and _can_be_nobody():
+        try:
+            kernel.unshare(_NAMESPACES)
+        except PermissionError:  # root of a container, without the rights of root
+            pass
+        else:
+            return True
+    kernel.unshare(_NAMESPACES | kernel.NEWUSER)
+    self = os.open("/proc/self", os.O_PATH)
+    _map_ids(self, user, group)
+    os.close(self)
+    return False
+
+
+def close(visible: list[str], disk: int, was_root: bool, outside: int) -> None:
+    """Build the walls around this process and the children it will have; it is the first of its namespace.
+
+    Args:
+        visible: Folders and files that can be read.
+        disk: Bytes that can be written in `WORK`.
+        was_root: From `leave`.
+        outside: A pipe whose other end the parent holds; when that is closed, the parent is gone.
+    """
+    self = os.open("/proc/self", os.O_PATH)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    _build(visible)
+    kernel.enter_root(_BASE)
+    kernel.read_only("/")
+    kernel.mount("tmpfs", WORK, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"size={disk},nr_inodes=4096,mode=1777")
+    os.chdir(WORK)
+    if was_root:
+        _become_nobody(self)
+    os.close(self)
+    kernel.drop_capabilities()
+    kernel.set_dumpable(False)
+    die_with_parent(outside)
+
+
+def die_with_parent(outside: int) -> None:
+    """Be killed when the parent ends, even if it has ended by now.
+
+    Args:
+        outside: A pipe whose other end the parent alone holds, and writes nothing to.
+    """
+    kernel.die_with_parent()
+    if select.select([outside], [], [], 0)[0]:
+        os._exit(1)
+
+
+def _can_be_nobody() -> bool:
+    """Return True if the user nobody exists; a user namespace may map only few users."""
+    with open("/proc/self/uid_map", encoding="ascii") as opened:
+        ranges = [tuple(map(int, line.split())) for line in opened]
+    with open("/proc/self/setgroups", encoding="ascii") as opened:
+        allowed = opened.read().strip() == "allow"
+    return allowed and any(first <= _NOBODY < first + count for first, _, count in ranges)
+
+
+def _become_nobody(self: int) -> None:
+    """Be a user of no rights, whose processes are counted in a namespace of users of its own."""
+    os.setgroups([])
+    os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+    os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    kernel.set_dumpable(True)  # or the map belongs to root
+    kernel.unshare(kernel.NEWUSER)
+    _map_ids(self, _NOBODY, _NOBODY)
+
+
+def _map_ids(self: int, user: int, group: int) -> None:
+    _write(self, "setgroups", "deny")
+    _write(self, "uid_map", f"{user} {user} 1")
+    _write(self, "gid_map", f"{group} {group} 1")
+
+
+def _write(folder: int, name: str, text: str) -> None:
+    try:
+        opened = os.open(name, os.O_WRONLY, dir_fd=folder)
+        try:
+            os.write(opened, text.encode())
+        finally:
+            os.close(opened)
+    except OSError as error:
+        raise OSError(error.errno, f"{name} of a namespace of users: {os.strerror(error.errno or 0)}") from None
+
+
+def _build(visible: list[str]) -> None:
+    """Put a root together in `_BASE`."""
+    # Opened first, since the new root hides what lies below _BASE; a link is followed, and needs no target here.
+    sources = [(path, os.open(path, os.O_PATH)) for path in (*visible, *(f"/dev/{name}" for name in _DEVICES))]
+    kernel.mount("tmpfs", _BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    os.makedirs(_BASE + WORK)
+    os.makedirs(f"{_BASE}/dev")
+    os.symlink(WORK, f"{_BASE}/dev/shm")
+    for path, source in sources:
+        opened, target = f"/proc/self/fd/{source}", _BASE + path
+        if os.path.isdir(opened):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+        kernel.mount(opened, target, None, kernel.MS_BIND | kernel.MS_REC)
+        os.close(source)

@@ -1,0 +1,182 @@
+"""Signs of life of processes, as the operating system has them: state, CPU time, bytes read and written."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import platform
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+if TYPE_CHECKING:
+    import psutil
+
+State = Literal["running", "disk", "stopped", "zombie", "gone", "unknown"]
+STACK_SIGNAL = getattr(signal, "SIGUSR2", None)
+"""Has a process that called `identity` write the Python stacks of its threads to standard error, its log file."""
+CLOCK_SECONDS = 2.0
+"""By how much the starting time of one process may differ as two processes see it, whose clock was set in between."""
+
+
+@attrs.frozen
+class Identity:
+    """A process, on whichever machine.
+
+    Attributes:
+        pid: Process id.
+        started: Time at which it was started: tells it from a later process with the same id.
+        host: Name of its machine.
+        machine: Same for two processes if they see each other's process ids.
+        node: Ray's id of its node; empty for the driver.
+        stacks: True if it writes its stacks at `STACK_SIGNAL`.
+    """
+
+    pid: int
+    started: float
+    host: str
+    machine: str
+    node: str = ""
+    stacks: bool = False
+
+
+@attrs.frozen
+class Vitals:
+    """Observed state and activity of a process.
+
+    Attributes:
+        state: Running, waiting for a disk, stopped or ended.
+        cpu: CPU seconds so far, child processes included.
+        moved: Bytes read from and written to disks so far, child processes included.
+        stopped: Id of a stopped child process; 0 if there is none.
+    """
+
+    state: State
+    cpu: float = 0.0
+    moved: int = 0
+    stopped: int = 0
+
+
+@cache
+def machine() -> str:
+    """Identify the machine, or the container, whose process ids this process sees."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return platform.node()
+
+
+def identity(node: str = "") -> Identity:
+    """Identify this process, and have it write its stacks to standard error at `STACK_SIGNAL`.
+
+    Args:
+        node: Ray's id of the node.
+    """
+    if STACK_SIGNAL is not None:
+        faulthandler.register(STACK_SIGNAL, file=2, all_threads=True, chain=False)
+    return identify(os.getpid(), node=node, stacks=STACK_SIGNAL is not None)
+
+
+def identify(pid: int, *, node: str = "", stacks: bool = False) -> Identity:
+    """Identify a process of this machine."""
+    import psutil
+
+    return Identity(pid, psutil.Process(pid).create_time(), platform.node(), machine(), node, stacks)
+
+
+def look(processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals]:
+    """Look at processes of this machine, in their order.
+
+    Args:
+        processes: Processes to look at.
+        measured: False for the states of the processes themselves alone, which costs little.
+    """
+    below = _children() if measured else {}
+    return [_look(each, below, measured=measured) for each in processes]
+
+
+def _children() -> dict[int, list[psutil.Process]]:
+    """Process id -> processes that it started, of all that run."""
+    import psutil  # `rlsdk explain` imports this module where no training is installed
+
+    found: dict[int, list[psutil.Process]] = {}
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):
+            found.setdefault(each.ppid(), []).append(each)
+    return found
+
+
+def _look(process: Identity, children: Mapping[int, list[psutil.Process]], *, measured: bool) -> Vitals:
+    import psutil
+
+    try:
+        top = psutil.Process(process.pid)
+        if abs(top.create_time() - process.started) > CLOCK_SECONDS:
+            return Vitals("gone")
+        state = _state(top)
+        if state in ("zombie", "stopped") or not measured:
+            return Vitals(state)
+        cpu, moved, stopped, below = _spent(top), _moved(top), 0, list(children.get(process.pid, ()))
+        while below:
+            each = below.pop()
+            below += children.get(each.pid, ())
+            with suppress(psutil.Error):
+                cpu, moved, its = cpu + _spent(each), moved + _moved(each), _state(each)
+                stopped = stopped or (each.pid if its == "stopped" else 0)
+                state = "disk" if its == "disk" else state
+        return Vitals(state, cpu, moved, stopped)
+    except psutil.NoSuchProcess:
+        return Vitals("gone")
+    except psutil.Error:
+        return Vitals("unknown")
+
+
+def _state(process: psutil.Process) -> State:
+    import psutil
+
+    states: dict[str, State] = {
+        psutil.STATUS_STOPPED: "stopped",
+        psutil.STATUS_TRACING_STOP: "stopped",
+        psutil.STATUS_ZOMBIE: "zombie",
+        psutil.STATUS_DEAD: "zombie",
+        psutil.STATUS_DISK_SLEEP: "disk",
+    }
+    return states.get(process.status(), "running")
+
+
+def _spent(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _moved(process: psutil.Process) -> int:
+    counted = getattr(process, "io_counters", None)
+    if counted is None:  # macOS
+        return 0
+    counters = counted()
+    return int(counters.read_bytes + counters.write_bytes)
+
+
+def write_stacks(process: Identity) -> bool:
+    """Have a process of this machine write its stacks to its log; False if it cannot."""
+    if (
+        not process.stacks
+        or STACK_SIGNAL is None
+        or look([process], measured=False)[0].state not in ("running", "disk")
+    ):
+        return False
+    os.kill(process.pid, STACK_SIGNAL)
+    return True
+
+
+def kill(process: Identity) -> None:
+    """Kill a process of this machine, also a stopped one; nothing happens if it has ended."""
+    if look([process], measured=False)[0].state != "gone":
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)

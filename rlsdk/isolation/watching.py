@@ -1,0 +1,116 @@
+"""The way from code that starts actors or enters stages to the watchdog of the run, if the run has one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+__all__ = ["CURRENT", "Watch", "forget_actor", "main_loop", "stage", "watch_actor", "watch_loop"]
+
+
+class Watch(Protocol):
+    """The watchdog, as those see it who have something to be watched."""
+
+    def enter(self, stage: str) -> object:
+        """Begin a stage; returns its key."""
+        ...
+
+    def leave(self, key: object) -> None:
+        """End a stage."""
+        ...
+
+    def add_actor(self, name: str, actor: Any, log: str, *, replaced: bool) -> None:
+        """Watch a Ray actor that answers `identity`."""
+        ...
+
+    def remove_actor(self, actor: Any) -> None:
+        """Watch an actor no more."""
+        ...
+
+    def add_loop(self, loop: asyncio.AbstractEventLoop, name: str, *, says: bool = True) -> Callable[[], None]:
+        """Watch an event loop, and log that it stands still if `says`; returns what ends that."""
+        ...
+
+    def add_run(self, task: asyncio.Task[Any], finish: Callable[[], object]) -> Callable[[], None]:
+        """Say how the run is ended: after its step by `finish`, at once by cancelling the task."""
+        ...
+
+
+CURRENT: ContextVar[Watch | None] = ContextVar("rlsdk_watchdog", default=None)
+"""Watchdog of the run that this code belongs to."""
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Tell the watchdog what the run does during a block.
+
+    Args:
+        name: Stage, as log lines have it, such as `update`.
+    """
+    watch = CURRENT.get()
+    if watch is None:
+        yield
+        return
+    key = watch.enter(name)
+    try:
+        yield
+    finally:
+        watch.leave(key)
+
+
+def watch_actor(name: str, actor: Any, log: object, *, replaced: bool = False) -> None:
+    """Have the watchdog watch an actor.
+
+    Args:
+        name: Name of the actor in messages, such as `learner rank 0`.
+        actor: Handle of an actor with a method `identity` that returns `isolation.vitals.identity(…)`.
+        log: Path of the file that takes what it prints.
+        replaced: True if another takes its place when it dies, so that the run need not end.
+    """
+    if (watch := CURRENT.get()) is not None:
+        watch.add_actor(name, actor, str(log), replaced=replaced)
+
+
+def forget_actor(actor: Any) -> None:
+    """Have the watchdog watch an actor no more: it is being ended."""
+    if (watch := CURRENT.get()) is not None:
+        watch.remove_actor(actor)
+
+
+@contextmanager
+def watch_loop(loop: asyncio.AbstractEventLoop, name: str) -> Iterator[None]:
+    """Have the watchdog say during a block when an event loop stands still, and which plugin holds it.
+
+    Args:
+        loop: Loop, in whichever thread it runs.
+        name: Name of the loop in messages.
+    """
+    watch = CURRENT.get()
+    stop = watch.add_loop(loop, name) if watch is not None else None
+    try:
+        yield
+    finally:
+        if stop is not None:
+            stop()
+
+
+@contextmanager
+def main_loop(finish: Callable[[], object]) -> Iterator[None]:
+    """Have the watchdog watch the running loop, and be able to end the run, during a block.
+
+    Args:
+        finish: Called in the loop; has the run finish and save its step, and end.
+    """
+    watch, task = CURRENT.get(), asyncio.current_task()
+    if watch is None or task is None:
+        yield
+        return
+    stop = watch.add_run(task, finish)
+    try:
+        with watch_loop(asyncio.get_running_loop(), "the run"):
+            yield
+    finally:
+        stop()

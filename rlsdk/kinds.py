@@ -1,0 +1,39 @@
+"""The kinds of components, and the parts that an algorithm consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+Kind = Literal[
+    "reward",
+    "shaping",
+    "advantage",
+    "policy_loss",
+    "correction",
+    "kl",
+    "algorithm",
+    "filter",
+    "buffer",
+    "stop",
+    "workflow",
+    "environment",
+    "tasks",
+    "engine",
+    "learner",
+    "tracker",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SUPPLIED: Mapping[str, tuple[str, ...]] = {"buffer": ("step", "uses"), "stop": ("available", "target")}
+"""Kind -> keywords that rlsdk gives at each call: no options."""
+PARTS: Mapping[str, Kind] = {
+    "advantage": "advantage",
+    "policy_loss": "policy_loss",
+    "correction": "correction",
+    "kl": "kl",
+}
+"""Single parts of an algorithm -> their kind."""
+PART_LISTS: Mapping[str, Kind] = {"shaping": "shaping", "filters": "filter"}
+"""Parts of an algorithm that are lists -> their kind."""
+SCHEDULED: tuple[Kind, ...] = (*PARTS.values(), "shaping", "algorithm")
+"""Kinds whose float options may be schedules."""

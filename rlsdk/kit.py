@@ -1,0 +1,89 @@
+"""Helpers for writing plugins, in addition to the marks and values of `rlsdk` itself.
+
+* Policy losses and corrections: `log_ratio`, `bounded`, `credit`, `trained`, `masked_mean`, `mix`, `per_fits`,
+  `Metrics`.
+* Algorithms: `Aggregation`, the names of the ways to average a loss.
+* Sources of tasks: `TaskList`, `Wording`; for made-up arithmetic `draw`, `pick`, `tokenize`, `evaluate`.
+* Agents and tools: `attended`, `within`, `LateError`, `Dialect` (a parser of tool calls), `find`
+  (`FILE.py:FUNCTION`).
+* Environments: `ActionPattern`, `PATTERN`.
+* Options: `structure`, `nearest`.
+
+Each name is imported on first use, so that a light plugin stays light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlsdk.algorithms.base import Aggregation
+    from rlsdk.algorithms.losses_data import mix, per_fits
+    from rlsdk.algorithms.packed import masked_mean
+    from rlsdk.algorithms.ratios import Metrics, bounded, credit, log_ratio, trained
+    from rlsdk.environments.actions import PATTERN, ActionPattern
+    from rlsdk.options import nearest, structure
+    from rlsdk.plugins.importing import find
+    from rlsdk.rewards.arithmetic import evaluate, tokenize
+    from rlsdk.sources.expressions import draw, pick
+    from rlsdk.sources.listing import TaskList
+    from rlsdk.sources.rows import Wording
+    from rlsdk.workflows.agent import LateError, attended, within
+    from rlsdk.workflows.dialects import Dialect
+
+_NAMES = {
+    "rlsdk.algorithms.base": ("Aggregation",),
+    "rlsdk.algorithms.losses_data": ("mix", "per_fits"),
+    "rlsdk.algorithms.packed": ("masked_mean",),
+    "rlsdk.algorithms.ratios": ("Metrics", "bounded", "credit", "log_ratio", "trained"),
+    "rlsdk.environments.actions": ("PATTERN", "ActionPattern"),
+    "rlsdk.options": ("nearest", "structure"),
+    "rlsdk.plugins.importing": ("find",),
+    "rlsdk.rewards.arithmetic": ("evaluate", "tokenize"),
+    "rlsdk.sources.expressions": ("draw", "pick"),
+    "rlsdk.sources.listing": ("TaskList",),
+    "rlsdk.sources.rows": ("Wording",),
+    "rlsdk.workflows.agent": ("LateError", "attended", "within"),
+    "rlsdk.workflows.dialects": ("Dialect",),
+}
+_LAZY = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = [
+    "PATTERN",
+    "ActionPattern",
+    "Aggregation",
+    "Dialect",
+    "LateError",
+    "Metrics",
+    "TaskList",
+    "Wording",
+    "attended",
+    "bounded",
+    "credit",
+    "draw",
+    "evaluate",
+    "find",
+    "log_ratio",
+    "masked_mean",
+    "mix",
+    "nearest",
+    "per_fits",
+    "pick",
+    "structure",
+    "tokenize",
+    "trained",
+    "within",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'rlsdk.kit' has no attribute {name!r}; it offers: {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

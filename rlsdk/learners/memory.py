@@ -1,0 +1,114 @@
+"""State of policy losses and corrections: advanced once per optimiser step, and equal on all ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlsdk.batch import LossInputs
+from rlsdk.components import component_of
+from rlsdk.errors import LearnerError
+from rlsdk.learners.metrics import MetricAccumulator, add_component_metrics
+
+Gather = Callable[[Any], list[Any]]
+"""Gives what each rank gave, by rank, to all of them."""
+
+
+class Memory:
+    """The state of a component whose calls are spread over micro-batches and ranks.
+
+    Every call of an optimiser step begins from one state. At its end, a component with `advance(metrics)` moves on by
+    what its calls reported, over all micro-batches and ranks. Without `advance`, the state that calls left is taken,
+    which must be the same for all of them: one may count steps, but not what is in a micro-batch.
+    """
+
+    def __init__(self, part: Any) -> None:
+        """Start from the state that the component is in.
+
+        Args:
+            part: Has `state()` and `restore(state)`, in plain JSON.
+        """
+        self.part = part
+        self._advances = callable(getattr(part, "advance", None))
+        self._before = self.state()
+        self._left: list[Any] = []
+        self._reported = MetricAccumulator()
+
+    @classmethod
+    def of(cls, part: Any) -> Memory | None:
+        """The memory of a component, or None if it remembers nothing.
+
+        Raises:
+            LearnerError: It has one of `state`, `restore` and `advance`, but not what goes with it.
+        """
+        has = {name: callable(getattr(part, name, None)) for name in ("state", "restore", "advance")}
+        if not any(has.values()):
+            return None
+        if missing := [f"{name}()" for name in ("state", "restore") if not has[name]]:
+            raise LearnerError(
+                f"{_named(part)} has no {' and no '.join(missing)}; a memory needs state() and restore()"
+            )
+        return cls(part)
+
+    def state(self) -> Any:
+        """The state of now, as JSON gives it back.
+
+        Raises:
+            LearnerError: It is not plain JSON.
+        """
+        state = self.part.state()
+        try:
+            return json.loads(json.dumps(state, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise LearnerError(f"{_named(self.part)}: state() must be plain JSON; got {state!r} ({error})") from error
+
+    def restore(self, state: Any) -> None:
+        """Go on from a state."""
+        if state != self.state():
+            self.part.restore(state)
+        self._before, self._left, self._reported = self.state(), [], MetricAccumulator()
+
+    def call(self, x: LossInputs) -> Any:
+        """Call the component on a micro-batch, from the state in which the optimiser step began."""
+        if self._left and self._left[-1] != self._before:
+            self.part.restore(self._before)
+        found = self.part(x)
+        metrics: Mapping[str, Any] = found[1] if isinstance(found, tuple) else {}
+        add_component_metrics(self._reported, "", metrics, x.loss_mask)
+        self._left.append(self.state())
+        return found
+
+    def advance(self, gather: Gather, *, taken: bool = True) -> None:
+        """End an optimiser step; every rank takes part.
+
+        Args:
+            gather: Exchanges values between the ranks.
+            taken: False if the step was skipped, which leaves the memory unchanged.
+
+        Raises:
+            LearnerError: Calls left states that cannot be computed from the step as a whole.
+        """
+        shares = gather((self._left, self._reported.pairs)) if taken else []
+        left = [state for states, _ in shares for state in states]
+        after = self._before if self._advances or not left else left[0]
+        if wrong := [state for state in left if state != after]:
+            raise LearnerError(f"{_named(self.part)}: {_REMEDY}; calls left the states {after!r} and {wrong[0]!r}")
+        self.restore(after)
+        if taken and self._advances:
+            reported = MetricAccumulator()
+            for _, pairs in shares:
+                reported.merge(pairs)
+            self.part.advance(reported.means())
+            self.restore(self.state())
+
+
+_REMEDY = (
+    "what it remembers may not depend on how a batch is split over micro-batches and ranks: report it as a metric, and "
+    "take it up in advance(metrics), which is called once per optimiser step"
+)
+
+
+def _named(part: Any) -> str:
+    component = component_of(part)
+    return f"{component.kind} {component.name!r}" if component else repr(part)

@@ -1,0 +1,120 @@
+"""Files of a learner's state: nested plain values and tensors as one safetensors file, which executes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.errors import CheckpointError, LearnerError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_TREE = "rlsdk"
+"""Key of the file's metadata whose value is the nesting, as JSON."""
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state: mappings, lists, tuples, sets, numbers, text, None and tensors, nested in any way.
+
+    Args:
+        path: Path of the file.
+        state: State to write; a tensor that occurs several times is written once.
+
+    Raises:
+        LearnerError: The state contains a value of another type; the message names its place.
+    """
+    from safetensors.torch import save_file
+
+    packer = _Packer()
+    tree = packer.pack(state, "")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(packer.tensors, str(path), metadata={"format": "pt", _TREE: json.dumps(tree)})
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read what `write_state` wrote; tensors are on the CPU, in memory of their own.
+
+    Raises:
+        CheckpointError: The file is missing or not a state file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            tree = json.loads((file.metadata() or {})[_TREE])
+            # Copies: a tensor that is mapped would read the file again, when it may be gone.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
+        state = _unpack(tree, tensors)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is not a file of a learner's state (safetensors, nested as its metadata say): {error}"
+        ) from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds a {type(state).__name__}; expected a learner's state")
+    return state
+
+
+class _Packer:
+    """Takes tensors out of a nested value.
+
+    Attributes:
+        tensors: The tensors by their place.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+
+    def pack(self, value: Any, path: str) -> Any:
+        """Return a value as JSON; what JSON has no form for is a mapping with one key that begins with `$`."""
+        import torch
+
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, torch.Tensor):
+            return {"$tensor": self._add(value, path)}
+        if isinstance(value, list | tuple | set | frozenset):
+            items = [self.pack(each, f"{path}.{i}") for i, each in enumerate(value)]
+            return items if isinstance(value, list) else {"$tuple" if isinstance(value, tuple) else "$set": items}
+        if not isinstance(value, Mapping):
+            raise LearnerError(
+                f"a checkpoint cannot hold {path.lstrip('.')}, a {type(value).__module__}.{type(value).__qualname__}: "
+                "expected numbers, text, lists, mappings and tensors"
+            )
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: self.pack(each, f"{path}.{key}") for key, each in value.items()}
+        return {"$map": [[self.pack(key, path), self.pack(each, f"{path}.{key}")] for key, each in value.items()]}
+
+    def _add(self, tensor: Tensor, path: str) -> str:
+        tensor = tensor.detach()
+        where = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        name = path.lstrip(".")
+        if tensor.numel():
+            name = self._names.setdefault(where, name)
+        self.tensors.setdefault(name, tensor.cpu().contiguous())
+        return name
+
+
+def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_unpack(each, tensors) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tag: str
+    held: Any
+    tag, held = next(iter(tree.items())) if len(tree) == 1 else ("", None)
+    match tag:
+        case "$tensor":
+            return tensors[held]
+        case "$tuple":
+            return tuple(_unpack(each, tensors) for each in held)
+        case "$set":
+            return {_unpack(each, tensors) for each in held}
+        case "$map":
+            return {_unpack(key, tensors): _unpack(each, tensors) for key, each in held}
+    if tag.startswith("$"):
+        raise ValueError(f"unknown form {tag!r}")
+    return {key: _unpack(each, tensors) for key, each in tree.items()}

@@ -1,0 +1,139 @@
+"""Calls from one event loop to another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+T = TypeVar("T")
+CANCEL_SECONDS = 2.0
+"""Time to wait for a cancelled call; code that blocks its loop does not notice, and is abandoned."""
+
+
+@attrs.define(eq=False)
+class _Call(Generic[T]):
+    """A coroutine on the target loop, and the future on the source loop that gets its outcome."""
+
+    work: Callable[[], Awaitable[T]]
+    outcome: asyncio.Future[T]
+    context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
+    task: asyncio.Task[T] | None = None
+
+
+class LoopBridge:
+    """Runs coroutines on another event loop; cancellation, exceptions and context variables cross with them.
+
+    Calls made in one turn of this loop begin in one turn of the other, in their order, and outcomes come back likewise:
+    requests that an engine would batch because they come together still come together.
+    """
+
+    def __init__(self, source: asyncio.AbstractEventLoop, target: asyncio.AbstractEventLoop) -> None:
+        """Connect two loops.
+
+        Args:
+            source: Loop on which `run` and `post` are called.
+            target: Loop on which the work runs.
+        """
+        self._source, self._target = source, target
+        self._sending: list[tuple[Callable[[], None], _Call[Any] | None]] = []  # only the source's thread touches it
+        self._ended: list[_Call[Any]] = []  # only the target's thread touches it
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await `work()` on the target loop.
+
+        A call that is cancelled here is cancelled there, and waited for up to `CANCEL_SECONDS`.
+
+        Raises:
+            RuntimeError: The target loop is closed.
+        """
+        call = _Call(work, self._source.create_future())
+        self._send(partial(self._begin, call), call)
+        try:
+            await asyncio.wait([call.outcome])
+        except asyncio.CancelledError:
+            self._send(partial(_cancel, call))
+            try:
+                await asyncio.wait([call.outcome], timeout=CANCEL_SECONDS)
+            finally:
+                # Whatever comes of it now, nobody reads it.
+                if not call.outcome.cancel() and not call.outcome.cancelled():
+                    call.outcome.exception()
+            raise
+        result: T = call.outcome.result()
+        return result
+
+    def post_from_anywhere(self, work: Callable[[], None]) -> None:
+        """Have the target loop call a function, without waiting; from any thread, and out of order with `run`."""
+        _call_on(self._target, [work])
+
+    def _send(self, work: Callable[[], None], begun: _Call[Any] | None = None) -> None:
+        if not self._sending:
+            self._source.call_soon(self._flush)
+        self._sending.append((work, begun))
+
+    def _flush(self) -> None:
+        sending, self._sending = self._sending, []
+        if _call_on(self._target, [work for work, _ in sending]):
+            return
+        for _, call in sending:
+            if call is not None and not call.outcome.done():
+                call.outcome.set_exception(RuntimeError("the event loop that this call is for is closed"))
+
+    def _begin(self, call: _Call[Any]) -> None:
+        call.task = self._target.create_task(_contained(call.work), context=call.context)
+        call.task.add_done_callback(lambda _: self._end(call))
+
+    def _end(self, call: _Call[Any]) -> None:
+        if not self._ended:
+            self._target.call_soon(self._return)
+        self._ended.append(call)
+
+    def _return(self) -> None:
+        ended, self._ended = self._ended, []
+        _call_on(self._source, [partial(_settle, call) for call in ended])
+
+
+async def _contained(work: Callable[[], Awaitable[T]]) -> T:
+    """Await work; a SystemExit in it becomes an ordinary error, and does not end the loop that it runs on."""
+    try:
+        return await work()
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+def _cancel(call: _Call[Any]) -> None:
+    if call.task is not None:
+        call.task.cancel()
+
+
+def _settle(call: _Call[Any]) -> None:
+    if call.task is None:
+        return
+    error = None if call.task.cancelled() else call.task.exception()
+    if call.outcome.done():
+        return
+    if call.task.cancelled():
+        call.outcome.cancel()
+    elif error is not None:
+        call.outcome.set_exception(error)
+    else:
+        call.outcome.set_result(call.task.result())
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, functions: Sequence[Callable[[], None]]) -> bool:
+    """Have a loop call functions in one turn, from another thread; False if the loop is closed."""
+
+    def call_all() -> None:
+        for function in functions:
+            function()
+
+    try:
+        loop.call_soon_threadsafe(call_all)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,100 @@
+"""The event loop of users' coroutines: one that blocks delays other users' code, but not the run itself.
+
+The driver's loop steers a run: requests to engines, the endpoint, the ledger, signals, the watchdog. Workflows,
+tools, agents and rewards that are not rlsdk's own run on this loop; their calls into rlsdk cross back
+(`rollout.chat`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from rlsdk.isolation.watching import CURRENT
+from rlsdk.loops.bridge import LoopBridge
+from rlsdk.loops.watch import BLOCKED_SECONDS, LoopWatch, culprit
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+CLOSE_SECONDS = 5.0
+"""Time for which the end of a run waits for users' coroutines that still run."""
+
+
+class UserLoop:
+    """An event loop in a daemon thread, watched; both start with the first call."""
+
+    def __init__(self, blocked_seconds: float = BLOCKED_SECONDS) -> None:
+        """Prepare a loop.
+
+        Args:
+            blocked_seconds: Time without a turn of the loop after which what blocks it is named in the log.
+        """
+        self._blocked_seconds = blocked_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._closed = False
+        self._bridges: dict[asyncio.AbstractEventLoop, tuple[LoopBridge, LoopBridge]] = {}
+
+    def __enter__(self) -> UserLoop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await `work()` on this loop; called on another one.
+
+        Raises:
+            RuntimeError: This loop is closed.
+        """
+        return await self._between()[0].run(work)
+
+    def way_back(self) -> LoopBridge:
+        """Return the bridge from this loop to the one that runs now."""
+        return self._between()[1]
+
+    def close(self) -> None:
+        """Cancel what still runs, and end the thread; code that blocks it is named, and abandoned."""
+        self._closed = True
+        if self._loop is None:
+            return
+        self._watch.close()
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            log.warning("left behind at the end of the run, since it still runs: %s", culprit(self._thread))
+
+    def _between(self) -> tuple[LoopBridge, LoopBridge]:
+        """Return the bridges from the running loop to this one, and back."""
+        caller = asyncio.get_running_loop()
+        if caller not in self._bridges:
+            own = self._started()
+            self._bridges[caller] = LoopBridge(caller, own), LoopBridge(own, caller)
+        return self._bridges[caller]
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._closed:
+            raise RuntimeError("the event loop of users' code is closed: its run has ended")
+        if self._loop is None:
+            self._loop = loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._work, args=(loop,), name="rlsdk-user-code", daemon=True)
+            self._thread.start()
+            self._watch = LoopWatch(loop, self._thread, "users' code", self._blocked_seconds)
+            if (watchdog := CURRENT.get()) is not None:  # which ends a run whose users' code never comes back
+                watchdog.add_loop(loop, "users' code", says=False)
+        return self._loop
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:  # its end cancels what still runs
+            while not self._stop.is_set():
+                try:
+                    runner.run(self._wait())
+                except BaseException:  # raised by a task that nobody awaits, such as SystemExit: the others go on
+                    log.exception("a task of user code ended the event loop of users' code; it goes on")
+
+    async def _wait(self) -> Any:
+        await self._stop.wait()

@@ -1,0 +1,105 @@
+"""A watch over an event loop: when it stands still, the log names the code that blocks it, with its stack."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from rlsdk.plugins.entries import discover
+
+log = logging.getLogger(__name__)
+BLOCKED_SECONDS = 10.0
+"""Time without a turn of a loop after which it counts as blocked."""
+_STACK = 12
+"""Number of innermost calls that are shown."""
+_LIBRARIES = tuple(f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_NOT_USERS = (f"{Path(__file__).resolve().parents[1]}{os.sep}", *_LIBRARIES, "<")
+"""Beginnings of the file names of rlsdk, of installed libraries, and of code without a file."""
+
+
+class LoopWatch:
+    """Logs a warning whenever an event loop stands still: once at the limit, again at each doubling of it."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, name: str, limit: float = BLOCKED_SECONDS
+    ) -> None:
+        """Start watching, in a daemon thread.
+
+        Args:
+            loop: Loop to watch.
+            thread: Thread that runs it.
+            name: Name of the loop in warnings.
+            limit: Seconds without a turn after which it counts as blocked.
+        """
+        self._loop, self._thread, self._name, self._limit = loop, thread, name, limit
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="rlsdk-loop-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(self._limit / 4):
+            turned, began, limit, blocked = threading.Event(), time.monotonic(), self._limit, False
+            try:
+                self._loop.call_soon_threadsafe(turned.set)
+            except RuntimeError:  # the loop has ended
+                return
+            while not turned.wait(limit) and not self._closed.is_set():
+                blocked = True
+                seconds = time.monotonic() - began
+                log.warning("%s", self._warning(seconds))
+                limit = seconds  # twice as long in all
+            if blocked and turned.is_set():
+                log.warning("the event loop of %s goes on after %.0f s", self._name, time.monotonic() - began)
+
+    def _warning(self, seconds: float) -> str:
+        return (
+            f"the event loop of {self._name} has stood still for {seconds:.0f} s, and all that runs on it with it: "
+            f"{culprit(self._thread)}. Await something there that does not block, or write a plain function, which "
+            f"runs in a thread.\n{stack(self._thread)}"
+        )
+
+
+def culprit(thread: threading.Thread) -> str:
+    """Name what a thread is doing: plugin, function, file and line of the innermost call of users' code."""
+    frames = _frames(thread)
+    if not frames:
+        return f"thread {thread.name!r} has ended"
+    plugins = {entry.module.partition(".")[0]: entry.name for own in discover().values() for entry in own}
+    plugins.pop("rlsdk", None)
+
+    def plugin_of(frame: FrameType) -> str | None:
+        return plugins.get(str(frame.f_globals.get("__name__")).partition(".")[0])
+
+    def is_users(frame: FrameType) -> bool:
+        file = frame.f_code.co_filename
+        return plugin_of(frame) is not None or not file.startswith(_NOT_USERS)
+
+    frame = next(filter(is_users, frames), frames[0])
+    plugin, code = plugin_of(frame), frame.f_code
+    summary = traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name)
+    where = f"{code.co_qualname} in {code.co_filename}, line {frame.f_lineno}"
+    line = f" ({summary.line})" if summary.line else ""
+    return f"plugin {plugin!r}, {where}{line}" if plugin else f"{where}{line}"
+
+
+def stack(thread: threading.Thread) -> str:
+    """Format the innermost calls of a thread as a Python traceback."""
+    frames = _frames(thread)[:_STACK]
+    return "".join(traceback.format_list(traceback.StackSummary.extract((f, f.f_lineno) for f in reversed(frames))))
+
+
+def _frames(thread: threading.Thread) -> list[FrameType]:
+    """Return the frames of a thread, the innermost first."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return [] if frame is None else [each for each, _ in traceback.walk_stack(frame)]

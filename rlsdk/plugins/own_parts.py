@@ -1,0 +1,52 @@
+"""Names of an algorithm's parts, completed: its own plugin's components come before the built-in ones."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from rlsdk.components import Use, component_of
+from rlsdk.kinds import PART_LISTS, PARTS, Kind
+from rlsdk.plugins.entries import CORE
+
+if TYPE_CHECKING:
+    from rlsdk.plugins.manager import Plugins
+
+
+def with_own_parts(plugins: Plugins, plugin: str, algorithm: Any, *, given: Container[str] = ()) -> Any:
+    """Return the algorithm with the full names of those parts that its own plugin offers.
+
+    A bare name, or a marked object of the plugin, becomes `plugin/name`; all other parts stay as they are.
+
+    Args:
+        plugins: The plugins of the run.
+        plugin: The algorithm's plugin; empty for an algorithm that was handed over as an object.
+        algorithm: An instance of the algorithm's class.
+        given: Fields that a config gave: there a bare name is a built-in component's.
+
+    Raises:
+        PluginError: The plugin cannot be imported.
+    """
+    if plugin in ("", CORE):
+        return algorithm
+    changes: dict[str, Any] = {}
+    for part, kind in {**PARTS, **PART_LISTS}.items():
+        value = getattr(algorithm, part, None)
+        if part in given or not value:
+            continue
+        many = isinstance(value, tuple)
+        found = tuple(_with_prefix(plugins, plugin, kind, use) for use in (value if many else (value,)))
+        changes[part] = found if many else found[0]
+    return attrs.evolve(algorithm, **changes)
+
+
+def _with_prefix(plugins: Plugins, plugin: str, kind: Kind, use: Use) -> Use:
+    offered = plugins.components(plugin, kind)
+    component = None if isinstance(use.name, str) else component_of(use.name)
+    name = use.name if component is None else component.name
+    own = offered.get((kind, name))
+    if own is None or (component is not None and own is not component):
+        return use
+    return attrs.evolve(use, name=f"{plugin}/{name}")

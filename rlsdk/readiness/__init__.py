@@ -1,0 +1,1 @@
+"""Check a plan, its data and this machine before anything starts."""

@@ -1,0 +1,275 @@
+"""Checks of a plan that need its data, its tokenizer or this machine, made before anything starts.
+
+`rlsdk explain` shows the findings, and a training that is started in spite of them is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk import preflight
+from rlsdk.cluster.placement import gpus_short
+from rlsdk.config import Plan, TaskSource
+from rlsdk.contracts import Requires, RequiresPrograms
+from rlsdk.engines.common import end_ids, open_tokenizer
+from rlsdk.errors import ConfigError, OptionError, RlsdkError, described
+from rlsdk.plugins import ComponentRef
+from rlsdk.readiness.disk import DiskEstimate, estimate
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.stream import opened
+from rlsdk.types import Task
+
+PROMPTS = 64
+"""Number of prompts of each source that are rendered, spread over all of its tasks."""
+ENGINES_PER_CORE = 2
+"""Number of processes of one kind that a core can serve and still make progress."""
+LARGE = 2**28
+"""Total size of data files above which `explain` only checks that they exist."""
+
+
+@attrs.frozen
+class PlanFinding:
+    """A problem, and the path of the setting that it concerns."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+@attrs.frozen
+class Readiness:
+    """Result of the checks.
+
+    Attributes:
+        faults: Problems on any machine.
+        warnings: Problems on this machine; another may have what is missing.
+        tasks: Tasks of each source in `tasks.train`; empty where they were not read.
+        disk: Disk space that the run needs; None for a program without a learner.
+    """
+
+    faults: tuple[PlanFinding, ...] = ()
+    warnings: tuple[PlanFinding, ...] = ()
+    tasks: tuple[Sequence[Task], ...] = ()
+    disk: DiskEstimate | None = None
+
+    def require(self) -> Readiness:
+        """Return itself if there are no findings.
+
+        Raises:
+            ConfigError: There are faults.
+            EnvironmentFault: There are warnings only.
+        """
+        if self.faults:
+            raise ConfigError(map(str, self.faults))
+        preflight.require(map(str, self.warnings))
+        return self
+
+
+def machine(plan: Plan, *, trains: bool = True) -> list[PlanFinding]:
+    """Check that this machine has the devices, packages, programs and models that a plan needs.
+
+    Args:
+        plan: Checked plan.
+        trains: True for a program that has a learner, which writes checkpoints, and trackers.
+    """
+    found = [PlanFinding("placement.device", text) for text in preflight.torch_companions()]
+    return [*found, *_devices(plan, trains=trains), *_models(plan), *_requirements(plan, trains=trains)]
+
+
+def space(plan: Plan, disk: DiskEstimate) -> list[PlanFinding]:
+    """Compare the disk space that a run needs with the free space where its folder is, or will be."""
+    return [PlanFinding("out", text) for text in preflight.free_space(plan.folder, disk.needed)]
+
+
+def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
+    """Check GPUs and cores, unless a cluster of other machines provides them."""
+    place = plan.config.placement
+    if place.device != "cpu":
+        yield from (PlanFinding("placement.device", text) for text in preflight.gpu_capability())
+    if place.ray or os.environ.get("RAY_ADDRESS"):
+        return
+    gpus, cores = preflight.gpu_count() if place.device != "cpu" else 0, os.cpu_count() or 1
+    if (place.device == "cuda" or gpus) and (short := gpus_short(place, gpus, "this machine has")):
+        yield PlanFinding("placement.device", f"{short}; set placement.device=cpu, or train where the GPUs are")
+    counts = {"engines": place.engines if plan.needs_engine else 0, "learners": place.learners if trains else 0}
+    for name, count in counts.items():
+        if count > ENGINES_PER_CORE * cores:
+            yield PlanFinding(
+                f"placement.{name}",
+                f"{count} {name} on {cores} CPU cores: each is a process that computes all the time, and at most "
+                f"{ENGINES_PER_CORE} can share a core; give at most {ENGINES_PER_CORE * cores}",
+            )
+
+
+def _models(plan: Plan) -> Iterator[PlanFinding]:
+    section = plan.config.model
+    for key in ("path", "tokenizer", *(["reference"] if plan.needs_reference else [])):
+        name = getattr(section, key)
+        if name and not Path(name).expanduser().is_dir():
+            yield from (PlanFinding(f"model.{key}", text) for text in preflight.hub_model(name))
+
+
+def _requirements(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
+    """Check the packages and programs that components with the given options need."""
+    used: list[tuple[str, ComponentRef]] = [("engine", plan.engine)] if plan.needs_engine else []
+    if trains:
+        used += [("learner", plan.learner), *(("trackers", tracker) for tracker in plan.trackers)]
+    for path, reference in used:
+        component = plan.plugins.resolve(reference)
+        what = f"{reference.kind} {reference.name} with these options"
+        if isinstance(component, Requires):
+            yield from (PlanFinding(path, text) for text in preflight.packages(component.requires, what))
+        if isinstance(component, RequiresPrograms):
+            yield from (PlanFinding(path, text) for text in preflight.programs(component.programs, what))
+
+
+def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readiness:
+    """Check a plan's data, tokenizer and machine; nothing is started.
+
+    Args:
+        plan: Checked plan.
+        trains: True for a program that has a learner.
+        starts: True if a run follows, which reads all tasks. Otherwise slow checks are left out: large files are not
+            read, and nothing is downloaded.
+    """
+    found = _Examination(plan, starts)
+    found.warnings += machine(plan, trains=trains)
+    codec = found.codec()
+    tasks = [
+        found.source(f"tasks.{section}" + (f"[{i}]" if len(sources) > 1 else ""), source, codec)
+        for section, sources in (("train", plan.tasks_train), ("eval", plan.tasks_eval))
+        for i, source in enumerate(sources)
+    ]
+    trained = [each for each in tasks[: len(plan.tasks_train)] if each is not None]
+    disk = None
+    if trains:
+        count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
+        disk = estimate(plan, tasks=count, download=starts)
+        found.warnings += space(plan, disk)
+    return Readiness(tuple(found.faults), tuple(found.warnings), tuple(trained), disk)
+
+
+@attrs.define
+class _Examination:
+    """Collects the findings."""
+
+    plan: Plan
+    starts: bool
+    faults: list[PlanFinding] = attrs.field(factory=list)
+    warnings: list[PlanFinding] = attrs.field(factory=list)
+
+    def codec(self) -> ChatTokenizer | None:
+        """Open the tokenizer and check that answers can end; None if it cannot be opened."""
+        plan, model = self.plan, self.plan.model
+        if any(found.path in ("model.path", "model.tokenizer") for found in self.warnings):
+            return None  # a model of the hub that is not here, which was said
+        name = model.tokenizer or model.path
+        try:
+            tokenizer = open_tokenizer(model)
+            ends = end_ids(model, tokenizer)
+        except Exception as error:  # noqa: BLE001 - transformers raises anything for a file that it cannot use
+            cause = next(iter(str(error).splitlines()), type(error).__name__)
+            self.warnings.append(PlanFinding("model.path", f"the tokenizer in {name!r} cannot be opened: {cause}"))
+            return None
+        if plan.needs_engine and not ends and not plan.config.sampling.stop:
+            self.faults.append(
+                PlanFinding(
+                    "model.path",
+                    f"the model {model.path!r} has no end-of-text token (neither its tokenizer nor its config names "
+                    "an eos_token), so that every answer runs on to sampling.max_tokens; set eos_token in "
+                    "tokenizer_config.json, or give sampling.stop",
+                )
+            )
+        return ChatTokenizer(tokenizer, separator=model.separator, keep_history=model.keep_history)
+
+    def source(self, path: str, source: TaskSource, codec: ChatTokenizer | None) -> Sequence[Task] | None:
+        """Read the tasks of a source and render some prompts; None if they are not read."""
+        try:
+            if not self.starts and _is_costly(source.reference):
+                return None
+            tasks = opened(source, self.plan.plugins)
+            count = len(tasks)
+            if codec is not None and source.weight > 0:
+                every = max(1, count // PROMPTS)
+                self._prompts(path, [tasks[i] for i in range(0, count, every)][:PROMPTS], count, codec)
+        except OptionError as error:
+            self.faults += [PlanFinding(f"{path}.{below}", text) for below, text in error.faults]
+        except ConfigError as error:
+            self.faults += [PlanFinding(path, text) for text in error.faults]
+        except RlsdkError as error:
+            found = PlanFinding(path, str(error))
+            (self.warnings if source.reference.name == "core/hub" else self.faults).append(found)
+        except Exception as error:  # noqa: BLE001 - a plugin's code
+            self.faults.append(PlanFinding(path, f"source {source.name!r} failed: {described(error)}"))
+        else:
+            return tasks
+        return None
+
+    def _prompts(self, path: str, tasks: Sequence[Task], count: int, codec: ChatTokenizer) -> None:
+        """Render prompts as a run does: each must show the text of its task, and some must be short enough."""
+        config, lengths = self.plan.config, []
+        for task in tasks:
+            length = len(codec.prompt(task)[1])
+            lengths.append(length)
+            if wrong := unreadable(task, codec, length, asks=self.plan.workflow.name == "core/single_turn"):
+                self.faults.append(PlanFinding(path, wrong))
+                return
+        limit = config.max_prompt_tokens
+        if not lengths or not path.startswith("tasks.train") or max(lengths) <= limit:
+            return
+        if min(lengths) > limit:
+            seen = f"all {count}" if count == len(tasks) else f"all {len(tasks)} that were tried, of {count},"
+            text = f"no prompt of {path} fits in {limit} tokens: {seen} have from {min(lengths)} to {max(lengths)}"
+            self.faults.append(PlanFinding("max_prompt_tokens", f"{text}; give at least {max(lengths)}"))
+        elif config.long_prompts == "error":
+            text = f"{limit}, but {path} has a prompt of {max(lengths)} tokens, and long_prompts=error"
+            self.faults.append(PlanFinding("max_prompt_tokens", f"{text}; give at least {max(lengths)}, or drop them"))
+
+
+def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> str:
+    """Say why a policy cannot read a task's prompt; empty if it can.
+
+    Args:
+        task: The task.
+        codec: Tokenizer that renders it.
+        length: Tokens of the rendered prompt.
+        asks: True for a workflow that adds nothing to the prompt.
+    """
+    chat = None if isinstance(task.prompt, str) else task.prompt
+    texts = [str(task.prompt)] if chat is None else [m.content for m in chat if m.role != "assistant"]
+    words = [word for text in texts[-1:] for word in text.split()]
+    by = f"tokenizer {codec.name!r}"
+    if not words:
+        return f"task {task.id!r}: its prompt is empty" if asks and not length else ""
+    if chat is not None:
+        shown = codec.template.render(chat)
+        by = f"the chat template of {by}"
+        if not any(word in shown for word in words):
+            begins = f"{shown[:40]!r}" if shown.strip() else "nothing"
+            return (
+                f"task {task.id!r}: {by} leaves out what the prompt says ({texts[-1][:40]!r} becomes {begins}); a "
+                "template reads message['content'] or message.content of each of its messages"
+            )
+    return "" if length else f"task {task.id!r}: its prompt {texts[-1][:40]!r} has no tokens by {by}"
+
+
+def _is_costly(reference: ComponentRef) -> bool:
+    """Return True if reading a source would download something or take long; missing files raise `DataError`."""
+    if reference.name == "core/hub":
+        return not (preflight.hub_is_offline() or Path(str(reference.options["name"])).is_dir())
+    if reference.name not in ("core/parquet", "core/jsonl"):
+        return False
+    from rlsdk.sources.tables import find
+
+    given: Any = reference.options["path"]
+    files = find(
+        [given] if isinstance(given, str) else given, str(reference.options.get("split", "train")), reference.name[5:]
+    )
+    return any("://" in file for file in files) or sum(Path(file).stat().st_size for file in files) > LARGE

@@ -1,0 +1,167 @@
+"""Disk space that a run needs, estimated before it starts: from the model's config, not from its files."""
+
+from __future__ import annotations
+
+import shutil
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk import preflight
+from rlsdk.config import Plan
+from rlsdk.config.rules import fresh_groups
+from rlsdk.contracts import SizesCheckpoints
+from rlsdk.storage.location import is_url
+
+BYTES_PER_PARAMETER = 16
+"""Weights, master weights and two moments in float32: the checkpoint of a learner that does not state its size."""
+ROLLOUT_BYTES, PROMPT_TOKEN_BYTES, RESPONSE_TOKEN_BYTES = 400, 7, 15
+"""Bytes of a rollout in the store, and of each of its tokens: text, and the compressed ids and logprobs."""
+USUAL_LENGTH = 0.5
+"""Expected length of a prompt or response, as a share of the maximum."""
+HELD_FOR_UPLOADS = 2
+"""Number of checkpoints that are uploaded, or wait for it, and may be older than those kept."""
+LOG_BYTES_PER_STEP, LOG_BYTES_PER_ACTOR = 16 * 2**10, 2**20
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@attrs.frozen(kw_only=True)
+class DiskEstimate:
+    """Bytes that a run will write below its folder.
+
+    Attributes:
+        parameters: Parameters of the model; None if its config could not be read.
+        checkpoint: Size of one checkpoint, without an export.
+        checkpoints: Maximum number of checkpoints at once: those kept, written and, for a remote folder, uploaded.
+        export: Size of one exported model.
+        exports: Maximum number of exports at once.
+        rollouts: Size of the store of rollouts at the end of the run.
+        logs: Size of logs and metrics at the end of the run.
+        present: Current size of the run's folder.
+        unknown: Sentences on sizes that could not be estimated, and count as 0.
+    """
+
+    parameters: int | None = None
+    checkpoint: int = 0
+    checkpoints: int = 1
+    export: int = 0
+    exports: int = 0
+    rollouts: int = 0
+    logs: int = 0
+    present: int = 0
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Size of the run's folder when it is largest."""
+        return self.checkpoint * self.checkpoints + self.export * self.exports + self.rollouts + self.logs
+
+    @property
+    def needed(self) -> int:
+        """Free bytes required beside the present content of the folder."""
+        return max(0, self.total - self.present)
+
+
+def estimate(plan: Plan, *, tasks: int | None = None, download: bool = False) -> DiskEstimate:
+    """Estimate the disk space of a run.
+
+    Args:
+        plan: Checked plan.
+        tasks: Tasks of all sources together, for a run whose length is given in epochs; None if they were not counted.
+        download: Ask the hub for the config of a model that is not in this machine's cache.
+    """
+    config, unknown = plan.config, []
+    model, cause = _skeleton(plan, download=download)
+    parameters = checkpoint = export = None
+    if model is None:
+        unknown.append(f"checkpoints and exports are not counted: {cause}")
+    else:
+        parameters = sum(p.numel() for p in model.parameters())
+        learner, dtype = plan.plugins.resolve(plan.learner), config.model.dtype
+        roles = ["actor", *(["critic"] if plan.algorithm.critic else [])]
+        if isinstance(learner, SizesCheckpoints):
+            checkpoint = sum(learner.checkpoint_bytes(model, dtype, critic=role == "critic") for role in roles)
+        else:
+            checkpoint = parameters * BYTES_PER_PARAMETER * len(roles)
+        export = parameters * DTYPE_BYTES[dtype]
+    uploaded = is_url(config.out)
+    count = config.checkpoint.keep + 1 + (HELD_FOR_UPLOADS if uploaded else 0)
+    steps = _steps(plan, tasks)
+    if steps is None:
+        unknown.append("rollouts and logs are not counted: how many tasks an epoch has is known once they are read")
+    return DiskEstimate(
+        parameters=parameters,
+        checkpoint=checkpoint or 0,
+        checkpoints=count,
+        export=export or 0,
+        exports={"last": 1, "every": count, "never": 0}[config.checkpoint.export],
+        rollouts=_rollouts(plan, steps or 0) * (2 if uploaded else 1),  # a copy, while it is uploaded
+        logs=(steps or 0) * LOG_BYTES_PER_STEP
+        + (config.placement.engines + config.placement.learners) * LOG_BYTES_PER_ACTOR,
+        present=sum(f.stat().st_size for f in plan.folder.rglob("*") if f.is_file()) if plan.folder.is_dir() else 0,
+        unknown=tuple(unknown),
+    )
+
+
+def _skeleton(plan: Plan, *, download: bool) -> tuple[Any, str]:
+    """Build the model without its weights (on torch's meta device); None, and the reason, if that is not possible."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = plan.model
+    here = {"trust_remote_code": model.trust_remote_code}
+    if not Path(model.path).is_dir():
+        here["local_files_only"] = not download or preflight.hub_is_offline()
+    try:
+        config = AutoConfig.from_pretrained(model.path, **here)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code), ""
+    except Exception as error:  # noqa: BLE001 - transformers raises anything for a config that it cannot use
+        if here.get("local_files_only"):
+            return None, f"the config of the hub's model {model.path!r} is not in this machine's cache"
+        return (
+            None,
+            f"the model {model.path!r} cannot be built from its config: {next(iter(str(error).splitlines()), '')}",
+        )
+
+
+def _steps(plan: Plan, tasks: int | None) -> int | None:
+    if plan.config.steps is not None:
+        return plan.config.steps
+    return None if tasks is None else ceil((plan.config.epochs or 0) * tasks / fresh_groups(plan.config))
+
+
+def _rollouts(plan: Plan, steps: int) -> int:
+    """Return the bytes of a whole run's rollouts that are stored in its folder."""
+    config = plan.config
+    every = config.save_rollouts
+    if not every or config.rollout.storage.url is not None:
+        return 0
+    prompt, response = config.max_prompt_tokens, config.sampling.max_tokens
+    if not plan.plugins.component(plan.workflow).one_answer:
+        response = max(response, config.model.max_length - prompt)
+    length = PROMPT_TOKEN_BYTES * prompt + RESPONSE_TOKEN_BYTES * response
+    rollouts = steps // every * fresh_groups(config) * (config.group_size if plan.sampled else 1)
+    return int(rollouts * (ROLLOUT_BYTES + USUAL_LENGTH * length))
+
+
+def in_words(plan: Plan, found: DiskEstimate) -> dict[str, str | list[str]]:
+    """Describe an estimate: name -> text."""
+    size, config = preflight.size_text, plan.config
+    free = shutil.disk_usage(preflight.existing_parent(plan.folder)).free
+    words: dict[str, str | list[str]] = {
+        "needed": f"{size(found.needed)}, of {size(free)} free"
+        + (f" (the run's folder holds {size(found.present)} already)" if found.present else "")
+    }
+    if found.parameters is not None:
+        words["model"] = f"{found.parameters:,} parameters in {config.model.dtype}"
+        kept = f"{config.checkpoint.keep} kept, {found.checkpoints - config.checkpoint.keep} while written"
+        kept += " or uploaded" if is_url(config.out) else ""
+        words["checkpoints"] = f"{found.checkpoints} × {size(found.checkpoint)} ({kept})"
+        words["exports"] = f"{found.exports} × {size(found.export)}" if found.exports else "none"
+    if found.rollouts:
+        words["rollouts"] = f"{size(found.rollouts)}, if answers have half of the length that is allowed"
+    words["logs"] = size(found.logs)
+    return {**words, **({"unknown": list(found.unknown)} if found.unknown else {})}

@@ -1,0 +1,268 @@
+"""Tests of a task, in the forms in which data sets have them, as runs of the sandbox and what they should give."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from rlsdk.errors import DataError
+from rlsdk.isolation.sandbox import SandboxResult, SandboxRun
+from rlsdk.isolation.sandboxed.play import Step
+from rlsdk.rewards.code_comparison import same_text, same_value
+from rlsdk.types import Task
+
+FORMS = (
+    "asserts as text or a list of them, a list of {input, output}, {inputs, outputs}, or {fn_name, inputs, outputs}, "
+    "each also as JSON"
+)
+_SAID = 200
+
+
+class BadTestsError(ValueError):
+    """The tests of a task cannot be used; the message says why."""
+
+
+Verdicts = list[str]
+"""Of each test: empty if it passed, else why not."""
+
+
+@attrs.frozen
+class Cases:
+    """Tests of one task.
+
+    Attributes:
+        runs: Sandbox runs.
+        count: Number of tests.
+        judge: Computes the verdicts from the results of the runs; runs may be missing at the end.
+        imports: Python source that gives the answer the imports of the tests.
+    """
+
+    runs: Sequence[SandboxRun]
+    count: int
+    judge: Callable[[Sequence[SandboxResult]], Verdicts]
+    imports: str = ""
+
+
+def cases_of(task: Task, tolerance: float | None) -> Cases:
+    """Read the tests of a task.
+
+    Args:
+        task: Task whose answer holds the tests.
+        tolerance: Numeric tolerance; None compares exactly.
+
+    Raises:
+        DataError: The answer has none of the accepted forms, or contains no test.
+    """
+    try:
+        return _cases(_parsed(task.answer), tolerance)
+    except (BadTestsError, SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        of = f" of {task.source!r}" if task.source else ""
+        raise DataError(
+            f"task {task.id!r}{of}: expected tests as its answer ({FORMS}), got {reprlib.repr(task.answer)}: {error}"
+        ) from error
+
+
+def _parsed(answer: Any) -> Any:
+    if isinstance(answer, str) and answer.lstrip()[:1] in ("{", "["):
+        return json.loads(answer)
+    return answer
+
+
+def _cases(answer: Any, tolerance: float | None) -> Cases:
+    if isinstance(answer, str):
+        return _statements(answer, tolerance)
+    if isinstance(answer, Mapping):
+        inputs, outputs = _list(answer, "inputs"), _list(answer, "outputs")
+        if len(inputs) != len(outputs) or not inputs:
+            raise BadTestsError(f"there are {len(inputs)} inputs and {len(outputs)} outputs")
+        name = answer.get("fn_name")
+        return _calls(name, inputs, outputs, tolerance) if name else _programs(inputs, outputs, tolerance)
+    listed = list(answer) if isinstance(answer, Sequence) else []
+    if listed and all(isinstance(each, str) for each in listed):
+        return _statements("\n".join(listed), tolerance)
+    if listed and all(isinstance(each, Mapping) and {"input", "output"} <= set(each) for each in listed):
+        return _programs([each["input"] for each in listed], [each["output"] for each in listed], tolerance)
+    raise BadTestsError("it has another form")
+
+
+def _list(answer: Mapping[str, Any], name: str) -> list[Any]:
+    value = answer.get(name)
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise BadTestsError(f"expected a list as {name}, got {reprlib.repr(value)}")
+    return list(value)
+
+
+def _programs(inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float | None) -> Cases:
+    """Programs that read their standard input; each test is a process of its own."""
+    expected = [_text(each) for each in outputs]
+    runs = [SandboxRun(input=_text(each).encode("utf-8", "surrogateescape")) for each in inputs]
+
+    def judge(ran: Sequence[SandboxResult]) -> Verdicts:
+        found = [_printed(each, wanted, tolerance) for each, wanted in zip(ran, expected, strict=False)]
+        return found + ["there was no time left"] * (len(expected) - len(found))
+
+    return Cases(runs, len(runs), judge)
+
+
+def _text(value: Any) -> str:
+    """Text, or a list of its lines."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value):
+        return "\n".join(value)
+    if not isinstance(value, str):
+        raise BadTestsError(f"expected text that is read or written, got {reprlib.repr(value)}")
+    return value
+
+
+def _printed(ran: SandboxResult, expected: str, tolerance: float | None) -> str:
+    if ran.stopped or ran.status:
+        return _ended(ran)
+    given = ran.output.decode("utf-8", "replace")
+    return "" if same_text(given, expected, tolerance) else f"it printed {reprlib.repr(given)}"
+
+
+def _ended(ran: SandboxResult) -> str:
+    """Describe how a process failed."""
+    if ran.stopped == "time":
+        return "it ran out of time"
+    if ran.stopped == "output":
+        return "it printed too much"
+    if ran.status == 0:
+        return "it ended before the test was done"
+    said = ran.errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    how = f"signal {-ran.status}" if ran.status and ran.status < 0 else f"exit status {ran.status}"
+    return f"{how}: {brief(said)}" if said else how
+
+
+def brief(text: str) -> str:
+    """The beginning of what tested code said, without what moves a cursor."""
+    return "".join(c if c.isprintable() else " " for c in text[:_SAID])
+
+
+def _calls(name: Any, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float | None) -> Cases:
+    """Calls of one function, all in one process."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise BadTestsError(f"expected the name of a function as fn_name, got {name!r}")
+    steps: list[Step] = [("call", name, _arguments(each)) for each in inputs]
+
+    def right(value: Any, expected: Any) -> bool:
+        if same_value(value, expected, tolerance, as_json=True):
+            return True
+        # Data sets that come from APPS hold the results of some tasks in lists of one.
+        return (
+            isinstance(expected, list)
+            and len(expected) == 1
+            and same_value(value, expected[0], tolerance, as_json=True)
+        )
+
+    wanted = [json.loads(each) if isinstance(given, str) else each for given, each in zip(inputs, outputs, strict=True)]
+    return _stepped(SandboxRun(steps=steps), dict(enumerate(wanted)), right)
+
+
+def _arguments(given: Any) -> list[Any]:
+    """A list of arguments, or a text with one in JSON on each line."""
+    if isinstance(given, str):
+        return [json.loads(line) for line in given.split("\n") if line.strip()]
+    if not isinstance(given, Sequence):
+        raise BadTestsError(f"expected the arguments of a call as a list, got {reprlib.repr(given)}")
+    return json.loads(json.dumps(list(given)))  # type: ignore[no-any-return]  # plain lists and mappings
+
+
+def _statements(text: str, tolerance: float | None) -> Cases:
+    """Tests written in Python: asserts, calls of functions that assert, and what these need, all in one process.
+
+    They run in a process that the answer's code has no part in; what `assert EXPRESSION == LITERAL` compares with does
+    not enter the sandbox at all.
+    """
+    steps: list[Step] = []
+    expected: dict[int, Any] = {}
+    tree = ast.parse(text)
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+        raise BadTestsError("it asserts nothing")
+    for statement in tree.body:
+        if isinstance(statement, ast.Assert):
+            expression, expected[len(steps)] = _comparison(statement.test)
+            steps.append(("value", expression, None))
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            expected[len(steps)] = True
+            steps.append(("test", ast.unparse(statement), None))
+        else:
+            steps.append(("run", ast.unparse(statement), None))
+    if not expected:
+        raise BadTestsError("no statement at its top level asserts, or calls something that does")
+    run = SandboxRun(steps=steps, names=_asked(tree))
+    cases = _stepped(run, expected, lambda value, wanted: same_value(value, wanted, tolerance, as_json=False))
+    return attrs.evolve(cases, imports=_imports(tree))
+
+
+def _imports(tree: ast.Module) -> str:
+    """Imports of the tests for the answer, which may count on them; what cannot be imported fails where it is used."""
+    found = [each for each in tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
+    texts = [ast.unparse(each) for each in found if getattr(each, "module", "") != "__future__"]
+    return "\n".join(f"try:\n    {text}\nexcept ImportError:\n    pass" for text in texts)
+
+
+def _asked(tree: ast.AST) -> list[str]:
+    """Names that tests read and may have from the answer.
+
+    Builtins are Python's, and not what an answer made of them, unless the tests read no other name that they do not
+    bind themselves: then they test a function that has the name of a builtin.
+    """
+    nodes = list(ast.walk(tree))
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)}
+    bound |= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    theirs = read - vars(builtins).keys()
+    return sorted(theirs if theirs - bound else read)
+
+
+def _comparison(test: ast.expr) -> tuple[str, Any]:
+    """Split a test into the expression to evaluate and its expected value: `EXPRESSION == LITERAL`, or else true."""
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        for one, other in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
+            try:
+                return ast.unparse(one), ast.literal_eval(other)
+            except (ValueError, TypeError):  # not a literal
+                continue
+    return f"bool({ast.unparse(test)})", True
+
+
+def _stepped(run: SandboxRun, expected: dict[int, Any], right: Callable[[Any, Any], bool]) -> Cases:
+    def judge(ran: Sequence[SandboxResult]) -> Verdicts:
+        found = _results(ran[0]) if ran else {}
+        unreported = _ended(ran[0]) if ran else "there was no time left"
+        return [_result(found.get(i), wanted, right, unreported) for i, wanted in expected.items()]
+
+    return Cases([run], len(expected), judge)
+
+
+def _results(ran: SandboxResult) -> dict[int, dict[str, Any]]:
+    """The results of the tests' process, by step."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in ran.output.decode("utf-8", "replace").split("\n"):
+        index, _, content = line.partition(" ")
+        try:
+            found[int(index)] = json.loads(content)
+        except (ValueError, RecursionError):  # a line that was cut off, and the empty one at the end
+            continue
+    return found
+
+
+def _result(found: dict[str, Any] | None, wanted: Any, right: Callable[[Any, Any], bool], unreported: str) -> str:
+    if found is None:
+        return f"there is no result: {unreported}"
+    if "value" not in found:
+        return brief(str(found.get("raised")))
+    try:
+        if right(found["value"], wanted):
+            return ""
+    except (TypeError, ValueError, RecursionError):  # no result of `encode`
+        pass
+    return f"it gave {brief(reprlib.repr(found['value']))}"

@@ -1,0 +1,173 @@
+"""Chat completions of an OpenAI-compatible endpoint: a bounded number at once, with retries inside one time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import email.utils
+import json
+import math
+import os
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    import httpx
+
+MAX_BODY = 2**21
+"""Bytes of an answer that are read; a verdict has some hundred."""
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+_SAID = 200
+
+
+class EndpointError(Exception):
+    """An endpoint gave no answer; the message says why, without secrets.
+
+    Attributes:
+        wait: Seconds until a retry, 0 if the endpoint did not say; None if a retry is useless.
+    """
+
+    def __init__(self, message: str, wait: float | None = None) -> None:
+        self.wait = wait
+        super().__init__(message)
+
+
+@attrs.define
+class _Session:
+    client: httpx.AsyncClient
+    slots: asyncio.Semaphore
+    users: int = 0
+
+
+@attrs.define(eq=False)
+class JudgeClient:
+    """Client of an endpoint for concurrent requests.
+
+    Attributes:
+        base_url: URL of the endpoint without `/chat/completions`.
+        key_variable: Environment variable with the API key, read for each request.
+        max_concurrency: Maximum number of concurrent requests.
+        retries: Retries of a request after its first attempt.
+        timeout: Seconds for a request with its retries, excluding the wait for its turn.
+    """
+
+    base_url: str
+    key_variable: str | None
+    max_concurrency: int
+    retries: int
+    timeout: float
+    _session: _Session | None = attrs.field(default=None, init=False)
+
+    async def ask(self, body: Mapping[str, Any]) -> str:
+        """The text of the answer to one request.
+
+        Raises:
+            EndpointError: There is none, or not in time.
+        """
+        async with self._opened() as session, session.slots:
+            last = "there was no answer"
+            try:
+                async with asyncio.timeout(self.timeout) as limit:
+                    for attempt in range(self.retries + 1):
+                        try:
+                            return await self._attempt(session.client, body)
+                        except EndpointError as error:
+                            last = str(error)
+                            if error.wait is None:
+                                raise
+                            wait = max(error.wait, _backoff(attempt))
+                            if asyncio.get_running_loop().time() + wait > (limit.when() or math.inf):
+                                raise EndpointError(f"{last}; {wait:g} s later there is no time left") from error
+                            if attempt < self.retries:
+                                await asyncio.sleep(wait)
+            except TimeoutError as error:
+                raise EndpointError(f"no answer within {self.timeout:g} s; {last}") from error
+            raise EndpointError(f"{last} (after {self.retries + 1} attempts)")
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[_Session]:
+        """A client that lives as long as somebody waits for it: connections are shared, and none outlives its loop."""
+        if self._session is None:
+            import httpx
+
+            pool = httpx.Limits(max_connections=self.max_concurrency)
+            client = httpx.AsyncClient(timeout=None, limits=pool, follow_redirects=False)
+            self._session = _Session(client, asyncio.Semaphore(self.max_concurrency))
+        session = self._session
+        session.users += 1
+        try:
+            yield session
+        finally:
+            session.users -= 1
+            if not session.users:
+                self._session = None
+                await session.client.aclose()
+
+    async def _attempt(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> str:
+        import httpx
+
+        headers = {"accept-encoding": "identity", **self._authorization()}
+        url = f"{self.base_url.rstrip('/')}/chat/completions"
+        try:
+            async with client.stream("POST", url, json=body, headers=headers) as response:
+                text = await self._body(response)
+                status, wait = response.status_code, _retry_after(response.headers.get("retry-after"))
+        except httpx.TransportError as error:
+            raise EndpointError(self._clean(f"{type(error).__name__}: {error}"), 0.0) from error
+        if status == 200:
+            return _content(text)
+        again = status == 429 or status >= 500
+        raise EndpointError(self._clean(f"status {status}: {text.strip()}"), wait if again else None)
+
+    def _authorization(self) -> dict[str, str]:
+        key = os.environ.get(self.key_variable) if self.key_variable else None
+        return {"authorization": f"Bearer {key}"} if key else {}
+
+    def _clean(self, text: str) -> str:
+        """A message without the key, which servers like to repeat, and not too long."""
+        key = os.environ.get(self.key_variable) if self.key_variable else None
+        text = text.replace(key, "[key]") if key else text
+        return "".join(c if c.isprintable() else " " for c in text[:_SAID])
+
+    async def _body(self, response: httpx.Response) -> str:
+        held = bytearray()
+        async for part in response.aiter_bytes():
+            held += part
+            if len(held) > MAX_BODY:
+                raise EndpointError(f"its answer has more than {MAX_BODY} bytes")
+        return held.decode("utf-8", "replace")
+
+
+def _backoff(attempt: int) -> float:
+    """Seconds before the next attempt, twice as many each time; spread, so that not all come back at once."""
+    return min(_FIRST_WAIT * 2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)
+
+
+def _retry_after(value: str | None) -> float:
+    """Seconds that a server asks to wait, given as such or as a date; 0 where it does not."""
+    if value is None:
+        return 0.0
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            until = email.utils.parsedate_to_datetime(value)
+        except ValueError:
+            return 0.0
+        seconds = (until - datetime.datetime.now(until.tzinfo)).total_seconds()
+    return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
+
+
+def _content(text: str) -> str:
+    try:
+        content = json.loads(text)["choices"][0]["message"]["content"]
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise EndpointError(f"its answer is no chat completion: {text[:_SAID]!r}") from error
+    if not isinstance(content, str):
+        raise EndpointError(f"its answer holds no text: {text[:_SAID]!r}")
+    return content

@@ -1,0 +1,105 @@
+"""Final answers of mathematics problems: equal in value, not in spelling."""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+
+import rlsdk
+from rlsdk.errors import DataError, ValueFault
+from rlsdk.rewards.extraction import MAX_RESPONSE, last_boxed, stated_answer
+from rlsdk.rewards.math.equality import equal
+from rlsdk.rewards.math.latex import MAX_CHARACTERS, UnreadableError
+from rlsdk.rewards.math.reading import read
+from rlsdk.types import Rollout, Score, Task
+
+_SHAPING = re.compile(r"\\[,;:!]|\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|[\s$~]")
+_BETWEEN = re.compile(r"(?<=[A-Za-z0-9])(?:\s|\\[,;:!]|~)+(?=[A-Za-z0-9])")
+
+
+@rlsdk.reward("math", cache=True, imports=("math_verify",))
+def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: float = 0.0) -> Score:
+    r"""1 if the final answer equals the task's, as a number, an expression, a set, an interval or a matrix; else 0.
+
+    The last `\boxed{…}` of the response counts; where there is none, the last `\fbox{…}`. A percentage is its hundredth
+    and also the number before the sign: `50\%` equals 0.5 and 50. Its time is bounded by the length and the nesting of
+    the answer and by the size of what is computed; nothing is simplified, and nothing is run.
+
+    Args:
+        rollout: What to score; its task's answer is text or LaTeX, a number, or a list of them of which one must be
+            met.
+        strict: Only what is boxed is an answer. Otherwise, where there is none: what the last `<answer>…</answer>`
+            holds, what stands behind `####`, what "the answer is" says, or the last number.
+        tolerance: Relative difference of two values that is taken for rounding; without it 0.33 is not 1/3.
+
+    Returns:
+        A score with the metrics `correct` and `format` (0 or 1); its reason says why it is 0.
+
+    Raises:
+        DataError: The task has no answer.
+        ValueFault: The tolerance is not from 0 to below 1.
+    """
+    if not 0 <= tolerance < 1:
+        raise ValueFault(f"tolerance is from 0 to below 1, got {tolerance}")
+    references = _references(rollout.task)
+    response = rollout.response[-MAX_RESPONSE:]
+    answer = last_boxed(response)
+    boxed = answer is not None
+    if answer is None and not strict:
+        answer = stated_answer(response)
+    if answer is None:
+        return _score(False, boxed, r"there is no \boxed{…}" + ("" if strict else " and no number"))
+    faults = []
+    for reference in references:
+        faults.append(_fault(reference, answer.strip(), tolerance))
+        if not faults[-1]:
+            return _score(True, boxed, "")
+    return _score(False, boxed, faults[0])
+
+
+def _score(correct: bool, boxed: bool, reason: str) -> Score:
+    return Score(float(correct), metrics={"correct": float(correct), "format": float(boxed)}, reason=reason)
+
+
+def _references(task: Task) -> list[str]:
+    given = task.answer if isinstance(task.answer, list | tuple) else [task.answer]
+    answers = [_reference(answer) for answer in given]
+    if not answers or None in answers:
+        of = f" of {task.source!r}" if task.source else ""
+        raise DataError(
+            f"task {task.id!r}{of}: expected its answer as text or LaTeX, a number, or a list of them, got "
+            f"{reprlib.repr(task.answer)}"
+        )
+    return [answer for answer in answers if answer is not None]
+
+
+def _reference(answer: object) -> str | None:
+    if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
+        return str(answer)
+    if not isinstance(answer, str) or not answer.strip():
+        return None
+    boxed = last_boxed(answer)
+    return (answer if boxed is None else boxed).strip() or None
+
+
+def _fault(reference: str, answer: str, tolerance: float) -> str:
+    """Why an answer is wrong; empty if it is right."""
+    if not answer:
+        return "the answer is empty"
+    if len(answer) <= len(reference) + MAX_CHARACTERS and _plain(reference) == _plain(answer):
+        return ""
+    try:
+        given, wanted = read(answer), read(reference)
+    except UnreadableError as error:
+        return f"it cannot be compared by value: {error}"
+    seed = "\n".join(sorted((reference, answer)))
+    right = equal(wanted, given, seed=seed, tolerance=tolerance)
+    return "" if right else "the answer does not equal the reference"
+
+
+def _plain(text: str) -> str:
+    """The text without what only shapes its look; two that are the same after this are equal."""
+    text = _BETWEEN.sub("\0", text.strip())
+    text = _SHAPING.sub("", text.replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac"))
+    return re.sub(r"(?<!\.)\.$", "", text)

@@ -1,0 +1,141 @@
+"""The reward `reward_model`: a sequence classifier of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from rlsdk.contracts import DType
+from rlsdk.errors import DataError, ValueFault
+from rlsdk.marks import reward
+from rlsdk.types import Message, Rollout, Score, is_reward
+
+
+@reward("reward_model", batch=True, runs="actor", cache=True)
+@attrs.define(kw_only=True, eq=False)
+class RewardModel:
+    """The logit of a sequence classifier for prompt and answer, in batches, in an actor of its own.
+
+    It judges the conversation up to the policy's last answer: nothing behind it counts, and an assistant's
+    examples in the prompt are part of the prompt. Where the policy wrote nothing, the score is invalid.
+
+    Its tokenizer and its chat template write the text; where it has no template, prompt and response are joined as
+    they are. Tokens beyond `max_length` are cut from the beginning, since the answer counts. A score whose logit is not
+    finite is invalid.
+
+    Attributes:
+        path: Folder that `AutoModelForSequenceClassification` opens, or a hub id.
+        label: Index of the logit, for a model that has several.
+        activation: `sigmoid` maps the logit to a probability.
+        dtype: Of the weights.
+        device: `auto` takes CUDA where the actor has a GPU.
+        gpus: Of the actor; a share is allowed.
+        batch_tokens: Tokens, padding included, of one forward pass.
+        max_length: Tokens of one conversation.
+        trust_remote_code: Run code that comes with the model; false unless you read that code.
+        timeout: Seconds for all conversations that come at one time.
+    """
+
+    path: str
+    label: int = 0
+    activation: Literal["none", "sigmoid"] = "none"
+    dtype: DType = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpus: float = 0.0
+    batch_tokens: int = 16_384
+    max_length: int = 4_096
+    trust_remote_code: bool = False
+    timeout: float = 600.0
+    _tokenizer: Any = attrs.field(init=False, default=None)
+    _model: Any = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        if self.batch_tokens < 1 or self.max_length < 1 or self.label < 0 or self.gpus < 0 or self.timeout <= 0:
+            raise ValueFault("batch_tokens and max_length are at least 1, label and gpus at least 0, timeout above 0")
+        looks_local = self.path.startswith((".", "/", "~")) or self.path.count("/") != 1
+        if looks_local and not (Path(self.path).expanduser() / "config.json").is_file():
+            raise ValueFault(
+                f"path: there is no folder {self.path!r} with a config.json (nor is it a hub id, ORG/NAME)"
+            )
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """Score rollouts.
+
+        Args:
+            rollouts: Conversations.
+
+        Returns:
+            A score each.
+
+        Raises:
+            DataError: The model has no logit `label`.
+        """
+        self._open()
+        ids = [self._ids(rollout) for rollout in rollouts]
+        scores: list[Score] = [Score.invalid("the policy wrote nothing")] * len(ids)
+        for batch in _batches([len(each) for each in ids], self.batch_tokens):
+            for index, value in zip(batch, self._values([ids[i] for i in batch]), strict=True):
+                fault = Score.invalid(f"the model's logit is {value}")
+                scores[index] = Score(value) if is_reward(value) else fault
+        return scores
+
+    def _open(self) -> None:
+        if self._model is not None:
+            return
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        device = self.device if self.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+        path = str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
+        code = self.trust_remote_code
+        self._tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=code)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=getattr(torch, self.dtype), trust_remote_code=code
+        )
+        if self.label >= model.config.num_labels:
+            raise DataError(f"{self.path} gives {model.config.num_labels} logits; there is no label {self.label}")
+        if model.config.pad_token_id is None:  # the padding's place tells the model where a text ends
+            model.config.pad_token_id = self._tokenizer.pad_token_id or self._tokenizer.eos_token_id
+        self._model = model.to(device).eval()
+
+    def _ids(self, rollout: Rollout) -> list[int]:
+        written = [i for i, m in enumerate(rollout.messages) if m.role == "assistant" and not m.prompt]
+        if not written:
+            return []
+        messages = rollout.messages[: written[-1] + 1]
+        if self._tokenizer.chat_template:
+            chat = [{"role": m.role, "content": m.content} for m in messages]
+            ids = self._tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
+        else:
+            ids = self._tokenizer(_joined(rollout, messages))["input_ids"]
+        return list(ids)[-self.max_length :]
+
+    def _values(self, ids: Sequence[Sequence[int]]) -> list[float]:
+        import torch
+
+        longest, pad = max(map(len, ids)), self._model.config.pad_token_id
+        tokens = torch.tensor([[*each, *[pad] * (longest - len(each))] for each in ids], device=self._model.device)
+        mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids], device=tokens.device)
+        with torch.inference_mode():
+            logits = self._model(input_ids=tokens, attention_mask=mask).logits[:, self.label].float()
+        return [float(v) for v in (logits.sigmoid() if self.activation == "sigmoid" else logits)]
+
+
+def _joined(rollout: Rollout, messages: Sequence[Message]) -> str:
+    prompt = rollout.task.prompt
+    head = prompt if isinstance(prompt, str) and not any(m.role == "user" for m in messages) else ""
+    return head + "".join(m.content for m in messages)
+
+
+def _batches(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Indices of texts, those of like length together, at most so many padded tokens each; empty texts are left out."""
+    batches: list[list[int]] = []
+    for index in sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i]):
+        if batches and (len(batches[-1]) + 1) * lengths[index] <= most:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches

@@ -1,1 +1,0 @@
-"""Where environments run: in the driver's threads, or in workers, each a Ray actor that hosts many."""

@@ -1,0 +1,202 @@
+"""Trackers and observing plugins, each in a thread of its own: none of them can end a run, or hold it up."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.contracts import Run, Tracker
+from rlsdk.errors import described
+
+if TYPE_CHECKING:
+    from rlsdk.plugins import Plugins
+
+log = logging.getLogger(__name__)
+WAITING_CALLS = 10_000
+"""Calls that may wait for one observer; further ones are dropped and counted."""
+SLOW_SECONDS = 60.0
+"""A call that takes longer is reported while it still runs."""
+CLOSE_SECONDS = 30.0
+"""How long the end of a run waits for its observers, all of them together."""
+
+
+class ObserverThread:
+    """Makes the calls of one observer, in their order, in a daemon thread.
+
+    A call that raises is counted, and the first one is logged; a call that hangs costs what comes after it.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start the thread.
+
+        Args:
+            name: Name of the observer in warnings and in the summary.
+        """
+        self.name = name
+        self._calls: queue.Queue[tuple[str, Callable[[], object], bool] | None] = queue.Queue(WAITING_CALLS)
+        self._made = self._failed = self._dropped = 0
+        self._first_failure = ""
+        self._broken = False
+        self._running: tuple[str, float] | None = None
+        self._reported_slow = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, what: str, call: Callable[[], object], *, essential: bool = False) -> None:
+        """Queue a call and return at once.
+
+        Args:
+            what: Name of the call in warnings, such as `log of step 3`.
+            call: Function without arguments.
+            essential: Without its success no further call makes sense.
+        """
+        try:
+            self._calls.put_nowait((what, call, essential))
+        except queue.Full:
+            self._dropped += 1
+        running = self._running
+        if running and not self._reported_slow and time.monotonic() - running[1] > SLOW_SECONDS:
+            self._reported_slow = True
+            log.warning("%s: %s has not returned for %.0f s; the run goes on", self.name, running[0], SLOW_SECONDS)
+
+    def close(self, seconds: float) -> str:
+        """Wait for the queued calls, and say how the observer fared.
+
+        Args:
+            seconds: How long to wait.
+
+        Returns:
+            `ok`, or a sentence that names what failed.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            self._calls.put(None, timeout=seconds)
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        except queue.Full:
+            pass  # its thread is alive below
+        return self._fate()
+
+    def _fate(self) -> str:
+        running = self._running
+        if self._thread.is_alive() and running:
+            waiting = max(0, self._calls.qsize() - 1)
+            return f"{running[0]} did not return; {waiting + self._dropped} calls after it were not made"
+        if self._broken:
+            return self._first_failure
+        if self._failed or self._dropped:
+            dropped = f"; {self._dropped} were dropped, since it was too slow" if self._dropped else ""
+            return f"{self._failed} of {self._made} calls failed{dropped}; the first: {self._first_failure or 'none'}"
+        return "ok"
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            what, call, essential = item
+            if self._broken:
+                continue
+            self._running = (what, time.monotonic())
+            self._made += 1
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - an observer may do anything but end the run
+                self._fail(f"{what}: {described(error)}", error, essential=essential)
+            self._running = None
+
+    def _fail(self, text: str, error: BaseException, *, essential: bool) -> None:
+        self._failed += 1
+        self._broken = self._broken or essential
+        if self._failed == 1:
+            self._first_failure = text
+            log.warning("%s: %s; the run goes on", self.name, text, exc_info=error)
+
+
+class Observers:
+    """The trackers of a run and the plugins that implement hooks."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        """Start a thread for each plugin that implements a hook.
+
+        Args:
+            plugins: Plugins used by the run.
+        """
+        self._hooks: dict[str, list[tuple[ObserverThread, Callable[..., object]]]] = {}
+        self._threads: list[ObserverThread] = []
+        self._trackers: dict[str, tuple[ObserverThread, Tracker]] = {}
+        registered = plugins.get_plugins()
+        for plugin in registered:
+            callers = plugins.get_hookcallers(plugin) or ()
+            if not callers:
+                continue
+            name = str(plugins.get_name(plugin)).partition(":")[0]  # of a plugin with several modules
+            thread = ObserverThread(f"plugin {name}")
+            self._threads.append(thread)
+            for caller in callers:
+                own = plugins.subset_hook_caller(caller.name, [other for other in registered if other is not plugin])
+                self._hooks.setdefault(caller.name, []).append((thread, own))
+
+    def observes(self, hook: str) -> bool:
+        """Return whether any plugin implements a hook."""
+        return hook in self._hooks
+
+    def tell(self, hook: str, **arguments: Any) -> None:
+        """Call a hook of every plugin that implements it, without waiting.
+
+        Args:
+            hook: Name of the hook.
+            **arguments: Arguments of the hook; nobody may change them later.
+        """
+        for thread, call in self._hooks.get(hook, ()):
+            thread.submit(hook, partial(call, **arguments))
+
+    def open(self, trackers: Mapping[str, Tracker], run: Run) -> None:
+        """Start each tracker in a thread of its own.
+
+        Args:
+            trackers: Name -> tracker.
+            run: Told to each of them.
+        """
+        for name, tracker in trackers.items():
+            thread = ObserverThread(f"tracker {name}")
+            self._trackers[name] = thread, tracker
+            thread.submit("open", partial(tracker.open, run), essential=True)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand the metrics of a step to every tracker."""
+        for thread, tracker in self._trackers.values():
+            thread.submit(f"log of step {step}", partial(tracker.log, step, dict(metrics)))
+
+    def close_trackers(self, seconds: float = CLOSE_SECONDS) -> dict[str, str]:
+        """Close every tracker.
+
+        Args:
+            seconds: How long to wait for all of them together.
+
+        Returns:
+            Name -> `ok`, or what went wrong.
+        """
+        for thread, tracker in self._trackers.values():
+            thread.submit("close", tracker.close)
+        deadline = time.monotonic() + seconds
+        fates = {
+            name: thread.close(max(0.0, deadline - time.monotonic())) for name, (thread, _) in self._trackers.items()
+        }
+        self._trackers = {}
+        return fates
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> dict[str, str]:
+        """Wait for the hooks of all plugins.
+
+        Args:
+            seconds: How long to wait for all of them together.
+
+        Returns:
+            Name -> what went wrong; plugins without a failure are left out.
+        """
+        deadline = time.monotonic() + seconds
+        fates = {thread.name: thread.close(max(0.0, deadline - time.monotonic())) for thread in self._threads}
+        self._threads, self._hooks = [], {}
+        return {name: fate for name, fate in fates.items() if fate != "ok"}

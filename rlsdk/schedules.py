@@ -1,0 +1,158 @@
+"""Schedules: numbers that change over the training, in place of any float option of what learns.
+
+`clip_high: {from: 0.4, to: 0.2, over: 100}` is 0.4 at the first training step, 0.2 from the 101st on, and in between on
+a straight line. A schedule depends on the training step alone, so that a resumed run continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+import attrs
+
+from rlsdk.errors import OptionError, PluginError
+from rlsdk.limits import Count
+from rlsdk.options import MISSING, Fault, Option, check_options
+
+if TYPE_CHECKING:
+    from rlsdk.components import Component
+
+Shape = Literal["linear", "cosine"]
+
+
+@attrs.frozen
+class Schedule:
+    """A number that changes over the training.
+
+    Attributes:
+        start: Value at the first training step; `from` in a configuration.
+        to: Value after `over` training steps, and from then on.
+        over: Training steps that the change takes.
+        shape: linear, or cosine: half a wave, slow at both ends.
+    """
+
+    start: float
+    to: float
+    over: int
+    shape: Shape = "linear"
+
+    def at(self, train_step: int) -> float:
+        """The value after so many training steps."""
+        share = min(train_step / self.over, 1.0)
+        if self.shape == "cosine":
+            share = (1 - math.cos(math.pi * share)) / 2
+        return self.to if share == 1 else self.start + share * (self.to - self.start)
+
+    def __str__(self) -> str:
+        shape = "" if self.shape == "linear" else f", {self.shape}"
+        return f"{self.start:g} to {self.to:g} over {self.over} steps{shape}"
+
+
+def at(value: Any, train_step: int) -> Any:
+    """Return a `Schedule`, or a component with scheduled options, at a training step; other values unchanged."""
+    return value.at(train_step) if isinstance(value, Schedule | Scheduled) else value
+
+
+def number_of(kind: Any) -> Any:
+    """The float in a type of options, with its limits, for which a schedule may stand; None if there is none."""
+    arms = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    plain = [get_args(arm)[0] if get_origin(arm) is Annotated else arm for arm in arms]
+    if not set(plain) <= {float, int, type(None)}:
+        return None
+    return next((arm for arm, bare in zip(arms, plain, strict=True) if bare is float), None)
+
+
+def schedules_in(options: Iterable[Option], given: Mapping[str, Any]) -> tuple[dict[str, Schedule], list[Fault]]:
+    """The schedules among the values given for options, and what is wrong with any of them."""
+    numbers = {option.name: number_of(option.type) for option in options if option.schedule}
+    found: dict[str, Schedule] = {}
+    faults: list[Fault] = []
+    for name, value in given.items():
+        if name not in numbers or not isinstance(value, Mapping):
+            continue
+        values, wrong = check_options(_keys(numbers[name]), value)
+        ends = {end: values[end] for end in ("from", "to") if isinstance(values.get(end), float)}
+        wrong += [(end, f"expected a finite number, got {v}") for end, v in ends.items() if not math.isfinite(v)]
+        if wrong:
+            faults += [(f"{name}.{below}", text) for below, text in wrong]
+        else:
+            found[name] = Schedule(values.pop("from"), **values)
+    return found, faults
+
+
+def with_greatest(options: Mapping[str, Any], schedules: Mapping[str, Schedule]) -> dict[str, Any]:
+    """The options with the greatest value of each schedule in its place: whether something ever takes effect."""
+    return {**options, **{name: max(each.start, each.to) for name, each in schedules.items()}}
+
+
+def _keys(number: Any) -> tuple[Option, ...]:
+    """Return the keys of a schedule for an option."""
+    ends = (Option(end, number, MISSING) for end in ("from", "to"))
+    return (*ends, Option("over", Count, MISSING), Option("shape", Shape, "linear"))
+
+
+class Scheduled:
+    """A component with scheduled options: made again for each training step, with what it remembers.
+
+    It reads the training step from the inputs that it is called with. Its other attributes, among them `state` and
+    `restore`, are those of the component as last made.
+    """
+
+    def __init__(
+        self, component: Component, make: Callable[[Mapping[str, float]], Any], schedules: Mapping[str, Schedule]
+    ) -> None:
+        """Make the component for the first training step.
+
+        Args:
+            component: The component.
+            make: Instantiates the component with given values of the scheduled options.
+            schedules: Option name -> schedule.
+
+        Raises:
+            OptionError: The component does not take one of the values, or remembers one.
+        """
+        self.component = component
+        self.schedules = dict(schedules)
+        self._make, self._train_step = make, 0
+        self._made = self._values_at(0)
+        if remembered := [name for name in schedules if self._remembers(name)]:
+            cause = (
+                "only sets where the component's memory starts: a schedule of it would change nothing; give a number"
+            )
+            raise OptionError(f"{component.kind} {component.name!r}", [(name, cause) for name in remembered])
+
+    def _remembers(self, name: str) -> bool:
+        """Return whether the scheduled option changes the memory that the component starts with."""
+        last = self._make({n: each.to if n == name else each.start for n, each in self.schedules.items()})
+        return hasattr(last, "state") and last.state() != self._made.state()
+
+    def at(self, train_step: int) -> Any:
+        """The component as it is at a training step, ready to run."""
+        if train_step != self._train_step:
+            made = self._values_at(train_step)
+            if hasattr(made, "restore"):
+                made.restore(self._made.state())
+            self._made, self._train_step = made, train_step
+        return self._made
+
+    def _values_at(self, train_step: int) -> Any:
+        return self._make({name: each.at(train_step) for name, each in self.schedules.items()})
+
+    def __call__(self, x: Any, **supplied: Any) -> Any:
+        """Call the component as it is at the training step of `x`.
+
+        Raises:
+            PluginError: `x` does not say which training step it is (a KL estimator gets plain tensors).
+        """
+        if not hasattr(x, "train_step"):
+            what = f"{self.component.kind} {self.component.name!r}"
+            raise PluginError(f"{what} has scheduled options; say for which training step: .at(train_step)(…)")
+        return self.at(x.train_step)(x, **supplied)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._made, name)

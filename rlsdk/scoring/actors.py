@@ -1,0 +1,93 @@
+"""Scorer of a run's rollouts; rewards that hold a model each run in their own Ray actor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlsdk.cluster.placement import ray_cluster
+from rlsdk.config import Plan
+from rlsdk.errors import ScoringError
+from rlsdk.isolation.process import redirect
+from rlsdk.isolation.reaper import reaped
+from rlsdk.loops import UserLoop
+from rlsdk.plugins import ComponentRef, Plugins
+from rlsdk.scoring.scorer import RewardTerm, Scorer
+from rlsdk.types import Rollout, Score
+
+
+class RewardActor:
+    """A reward, ready to run, in a process of its own."""
+
+    def __init__(self, reference: ComponentRef, log_path: str) -> None:
+        redirect(log_path)
+        self._reward = Plugins().resolve(reference)
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """Scores of rollouts."""
+        return list(self._reward(rollouts))
+
+    def ready(self) -> None:
+        """Returns when the reward is."""
+
+
+@contextmanager
+def reward_actors(plan: Plan) -> Iterator[Callable[[RewardTerm], Callable[[Sequence[Rollout]], Any]]]:
+    """Starts actors for parts of a reward; they end with the block."""
+    import ray
+
+    started: list[Any] = []
+
+    def start(part: RewardTerm) -> Callable[[Sequence[Rollout]], Any]:
+        name = part.rule.name.replace("/", "-")
+        log_path = plan.folder.resolve() / "logs" / f"reward-{name}.log"
+        gpus = float(getattr(part.reward, "gpus", 0.0))
+        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "max_concurrency": 1}
+        actor = ray.remote(RewardActor).options(**options).remote(part.reference, str(log_path))
+        started.append(actor)
+        try:
+            ray.get(actor.ready.remote())
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None) or error
+            raise ScoringError(
+                f"the actor of reward {part.rule.name!r} did not start: {cause}; see {log_path}"
+            ) from error
+        call: Callable[[Sequence[Rollout]], Any] = actor.score.remote
+        return call
+
+    try:
+        yield start
+    finally:
+        for actor in started:
+            ray.kill(actor)
+
+
+@contextmanager
+def scoring(plan: Plan, *, log_to: Path | None = None, user_loop: UserLoop | None = None) -> Iterator[Scorer | None]:
+    """Provide the scorer of a plan, None if it has no reward; its processes and actors end with the block.
+
+    Starts Ray if a reward term needs an actor and Ray is not running.
+
+    Args:
+        plan: Plan of the run.
+        log_to: File for the output of rewards; by default, it is discarded.
+        user_loop: Event loop for users' rewards that run in this process; by default, the running one.
+    """
+    if not plan.rewards:
+        yield None
+        return
+    parts = [RewardTerm(each.rule, plan.plugins.resolve(each.reference), each.reference) for each in plan.rewards]
+    with ExitStack() as stack:
+        actor = None
+        if any(part.where == "actor" for part in parts):
+            import ray
+
+            if not ray.is_initialized():
+                stack.enter_context(reaped())
+                stack.enter_context(ray_cluster(plan))
+            actor = stack.enter_context(reward_actors(plan))
+        scorer = Scorer(parts, plan.config.scoring, log_to=log_to, actor=actor, user_loop=user_loop)
+        stack.callback(scorer.close)
+        yield scorer

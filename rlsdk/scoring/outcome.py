@@ -1,0 +1,75 @@
+"""Scores out of what a reward returned."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import reprlib
+import sys
+from collections.abc import Collection, Iterator, Mapping, Set
+from types import CodeType
+from typing import Any
+
+from rlsdk.components import component_of
+from rlsdk.errors import ValueFault
+from rlsdk.types import Score
+
+
+def as_score(result: Any) -> Score:
+    """Convert a reward's result into a score; a value that is not a number gives an invalid score with that reason.
+
+    Args:
+        result: A `Score` or a number; a NumPy scalar or a tensor of one element is a number, too.
+    """
+    if isinstance(result, Score):
+        return result
+    try:
+        return Score(_number(result))
+    except ValueFault as error:
+        return Score.invalid(str(error))
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several elements
+        return Score.invalid(f"it returned {reprlib.repr(result)}; expected a float or Score")
+
+
+def as_scores(result: Any, count: int) -> list[Score]:
+    """Return the result of a reward that takes lists as scores; a list of another length makes all of them invalid.
+
+    Args:
+        result: A list, tuple, array or tensor of scores or numbers.
+        count: Rollouts of the call.
+    """
+    listed = result.tolist() if hasattr(result, "tolist") else result
+    if not isinstance(listed, Collection) or isinstance(listed, str | bytes | Mapping | Set):
+        wrong = f"it returned {reprlib.repr(result)}; expected a list of {count} scores"
+    elif len(listed) != count:
+        wrong = f"it returned {len(listed)} scores for {count} rollouts; expected {count}, one for each"
+    else:
+        return [as_score(each) for each in listed]
+    return [Score.invalid(wrong)] * count
+
+
+def _number(result: Any) -> float:
+    if isinstance(result, str | bytes):
+        raise TypeError
+    return float(result.item() if hasattr(result, "item") else result)
+
+
+def imported_within(reward: Any) -> list[str]:
+    """Return the packages beyond the standard library that a reward imports when it is called.
+
+    What its mark declares in `imports` is left out: a pool imports that beforehand.
+    """
+    component = component_of(reward)
+    if component is None:
+        return []
+    call = component.obj.__call__ if inspect.isclass(component.obj) else component.obj
+    code = getattr(inspect.unwrap(call), "__code__", None)
+    found = {name.partition(".")[0] for name in _imports(code)} if code else set()
+    return sorted(found - {name.partition(".")[0] for name in component.imports} - sys.stdlib_module_names)
+
+
+def _imports(code: CodeType) -> Iterator[str]:
+    yield from (str(i.argval) for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME" and i.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _imports(constant)

@@ -1,0 +1,1 @@
+"""Serve the policy to agents and people as an OpenAI-compatible server."""

@@ -1,0 +1,41 @@
+"""The context that all rollouts of a plan share: tokenizer, engines, sampling, environments, and the agents' server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlsdk.config import Plan
+from rlsdk.contracts import Sampling
+from rlsdk.environments.local import EnvBackend, LocalEnvBackend
+from rlsdk.loops import UserLoop
+from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.serving.recording import Recorder
+
+
+def setting_of(
+    plan: Plan, codec: ChatTokenizer, client: Any, worlds: EnvBackend | None = None, user_loop: UserLoop | None = None
+) -> RolloutContext:
+    """Return the tokenizer, client, sampling, length and environments of a plan's rollouts.
+
+    Args:
+        plan: The plan.
+        codec: Tokenizer of its model.
+        client: Client of the engines, or a substitute; None where nothing is sampled.
+        worlds: Pool of environments; left out, they run in threads of this process.
+        user_loop: Event loop of users' workflows; left out, the running one.
+    """
+    s = plan.config.sampling
+    stops, ids = codec.split_stops(s.stop)
+    sampling = Sampling(
+        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens, stop=stops, stop_token_ids=ids
+    )
+    return RolloutContext(
+        codec=codec,
+        client=client,
+        sampling=sampling,
+        max_length=plan.config.model.max_length,
+        worlds=worlds or LocalEnvBackend(plan.plugins),
+        user_loop=user_loop,
+        recorder=Recorder,
+    )

@@ -1,0 +1,124 @@
+"""The HTTP server of an event loop: OpenAI-compatible, on loopback; each user has a secret path of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from rlsdk.serving.http_server import HttpServer, read_json
+from rlsdk.serving.messages import APIError
+from rlsdk.serving.replies import Reply
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+Routes = Mapping[str, Callable[[Any], Awaitable[Reply]]]
+"""`"POST /chat/completions"` -> handler of a JSON body (None for GET)."""
+
+
+def _nobody(_: APIError) -> None:
+    """Ignore a refusal."""
+
+
+@attrs.frozen
+class Mount:
+    """A path prefix of the server with a secret of its own.
+
+    Attributes:
+        base_url: `http://127.0.0.1:PORT/SECRET/v1`.
+        secret: 192 bits, known only to authorized clients.
+    """
+
+    base_url: str
+    secret: str = attrs.field(repr=False)
+
+
+class Endpoint:
+    """Server of mounted routes. It starts with the first use in an event loop, and ends with the loop."""
+
+    def __init__(self) -> None:
+        self._mounted: dict[bytes, tuple[Routes, Callable[[APIError], None]]] = {}
+        self._address = ""
+
+    async def start(self) -> None:
+        """Listen on 127.0.0.1, at a port that the system chooses."""
+        server = HttpServer(self._reply)
+        self._address = await server.start()
+        self._until = asyncio.get_running_loop().create_task(self._live(server))
+
+    def mount(self, routes: Routes, refused: Callable[[APIError], None] = _nobody) -> Mount:
+        """Serve routes under a new secret.
+
+        Args:
+            routes: Handlers of requests.
+            refused: Called with each refusal that a client gets there.
+        """
+        secret = secrets.token_urlsafe(24)
+        self._mounted[_digest(secret)] = routes, refused
+        return Mount(f"{self._address}/{secret}/v1", secret)
+
+    def unmount(self, mount: Mount) -> None:
+        """Stop serving a mount."""
+        self._mounted.pop(_digest(mount.secret), None)
+
+    async def _live(self, server: HttpServer) -> None:
+        """Wait until the loop ends, which cancels what still runs in it."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            _ENDPOINTS.pop(asyncio.get_running_loop(), None)
+            await server.stop()
+
+    async def _reply(self, request: web.Request) -> Reply:
+        secret, _, path = request.match_info["path"].partition("/")
+        # Looked up by its digest: how long that takes tells nothing of a secret.
+        mounted = self._mounted.get(_digest(secret))
+        if mounted is None:
+            raise APIError(
+                "this URL serves nothing: it is not one that rlsdk gave, or it belonged to a rollout that has ended",
+                status=404,
+                code="rollout_ended",
+            )
+        routes, refused = mounted
+        try:
+            return await self._routed(request, path, routes)
+        except APIError as refusal:
+            refused(refusal)
+            raise
+
+    async def _routed(self, request: web.Request, path: str, routes: Routes) -> Reply:
+        answer = routes.get(f"{request.method} /{path.removeprefix('v1/')}") if path.startswith("v1/") else None
+        if answer is None:
+            there = ", ".join(each.replace(" /", " …/v1/") for each in routes)
+            raise APIError(f"there is no {request.method} …/{path}; there are: {there}", status=404, code="not_found")
+        return await answer(await read_json(request) if request.method == "POST" else None)
+
+
+_ENDPOINTS: dict[asyncio.AbstractEventLoop, asyncio.Task[Endpoint]] = {}
+
+
+async def endpoint() -> Endpoint:
+    """The endpoint of this event loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _ENDPOINTS:
+        _ENDPOINTS[loop] = loop.create_task(_started())
+    return await asyncio.shield(_ENDPOINTS[loop])
+
+
+async def _started() -> Endpoint:
+    made = Endpoint()
+    try:
+        await made.start()
+    except BaseException:
+        _ENDPOINTS.pop(asyncio.get_running_loop(), None)
+        raise
+    return made
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()

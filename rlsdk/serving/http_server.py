@@ -1,0 +1,179 @@
+"""The HTTP of all servers of rlsdk: JSON and event streams, limits, and refusals as OpenAI's servers write them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.errors import RlsdkError
+from rlsdk.serving.messages import APIError
+from rlsdk.serving.replies import Reply
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+log = logging.getLogger(__name__)
+MAX_BODY = 2**23
+"""Maximum bytes of a request."""
+HEADER_SECONDS = 30.0
+"""Time that a client gets to send the headers of a request; also how long a connection may idle."""
+READ_SECONDS = 30.0
+"""Time that a client gets to send the body of a request."""
+MAX_CONNECTIONS = 4096
+"""Maximum connections at once, where the limit of open files allows as many."""
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
+
+Answer = Callable[["web.Request"], Awaitable[Reply]]
+
+
+class HttpServer:
+    """Listens at one address and has requests answered."""
+
+    def __init__(self, answer: Answer, *, grace: float = 1.0, connections: int | None = None) -> None:
+        """Prepare a server; `start` listens.
+
+        Args:
+            answer: Answers a request, or raises an `APIError`.
+            grace: Seconds that requests in progress get when the server ends.
+            connections: Connections at once; further ones are refused. Left out, as many as half of the open files that
+                this process may have, and no more than `MAX_CONNECTIONS`.
+        """
+        self._handle, self._grace = answer, grace
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._connections = connections or min(MAX_CONNECTIONS, max(files // 2, 16))
+        self._listener: asyncio.Server | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, taken: socket.socket | None = None) -> str:
+        """Listen.
+
+        Args:
+            taken: Bound to an address; left out, 127.0.0.1 and a port that the system chooses.
+
+        Returns:
+            `http://HOST:PORT`.
+        """
+        from aiohttp import web
+
+        app = web.Application(client_max_size=MAX_BODY)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        # A client that goes away ends the sampling of its answer. `keepalive_timeout` counts from the start of a
+        # connection: headers that do not come are not waited for.
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=self._grace,
+            keepalive_timeout=HEADER_SECONDS,
+        )
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+
+        def connect() -> asyncio.Protocol:
+            return server() if len(server.connections) < self._connections else _Full()
+
+        loop = asyncio.get_running_loop()
+        if taken is None:
+            self._listener = await loop.create_server(connect, "127.0.0.1", 0, backlog=1024)
+        else:
+            self._listener = await loop.create_server(connect, sock=taken, backlog=1024)
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def stop(self) -> None:
+        """Take no more connections, let the requests under way finish within the grace, and end."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        try:
+            reply = await self._handle(request)
+            if reply.events is not None:
+                return await _stream(request, reply.events, reply.headers)
+            if reply.text:
+                return web.Response(text=reply.text, headers=reply.headers)
+            return web.json_response(reply.body, headers=reply.headers)
+        except web.HTTPRequestEntityTooLarge:
+            refusal = APIError(f"the request has more than {MAX_BODY} bytes; send less", status=413)
+        except Exception as error:  # noqa: BLE001 - the client is told, and a person by the log
+            refusal = refusal_of(error, f"{request.method} {request.path.rpartition('/v1')[2]}")
+        return web.json_response(refusal.body, status=refusal.status)
+
+
+class _Full(asyncio.Protocol):
+    """Turns away a connection beyond the limit."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(_FULL)
+        transport.close()
+
+
+def refusal_of(error: Exception, what: str) -> APIError:
+    """Turn an error into the client's error reply; one that is not an `APIError` is logged with its traceback."""
+    if isinstance(error, APIError):
+        return error
+    log.error("%s failed", what, exc_info=error)
+    said = f": {error}" if isinstance(error, RlsdkError) else ""
+    return APIError(f"{type(error).__name__}{said}", status=500)
+
+
+async def read_json(request: web.Request) -> Any:
+    """Read the body of a request.
+
+    Raises:
+        APIError: It is not JSON, holds halves of characters, or does not come in time.
+    """
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            body = await request.read()
+    except TimeoutError as error:
+        raise APIError(f"the body did not come within {READ_SECONDS:g} s", status=408) from error
+    try:
+        value = json.loads(body)
+        if b"\\u" in body:  # an escape may stand for half a character, which no tokenizer takes
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise APIError(f"the body holds text that is not Unicode: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise APIError(f"the body is not JSON: {error}") from error
+    return value
+
+
+async def _stream(
+    request: web.Request, events: AsyncGenerator[Mapping[str, Any], None], headers: Mapping[str, str]
+) -> web.StreamResponse:
+    from aiohttp import web
+
+    kind = {"content-type": "text/event-stream", "cache-control": "no-store"}
+    response = web.StreamResponse(headers={**kind, **headers})
+    async with aclosing(events):
+        first = await anext(events)  # before the status is sent: it may be an error
+        await response.prepare(request)
+        with suppress(ConnectionError):  # the client has left, which ends the sampling, too
+            try:
+                await _write(response, first)
+                async for event in events:
+                    await _write(response, event)
+                await response.write(b"data: [DONE]\n\n")
+            except ConnectionError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the status is sent; the stream says that it failed
+                await _write(response, refusal_of(error, f"a stream of {request.path.rpartition('/v1')[2]}").body)
+            await response.write_eof()
+    return response
+
+
+async def _write(response: web.StreamResponse, event: Mapping[str, Any]) -> None:
+    await response.write(f"data: {json.dumps(event)}\n\n".encode())

@@ -1,0 +1,190 @@
+"""Messages of OpenAI's API and the reading of JSON fields, with refusals that say what was expected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import attrs
+
+from rlsdk.types import Role
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+class APIError(Exception):
+    """A refusal in OpenAI's form: what was asked, what is served, what to do.
+
+    Attributes:
+        status: HTTP status.
+        code: Name for programs, such as `context_length_exceeded`.
+        param: The field at fault.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Return the error in the format of OpenAI's servers."""
+        kind = {401: "authentication_error"}.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+@attrs.frozen
+class ToolCall:
+    """A call of a tool; `arguments` are JSON, as it was written."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Key that is equal for calls of equal meaning: clients rewrite JSON, and choose ids of their own."""
+        try:
+            return self.name, json.dumps(json.loads(self.arguments or "{}"), sort_keys=True)
+        except (ValueError, RecursionError):
+            return self.name, self.arguments
+
+    def told(self) -> dict[str, Any]:
+        """Return the call in OpenAI's format."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@attrs.frozen
+class ChatMessage:
+    """One message of a request, or an answer.
+
+    Attributes:
+        role: Role of its author.
+        content: Text of the message.
+        calls: Tool calls in the message.
+        call_id: Id of the call that a tool answers.
+        name: Name of the tool, where the client gives it.
+    """
+
+    role: Role
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Key that is equal for equal messages; white space around an answer is ignored."""
+        if self.role == "assistant":
+            return self.role, "".join(self.content.split()), tuple(call.key for call in self.calls)
+        return self.role, self.content, self.call_id
+
+
+def read_object(body: Any) -> Mapping[str, Any]:
+    """Take a body that must be an object."""
+    if not isinstance(body, dict):
+        raise APIError(f"expected a JSON object, got {_kind(body)}")
+    return body
+
+
+def read_list(fields: Mapping[str, Any], name: str, *, optional: bool = False) -> list[Any]:
+    """Read a field that must be a list; one that is `optional` may be left out."""
+    value = fields.get(name)
+    if value is None and optional:
+        return []
+    if not isinstance(value, list):
+        raise APIError(f"{name}: expected a list, got {_kind(value)}", param=name)
+    return value
+
+
+def read_flag(fields: Mapping[str, Any], name: str) -> bool:
+    """Read a field that must be true or false; left out, false."""
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise APIError(f"{name}: expected true or false, got {_kind(value)}", param=name)
+    return value is True
+
+
+def read_limited(name: str, count: int, greatest: int) -> int:
+    """Refuse a number outside of 0 to the greatest that is served."""
+    if not 0 <= count <= greatest:
+        raise APIError(f"{name}: expected 0 to {greatest}, got {count}", param=name)
+    return count
+
+
+def read_number(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    """Read a number, or the default where it is left out."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
+        raise APIError(f"{name}: expected a {'whole ' * (kind is int)}number, got {_kind(value)}", param=name)
+    return value
+
+
+def read_message(value: Any, where: str) -> ChatMessage:
+    """Read one message of a conversation."""
+    if not isinstance(value, dict):
+        raise APIError(f"{where}: expected an object with role and content, got {_kind(value)}", param=where)
+    role = value.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise APIError(f"{where}.role: expected {', '.join(_ROLES)}, got {role!r}", param=f"{where}.role")
+    content = _content(value.get("content"), f"{where}.content")
+    calls: tuple[ToolCall, ...] = ()
+    if role == "assistant":
+        given = read_list(value, "tool_calls", optional=True)
+        calls = tuple(_call(each, f"{where}.tool_calls[{i}]") for i, each in enumerate(given))
+    call_id, name = value.get("tool_call_id"), value.get("name")
+    return ChatMessage(
+        _ROLES[role],
+        content,
+        calls,
+        call_id if role == "tool" and isinstance(call_id, str) else "",
+        name if isinstance(name, str) else "",
+    )
+
+
+def _content(value: Any, where: str) -> str:
+    """The text of a message; parts of it are joined as they are."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise APIError(f"{where}: expected a text or a list of parts, got {_kind(value)}", param=where)
+    texts = []
+    for i, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else _kind(part)
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
+        if kind not in ("text", "refusal") or not isinstance(text, str):
+            raise APIError(f"{where}[{i}]: only parts of the type text are served, got {kind!r}", param=f"{where}[{i}]")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(value: Any, where: str) -> ToolCall:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise APIError(f'{where}: expected {{"id": …, "function": {{"name": …, "arguments": …}}}}', param=where)
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments if arguments is not None else {})
+    return ToolCall(str(value.get("id") or ""), function["name"], text)
+
+
+def read_tool(value: Any, where: str) -> Mapping[str, Any]:
+    """Read the schema of one tool."""
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise APIError(f'{where}: expected {{"type": "function", "function": {{"name": …}}}}', param=where)
+    return cast("Mapping[str, Any]", value)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,353 @@
+"""The conversations that an agent holds with the policy over HTTP, recorded token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, cast
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Role, Sampled
+from rlsdk.engines.client import Watch
+from rlsdk.errors import OutOfRoomError, ValueFault
+from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
+from rlsdk.seeds import derive
+from rlsdk.serving.endpoint import endpoint
+from rlsdk.serving.messages import APIError, ChatMessage
+from rlsdk.serving.replies import Head, Reply, models
+from rlsdk.serving.requests import MODEL, ChatAnswer, ChatReplies, answered, expect_room, full, opening
+from rlsdk.serving.streaming import LiveAnswer
+from rlsdk.serving.wire import ChatCompletionRequest, read_chat
+from rlsdk.types import Message, Rollout, Task
+from rlsdk.workflows.dialects import Dialect
+
+
+@attrs.frozen(eq=False)
+class _Node:
+    """A conversation right after an answer; its continuations are its children.
+
+    Attributes:
+        chat: Conversation.
+        parent: Node of the answer before.
+        length: Number of tokens.
+        sampled: Number of sampled tokens.
+        children: Continuations.
+    """
+
+    chat: TokenChat
+    parent: _Node | None
+    length: int
+    sampled: int
+    children: list[_Node] = attrs.field(factory=list, repr=False)
+
+    @property
+    def path(self) -> list[_Node]:
+        """Return the nodes from this one back to the conversation's first answer."""
+        return [self, *(self.parent.path if self.parent else ())]
+
+
+@attrs.frozen(eq=False)
+class _Turn:
+    """A request, and the conversation in which it is answered.
+
+    Attributes:
+        asked: The request.
+        serial: Number of the request.
+        parent: Recorded answer that it continues.
+        chat: Conversation, with the new messages.
+        prefill: Text that the answer begins with, if the conversation does not end with it.
+    """
+
+    asked: ChatCompletionRequest
+    serial: int
+    parent: _Node | None
+    chat: TokenChat
+    prefill: str
+
+
+class Recorder:
+    """Answers the requests of one rollout's agent, and keeps what was sent and sampled.
+
+    A request that continues a recorded answer adds the new messages to the recorded tokens. Any other begins a
+    conversation: the first, that of a sub-agent, or one whose history the agent has rewritten. Two requests that
+    continue the same answer are two branches, and their common part is trained on only in the first.
+    """
+
+    api_key = "rollout"
+
+    def __init__(
+        self,
+        task: Task,
+        setting: RolloutContext,
+        group: str,
+        seed: int | None,
+        member: int,
+        *,
+        dialect: Dialect | None = None,
+        max_turns: int | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        """Create a recorder.
+
+        Args:
+            task: Task of the rollout.
+            setting: Tokenizer, engines, sampling; temperature, top-p and the like of a request are ignored.
+            group: Group of the rollout.
+            seed: Seed of the group's requests; None leaves sampling to the engines.
+            member: Index of the rollout in its group.
+            dialect: Parser of tool calls; left out, `hermes`.
+            max_turns: Maximum number of answers.
+            max_tokens: Maximum tokens of an answer; left out, the run's setting.
+        """
+        self._task, self._setting, self._group, self._seed, self._member = task, setting, group, seed, member
+        self._dialect = dialect or Dialect.named("hermes", "serve")
+        self._max_turns, self._max_tokens = max_turns, max_tokens
+        self._serial = itertools.count()
+        self._nodes: list[_Node] = []
+        self._by_key: dict[tuple[Any, ...], list[_Node]] = {}
+        self._written: set[tuple[Any, ...]] = set()
+        self._running: set[asyncio.Future[Message]] = set()
+        self._streams: dict[int, tuple[_Turn, LiveAnswer]] = {}
+        self._closed = False
+        self.base_url = ""
+        self.calls = 0
+        self.cut = False
+        self.refusal = ""
+        self.failure: Exception | None = None
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Recorder]:
+        """Serve the rollout's agent, until the block ends.
+
+        Raises:
+            EngineError: Generation failed, whatever the agent made of it.
+            ConfigError: The chat template rewrites earlier answers.
+        """
+        server = await endpoint()
+        routes = {"POST /chat/completions": self._answer, "GET /models": self._models}
+        place = server.mount(routes, self._note)
+        self.base_url = place.base_url
+        try:
+            yield self
+        except Exception as error:
+            if self.failure is not None:
+                raise self.failure from error
+            raise
+        finally:
+            server.unmount(place)
+            for serial in list(self._streams):
+                self._keep_streamed(serial)
+            self._closed = True
+            for running in self._running:  # what nobody will read
+                running.cancel()
+        if self.failure is not None:
+            raise self.failure
+
+    @property
+    def answers(self) -> int:
+        """Number of answers given."""
+        return len(self._nodes)
+
+    def reward(self, value: float) -> None:
+        """Reward the last answer, at its last sampled token.
+
+        Raises:
+            RuntimeError: There is no answer yet.
+        """
+        if not self._nodes:
+            raise RuntimeError(f"a reward of {value} before anything was sampled")
+        self._nodes[-1].chat.reward(value)
+
+    def finish(self, **changes: Any) -> tuple[Rollout, ...]:
+        """Return the rollouts of the trajectory: one for each conversation, in the order of their last answers.
+
+        Args:
+            **changes: Changes to the last rollout, as in `TokenChat.finish`; `metrics` are added to every rollout,
+                and `answer` is the agent's own final answer: a message after the others, unless the policy wrote it.
+
+        Raises:
+            RuntimeError: Nothing was sampled; that is the agent's failure, and does not end the run.
+        """
+        if not self._nodes:
+            why = f"its last request was refused: {self.refusal}" if self.refusal else "pass it `base_url`"
+            raise RuntimeError(f"the agent has had no answer from the policy; {why}")
+        leaves = [node for node in self._nodes if not node.children]
+        metrics = {"calls": float(self.calls), "conversations": float(len(leaves)), **changes.pop("metrics", {})}
+        word = changes.pop("answer", None)
+        done: set[_Node] = set()
+        rollouts = []
+        for step, leaf in enumerate(leaves):
+            shared = next((node.length for node in leaf.path if node in done), 0)
+            done.update(leaf.path)
+            found = leaf.chat.finish(trajectory=f"{self._group}/{self._member}", step=step)
+            rollouts.append(_without(found, shared, metrics))
+        last = rollouts[-1]
+        if word is not None and last.text.strip() != word.strip():
+            changes["messages"] = (*last.messages, Message("assistant", word, prompt=False))
+        return (*rollouts[:-1], attrs.evolve(last, **changes))
+
+    def _note(self, refusal: APIError) -> None:
+        self.refusal = str(refusal)
+
+    async def _models(self, _: Any) -> Reply:
+        return models([MODEL])
+
+    async def _answer(self, body: Any) -> Reply:
+        asked = read_chat(body)
+        if asked.n != 1:
+            raise APIError("n: one answer a request is served; ask again for another", param="n")
+        if self._closed:
+            raise _ended()
+        if self._max_turns is not None and self.calls >= self._max_turns:
+            self.cut = True
+            raise APIError(f"the rollout has had its {self._max_turns} answers (max_turns)", code="max_turns")
+        expect_room(asked, self._setting)
+        self.calls += 1
+        serial = next(self._serial)
+        turn = await self._turn(asked, serial)
+        head = Head(id=f"chatcmpl-{serial}", model=asked.model or MODEL)
+        replies = ChatReplies(asked=asked, head=head, codec=self._setting.codec, dialect=self._dialect)
+        start = partial(self._sampled, turn)
+        if asked.stream:
+            return Reply(events=replies.streamed([start]))
+        return Reply(body=await replies.whole([start]))
+
+    async def _turn(self, asked: ChatCompletionRequest, serial: int) -> _Turn:
+        """Find or begin the conversation that a request continues, and add the new messages."""
+        parent = self._parent(asked)
+        if parent is None:
+            # A seed of its own: with that of the group, members that ask alike would be answered alike.
+            seed = None if self._seed is None else derive(self._seed, self._member, "call", serial)
+            begin = await opening(asked, self._setting.codec, self._dialect, self._written)
+            prompt = Prompt(self._task, begin.messages, begin.token_ids, begin.plain)
+            chat = TokenChat(prompt, self._setting, self._group, seed)
+            if begin.tools:
+                chat.offer(begin.tools)
+            if self._closed:
+                raise _ended()
+            return _Turn(asked, serial, None, chat, "")
+        chat = parent.chat.branch()
+        history = _history(asked)
+        for message in history[_answered(history) :]:
+            _say(chat, asked.named(message))
+        return _Turn(asked, serial, parent, chat, asked.prefill)
+
+    def _parent(self, asked: ChatCompletionRequest) -> _Node | None:
+        """Return the recorded answer that a request continues; among several, one without a continuation."""
+        history = _history(asked)
+        found = self._by_key.get(_key(asked, history[: _answered(history)]), [])
+        return min(found, key=lambda node: len(node.children), default=None)
+
+    async def _sampled(self, turn: _Turn, watch: Watch | None) -> ChatAnswer:
+        """Sample an answer of the policy, and record it."""
+        asked, limit = turn.asked, self._max_tokens or self._setting.sampling.max_tokens
+        how: dict[str, Any] = {"max_tokens": min(limit, asked.max_tokens or limit), "stop": asked.stop}
+        if watch is not None:
+            live = LiveAnswer(self._setting.codec)
+            self._streams[turn.serial] = turn, live
+
+            def show(sampled: Sampled) -> None:
+                live.feed(sampled)
+                watch(sampled)
+
+            how["watch"] = show
+        sampling = turn.chat.sample(**how, prefill=turn.prefill, top_logprobs=asked.top_logprobs or 0)
+        running = asyncio.ensure_future(sampling)
+        self._running.add(running)
+        try:
+            await running
+            self._streams.pop(turn.serial, None)
+        except asyncio.CancelledError:
+            running.cancel()
+            if self._closed:
+                raise _ended() from None
+            self._keep_streamed(turn.serial)
+            raise
+        except (OutOfRoomError, ValueFault) as error:
+            self.cut, self.refusal = True, str(error)
+            raise full(error) from error
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+        finally:
+            self._running.discard(running)
+        return self._record(turn)
+
+    def _keep_streamed(self, serial: int) -> None:
+        """Record what was sent of an answer whose client has left: it may act on it."""
+        turn, live = self._streams.pop(serial, (None, None))
+        done = live.cut() if live is not None else None
+        if turn is not None and done is not None:
+            turn.chat.take(done, turn.prefill)
+            self._record(turn)
+
+    def _record(self, turn: _Turn) -> ChatAnswer:
+        """Add an answer to the tree of conversations; returns it for the client."""
+        chat, asked, parent = turn.chat, turn.asked, turn.parent
+        assert chat.answer is not None
+        mask = chat.finish().loss_mask
+        node = _Node(chat, parent, len(mask), int(np.count_nonzero(mask)))
+        self._nodes.append(node)
+        self.refusal = ""
+        if parent is not None:
+            parent.children.append(node)
+        message = answered(chat.answer.text, asked, self._dialect, f"call_{turn.serial}")
+        history, whole = _history(asked), attrs.evolve(message, content=asked.prefill + message.content)
+        self._by_key.setdefault(_key(asked, (*history, whole)), []).append(node)
+        if asked.prefill:  # some clients keep it as a message of its own
+            self._by_key.setdefault(_key(asked, (*asked.messages, message)), []).append(node)
+        self._written |= _turns(history, whole)
+        count = len(chat.answer.completion.token_ids)
+        return ChatAnswer(message, chat.answer.completion, node.length - count)
+
+
+def _ended() -> APIError:
+    return APIError("the rollout that this URL belonged to has ended", status=404, code="rollout_ended")
+
+
+def _history(asked: ChatCompletionRequest) -> tuple[ChatMessage, ...]:
+    """Return the messages of a request, without a prefill of the answer."""
+    return asked.messages[:-1] if asked.prefill else asked.messages
+
+
+def _answered(messages: Sequence[ChatMessage]) -> int:
+    """Return the number of messages up to the last answer."""
+    return max((i + 1 for i, message in enumerate(messages) if message.role == "assistant"), default=0)
+
+
+def _key(asked: ChatCompletionRequest, messages: Sequence[ChatMessage]) -> tuple[Any, ...]:
+    tools = json.dumps([dict(tool) for tool in asked.tools] if asked.calling else [], sort_keys=True)
+    return tools, tuple(message.key for message in messages)
+
+
+def _turns(history: Sequence[ChatMessage], answer: ChatMessage) -> set[tuple[Any, ...]]:
+    """Return keys of the conversation with the answer, also without its reasoning, which agents leave out."""
+    without = attrs.evolve(answer, content=answer.content.rpartition("</think>")[2])
+    return {(last.key, each.key) for last in history[-1:] for each in (answer, without)}
+
+
+def _say(chat: TokenChat, message: Message) -> None:
+    if message.role == "tool":
+        chat.tool_result(message.content, message.name)
+    else:
+        chat.say(message.content, cast("Role", message.role))
+
+
+def _without(rollout: Rollout, shared: int, metrics: Mapping[str, float]) -> Rollout:
+    """Return a rollout whose first tokens, trained on elsewhere, count as not sampled."""
+    mask, logprobs, versions = (getattr(rollout, name).copy() for name in ("loss_mask", "logprobs", "policy_versions"))
+    mask[:shared], logprobs[:shared], versions[:shared] = False, 0.0, -1
+    return attrs.evolve(
+        rollout,
+        loss_mask=mask,
+        logprobs=logprobs,
+        policy_versions=versions,
+        rewards=[(position, value) for position, value in rollout.rewards if position >= shared],
+        metrics={**rollout.metrics, **metrics, "tokens": float(np.count_nonzero(mask))},
+    )

@@ -1,0 +1,174 @@
+"""An OpenAI-compatible server in place of the engines: rollouts without Ray, for debugging."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Completion, Finish, Sampling
+from rlsdk.engines.client import Answer, Watch
+from rlsdk.errors import EngineError
+from rlsdk.rollout.codec import ChatTokenizer
+
+if TYPE_CHECKING:
+    import httpx
+
+_SAID = 500
+
+
+@attrs.frozen
+class Timed:
+    """One answered request: its duration in seconds, and its tokens."""
+
+    seconds: float
+    tokens: int
+
+
+class RemoteClient:
+    """Samples through `/completions` of a server, prompts going as token ids.
+
+    vLLM and `rlsdk debug engine` answer with token ids and logprobs. Of a server that gives none, the text is
+    tokenised here, and the logprobs are 0; `notes` say so.
+    """
+
+    def __init__(self, base_url: str, codec: ChatTokenizer, *, api_key: str = "", model: str = "") -> None:
+        """Create a client.
+
+        Args:
+            base_url: URL without `/completions`.
+            codec: Tokenizer of the served model.
+            api_key: Key, if the server requires one.
+            model: Name of the model there; left out, the first that the server lists.
+        """
+        self._url, self._codec, self._key, self._model = base_url.rstrip("/"), codec, api_key, model
+        self._client: httpx.AsyncClient | None = None
+        self._named: asyncio.Task[str] | None = None
+        self._serial = itertools.count()
+        self.notes: dict[str, None] = {}
+        self.served: list[Timed] = []
+
+    def sample(
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        affinity: int | None = None,
+        watch: Watch | None = None,
+    ) -> asyncio.Future[Answer]:
+        """Request one continuation of a prompt, as `EngineClient.sample`; a cancelled one closes its connection.
+
+        Tokens come with the whole answer: nothing is shown to `watch`.
+        """
+        return asyncio.ensure_future(self._ask(prompt, sampling, seed))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client, self._named = self._client, None, None
+        if client is not None:
+            await client.aclose()
+
+    async def _ask(self, prompt: np.ndarray, sampling: Sampling, seed: int | None) -> Answer:
+        body: dict[str, Any] = {
+            "model": await self._name(),
+            "prompt": prompt.tolist(),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "logprobs": 1,
+            "return_token_ids": True,
+        }
+        more = {
+            "top_k": sampling.top_k,
+            "stop": list(sampling.stop),
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "ignore_eos": sampling.ignore_eos,
+        }
+        body |= {name: value for name, value in more.items() if value}  # servers refuse what they do not know
+        body |= {"seed": seed} if seed is not None else {}
+        start = time.perf_counter()
+        answer = self._read(await self._post(body))
+        self.served.append(Timed(time.perf_counter() - start, len(answer.completion.token_ids)))
+        return answer
+
+    def _read(self, found: Any) -> Answer:
+        try:
+            choice = found["choices"][0]
+            text, finish = choice["text"], choice.get("finish_reason")
+        except (LookupError, TypeError, AttributeError) as error:
+            raise EngineError(f"{self._url}/completions: its answer is no completion: {found!r:.{_SAID}}") from error
+        reason: Finish = finish if finish in ("stop", "length", "abort") else "stop"
+        ids = self._ids(choice, text, reason)
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        if len(logprobs) != len(ids) or None in logprobs:
+            self.notes["the server gives no logprobs for its tokens: they are 0 here"] = None
+            logprobs = [0.0] * len(ids)
+        versions = choice.get("versions")
+        completion = Completion(
+            request=f"remote-{next(self._serial)}",
+            index=0,
+            token_ids=ids,
+            logprobs=np.array(logprobs, np.float32),
+            versions=np.array(versions if versions is not None else [0] * len(ids), np.int64),
+            finish=reason,
+        )
+        return Answer(completion, self._codec.decode([ids])[0])
+
+    def _ids(self, choice: Mapping[str, Any], text: str, finish: Finish) -> np.ndarray:
+        ids = choice.get("token_ids")
+        if isinstance(ids, list) and all(type(i) is int for i in ids):
+            return np.array(ids, np.int64)
+        self.notes["the server gives no token ids: its text is tokenised here, perhaps not as it was sampled"] = None
+        end = self._codec.end
+        made = self._codec.encode(text)
+        return np.append(made, end) if finish == "stop" and end is not None else made
+
+    async def _name(self) -> str:
+        if self._model:
+            return self._model
+        if self._named is None:
+            self._named = asyncio.ensure_future(self._first_model())
+        return await asyncio.shield(self._named)
+
+    async def _first_model(self) -> str:
+        found = await self._request("GET", "/models")
+        try:
+            return str(found["data"][0]["id"])
+        except (LookupError, TypeError) as error:
+            raise EngineError(f"{self._url}/models lists no model: {found!r:.{_SAID}}; name one") from error
+
+    async def _post(self, body: Mapping[str, Any]) -> Any:
+        return await self._request("POST", "/completions", body)
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        import httpx
+
+        if self._client is None:
+            limits = httpx.Limits(max_connections=None)
+            headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+            self._client = httpx.AsyncClient(
+                timeout=httpx.Timeout(None, connect=10.0),
+                limits=limits,
+                headers=headers,
+                trust_env=not self._url.startswith("http://127.0.0.1"),  # no proxy stands before this machine
+            )
+        try:
+            response = await self._client.request(method, self._url + path, json=body)
+        except httpx.TransportError as error:
+            raise EngineError(
+                f"nothing answers at {self._url} ({type(error).__name__}: {error}); is `rlsdk debug engine CONFIG` "
+                "still running?"
+            ) from error
+        if response.status_code != 200:
+            raise EngineError(f"{self._url}{path} answers with status {response.status_code}: {response.text[:_SAID]}")
+        try:
+            return response.json()
+        except ValueError as error:
+            raise EngineError(f"{self._url}{path}: its answer is not JSON: {response.text[:_SAID]!r}") from error

@@ -1,0 +1,287 @@
+"""From a request in OpenAI's format to a conversation with the policy, and from its answer to a reply."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from contextlib import aclosing
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Completion
+from rlsdk.engines.client import Watch
+from rlsdk.errors import ConfigError, ValueFault
+from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.serving.messages import APIError, ChatMessage, ToolCall
+from rlsdk.serving.replies import Head, TokenLogprobs, chat_logprobs, tokens_used
+from rlsdk.serving.streaming import LiveAnswer, sampled_live
+from rlsdk.serving.wire import ChatCompletionRequest
+from rlsdk.types import Message
+from rlsdk.workflows.dialects import Dialect
+from rlsdk.workflows.tool_calls import Malformed, hermes
+
+MODEL = "policy"
+"""Default name of the model for clients; any other is accepted, too."""
+QUICK_CHARACTERS = 20_000
+"""A history of more characters is tokenized in a thread."""
+MESSAGE_CHARACTERS = 100
+"""Cost of the template's work on one more message, in characters."""
+_CHUNK = "chat.completion.chunk"
+
+
+def expect_room(asked: ChatCompletionRequest, setting: RolloutContext) -> None:
+    """Refuse, before it is tokenised, a conversation of more characters than the model's length can hold.
+
+    Raises:
+        APIError: It cannot fit.
+    """
+    if asked.characters > setting.max_length * setting.codec.longest:
+        said = f"messages of {asked.characters} characters cannot fit in model.max_length={setting.max_length} tokens"
+        raise full(ValueFault(said))
+
+
+@attrs.frozen(eq=False)
+class Opening:
+    """Beginning of a conversation, before its first answer: nothing in it was sampled.
+
+    Attributes:
+        messages: As the policy is shown them.
+        token_ids: int64 `[p]`.
+        plain: The conversation is text, without a template.
+        tools: Schemas that the chat template shows.
+    """
+
+    messages: tuple[Message, ...]
+    token_ids: np.ndarray
+    plain: bool
+    tools: tuple[Mapping[str, Any], ...]
+
+
+async def opening(
+    asked: ChatCompletionRequest, codec: ChatTokenizer, dialect: Dialect, written: Set[tuple[Any, ...]] = frozenset()
+) -> Opening:
+    """Tokenise the conversation of a request.
+
+    `written` holds the turns that the policy wrote before, in a conversation whose history the agent has changed since:
+    they are still the policy's words. Other messages of the assistant are the agent's, such as few-shot answers.
+
+    Raises:
+        APIError: The chat template refuses it.
+    """
+    # A long history is tokenised beside the event loop, which other rollouts share.
+    if asked.characters + MESSAGE_CHARACTERS * len(asked.messages) > QUICK_CHARACTERS:
+        return await asyncio.to_thread(_opening, asked, codec, dialect, frozenset(written))
+    return _opening(asked, codec, dialect, written)
+
+
+def _opening(
+    asked: ChatCompletionRequest, codec: ChatTokenizer, dialect: Dialect, written: Set[tuple[Any, ...]]
+) -> Opening:
+    plain = not codec.template.there
+    told = [_as_message(message, asked, dialect) for message in asked.messages]
+    for i, (before, message) in enumerate(itertools.pairwise(asked.messages), 1):
+        if message.role == "assistant":
+            told[i] = attrs.evolve(told[i], prompt=(before.key, message.key) not in written)
+    offered = asked.tools if asked.calling and not plain and codec.template.offers(asked.tools) else ()
+    if asked.calling and not offered:
+        told = _introduced(told, dialect.introduce(asked.tools))
+    # Whoever wrote them, an agent, a tool or a page of the web: they are data. A prefill is the agent's own wish, as
+    # that of `chat.sample` is, and may hold control tokens such as `<think>`.
+    kept = len(told) - bool(asked.prefill)
+    data = [attrs.evolve(m, content=codec.as_data(m.content), name=codec.as_data(m.name)) for m in told[:kept]]
+    messages = (*data, *told[kept:])
+    try:
+        ids = codec.opening(messages, plain=plain, tools=offered)
+    except ConfigError as error:
+        raise APIError("; ".join(error.faults), param="messages") from error
+    return Opening(messages, ids, plain, tuple(offered))
+
+
+@attrs.frozen(eq=False)
+class ChatAnswer:
+    """An answer to a request of `/chat/completions`.
+
+    Attributes:
+        message: For the client; tool calls are parsed, a stop string is left out.
+        completion: As it was sampled.
+        prompt: Number of tokens before it.
+    """
+
+    message: ChatMessage
+    completion: Completion
+    prompt: int
+
+    @property
+    def finish(self) -> str:
+        """Finish reason, in OpenAI's words."""
+        return "tool_calls" if self.message.calls else "stop" if self.completion.finish == "stop" else "length"
+
+
+Start = Callable[[Watch | None], Awaitable[ChatAnswer]]
+"""Starts an answer; its tokens are passed to the watch, if there is one."""
+
+
+@attrs.frozen(kw_only=True)
+class ChatReplies:
+    """Writer of the answers to one request of `/chat/completions`.
+
+    Attributes:
+        asked: The request.
+        head: Fields that all parts of an answer share.
+        codec: Tokenizer of the model.
+        dialect: Parser of tool calls.
+    """
+
+    asked: ChatCompletionRequest
+    head: Head
+    codec: ChatTokenizer
+    dialect: Dialect
+
+    async def whole(self, starts: Sequence[Start]) -> dict[str, Any]:
+        """Wait for all answers and write them as one body."""
+        tasks = [asyncio.ensure_future(start(None)) for start in starts]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        choices = [self._choice(i, answer) for i, answer in enumerate(answers)]
+        return self.head.write("chat.completion", choices, _usage(answers))
+
+    async def streamed(self, starts: Sequence[Start]) -> AsyncGenerator[dict[str, Any], None]:
+        """Write answers in chunks while they are sampled."""
+        dialect = self.dialect if self.asked.calling else None
+        live = [LiveAnswer(self.codec, self.asked.stop, dialect, self.asked.prefill) for _ in starts]
+        done: list[ChatAnswer] = []
+        begun: set[int] = set()
+        async with aclosing(sampled_live(starts)) as events:
+            async for i, sampled, answer in events:
+                if sampled is not None:
+                    live[i].feed(sampled)
+                if i not in begun:
+                    begun.add(i)
+                    yield self._chunk(i, {"role": "assistant", "content": ""})
+                if answer is None:
+                    if text := live[i].take_text():
+                        yield self._chunk(i, {"content": text}, tokens=live[i].take_tokens())
+                    continue
+                done.append(answer)
+                for chunk in self._last(i, live[i], answer):
+                    yield chunk
+        if self.asked.stream_usage:
+            yield self.head.write(_CHUNK, [], _usage(done))
+
+    def _last(self, i: int, live: LiveAnswer, answer: ChatAnswer) -> Iterator[dict[str, Any]]:
+        rest, tokens = live.take_rest(answer.message.content), live.take_tokens(answer.completion)
+        if rest or (len(tokens.token_ids) and self.asked.top_logprobs is not None):
+            yield self._chunk(i, {"content": rest}, tokens=tokens)
+        for position, call in enumerate(answer.message.calls):
+            yield self._chunk(i, {"tool_calls": [{"index": position, **call.told()}]})
+        last = self._chunk(i, {}, finish=answer.finish)
+        if self.asked.return_token_ids:
+            last["choices"][0] |= _ids(answer.completion)
+        yield last
+
+    def _choice(self, i: int, answer: ChatAnswer) -> dict[str, Any]:
+        calls = [call.told() for call in answer.message.calls]
+        message = {
+            "role": "assistant",
+            "content": answer.message.content if answer.message.content or not calls else None,
+            "refusal": None,
+            **({"tool_calls": calls} if calls else {}),
+        }
+        done = answer.completion
+        logprobs = self._logprobs(TokenLogprobs(done.token_ids, done.logprobs, done.top))
+        more = _ids(done) if self.asked.return_token_ids else {}
+        return {"index": i, "message": message, "logprobs": logprobs, "finish_reason": answer.finish, **more}
+
+    def _chunk(
+        self, i: int, delta: Mapping[str, Any], *, finish: str | None = None, tokens: TokenLogprobs | None = None
+    ) -> dict[str, Any]:
+        logprobs = None if tokens is None else self._logprobs(tokens)
+        return self.head.write(
+            _CHUNK, [{"index": i, "delta": dict(delta), "logprobs": logprobs, "finish_reason": finish}]
+        )
+
+    def _logprobs(self, tokens: TokenLogprobs) -> dict[str, Any] | None:
+        return None if self.asked.top_logprobs is None else chat_logprobs(self.codec, tokens)
+
+
+def _usage(answers: Sequence[ChatAnswer]) -> dict[str, int]:
+    """Count the tokens of all answers; the prompt, which they share, once."""
+    return tokens_used(answers[0].prompt, sum(len(answer.completion.token_ids) for answer in answers))
+
+
+def _ids(done: Completion) -> dict[str, Any]:
+    return {"token_ids": done.token_ids.tolist(), "versions": done.versions.tolist()}
+
+
+def answered(text: str, asked: ChatCompletionRequest, dialect: Dialect, call_id: str) -> ChatMessage:
+    """Turn the policy's text into the message for the client.
+
+    Args:
+        text: Text sampled after the prefill.
+        asked: The request.
+        dialect: Parser of tool calls.
+        call_id: Prefix of the ids of calls.
+    """
+    text = text[: min((at for stop in asked.stop if (at := text.find(stop)) >= 0), default=len(text))]
+    whole = asked.prefill + text
+    calls = dialect.parse(whole) if asked.calling else []
+    told = []
+    for i, call in enumerate(calls):
+        named = None if isinstance(call, Malformed) else _arguments(call.name, call.positional, call.arguments, asked)
+        if isinstance(call, Malformed) or named is None:
+            # The agent sees what cannot be read as a call, and says so or gives up.
+            return ChatMessage("assistant", text)
+        told.append(ToolCall(f"{call_id}_{i}", call.name, json.dumps(named, ensure_ascii=False)))
+    if not told:
+        return ChatMessage("assistant", text)
+    before = whole[: whole.find("<tool_call>", max(whole.rfind("</think>"), 0))] if dialect.parse is hermes else ""
+    return ChatMessage("assistant", before[len(asked.prefill) :].rstrip(), tuple(told))
+
+
+def full(error: Exception, param: str = "messages") -> APIError:
+    """Return the refusal of a prompt that leaves no room for an answer, with OpenAI's code."""
+    return APIError(str(error), code="context_length_exceeded", param=param)
+
+
+def _as_message(said: ChatMessage, asked: ChatCompletionRequest, dialect: Dialect) -> Message:
+    """Return a message as a prompt shows it, with tool calls written out."""
+    if not said.calls:
+        return asked.named(said)
+    pairs = []
+    for call in said.calls:
+        try:
+            read = json.loads(call.arguments or "{}")
+        except (ValueError, RecursionError):
+            read = None
+        pairs.append((call.name, read if isinstance(read, dict) else {"arguments": call.arguments}))
+    return Message("assistant", "\n".join(filter(None, [said.content, dialect.write(pairs)])))
+
+
+def _introduced(messages: list[Message], told: str) -> list[Message]:
+    """Describe tools that the template does not show in the system message."""
+    if messages[0].role == "system":
+        return [Message("system", f"{messages[0].content}\n{told}"), *messages[1:]]
+    return [Message("system", told), *messages]
+
+
+def _arguments(
+    name: str, positional: tuple[Any, ...], named: Mapping[str, Any], asked: ChatCompletionRequest
+) -> Mapping[str, Any] | None:
+    """Return all arguments by name, as JSON values; None if that is impossible."""
+    if not positional:
+        return dict(named)
+    schemas = (tool["function"] for tool in asked.tools)
+    schema: Mapping[str, Any] = next((each for each in schemas if each["name"] == name), {})
+    names = list((schema.get("parameters") or {}).get("properties") or {})
+    given = dict(zip(names, positional, strict=False))
+    if len(positional) > len(names) or given.keys() & named.keys():
+        return None
+    return {**given, **named}

@@ -1,0 +1,161 @@
+"""An OpenAI-compatible server with an address and a key of its own, for clients that rlsdk did not start."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from rlsdk.errors import ConfigError, EnvironmentFault
+from rlsdk.serving.http_server import HttpServer, read_json
+from rlsdk.serving.messages import APIError
+from rlsdk.serving.replies import Reply
+from rlsdk.serving.stateless import EngineService
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+GRACE = 60.0
+"""Seconds that requests in progress get when the server ends."""
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@attrs.frozen(kw_only=True)
+class ServerOptions:
+    """Address of a server, and its access control.
+
+    Attributes:
+        host: Address of a network of this machine.
+        port: Port there; 0: any that is free.
+        name: Name of the model for clients; empty: its path.
+        api_key: Key that clients send; empty: none, on loopback alone.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str = ""
+    api_key: str = attrs.field(default="", repr=False)
+
+    def check(self) -> None:
+        """Refuse to let other machines in without a key.
+
+        Raises:
+            ConfigError: There is none, and the host is not this machine's loopback.
+        """
+        if not self.api_key and not _is_loopback(self.host):
+            raise ConfigError(
+                [
+                    f"--host {self.host} lets other machines in, and nobody would need a key: give --api-key KEY, or "
+                    "set RLSDK_API_KEY, or leave --host out (127.0.0.1)"
+                ]
+            )
+
+    def bind(self) -> socket.socket:
+        """Take the address, before anything is started that costs time.
+
+        Raises:
+            EnvironmentFault: It cannot be taken.
+        """
+        try:
+            family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            taken = socket.socket(family, socket.SOCK_STREAM)
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(address)
+        except OSError as error:
+            reason = error.strerror or error
+            raise EnvironmentFault(
+                f"cannot listen at {self.host}, port {self.port}: {reason}; choose another by --host and --port (0: "
+                "any port that is free)"
+            ) from error
+        return taken
+
+
+class PublicServer:
+    """Serves `/v1/…`, `/health` and `/metrics`."""
+
+    def __init__(
+        self, service: EngineService, options: ServerOptions, counters: Callable[[], Mapping[str, float]] = dict
+    ) -> None:
+        """Prepare a server.
+
+        Args:
+            service: Answers the requests.
+            options: Address and key.
+            counters: Numbers for `/metrics`, by name.
+        """
+        self._service, self._options, self._counters = service, options, counters
+        self._key = _digest(f"Bearer {options.api_key}") if options.api_key else b""
+        self._requests = 0
+        self._http = HttpServer(self._answer, grace=GRACE)
+
+    async def start(self, taken: socket.socket) -> str:
+        """Listen at an address that was taken; returns the base URL for clients."""
+        return f"{await self._http.start(taken)}/v1"
+
+    async def stop(self) -> None:
+        """Take no more requests, and let those under way finish within the grace."""
+        await self._http.stop()
+
+    async def _answer(self, request: web.Request) -> Reply:
+        path = f"/{request.match_info['path']}"
+        if (request.method, path) == ("GET", "/health"):
+            return Reply(body={"status": "ok", "step": self._service.step})
+        self._admit(request)
+        self._requests += 1
+        if (request.method, path) == ("GET", "/metrics"):
+            found = {"requests_total": self._requests, "step": self._service.step or 0, **self._counters()}
+            lines = (f"rlsdk_serve_{name} {value:g}\n" for name, value in found.items())
+            return Reply(text="".join(lines), headers={"content-type": _METRICS})
+        if request.method == "GET" and path.startswith("/v1/models/"):
+            return self._service.model(path.removeprefix("/v1/models/"))
+        route = f"{request.method} {path.removeprefix('/v1')}" if path.startswith("/v1/") else ""
+        answer = self._service.routes.get(route)
+        if answer is None:
+            there = ", ".join(each.replace(" /", " /v1/") for each in self._service.routes)
+            raise APIError(
+                f"there is no {request.method} {path}; there are: {there}, GET /health, GET /metrics",
+                status=404,
+                code="not_found",
+            )
+        return await answer(await read_json(request) if request.method == "POST" else None)
+
+    def _admit(self, request: web.Request) -> None:
+        """Refuse whoever has no key; without a key, whatever a page in somebody's browser could send here.
+
+        Raises:
+            APIError: The request is not let in.
+        """
+        if self._key:
+            if not hmac.compare_digest(_digest(request.headers.get("authorization", "")), self._key):
+                raise APIError(
+                    "this server wants its API key: `Authorization: Bearer KEY`", status=401, code="invalid_api_key"
+                )
+            return
+        # A page cannot forge these: the host is the name that it asked for, and JSON is sent elsewhere only if allowed.
+        host = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdigit() else request.host
+        if not _is_loopback(host.strip("[]")):
+            raise APIError(
+                f"without an API key this server is asked by 127.0.0.1 or localhost alone, not by {request.host!r}",
+                status=403,
+                code="wrong_host",
+            )
+        if request.method == "POST" and request.content_type != "application/json":
+            raise APIError(
+                f"content-type: expected application/json, got {request.content_type}", status=415, code="wrong_type"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,262 @@
+"""Answers to OpenAI's requests by engines, which keep nothing of them: what `--mode serve` and `debug engine` serve."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.config import Plan
+from rlsdk.contracts import Sampling
+from rlsdk.engines.client import Answer, Watch
+from rlsdk.errors import EngineError, RlsdkError, ValueFault
+from rlsdk.rollout.chat import RolloutContext
+from rlsdk.serving.endpoint import Routes
+from rlsdk.serving.messages import APIError
+from rlsdk.serving.replies import Head, Reply, TokenLogprobs, models, text_logprobs, tokens_used
+from rlsdk.serving.requests import ChatAnswer, ChatReplies, answered, expect_room, full, opening
+from rlsdk.serving.streaming import LiveAnswer, sampled_live
+from rlsdk.serving.wire import ChatCompletionRequest, CompletionRequest, GenerationRequest, read_chat, read_completion
+from rlsdk.types import Message
+from rlsdk.workflows.dialects import Dialect
+
+
+class EngineService:
+    """Answers `/completions`, with tokens, and `/chat/completions`, by the settings of a run.
+
+    Temperature, top-p, top-k, seed, length and stops are those of a request, where it gives some.
+
+    Attributes:
+        step: Training step of the served weights; None if unknown.
+    """
+
+    def __init__(self, setting: RolloutContext, model: str, dialect: Dialect, *, strict: bool = False) -> None:
+        """Prepare a service.
+
+        Args:
+            setting: Tokenizer, engines, sampling.
+            model: Name of the model for clients.
+            dialect: Parser of tool calls.
+            strict: Refuse other names of models, and fields that are not served, instead of ignoring them.
+        """
+        self._setting, self._model, self._dialect, self._strict = setting, model, dialect, strict
+        self._serial = itertools.count()
+        self.step: int | None = None
+
+    @property
+    def routes(self) -> Routes:
+        """Requests that are served."""
+        return {
+            "POST /completions": self._complete,
+            "POST /chat/completions": self._chat,
+            "GET /models": self._models,
+        }
+
+    def model(self, name: str) -> Reply:
+        """Answer `/models/NAME`.
+
+        Raises:
+            APIError: There is no such model.
+        """
+        if name != self._model:
+            raise self._no_model(name)
+        return Reply(body=self._listed().body["data"][0])
+
+    def _listed(self) -> Reply:
+        facts = {} if self.step is None else {"step": self.step}
+        return models([self._model], max_model_len=self._setting.max_length, **facts)
+
+    async def _models(self, _: Any) -> Reply:
+        return self._listed()
+
+    def _no_model(self, name: str) -> APIError:
+        said = f"model: there is no {name!r}; {self._model!r} is served"
+        return APIError(said, status=404, code="model_not_found", param="model")
+
+    async def _chat(self, body: Any) -> Reply:
+        asked = read_chat(body, strict=self._strict)
+        head = self._head(asked, "chatcmpl")
+        expect_room(asked, self._setting)
+        begin = await opening(asked, self._setting.codec, self._dialect)
+        sampling, ids = self._sampling(asked, len(begin.token_ids)), begin.token_ids
+        replies = ChatReplies(asked=asked, head=head, codec=self._setting.codec, dialect=self._dialect)
+
+        async def start(index: int, watch: Watch | None) -> ChatAnswer:
+            answer = await self._sample(head.id, ids, sampling, asked.seed, watch)
+            call = f"call_{head.id.rpartition('-')[2]}_{index}"
+            return ChatAnswer(answered(answer.text, asked, self._dialect, call), answer.completion, len(ids))
+
+        starts = [partial(start, index) for index in range(asked.n)]
+        if asked.stream:
+            return self._reply(head, events=replies.streamed(starts))
+        return self._reply(head, body=await replies.whole(starts))
+
+    async def _complete(self, body: Any) -> Reply:
+        asked = read_completion(body, strict=self._strict)
+        head = self._head(asked, "cmpl")
+        prompts = await self._prompts(asked)
+        starts: list[Any] = []
+        for number, ids in enumerate(prompts):
+            sampling = self._sampling(asked, len(ids))
+            one = partial(self._sample, f"{head.id}/{number}", ids, sampling, asked.seed)
+            starts += [one] * asked.n
+        replies = _TextReplies(asked, head, self._setting, prompts)
+        if asked.stream:
+            return self._reply(head, events=replies.streamed(starts))
+        answers = await _gathered([start(None) for start in starts])
+        return self._reply(head, body=replies.whole(answers))
+
+    def _head(self, asked: GenerationRequest, kind: str) -> Head:
+        if self._strict and asked.model not in ("", self._model):
+            raise self._no_model(asked.model)
+        model = self._model if self._strict else asked.model or self._model
+        fingerprint = None if self.step is None else f"step-{self.step}"
+        return Head(id=f"{kind}-{next(self._serial)}", model=model, fingerprint=fingerprint)
+
+    @staticmethod
+    def _reply(head: Head, **what: Any) -> Reply:
+        known = head.fingerprint
+        return Reply(**what, headers={} if known is None else {"x-rlsdk-step": known.removeprefix("step-")})
+
+    async def _prompts(self, asked: CompletionRequest) -> list[np.ndarray]:
+        """Tokenise the prompts; each is checked before any is tokenised."""
+        codec, room = self._setting.codec, self._setting.max_length
+        for prompt in asked.prompts:
+            if isinstance(prompt, str) and len(prompt) > room * codec.longest:
+                raise full(ValueFault(f"a prompt of {len(prompt)} characters cannot fit in {room} tokens"), "prompt")
+            if not isinstance(prompt, str) and (greatest := max(prompt)) >= codec.size:
+                raise APIError(f"prompt: token {greatest} is not in the vocabulary of {codec.size}", param="prompt")
+
+        def encode() -> list[np.ndarray]:
+            return [
+                codec.opening((Message("user", prompt),), plain=True)
+                if isinstance(prompt, str)
+                else np.array(prompt, np.int64)
+                for prompt in asked.prompts
+            ]
+
+        return await asyncio.to_thread(encode)
+
+    def _sampling(self, asked: GenerationRequest, prompt: int) -> Sampling:
+        """Return the sampling parameters for a prompt of this length.
+
+        Raises:
+            APIError: It leaves no room for an answer.
+        """
+        room = self._setting.max_length - prompt
+        if room < 1:
+            what = "messages" if isinstance(asked, ChatCompletionRequest) else "prompt"
+            raise full(ValueFault(f"{prompt} tokens leave no room in {self._setting.max_length}"), what)
+        base, codec = self._setting.sampling, self._setting.codec
+        given = {name: value for name, value in asked.sampling.items() if name != "stop_token_ids"}
+        if "top_k" in given:
+            given["top_k"] = max(0, given["top_k"])  # others write -1 for none
+        stops, ids = codec.split_stops(asked.stop) if asked.stop else (base.stop, base.stop_token_ids)
+        return attrs.evolve(
+            base,
+            max_tokens=min(room, asked.max_tokens or base.max_tokens),
+            stop=stops,
+            stop_token_ids=(*ids, *asked.sampling.get("stop_token_ids", ())),
+            top_logprobs=asked.top_logprobs or 0,
+            **given,
+        )
+
+    async def _sample(
+        self, group: str, prompt: np.ndarray, sampling: Sampling, seed: int | None, watch: Watch | None
+    ) -> Answer:
+        client: Any = self._setting.client
+        more = {} if watch is None else {"watch": watch}
+        try:
+            answer: Answer = await client.sample(group, prompt, sampling, seed=seed, **more)
+        except Exception as error:
+            raise _failed(error) from error
+        return answer
+
+
+def tool_parser_of(plan: Plan) -> Dialect:
+    """Return how a plan's workflow has tools called; `hermes` where it calls none."""
+    calls = plan.workflow.name in ("core/agent", "core/tools")
+    return Dialect.named(str(plan.workflow.options.get("parser", "hermes")) if calls else "hermes", "serve")
+
+
+class _TextReplies:
+    """Writer of the answers to one request of `/completions`."""
+
+    def __init__(
+        self, asked: CompletionRequest, head: Head, setting: RolloutContext, prompts: Sequence[np.ndarray]
+    ) -> None:
+        self._asked, self._head, self._codec, self._prompts = asked, head, setting.codec, prompts
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        choices = []
+        for i, answer in enumerate(answers):
+            done = answer.completion
+            tokens = TokenLogprobs(done.token_ids, done.logprobs, done.top)
+            choices.append(self._choice(i, self._text(answer), tokens, done.finish) | self._ids(i, answer))
+        return self._head.write("text_completion", choices, self._usage(answers))
+
+    async def streamed(self, starts: Sequence[Any]) -> AsyncGenerator[dict[str, Any], None]:
+        live = [LiveAnswer(self._codec, self._asked.stop) for _ in starts]
+        done: list[Answer] = []
+        async with aclosing(sampled_live(starts)) as events:
+            async for i, sampled, answer in events:
+                if sampled is not None:
+                    live[i].feed(sampled)
+                    offset = len(live[i].sent)
+                    if text := live[i].take_text():
+                        yield self._chunk(self._choice(i, text, live[i].take_tokens(), None, offset))
+                elif answer is not None:
+                    done.append(answer)
+                    offset = len(live[i].sent)
+                    rest, tokens = live[i].take_rest(self._text(answer)), live[i].take_tokens(answer.completion)
+                    last = self._choice(i, rest, tokens, answer.completion.finish, offset)
+                    yield self._chunk(last | self._ids(i, answer))
+        if self._asked.stream_usage:
+            yield self._head.write("text_completion", [], self._usage(done))
+
+    def _chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        return self._head.write("text_completion", [choice])
+
+    def _text(self, answer: Answer) -> str:
+        places = (answer.text.find(stop) for stop in self._asked.stop)
+        return answer.text[: min((at for at in places if at >= 0), default=len(answer.text))]
+
+    def _choice(self, i: int, text: str, tokens: TokenLogprobs, finish: str | None, offset: int = 0) -> dict[str, Any]:
+        logprobs = None if self._asked.top_logprobs is None else text_logprobs(self._codec, tokens, offset)
+        finish = "length" if finish == "abort" else finish
+        return {"index": i, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _ids(self, i: int, answer: Answer) -> dict[str, Any]:
+        if not self._asked.return_token_ids:
+            return {}
+        done = answer.completion
+        prompt = self._prompts[i // self._asked.n].tolist()
+        return {"token_ids": done.token_ids.tolist(), "versions": done.versions.tolist(), "prompt_token_ids": prompt}
+
+    def _usage(self, answers: Sequence[Answer]) -> dict[str, int]:
+        sampled = sum(len(answer.completion.token_ids) for answer in answers)
+        return tokens_used(sum(map(len, self._prompts)), sampled)
+
+
+async def _gathered(waiting: Sequence[Any]) -> list[Any]:
+    """Wait for all; where one fails or the client leaves, the others end."""
+    tasks = [asyncio.ensure_future(each) for each in waiting]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _failed(error: Exception) -> Exception:
+    """Turn an engine's error into the client's error; the traceback of its process stays in the log."""
+    cause = getattr(error, "cause", None) or error
+    if isinstance(cause, ValueFault):  # the engine refuses this request, and lives
+        return APIError(str(cause))
+    return cause if isinstance(cause, RlsdkError) else EngineError(f"{type(cause).__name__}; see the log")

@@ -1,0 +1,253 @@
+"""Requests in OpenAI's format, chat completions and completions: read strictly, with limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from rlsdk.serving.messages import (
+    APIError,
+    ChatMessage,
+    read_flag,
+    read_limited,
+    read_list,
+    read_message,
+    read_number,
+    read_object,
+    read_tool,
+)
+from rlsdk.types import Message
+
+MAX_CHOICES = 128
+MAX_ANSWERS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_MESSAGES = 4096
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
+MAX_SEED = 2**63 - 1
+
+
+@attrs.frozen(kw_only=True)
+class GenerationRequest:
+    """Fields that both kinds of requests share.
+
+    Attributes:
+        n: Number of answers to each prompt.
+        max_tokens: Maximum tokens of an answer; None leaves it to the server.
+        stop: Texts that end an answer.
+        sampling: Fields of `contracts.Sampling` that the request sets.
+        seed: Seed of the request.
+        stream: Send tokens as they are sampled.
+        stream_usage: Send the numbers of tokens at the end of a stream.
+        model: Name that the client gives.
+        top_logprobs: Likeliest tokens to report at each position; None: no logprobs at all.
+        return_token_ids: Report ids of tokens, and the versions of the weights that sampled them, as vLLM does.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = attrs.field(factory=dict)
+    seed: int | None = None
+    stream: bool = False
+    stream_usage: bool = False
+    model: str = ""
+    top_logprobs: int | None = None
+    return_token_ids: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class ChatCompletionRequest(GenerationRequest):
+    """A request for the next message of a conversation; a last message of the assistant is continued."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    calling: bool = False
+
+    @property
+    def prefill(self) -> str:
+        """Text that the answer begins with, at the client's request."""
+        return self.messages[-1].content if self.messages[-1].role == "assistant" else ""
+
+    @property
+    def characters(self) -> int:
+        """Length of all messages together."""
+        return sum(len(message.content) for message in self.messages)
+
+    def named(self, message: ChatMessage) -> Message:
+        """A message with the name of its tool, which clients tell with the call."""
+        calls = {call.id: call.name for each in self.messages for call in each.calls}
+        name = (message.name or calls.get(message.call_id, "")) if message.role == "tool" else ""
+        return Message(message.role, message.content, name)
+
+
+@attrs.frozen(kw_only=True)
+class CompletionRequest(GenerationRequest):
+    """A request to continue texts, or tokens."""
+
+    prompts: tuple[str | tuple[int, ...], ...]
+
+
+def read_chat(body: Any, *, strict: bool = False) -> ChatCompletionRequest:
+    """Read a request of `/chat/completions`.
+
+    Args:
+        body: JSON body of the request.
+        strict: Refuse fields of sampling that are not served, instead of ignoring them.
+
+    Raises:
+        APIError: The request is malformed, or asks for something that is not supported.
+    """
+    fields = read_object(body)
+    given = read_list(fields, "messages")
+    if len(given) > MAX_MESSAGES:
+        raise APIError(f"messages: at most {MAX_MESSAGES}, got {len(given)}", param="messages")
+    messages = tuple(read_message(each, f"messages[{i}]") for i, each in enumerate(given))
+    if not messages:
+        raise APIError("messages: expected some, got none", param="messages")
+    _check_continued(fields, messages[-1])
+    tools = tuple(read_tool(each, f"tools[{i}]") for i, each in enumerate(read_list(fields, "tools", optional=True)))
+    wants, count = read_flag(fields, "logprobs"), read_number(fields, "top_logprobs", int, None)
+    if count is not None and not wants:
+        raise APIError("top_logprobs: needs logprobs: true", param="top_logprobs")
+    return ChatCompletionRequest(
+        messages=messages,
+        tools=tools,
+        calling=bool(tools) and fields.get("tool_choice") != "none",
+        top_logprobs=read_limited("top_logprobs", count or 0, MAX_TOP_LOGPROBS) if wants else None,
+        **_common(fields, strict=strict),
+    )
+
+
+def _check_continued(fields: Mapping[str, Any], last: ChatMessage) -> None:
+    """Refuse a request whose last message and `continue_final_message` contradict each other."""
+    prefilled, asked = last.role == "assistant", fields.get("continue_final_message")
+    if prefilled and (last.calls or not last.content):
+        raise APIError(
+            "messages: the last one is the assistant's, and is continued: expected some text, and no calls of tools",
+            param="messages",
+        )
+    if asked not in (None, prefilled):
+        found = "it is the assistant's, and is always continued" if prefilled else f"it is the {last.role}'s"
+        raise APIError(f"continue_final_message: {asked!r} does not fit the last message: {found}", param="messages")
+
+
+def read_completion(body: Any, *, strict: bool = False) -> CompletionRequest:
+    """Read a request of `/completions`.
+
+    Args:
+        body: JSON body of the request.
+        strict: As in `read_chat`.
+
+    Raises:
+        APIError: The request is malformed, or asks for something that is not supported.
+    """
+    fields = read_object(body)
+    common = _common(fields, strict=strict)
+    prompts = _prompts(fields.get("prompt"))
+    if len(prompts) * common["n"] > MAX_ANSWERS:
+        raise APIError(
+            f"prompt: {len(prompts)} prompts with n={common['n']} are {len(prompts) * common['n']} answers; at most "
+            f"{MAX_ANSWERS} are served by one request",
+            param="prompt",
+        )
+    count = read_number(fields, "logprobs", int, None)
+    count = None if count is None else read_limited("logprobs", count, MAX_TOP_LOGPROBS)
+    return CompletionRequest(prompts=prompts, top_logprobs=count, **common)
+
+
+def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
+    many = isinstance(given, list) and bool(given) and isinstance(given[0], str | list)
+    prompts = given if many else [given]
+    if len(prompts) > MAX_ANSWERS:
+        raise APIError(f"prompt: at most {MAX_ANSWERS} prompts, got {len(prompts)}", param="prompt")
+    read: list[str | tuple[int, ...]] = []
+    for prompt in prompts:
+        ids = isinstance(prompt, list) and all(type(i) is int and 0 <= i <= MAX_SEED for i in prompt)
+        if not prompt or not (isinstance(prompt, str) or ids):
+            raise APIError(
+                "prompt: expected a text, a list of token ids, or a list of either; none of them empty", param="prompt"
+            )
+        read.append(prompt if isinstance(prompt, str) else tuple(prompt))
+    return tuple(read)
+
+
+def _common(fields: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """Read the fields that both kinds of requests share."""
+    named = "max_completion_tokens" if fields.get("max_completion_tokens") is not None else "max_tokens"
+    most = read_number(fields, named, int, None)
+    if most is not None and most < 1:
+        raise APIError(f"{named}: at least 1, got {most}", param=named)
+    n = read_number(fields, "n", int, 1)
+    if not 1 <= n <= MAX_CHOICES:
+        raise APIError(f"n: expected 1 to {MAX_CHOICES}, got {n}", param="n")
+    if strict:
+        for name, neutral in _NOT_SERVED.items():
+            if fields.get(name) not in (None, False, *neutral):
+                raise APIError(f"{name}: is not served; leave it out", param=name)
+    seed = read_number(fields, "seed", int, None)
+    if seed is not None and not 0 <= seed <= MAX_SEED:
+        raise APIError(f"seed: expected 0 to {MAX_SEED}, got {seed}", param="seed")
+    model, options = fields.get("model"), fields.get("stream_options")
+    return {
+        "n": n,
+        "max_tokens": most,
+        "stop": _stops(fields),
+        "sampling": _sampling(fields),
+        "seed": seed,
+        "stream": read_flag(fields, "stream"),
+        "stream_usage": isinstance(options, Mapping) and options.get("include_usage") is True,
+        "model": model if isinstance(model, str) else "",
+        "return_token_ids": read_flag(fields, "return_token_ids"),
+    }
+
+
+def _stops(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    given = fields.get("stop") or ()
+    stops: tuple[Any, ...]
+    stops = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else (None,)
+    if not all(isinstance(each, str) and each for each in stops):
+        raise APIError("stop: expected a text or a list of texts, none of them empty", param="stop")
+    if len(stops) > MAX_STOPS or any(len(each) > MAX_STOP_CHARACTERS for each in stops):
+        raise APIError(
+            f"stop: at most {MAX_STOPS} texts of at most {MAX_STOP_CHARACTERS} characters, got {len(stops)}",
+            param="stop",
+        )
+    return stops
+
+
+def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: read_number(fields, name, kind, None) for name, kind in _SAMPLING.items()}
+    found = {name: value for name, value in found.items() if value is not None}
+    for name, (least, greatest) in _RANGES.items():
+        if name in found and not least <= found[name] <= greatest:
+            raise APIError(f"{name}: expected {least:g} to {greatest:g}, got {found[name]}", param=name)
+    ids = fields.get("stop_token_ids") or ()
+    if not isinstance(ids, list | tuple) or not all(type(i) is int and 0 <= i <= MAX_SEED for i in ids):
+        raise APIError("stop_token_ids: expected a list of whole numbers, none below 0", param="stop_token_ids")
+    if len(ids) > MAX_STOPS:
+        raise APIError(f"stop_token_ids: at most {MAX_STOPS}, got {len(ids)}", param="stop_token_ids")
+    if ids:
+        found["stop_token_ids"] = tuple(ids)
+    if "ignore_eos" in fields:
+        found["ignore_eos"] = read_flag(fields, "ignore_eos")
+    return found
+
+
+_SAMPLING: dict[str, type] = {"temperature": float, "top_p": float, "top_k": int}
+_RANGES = {"temperature": (0.0, 100.0), "top_p": (1e-6, 1.0), "top_k": (-1, 2**31)}
+_NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "echo": (),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "functions": ([],),
+}
+"""Fields that would change an answer and are not supported, with the values that change nothing."""

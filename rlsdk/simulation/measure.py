@@ -1,0 +1,161 @@
+"""Rates, lengths and figures of a finished run, read from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.errors import RunError
+from rlsdk.runlog.query import query
+from rlsdk.runlog.store import Address
+from rlsdk.runlog.trackers import read_metrics
+from rlsdk.simulation.rates import Lengths, Rates
+
+WARM_UP = 3
+"""Number of first steps to leave out: compilation, first allocations and caches distort them."""
+LEARNER = ("logprobs", "credit", "update")
+"""Phases of the learner."""
+
+
+@attrs.frozen(kw_only=True)
+class Measured:
+    """Figures of a finished run.
+
+    Attributes:
+        rates: Fitted rates of its parts.
+        lengths: Lengths of its responses.
+        step: Mean seconds of a step.
+        step_p95: 95th percentile of the seconds of a step.
+        tokens_per_second: Trained tokens per second; rollouts that were trained on again count with the mean length.
+        learner_idle: Share of time in which the learner waited for rollouts.
+        engines_idle: Share of time in which engines had nothing to do; None if it was not logged.
+        staleness: Mean staleness of trained tokens; None if it was not logged.
+        staleness_max: Maximum staleness.
+        steps: Number of steps measured.
+    """
+
+    rates: Rates
+    lengths: Lengths
+    step: float
+    step_p95: float
+    tokens_per_second: float
+    learner_idle: float
+    engines_idle: float | None
+    staleness: float | None
+    staleness_max: int
+    steps: int
+
+
+def measure(folder: Path, defaults: Rates) -> Measured:
+    """Measure the speed of a run's parts.
+
+    The two rates of an engine are those that the run logs, fitted over single decode steps; where it logs none, they
+    are fitted to decode steps and tokens of each training step, against the seconds inside the engine. The learner's
+    rates are fitted to trained tokens, against the seconds of its phases. Reading prompts is part of both. In a
+    synchronous run, time of a batch outside the engines counts as scoring; time outside all phases, as the learner's.
+
+    Args:
+        folder: Folder of the run.
+        defaults: Values that no run logs: efficiency, slots, size of the weights, bandwidth (at least as measured).
+
+    Raises:
+        RunError: There are too few steps, or the folder holds no run.
+    """
+    lines = [line for line in read_metrics(folder) if "time/step" in line and "time/update" in line][WARM_UP:]
+    if len(lines) < 2 or not (folder / "config.yaml").is_file():
+        raise RunError(
+            f"{folder}: rates are measured in a run's folder with config.yaml and metrics.jsonl of at least "
+            f"{WARM_UP + 2} training steps; found {len(lines)} steps behind a warm-up of {WARM_UP}"
+        )
+    import yaml
+
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    place = {"engines": 1, "learners": 1, **(config.get("placement") or {})}
+    section = config.get("rollout") or config.get("production") or {}  # its name until 0.2
+    in_step = not section.get("max_staleness") and section.get("sync_interval", 1) == 1
+    lengths = lengths_of(folder, lines, int((config.get("sampling") or {}).get("max_tokens", 256)))
+    tokens, seconds = _column(lines, "rollouts/tokens"), _column(lines, "time/step")
+    engine, produce = _column(lines, "time/engine_inside"), _column(lines, "time/produce")
+    waves = np.ceil(config.get("batch_size", 64) * config.get("group_size", 8) / place["engines"] / defaults.slots)
+    decode_steps = _column(lines, "engine/steps", float(waves * max(lengths.seen, default=lengths.limit)))
+    step_seconds, sequence_seconds = fit(decode_steps, tokens / place["engines"], engine)
+    if (own := _mean(lines, "engine/step_seconds")) is not None:
+        step_seconds, sequence_seconds = own, _mean(lines, "engine/sequence_seconds") or 0.0
+    learning = np.sum([_column(lines, f"time/{phase}") for phase in LEARNER], axis=0)
+    again = _column(lines, "rollouts/reused") * _column(lines, "rollouts/length")
+    trained = tokens * _column(lines, "groups/trained", 1.0) + again
+    fixed, slope = fit(np.ones(len(lines)), trained, learning)
+    sync = _column(lines, "time/sync")
+    rest = seconds - learning - sync - produce
+    a_sync = float(sync[sync > 0].mean()) if sync.any() else 0.0
+    bandwidth = max(defaults.bandwidth, defaults.weights_bytes / a_sync if a_sync else 0.0)
+    rates = attrs.evolve(
+        defaults,
+        step_seconds=step_seconds,
+        sequence_seconds=sequence_seconds,
+        prompt_tokens=0,
+        score_seconds=float(np.mean(np.maximum(produce - engine, 0.0))) if in_step else 0.0,
+        token_seconds=slope * (1 + (place["learners"] - 1) * defaults.efficiency),
+        learner_seconds=fixed + max(0.0, float(rest.mean())),
+        sync_seconds=max(0.0, a_sync - defaults.weights_bytes / bandwidth),
+        bandwidth=bandwidth,
+        filtered=float(np.clip(1 - _column(lines, "groups/trained", 1.0).mean(), 0, 1)),
+    )
+    return Measured(
+        rates=rates,
+        lengths=lengths,
+        step=float(seconds.mean()),
+        step_p95=float(np.percentile(seconds, 95)),
+        tokens_per_second=float(trained.sum() / seconds.sum()),
+        learner_idle=float(produce.sum() / seconds.sum()),
+        engines_idle=_mean(lines, "time/engines_idle"),
+        staleness=0.0 if in_step else _mean(lines, "staleness/mean"),
+        staleness_max=int(_column(lines, "staleness/max").max()),
+        steps=len(lines),
+    )
+
+
+def fit(first: np.ndarray, second: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    """Fit non-negative seconds per unit of two quantities, by least squares.
+
+    Args:
+        first: Amounts of the first quantity, float `[n]`.
+        second: Amounts of the second quantity, float `[n]`.
+        seconds: Total seconds, float `[n]`.
+    """
+    (a, b), *_ = np.linalg.lstsq(np.stack([first, second], 1), seconds, rcond=None)
+    if a >= 0 and b >= 0:
+        return float(a), float(b)
+    alone = [max(0.0, float(x @ seconds / (x @ x))) if x.any() else 0.0 for x in (first, second)]
+    left = [float(((x * rate - seconds) ** 2).sum()) for x, rate in zip((first, second), alone, strict=True)]
+    return (alone[0], 0.0) if left[0] <= left[1] else (0.0, alone[1])
+
+
+def lengths_of(folder: Path, lines: Sequence[Mapping[str, Any]], limit: int) -> Lengths:
+    """Return the lengths of a run's saved responses; without any, log-normal ones with the mean of the run.
+
+    Args:
+        folder: Folder of the run.
+        lines: Lines of its metrics.
+        limit: Maximum tokens of a response.
+    """
+    if Address.of(folder) is not None:
+        seen = tuple(row["tokens"] for row in query(folder, "tokens > 0 and step is not null"))
+        if seen:
+            return Lengths(limit=limit, seen=seen)
+    spread = Lengths().sigma
+    mean = float(_column(lines, "rollouts/length").mean())
+    return Lengths(median=mean / np.exp(spread**2 / 2), sigma=spread, limit=limit)
+
+
+def _column(lines: Sequence[Mapping[str, Any]], name: str, default: float = 0.0) -> np.ndarray:
+    return np.array([float(line.get(name, default)) for line in lines])
+
+
+def _mean(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    found = [float(line[name]) for line in lines if name in line]
+    return float(np.mean(found)) if found else None

@@ -1,0 +1,228 @@
+"""Predictions for a config on given engines and ranks: as configured, synchronous, and each half alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.config import Plan
+from rlsdk.errors import ConfigError, ValueFault
+from rlsdk.simulation.rates import Lengths, Rates
+from rlsdk.simulation.training import (
+    Outcome,
+    Setup,
+    engines_alone,
+    learner_alone,
+    simulate,
+    synchronous,
+)
+
+MOST_ROLLOUTS = 8_000
+"""Maximum rollouts of one simulation; a larger training is represented by a slice of this size."""
+MEDIAN = 8
+"""Default median of lengths: `sampling.max_tokens` divided by this."""
+
+
+@attrs.frozen(kw_only=True)
+class Prediction:
+    """Prediction for one size.
+
+    Attributes:
+        setup: Simulated setup.
+        gpus: GPUs of engines and learner together; None where they were not counted.
+        share: Simulated share of the engines and of the batch.
+        configured: Outcome of the config as it is.
+        synchronous: Outcome with every batch sampled by the weights of the step before.
+        engines_alone: Seconds of the engines for a batch when nothing else takes time: G.
+        learner_alone: Seconds of the learner and of syncs, when rollouts are always available: T.
+    """
+
+    setup: Setup
+    gpus: int | None
+    share: float
+    configured: Outcome
+    synchronous: Outcome
+    engines_alone: float
+    learner_alone: float
+
+    @property
+    def of_bound(self) -> float:
+        """Batches per second, as a share of the slower half's maximum: `max(G, T)` over the step."""
+        return max(self.engines_alone, self.learner_alone) / self.configured.step
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the prediction as plain values."""
+        setup = self.setup
+        return {
+            "gpus": self.gpus,
+            "engines": setup.engines,
+            "learners": setup.learners,
+            "batch_size": setup.batch,
+            "share": self.share,
+            "configured": attrs.asdict(self.configured),
+            "synchronous": attrs.asdict(self.synchronous),
+            "engines_alone": self.engines_alone,
+            "learner_alone": self.learner_alone,
+            "of_bound": self.of_bound,
+        }
+
+
+def predict(
+    setup: Setup,
+    gpus: int | None = None,
+    *,
+    most: int | None = MOST_ROLLOUTS,
+    told: Callable[[str, int], None] = lambda name, done: None,
+) -> Prediction:
+    """Simulate a setup and its baselines for comparison.
+
+    Args:
+        setup: Setup as configured.
+        gpus: GPUs of engines and learner together.
+        most: Maximum rollouts of one simulation, beyond which a slice of the engines and of the batch represents the
+            whole; None simulates everything.
+        told: Called before each step with the name of the simulation and the number of steps done.
+    """
+    part = setup if most is None else sliced(setup, most)
+    whole = setup.engines / part.engines
+
+    def outcome(name: str, of: Setup) -> Outcome:
+        found = simulate(of, partial(told, name))
+        return attrs.evolve(
+            found,
+            tokens_per_second=found.tokens_per_second * setup.batch / part.batch,
+            weights_gb_per_second=found.weights_gb_per_second * whole,
+        )
+
+    configured = outcome("as configured", part)
+    return Prediction(
+        setup=setup,
+        gpus=gpus,
+        share=1 / whole,
+        configured=configured,
+        synchronous=outcome("synchronous", synchronous(part)) if part.rollout.runs_ahead else configured,
+        engines_alone=outcome("engines alone", engines_alone(part)).step,
+        learner_alone=outcome("learner alone", learner_alone(part)).step,
+    )
+
+
+def sliced(setup: Setup, most: int) -> Setup:
+    """Return a share of the engines with their share of the batch; the learner takes as long as for the whole.
+
+    Engines work side by side, so that a slice of them is representative. Only the longest answer of a batch differs: it
+    is shorter among fewer, unless lengths reach their limit, as those with a long tail do.
+
+    Args:
+        setup: Whole setup.
+        most: Maximum rollouts over all steps; the slice keeps at least one engine and one task.
+    """
+    rollouts = setup.batch * setup.group * setup.steps
+    engines = max(1, round(setup.engines * min(1.0, most / rollouts)))
+    batch = max(1, round(setup.batch * engines / setup.engines))
+    if engines == setup.engines or setup.rollout.replay.fresh(batch) < 1:
+        return setup
+    rates = attrs.evolve(setup.rates, token_seconds=setup.rates.token_seconds * setup.batch / batch)
+    return attrs.evolve(setup, rates=rates, engines=engines, batch=batch)
+
+
+def setup_of(plan: Plan, rates: Rates, lengths: Lengths, *, engines: int, learners: int, steps: int) -> Setup:
+    """Return the setup of a config at these rates.
+
+    Args:
+        plan: Checked config.
+        rates: Rates of the parts.
+        lengths: Lengths of responses.
+        engines: Number of engines.
+        learners: Number of ranks of the learner.
+        steps: Number of simulated steps.
+
+    Raises:
+        ConfigError: The config generates nothing.
+    """
+    config = plan.config
+    if not plan.needs_engine:
+        raise ConfigError(["algorithm: it trains on demonstrations; there are no rollouts to simulate"])
+    return Setup(
+        rates=rates,
+        lengths=lengths,
+        engines=engines,
+        learners=learners,
+        batch=config.batch_size,
+        group=config.group_size,
+        steps=steps,
+        rollout=config.rollout,
+        policy=partial(plan.plugins.resolve, plan.buffer),
+        stop=partial(plan.plugins.resolve, plan.stop),
+        sources={source.name: source.weight for source in plan.tasks_train},
+        seed=config.seed,
+    )
+
+
+def resized(setup: Setup, batch: int) -> Setup:
+    """Return the setup with another number of tasks in a step.
+
+    Raises:
+        ConfigError: Replay would leave no new task among them.
+    """
+    try:
+        return attrs.evolve(setup, batch=batch)
+    except ValueFault as error:
+        raise ConfigError([str(error)]) from error
+
+
+def divided(gpus: int, share: float, each: int) -> tuple[int, int]:
+    """Divide GPUs between engines and ranks of the learner.
+
+    Args:
+        gpus: Number of GPUs.
+        share: Share of them for the learner.
+        each: GPUs per engine.
+
+    Raises:
+        ValueFault: There are too few for one of each.
+    """
+    learners = min(max(1, round(gpus * share)), gpus - each)
+    if learners < 1:
+        raise ValueFault(f"--gpus {gpus}: an engine takes {each} and the learner at least 1; give {each + 1} or more")
+    return (gpus - learners) // each, learners
+
+
+def defaults_of(plan: Plan) -> tuple[Rates, Lengths]:
+    """Return rates and lengths without a measurement: size of the weights, slots and limits come from the config."""
+    config, own = plan.config, Rates()
+    slots = getattr(plan.plugins.resolve(plan.engine), "max_num_seqs", own.slots)
+    weights = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
+    rates = attrs.evolve(own, slots=slots, weights_bytes=float(weights or own.weights_bytes))
+    limit = config.sampling.max_tokens
+    return rates, Lengths(median=max(1.0, limit / MEDIAN), limit=limit)
+
+
+def changed(rates: Rates, lengths: Lengths, given: Mapping[str, float]) -> tuple[Rates, Lengths]:
+    """Return rates and lengths with some of them replaced, by name.
+
+    Args:
+        rates: Rates to start from.
+        lengths: Lengths to start from; a `median` or a `sigma` makes them log-normal.
+        given: New values, by name.
+
+    Raises:
+        ConfigError: A name is unknown, or its value makes no sense.
+    """
+    of_rates = {field.name for field in attrs.fields(Rates)}
+    of_lengths = {"median", "sigma"}
+    unknown = sorted(set(given) - of_rates - of_lengths)
+    if unknown:
+        raise ConfigError([f"--rate {name}: there are {', '.join(sorted(of_rates | of_lengths))}" for name in unknown])
+    whole = {name for name in ("slots", "prompt_tokens") if name in given}
+    new_rates: dict[str, Any] = {n: int(v) if n in whole else v for n, v in given.items() if n in of_rates}
+    new_lengths: dict[str, Any] = {n: v for n, v in given.items() if n in of_lengths}
+    try:
+        if new_lengths:
+            lengths = attrs.evolve(lengths, seen=(), **new_lengths)
+        return attrs.evolve(rates, **new_rates), lengths
+    except ValueFault as error:
+        raise ConfigError([f"--rate {error}"]) from error

@@ -1,0 +1,101 @@
+"""Speed of engines and learner, and lengths of responses: given by a person, or measured in a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.errors import ValueFault
+
+
+def _positive(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if not value > 0:
+        raise ValueFault(f"{attribute.name} must be above 0; got {value:g}")
+
+
+def _not_negative(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if not value >= 0:
+        raise ValueFault(f"{attribute.name} must be at least 0; got {value:g}")
+
+
+@attrs.frozen(kw_only=True)
+class Rates:
+    """Speeds of the parts; the defaults have the order of a 7-billion-parameter model in bfloat16 on 80 GB GPUs.
+
+    An engine samples one token of each running sequence in `step_seconds + running * sequence_seconds`. The learner
+    needs `learner_seconds + tokens * token_seconds / (1 + (ranks - 1) * efficiency)` for a batch. A sync of weights
+    takes `sync_seconds + weights_bytes / bandwidth`; during the second term the engines stand still.
+
+    Attributes:
+        step_seconds: Fixed seconds of a decode step, however many sequences run: reading the weights.
+        sequence_seconds: Additional seconds of a decode step for each running sequence.
+        slots: Maximum number of sequences that run in an engine; the rest wait.
+        prompt_tokens: Tokens of a prompt; it is read once for the rollouts of a group.
+        prompt_rate: Tokens that an engine reads per second: prompts, continued answers, and after a sync all running
+            sequences.
+        score_seconds: Time from the last token of a group to its score.
+        token_seconds: Seconds of the learner for each response token, on one rank: all passes over it.
+        learner_seconds: Fixed seconds of the learner for each batch.
+        efficiency: Speedup by each further rank of the learner, as a share of the first.
+        sync_seconds: Fixed seconds of a sync.
+        weights_bytes: Bytes sent to each engine.
+        bandwidth: Bytes per second to each engine.
+        filtered: Share of groups that filters drop.
+    """
+
+    step_seconds: float = attrs.field(default=0.012, validator=_not_negative)
+    sequence_seconds: float = attrs.field(default=5e-5, validator=_not_negative)
+    slots: int = attrs.field(default=256, validator=_positive)
+    prompt_tokens: int = attrs.field(default=256, validator=_not_negative)
+    prompt_rate: float = attrs.field(default=20_000.0, validator=_positive)
+    score_seconds: float = attrs.field(default=0.05, validator=_not_negative)
+    token_seconds: float = attrs.field(default=1.2e-4, validator=_not_negative)
+    learner_seconds: float = attrs.field(default=2.0, validator=_not_negative)
+    efficiency: float = attrs.field(default=0.9, validator=_not_negative)
+    sync_seconds: float = attrs.field(default=1.0, validator=_not_negative)
+    weights_bytes: float = attrs.field(default=1.52e10, validator=_not_negative)
+    bandwidth: float = attrs.field(default=1e10, validator=_positive)
+    filtered: float = attrs.field(default=0.0, validator=_not_negative)
+
+    def decode(self, running: int) -> float:
+        """Return the seconds of a decode step with this many sequences."""
+        return self.step_seconds + running * self.sequence_seconds
+
+    def learn(self, tokens: float, ranks: int) -> float:
+        """Return the seconds of the learner for a batch with this many response tokens."""
+        return self.learner_seconds + tokens * self.token_seconds / (1 + (ranks - 1) * self.efficiency)
+
+    @property
+    def transfer(self) -> float:
+        """Seconds in which engines load weights and generate nothing."""
+        return self.weights_bytes / self.bandwidth
+
+
+@attrs.frozen(kw_only=True)
+class Lengths:
+    """Tokens of responses: log-normal, `median * exp(sigma * z)` with a standard normal z, cut off at the limit.
+
+    A `sigma` of 1 is the long tail of reasoning: one response in twenty is more than five times the median.
+
+    Attributes:
+        median: Median of the distribution before it is cut off.
+        sigma: Standard deviation of the logarithm.
+        limit: Maximum length; longer responses are truncated.
+        seen: Lengths to draw from instead, if any.
+    """
+
+    median: float = attrs.field(default=1000.0, validator=_positive)
+    sigma: float = attrs.field(default=1.0, validator=_not_negative)
+    limit: int = attrs.field(default=16_384, validator=[_positive, attrs.validators.le(1 << 20)])
+    seen: tuple[int, ...] = ()
+
+    def draw(self, generator: np.random.Generator, count: int) -> list[int]:
+        """Draw the lengths of responses, each at least 1."""
+        if self.seen:
+            drawn = generator.choice(np.array(self.seen), count)
+        else:
+            drawn = self.median * np.exp(self.sigma * generator.standard_normal(count))
+        found: list[int] = np.clip(np.rint(drawn), 1, self.limit).astype(int).tolist()
+        return found

@@ -1,0 +1,331 @@
+"""A training with modelled engines and learner: the real scheduler, streams, routing and order of steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+import attrs
+import numpy as np
+
+from rlsdk.config.rollout import RolloutSection
+from rlsdk.contracts import Completion, Sampling
+from rlsdk.engines.client import EngineClient
+from rlsdk.engines.gate import PausableClient
+from rlsdk.errors import RunError, ValueFault
+from rlsdk.rollout.chat import STATUS
+from rlsdk.rollout.experience import ReplayBuffer
+from rlsdk.rollout.lifecycle import TaskLedger, TaskRecord, TaskStatus, sampled_tokens
+from rlsdk.rollout.production import BufferPolicy, RolloutScheduler, StalenessPolicy, first_come
+from rlsdk.rollout.stream import Source, TaskStream, TaskStreams
+from rlsdk.simulation.clock import VirtualLoop, run_virtually
+from rlsdk.simulation.engine import SimulatedEngine, constant
+from rlsdk.simulation.rates import Lengths, Rates
+from rlsdk.sources.listing import TaskList
+from rlsdk.trainer.ledger import used_of
+from rlsdk.types import Group, Rollout, Score, Task
+
+PROMPT = np.zeros(1, np.int64)
+DROPS = 1000
+"""Number of groups that a policy may drop in a row, or ten batches of them; beyond, it counts as dropping all."""
+TASKS = 1 << 20
+"""Number of tasks of each source; their content does not matter."""
+
+
+@attrs.frozen(kw_only=True)
+class Setup:
+    """Parameters of a simulation.
+
+    Attributes:
+        rates: Speeds of the parts.
+        lengths: Lengths of responses.
+        engines: Number of engines.
+        learners: Number of ranks of the learner.
+        batch: Tasks in a step.
+        group: Rollouts per task.
+        steps: Number of steps.
+        rollout: Settings of running ahead, of syncs during sampling, and of replay.
+        policy: Creates `rollout.buffer`, separately for each simulation, since it may keep a state.
+        stop: Creates `rollout.stop`; None: a batch must be complete.
+        sources: Weight of each source of tasks, by name.
+        seed: Seed of the lengths.
+
+    Raises:
+        ValueFault: Replay would leave no new group in a batch.
+    """
+
+    rates: Rates
+    lengths: Lengths
+    engines: int
+    learners: int
+    batch: int
+    group: int
+    steps: int = 20
+    rollout: RolloutSection = RolloutSection()
+    policy: Callable[[], BufferPolicy] = lambda: first_come
+    stop: Callable[[], Callable[..., bool]] | None = None
+    sources: Mapping[str, float] = attrs.field(factory=lambda: {"tasks": 1.0})
+    seed: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if self.fresh < 1:
+            share = self.rollout.replay.share
+            raise ValueFault(f"rollout.replay.share: {share} of a batch of {self.batch} leaves no group that is new")
+
+    @property
+    def fresh(self) -> int:
+        """Groups of a batch that are trained on for the first time."""
+        return self.rollout.replay.fresh(self.batch)
+
+    @property
+    def warm_up(self) -> int:
+        """Number of first steps to leave out, in which rollouts gain their lead."""
+        return min(StalenessPolicy.of(self.rollout).ahead + 2, self.steps // 2)
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """Results of a simulation, over the steps after the warm-up.
+
+    Attributes:
+        step: Mean seconds of a step.
+        step_p95: 95th percentile of the seconds of a step.
+        staleness: Mean over trained tokens of the steps between their weights and their training.
+        staleness_max: Maximum staleness.
+        engines_idle: Share of time in which an engine had nothing to do, mean over engines.
+        learner_idle: Share of time in which the learner waited for rollouts.
+        tokens_per_second: Trained tokens per second, including groups that are trained on again.
+        wasted: Share of the sampled tokens that were never trained on.
+        weights_gb_per_second: Weights sent to all engines, in 10⁹ bytes per second.
+        turns: Turns of the event loop, from the beginning: the work of the simulation.
+    """
+
+    step: float
+    step_p95: float
+    staleness: float
+    staleness_max: int
+    engines_idle: float
+    learner_idle: float
+    tokens_per_second: float
+    wasted: float
+    weights_gb_per_second: float
+    turns: int = 0
+
+
+@attrs.define
+class _Totals:
+    """Counts since the beginning."""
+
+    tokens: int = 0
+    reused: int = 0
+    staleness: float = 0.0
+    wasted: int = 0
+    busy: float = 0.0
+    taking: float = 0.0
+    syncs: int = 0
+
+
+class SimulatedTraining:
+    """One simulated run; on a virtual clock it takes no time, on a real one it sleeps."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Create a run on the running event loop.
+
+        Args:
+            setup: Parameters of the simulation.
+        """
+        self._setup = setup
+        engines = range(setup.engines)
+        self._engines = [SimulatedEngine(setup.rates, setup.lengths, (setup.seed, i)) for i in engines]
+        section, pace = setup.rollout, StalenessPolicy.of(setup.rollout)
+        self._client = EngineClient(self._engines, _no_text)
+        self._gate = PausableClient(self._client, _no_text, partial=section.partial_rollouts)
+        self._sampling = Sampling(max_tokens=setup.lengths.limit)
+        self._book = TaskLedger(list(setup.sources))
+        self._random = np.random.default_rng([setup.seed, len(engines)])
+        self._policy, self._drops = setup.policy(), 0
+        self._production = RolloutScheduler(
+            self._book,
+            pace,
+            streams=_streams(setup.sources),
+            batch=setup.fresh,
+            make=self._make,
+            wanted=lambda group: not section.dynamic_sampling or _kept(group),
+            policy=self._priority,
+            stop=None if setup.stop is None else setup.stop(),
+            valve=self._gate,
+        )
+        self._experience = ReplayBuffer(
+            self._policy,
+            count=setup.batch - setup.fresh,
+            most_uses=section.replay.most_uses,
+            young=pace.young,
+        )
+        self._version = 0
+        self._now = asyncio.get_running_loop().time
+        self._totals = _Totals()
+        self._oldest = 0
+
+    async def run(self, told: Callable[[int], None] = lambda done: None) -> Outcome:
+        """Run all steps.
+
+        Args:
+            told: Called before each step with the number of steps done.
+        """
+        times: list[float] = []
+        before, began = attrs.evolve(self._totals), self._now()
+        while self._version < self._setup.steps:
+            told(self._version)
+            if self._version == self._setup.warm_up:
+                self._oldest = 0
+                before, began = self._measured(), self._now()
+            start = self._now()
+            await self._step()
+            times.append(self._now() - start)
+        after, seconds = self._measured(), self._now() - began
+        await self._production.pause(self._setup.rollout.pause_timeout)
+        return self._outcome(times[self._setup.warm_up :], before, after, seconds)
+
+    async def _step(self) -> None:
+        """Take, learn, settle, publish: the order of `Trainer.step`."""
+        start = self._now()
+        tickets = await self._production.take(self._version)
+        self._totals.taking += self._now() - start
+        self._production.settle(tickets, await self._learn(tickets))
+        self._version += 1
+        if self._version % self._setup.rollout.sync_interval == 0 or self._version == self._setup.steps:
+            await self._publish()
+
+    def _measured(self) -> _Totals:
+        self._totals.wasted = self._book.wasted + self._client.unheard + self._gate.dropped
+        self._totals.busy = sum(engine.measure()[0] for engine in self._engines)
+        return attrs.evolve(self._totals)
+
+    def _outcome(self, times: Sequence[float], before: _Totals, after: _Totals, seconds: float) -> Outcome:
+        setup, seconds = self._setup, max(seconds, 1e-12)
+        tokens, wasted = after.tokens - before.tokens, after.wasted - before.wasted
+        sampled = tokens - (after.reused - before.reused) + wasted
+        loop = asyncio.get_running_loop()
+        sent = (after.syncs - before.syncs) * setup.engines * setup.rates.weights_bytes
+        return Outcome(
+            step=float(np.mean(times)),
+            step_p95=float(np.percentile(times, 95)),
+            staleness=(after.staleness - before.staleness) / max(tokens, 1),
+            staleness_max=self._oldest,
+            engines_idle=max(0.0, 1 - (after.busy - before.busy) / (seconds * setup.engines)),
+            learner_idle=(after.taking - before.taking) / seconds,
+            tokens_per_second=tokens / seconds,
+            wasted=wasted / max(sampled, 1),
+            weights_gb_per_second=sent / seconds / 1e9,
+            turns=loop.turns if isinstance(loop, VirtualLoop) else 0,
+        )
+
+    async def _make(self, ticket: TaskRecord) -> Group:
+        name = f"task {ticket.number}.{ticket.attempts}"
+        asked = [self._gate.sample(name, PROMPT, self._sampling) for _ in range(self._setup.group)]
+        answers = await asyncio.gather(*asked)
+        await asyncio.sleep(self._setup.rates.score_seconds)
+        kept = self._random.random() >= self._setup.rates.filtered
+        rollouts = [_rollout(ticket.task, answer.completion) for answer in answers]
+        scores = [Score(float(kept and i % 2 == 0)) for i in range(len(rollouts))]
+        return Group(ticket.task, rollouts, scores, uid=name)
+
+    def _priority(self, group: Group, /, *, step: int, uses: int) -> float | None:
+        """Return the policy's priority; raise if it drops every group: in virtual time that would never end."""
+        priority = self._policy(group, step=step, uses=uses)
+        self._drops = self._drops + 1 if priority is None else 0
+        if self._drops > max(DROPS, 10 * self._setup.batch):
+            raise RunError(
+                f"rollout.buffer: the policy dropped {self._drops} groups one after the other. Those of a "
+                "simulation have rewards of 1 and 0 in turn and no metrics; simulate with rollout.buffer=fifo"
+            )
+        return priority
+
+    async def _learn(self, tickets: list[TaskRecord]) -> list[TaskStatus]:
+        done, before = self._version, self._totals.tokens
+        states = [
+            TaskStatus.TRAINED if t.group is not None and _kept(t.group) else TaskStatus.FILTERED for t in tickets
+        ]
+        used = self._experience.draw(done)
+        for ticket, state in zip(tickets, states, strict=True):
+            if ticket.group is not None and state is TaskStatus.TRAINED:
+                self._count(ticket.group)
+        for each in used:
+            self._totals.reused += self._count(each.group)
+        self._experience.add(used_of(tickets, states, done + 1, {}))
+        tokens = self._totals.tokens - before
+        await asyncio.sleep(self._setup.rates.learn(tokens, self._setup.learners) if tokens else 0.0)
+        return states
+
+    def _count(self, group: Group) -> int:
+        """Count a group that is trained on now, and return its trained tokens."""
+        for rollout in group.rollouts:
+            age = self._version - rollout.policy_versions[rollout.loss_mask]
+            self._totals.staleness += float(age.sum())
+            self._oldest = max(self._oldest, int(age.max(initial=0)))
+        tokens = sampled_tokens(group)
+        self._totals.tokens += tokens
+        return tokens
+
+    async def _publish(self) -> None:
+        rates, in_flight = self._setup.rates, self._setup.rollout.in_flight
+        async with nullcontext() if in_flight else self._gate.held():
+            await asyncio.sleep(rates.sync_seconds)
+            for engine in self._engines:
+                engine.load(self._version, rates.transfer)
+            self._totals.syncs += 1
+            await asyncio.sleep(rates.transfer)
+
+
+def simulate(setup: Setup, told: Callable[[int], None] = lambda done: None) -> Outcome:
+    """Run a setup to its end in virtual time.
+
+    Args:
+        setup: Parameters of the simulation.
+        told: Called before each step with the number of steps done.
+    """
+
+    async def run() -> Outcome:
+        return await SimulatedTraining(setup).run(told)
+
+    return run_virtually(run())
+
+
+def engines_alone(setup: Setup) -> Setup:
+    """Return the setup with a learner and syncs that take no time: its steps are the G of `max(G, T)`."""
+    free = attrs.evolve(setup.rates, token_seconds=0.0, learner_seconds=0.0, sync_seconds=0.0, weights_bytes=0.0)
+    return attrs.evolve(setup, rates=free)
+
+
+def learner_alone(setup: Setup) -> Setup:
+    """Return the setup with engines that take no time: its steps are the T of `max(G, T)`, syncs included."""
+    free = attrs.evolve(setup.rates, step_seconds=1e-12, sequence_seconds=0.0, prompt_tokens=0, score_seconds=0.0)
+    return attrs.evolve(setup, rates=free)
+
+
+def synchronous(setup: Setup) -> Setup:
+    """Return the setup with every batch sampled by the weights of the step before; filters and policy are kept."""
+    rollout = setup.rollout
+    section = RolloutSection(dynamic_sampling=rollout.dynamic_sampling, buffer=rollout.buffer)
+    return attrs.evolve(setup, rollout=section, stop=None)
+
+
+def _kept(group: Group) -> bool:
+    return bool(group.scores and group.scores[0].value)
+
+
+def _rollout(task: Task, sampled: Completion) -> Rollout:
+    mask, status = constant(1, "bool", len(sampled.token_ids)), STATUS[sampled.finish]
+    return Rollout(task, (), sampled.token_ids, mask, sampled.logprobs, sampled.versions, status)
+
+
+def _no_text(token_ids: Sequence[np.ndarray]) -> list[str]:
+    return [""] * len(token_ids)
+
+
+def _streams(sources: Mapping[str, float]) -> TaskStreams:
+    tasks = TaskList(lambda i: Task(id=str(i), prompt=""), TASKS, ordered=True)
+    return TaskStreams(
+        [Source(name, weight, TaskStream(tasks, 0, lambda _: 0, 0, "drop")) for name, weight in sources.items()]
+    )

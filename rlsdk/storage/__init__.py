@@ -1,0 +1,1 @@
+"""Runs in remote folders (fsspec URLs): where their local mirrors are, the lock, uploads, downloads."""

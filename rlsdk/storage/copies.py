@@ -1,0 +1,122 @@
+"""Checkpoints in a remote folder: each with the run's files as they were then, found by a manifest written last.
+
+A remote run looks like a local one, but for three things: `checkpoints/step-N.json` is the manifest of a checkpoint,
+without which it does not exist; `checkpoints/step-N.run/` holds the run's own files as they were when it was written;
+and the lock is a file within.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.errors import DamagedCheckpointError
+from rlsdk.storage.remote import RemoteFolder
+
+log = logging.getLogger(__name__)
+FORMAT = 1
+_MANIFEST = re.compile(r"checkpoints/step-(\d+)\.json")
+_STEP = re.compile(r"checkpoints/step-(\d+)(\.run|\.json)?(/.*)?")
+
+
+@attrs.frozen
+class Copy:
+    """A completely uploaded checkpoint.
+
+    Attributes:
+        step: Training step of the checkpoint.
+        id: Id that distinguishes uploads of the same step.
+        files: File sizes in bytes, by name below `checkpoints/`.
+    """
+
+    step: int
+    files: dict[str, int]
+    id: str = attrs.field(factory=lambda: uuid.uuid4().hex)
+
+    def encode(self) -> bytes:
+        """Return the manifest's text."""
+        return json.dumps({"format": FORMAT, **attrs.asdict(self)}).encode()
+
+
+def copies(remote: RemoteFolder) -> dict[int, Copy]:
+    """Return the checkpoints that are there whole, by step, ascending."""
+    steps = sorted(int(m[1]) for name in remote.names("checkpoints") if (m := _MANIFEST.fullmatch(name)))
+    found = {}
+    for step in steps:
+        copy = _read(remote, step)
+        if copy is not None:
+            found[step] = copy
+    return found
+
+
+def _read(remote: RemoteFolder, step: int) -> Copy | None:
+    name = _manifest(step)
+    try:
+        told: dict[str, Any] = json.loads(remote.read(name) or b"")
+        if told["format"] != FORMAT:
+            raise ValueError(f"format {told['format']}; this rlsdk reads {FORMAT}")
+        return Copy(int(told["step"]), {str(k): int(v) for k, v in told["files"].items()}, str(told["id"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("%s/%s is no manifest, and its checkpoint is left out: %s", remote.url, name, error)
+        return None
+
+
+def publish(remote: RemoteFolder, copy: Copy) -> None:
+    """Write the manifest of a checkpoint whose files are all there: from now on it is found."""
+    remote.write(_manifest(copy.step), copy.encode())
+
+
+def withdraw(remote: RemoteFolder, *steps: int) -> None:
+    """Delete checkpoints, each one's manifest first."""
+    for step in steps:
+        remote.remove(_manifest(step))
+        remote.remove_below(f"checkpoints/step-{step}")
+        remote.remove_below(f"checkpoints/step-{step}.run")
+
+
+def remove_unfinished(remote: RemoteFolder) -> None:
+    """Delete what uploads that never finished have left."""
+    names = remote.names("checkpoints")
+    whole = {int(m[1]) for name in names if (m := _MANIFEST.fullmatch(name))}
+    left = {int(m[1]) for name in names if (m := _STEP.fullmatch(name))} - whole
+    withdraw(remote, *sorted(left))
+
+
+def fetch(remote: RemoteFolder, copy: Copy, folder: Path, *, checkpoint: bool = True) -> None:
+    """Download a checkpoint into a run's folder: `checkpoints/step-N`, and the run's own files.
+
+    Args:
+        remote: Remote folder of the run.
+        copy: The checkpoint.
+        folder: Local folder of the run.
+        checkpoint: False for the run's own files alone.
+
+    Raises:
+        DamagedCheckpointError: A file is missing there, or not as long as it was.
+    """
+    own, run = f"step-{copy.step}/", f"step-{copy.step}.run/"
+    for name, size in copy.files.items():
+        if name.startswith(run):
+            file = folder / name.removeprefix(run)
+        elif checkpoint and name.startswith(own):
+            file = folder / "checkpoints" / name
+        else:
+            continue
+        if not file.resolve().is_relative_to(folder.resolve()):
+            raise DamagedCheckpointError(f"{remote.url}/{_manifest(copy.step)} names a file outside of the run: {name}")
+        try:
+            remote.download(f"checkpoints/{name}", file)
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(f"{remote.url}/checkpoints/{name} is missing") from error
+        if (there := file.stat().st_size) != size:
+            raise DamagedCheckpointError(f"{remote.url}/checkpoints/{name} has {there} bytes; {size} were written")
+
+
+def _manifest(step: int) -> str:
+    return f"checkpoints/step-{step}.json"

@@ -1,0 +1,138 @@
+"""A lock on a remote folder: an object with the holder's pid and host, rewritten every few seconds."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from typing import Any
+
+from rlsdk.errors import ConfigError
+from rlsdk.storage.remote import RemoteFolder
+
+log = logging.getLogger(__name__)
+LOCK = ".rlsdk-lock"
+
+
+class RemoteLock:
+    """A program's lock on a remote folder.
+
+    The object is only advice to other runs of rlsdk. A holder that was stopped, or cut off from the network, for longer
+    than the lease may lose it to another program; it notices before it marks its next upload as whole, and uploads
+    nothing more. Two programs that take over a dead holder's lock within the same moment are told apart by reading
+    it again.
+
+    Args:
+        folder: Remote folder.
+        beat: Seconds between heartbeats.
+        lease: Seconds without a heartbeat after which a holder on another machine counts as dead.
+    """
+
+    def __init__(self, folder: RemoteFolder, *, beat: float = 10.0, lease: float = 60.0) -> None:
+        self._folder, self._beat, self._lease = folder, beat, lease
+        self._id = uuid.uuid4().hex
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, and keep it until `release`.
+
+        Raises:
+            ConfigError: Another program holds it.
+        """
+        if not self._folder.create(LOCK, self._content()):
+            self._take_over()
+        self._thread = threading.Thread(target=self._keep_alive, name="remote lock", daemon=True)
+        self._thread.start()
+
+    def is_ours(self) -> bool:
+        """Return whether no other program has taken the lock since."""
+        return self._holder().get("id") == self._id
+
+    def release(self) -> None:
+        """Give the lock back, if it is still ours."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(self._beat)
+        try:
+            if self.is_ours():
+                self._folder.remove(LOCK)
+        except Exception as error:  # noqa: BLE001 - network: each file system has its own errors
+            log.warning("the lock of %s stays there and expires by itself: %s", self._folder.url, error)
+
+    def _take_over(self) -> None:
+        """Replace the lock of a holder that is dead.
+
+        Raises:
+            ConfigError: It lives, or another program was faster.
+        """
+        first = self._holder()
+        if first.get("host") == socket.gethostname():
+            if _is_alive(first.get("pid")):
+                raise self._refusal(first)
+        else:
+            wait = 1.5 * self._lease
+            log.warning(
+                "process %s on %s holds %s; looking for %.0f s whether it is alive",
+                first.get("pid"), first.get("host"), self._folder.url, wait,
+            )  # fmt: skip
+            end = time.monotonic() + wait
+            while time.monotonic() < end:
+                time.sleep(min(1.0, self._beat))
+                now = self._holder()
+                if now != first:
+                    if now:
+                        raise self._refusal(now)
+                    break  # it was released
+        self._folder.write(LOCK, self._content())
+        time.sleep(min(2.0, self._beat))  # another program that takes it over, too, has written by then
+        if not self.is_ours():
+            raise self._refusal(self._holder())
+
+    def _refusal(self, holder: dict[str, Any]) -> ConfigError:
+        who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"
+        return ConfigError(
+            [
+                f"name: {self._folder.url} is in use by {who}, which trains into it (last seen "
+                f"{holder.get('time', '?')}); wait until it has ended, end it, or choose another name=…"
+            ]
+        )
+
+    def _holder(self) -> dict[str, Any]:
+        """Read the lock; empty if there is none, or if it is just being written."""
+        try:
+            found = json.loads(self._folder.read(LOCK) or b"{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _content(self) -> bytes:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        held = {"id": self._id, "pid": os.getpid(), "host": socket.gethostname(), "time": now}
+        return json.dumps(held).encode()
+
+    def _keep_alive(self) -> None:
+        while not self._ended.wait(self._beat):
+            try:
+                if not self.is_ours():
+                    return  # the uploader sees the same, and says it
+                self._folder.write(LOCK, self._content())
+            except Exception as error:  # noqa: BLE001 - network; the uploads, which fail as well, are warned of
+                log.debug("no sign of life to %s: %s", self._folder.url, error)
+
+
+def _is_alive(pid: Any) -> bool:
+    """Return whether a process of this machine runs; a zombie does not."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except (psutil.Error, TypeError, ValueError):
+        return True

@@ -1,0 +1,120 @@
+"""A remote folder, accessed through an fsspec URL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.callbacks import Callback
+
+from rlsdk.errors import ConfigError
+from rlsdk.storage.location import FOLDERLESS, url_fault
+
+log = logging.getLogger(__name__)
+
+
+class RemoteFolder:
+    """Files below a URL, by their names there, which have slashes between folders.
+
+    Credentials and endpoints are read by the file system of the protocol, from where it always reads them.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Open the file system of a URL.
+
+        Raises:
+            ConfigError: Its package is not installed, or fsspec does not know the protocol.
+        """
+        if fault := url_fault(url):
+            raise ConfigError([f"out: {fault}"])
+        self.url = url.rstrip("/")
+        self._fs, self._root = fsspec.core.url_to_fs(self.url)
+        self._root = self._root.rstrip("/")
+        protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else set(self._fs.protocol)
+        self._has_folders = not protocols & FOLDERLESS
+
+    def names(self, below: str = "") -> dict[str, int]:
+        """Return the names of all files in a folder and its folders, with their sizes in bytes."""
+        self._fs.invalidate_cache()
+        top = self._path(below) if below else self._root
+        found = self._fs.find(top, detail=True)
+        cut = len(self._root) + 1
+        return {path[cut:]: int(entry.get("size") or 0) for path, entry in found.items() if path.startswith(f"{top}/")}
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a file; None if there is none of that name."""
+        self._fs.invalidate_cache()
+        try:
+            content: bytes = self._fs.cat_file(self._path(name))
+        except FileNotFoundError:
+            return None
+        return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file, in place of an earlier one."""
+        self._fs.pipe_file(self._made(name), content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a small file unless there is one of that name; returns whether it was written.
+
+        On S3 this is one request that only one of several writers succeeds with; other stores may look first.
+        """
+        if self.read(name) is not None:
+            return False
+        try:
+            self._fs.pipe_file(self._made(name), content, mode="create")
+        except TypeError:  # a file system that knows no such mode
+            self._fs.pipe_file(self._path(name), content)
+        except OSError:
+            if self.read(name) is None:
+                raise
+            return False
+        return True
+
+    def upload(self, file: Path, name: str, moved: Callable[[], None] | None = None) -> None:
+        """Copy a local file there; `moved` is called now and then while bytes arrive."""
+        self._fs.put_file(str(file), self._made(name), callback=_Pulse(moved))
+
+    def download(self, name: str, file: Path) -> None:
+        """Copy a file from there to a local path, whose folder is made."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._fs.get_file(self._path(name), str(file))
+
+    def remove(self, *names: str) -> None:
+        """Delete files; those that are gone already do not matter."""
+        for name in names:
+            try:
+                self._fs.rm_file(self._path(name))
+            except FileNotFoundError:
+                log.debug("%s/%s was gone already", self.url, name)
+
+    def remove_below(self, name: str) -> None:
+        """Delete a folder with all that is in it."""
+        self.remove(*self.names(name))
+        if self._has_folders and self._fs.isdir(self._path(name)):
+            self._fs.rm(self._path(name), recursive=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _made(self, name: str) -> str:
+        """Return a path whose folder exists, where the store has folders."""
+        path = self._path(name)
+        if self._has_folders:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        return path
+
+
+class _Pulse(Callback):
+    """Tells that bytes arrive."""
+
+    def __init__(self, moved: Callable[[], None] | None) -> None:
+        super().__init__()
+        self._moved = moved
+
+    def call(self, *args: Any, **kwargs: Any) -> None:
+        if self._moved is not None:
+            self._moved()

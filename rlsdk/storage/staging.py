@@ -1,0 +1,120 @@
+"""A snapshot of a checkpoint for an upload, while the run continues to write and delete files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import attrs
+
+STAGE = ".upload"
+"""Folder within a run's folder."""
+_LEFT_OUT = ("cache", "checkpoints", "logs")
+"""Folders of a run that are not needed to go on with it."""
+
+
+@attrs.define(eq=False)
+class Staged:
+    """Files of a checkpoint, and the run's own files as they were when it was written.
+
+    Attributes:
+        step: Step of the checkpoint.
+        folder: Holds `step-N/` (hard links, which cost no space) and `step-N.run/`.
+        database: A connection in whose view the database of rollouts stays as it was; None if there is no file, or it
+            has been copied.
+        sent: Names of files that have been uploaded.
+        published: True once it is found in the remote folder.
+    """
+
+    step: int
+    folder: Path
+    database: sqlite3.Connection | None = None
+    sent: set[str] = attrs.field(factory=set)
+    published: bool = False
+
+    def finish(self) -> None:
+        """Write the database's copy; takes as long as the database is large."""
+        if self.database is None:
+            return
+        partial = self.folder / "database.partial"
+        with closing(sqlite3.connect(partial)) as copy:
+            self.database.backup(copy)
+        partial.replace(self.folder / f"step-{self.step}.run" / "rollouts.db")
+        self.database.close()
+        self.database = None
+
+    def files(self) -> dict[str, int]:
+        """Return all names below the folder, with their sizes in bytes."""
+        found = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        return {path.relative_to(self.folder).as_posix(): path.stat().st_size for path in found}
+
+    def discard(self) -> None:
+        """Delete it."""
+        if self.database is not None:
+            self.database.close()
+            self.database = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def stage(run: Path, step: int, database: str) -> Staged:
+    """Hold a checkpoint, and the run's own files, as they are now.
+
+    Args:
+        run: Local folder of the run.
+        step: Step of the checkpoint.
+        database: Name of the SQLite file of rollouts.
+
+    Raises:
+        OSError: The disk is full, or a file cannot be read.
+    """
+    staged = Staged(step, run / STAGE / f"step-{step}")
+    shutil.rmtree(staged.folder, ignore_errors=True)
+    try:
+        shutil.copytree(run / "checkpoints" / f"step-{step}", staged.folder / f"step-{step}", copy_function=_link)
+        own = staged.folder / f"step-{step}.run"
+        own.mkdir()
+        for path in own_files(run, database):
+            target = own / path.relative_to(run)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+        if (run / database).is_file():
+            # In WAL mode, a reader within a transaction sees the database as it was when the transaction began.
+            staged.database = sqlite3.connect(
+                f"{(run / database).resolve().as_uri()}?mode=ro",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+            )
+            staged.database.execute("BEGIN")
+            staged.database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        staged.discard()
+        raise
+    return staged
+
+
+def own_files(run: Path, database: str, *, left_out: Sequence[str] = _LEFT_OUT) -> list[Path]:
+    """Return the files of a run beside its checkpoints: configuration, metrics, ids of trackers, marker; no database.
+
+    Args:
+        run: Local folder of the run.
+        database: Name of the SQLite file of rollouts.
+        left_out: Folders that do not count.
+    """
+    found = []
+    for path in run.iterdir():
+        if path.name in (*left_out, STAGE) or path.name.startswith(database) or path.name.endswith(".partial"):
+            continue
+        found += [path] if path.is_file() else [below for below in path.rglob("*") if below.is_file()]
+    return sorted(found)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # some file systems have no hard links
+        shutil.copy2(source, target)

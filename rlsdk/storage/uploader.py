@@ -1,0 +1,218 @@
+"""Uploads of checkpoints in a thread beside the training, which they never end nor hold up."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.storage import copies
+from rlsdk.storage.copies import Copy
+from rlsdk.storage.lock import RemoteLock
+from rlsdk.storage.remote import RemoteFolder
+from rlsdk.storage.staging import STAGE, Staged, own_files, stage
+
+log = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True)
+class UploadTimes:
+    """Seconds that uploads wait.
+
+    Attributes:
+        first_retry: Before a failed upload is tried again; each further time twice as long.
+        longest_retry: At most.
+        last_attempts: Attempts after the end of the run, before the last checkpoint is left in the mirror.
+        stall: Seconds without a byte after which an upload is given up at the end of the run.
+    """
+
+    first_retry: float = 5.0
+    longest_retry: float = 300.0
+    last_attempts: int = 4
+    stall: float = 300.0
+
+
+class LostLockError(Exception):
+    """Another program has taken over the remote folder."""
+
+
+class Uploader:
+    """Uploads the newest checkpoint; of those that come faster than they can be uploaded, the older are left out.
+
+    Args:
+        run: Local folder of the run.
+        remote: Its remote folder, locked.
+        lock: That lock.
+        keep: Checkpoints to keep there.
+        database: Name of the SQLite file of rollouts.
+        known: Called with the id of an upload before it can be found.
+        times: Seconds that it waits.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        remote: RemoteFolder,
+        lock: RemoteLock,
+        *,
+        keep: int,
+        database: str,
+        known: Callable[[str], None],
+        times: UploadTimes | None = None,
+    ) -> None:
+        self._run, self._remote, self._lock, self._keep, self._database = run, remote, lock, keep, database
+        self._known, self._times = known, times or UploadTimes()
+        self._changed = threading.Condition()
+        self._waiting: Staged | None = None
+        self._working = self._closing = self._given_up = False
+        self._moved = time.monotonic()
+        self._failures, self._last_error = 0, ""
+        self._last_failed: int | None = None
+        self.uploaded: list[int] = []
+        self.left_out: list[int] = []
+        shutil.rmtree(run / STAGE, ignore_errors=True)  # what a program that was killed has left
+        self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
+        self._thread.start()
+
+    def submit(self, step: int) -> None:
+        """Upload a checkpoint that was just written; returns at once, and never fails."""
+        if self._given_up:
+            return
+        try:
+            staged = stage(self._run, step, self._database)
+        except Exception as error:  # noqa: BLE001 - an upload never ends a run
+            self._warn(step, error, "it is not uploaded; the next one is")
+            return
+        with self._changed:
+            if self._waiting is not None:
+                self._leave_out(self._waiting)
+            self._waiting = staged
+            self._changed.notify_all()
+
+    def finish(self) -> dict[str, Any]:
+        """Wait until the last checkpoint is there, or has failed for good; returns what became of uploads."""
+        with self._changed:
+            self._closing, self._moved = True, time.monotonic()
+            self._changed.notify_all()
+            if self._working or self._waiting:
+                log.info("waiting for the upload to %s", self._remote.url)
+            while (self._working or self._waiting) and not self._given_up:
+                self._changed.wait(0.2)
+                if time.monotonic() - self._moved > self._times.stall:
+                    self._last_error = f"nothing was transferred for {self._times.stall:g} s"
+                    self._given_up = True
+            self._changed.notify_all()
+        return {
+            "url": self._remote.url,
+            "uploaded": list(self.uploaded),
+            "left_out": list(self.left_out),
+            "failures": self._failures,
+            "last_error": self._last_error,
+        }
+
+    def _work(self) -> None:
+        attempts, delay = 0, self._times.first_retry
+        while True:
+            with self._changed:
+                while self._waiting is None and not (self._closing or self._given_up):
+                    self._changed.wait()
+                staged, self._waiting = self._waiting, None
+                if staged is None or self._given_up:
+                    return
+                self._working, self._moved = True, time.monotonic()
+            try:
+                self._upload(staged)
+                attempts, delay = 0, self._times.first_retry
+                staged.discard()
+            except LostLockError as error:
+                staged.discard()
+                with self._changed:
+                    self._given_up = True
+                self._warn(staged.step, error, "nothing more is uploaded from here")
+            except Exception as error:  # noqa: BLE001 - network, rights, disks: each file system has its own errors
+                self._warn(staged.step, error, "the run goes on, and it is tried again")
+                attempts = attempts + 1 if self._closing else 0
+                self._try_again(staged, delay, last=attempts >= self._times.last_attempts)
+                delay = min(2 * delay, self._times.longest_retry)
+            finally:
+                with self._changed:
+                    self._working = False
+                    self._changed.notify_all()
+
+    def _try_again(self, staged: Staged, delay: float, *, last: bool) -> None:
+        """Wait, then have the same checkpoint uploaded once more, unless there is a newer one."""
+        with self._changed:
+            if not self._closing:
+                self._changed.wait_for(lambda: self._closing or self._waiting is not None, timeout=delay)
+            elif not last:
+                self._changed.wait_for(lambda: self._waiting is not None or self._given_up, timeout=delay)
+                self._moved = time.monotonic()
+            if self._waiting is not None or last or self._given_up:
+                self._leave_out(staged)
+            else:
+                self._waiting = staged
+
+    def _leave_out(self, staged: Staged) -> None:
+        self.left_out.append(staged.step)
+        log.info("the checkpoint of step %d is not uploaded", staged.step)
+        staged.discard()
+
+    def _upload(self, staged: Staged) -> None:
+        """Send all files of a checkpoint, then what makes it a checkpoint; delete those that are too many.
+
+        Raises:
+            LostLockError: Another program uses the remote folder.
+        """
+        self._require_lock()
+        if not staged.published:
+            self._publish(staged)
+            staged.published = True
+            self.uploaded.append(staged.step)
+            log.info("the checkpoint of step %d is in %s", staged.step, self._remote.url)
+        copies.withdraw(self._remote, *list(copies.copies(self._remote))[: -self._keep])
+        self.send_own_files()
+
+    def _publish(self, staged: Staged) -> None:
+        staged.finish()
+        files = staged.files()
+        if not staged.sent:  # an earlier course of the run, or an upload that broke off, may have left files
+            copies.withdraw(self._remote, staged.step)
+        for name in files:
+            if name not in staged.sent:
+                self._remote.upload(staged.folder / name, f"checkpoints/{name}", self._pulse)
+                staged.sent.add(name)
+                self._pulse()
+        copy = Copy(staged.step, files)
+        self._known(copy.id)
+        self._require_lock()
+        copies.publish(self._remote, copy)
+
+    def send_own_files(self) -> None:
+        """Upload the run's own files as they are now, logs included, for people; no resumption reads them."""
+        for path in own_files(self._run, self._database, left_out=("cache", "checkpoints")):
+            try:
+                self._remote.upload(path, path.relative_to(self._run).as_posix(), self._pulse)
+            except FileNotFoundError:
+                if path.exists():  # then it is not the file that is gone
+                    raise
+
+    def _require_lock(self) -> None:
+        if not self._lock.is_ours():
+            raise LostLockError(f"another program has taken over {self._remote.url}")
+
+    def _pulse(self) -> None:
+        self._moved = time.monotonic()
+
+    def _warn(self, step: int, error: Exception, then: str) -> None:
+        self._failures += 1
+        self._last_error = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        again = step == self._last_failed
+        self._last_failed = step
+        level = logging.DEBUG if again else logging.WARNING  # each attempt would be said again
+        log.log(level, "the checkpoint of step %d cannot be uploaded: %s; %s", step, self._last_error, then)

@@ -1,0 +1,334 @@
+"""From groups to packed arrays: the batch that the learner computes on, and the inputs of credit assignment."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from rlsdk.batch import CreditInputs
+from rlsdk.contracts import TrainBatch
+from rlsdk.errors import DataError, RunError
+from rlsdk.fields import FORWARD, UPDATE_FIELDS, Field
+from rlsdk.types import Group, Rollout, Score
+
+
+@attrs.frozen(eq=False)
+class StepBatch:
+    """Valid rollouts of a training step, packed.
+
+    Attributes:
+        arrays: Packed arrays, as the learner reads them.
+        rollouts: Rollouts, in the order of the arrays.
+        scores: Scores of the rollouts.
+        groups: int64 `[n]`, dense index of each rollout's group.
+        uids: `uid` of each rollout's group.
+        sampled: Number of rollouts that the policy sampled; those of experts follow, each a group of its own.
+        baselines: float32 `[n]`, reward of the greedy answer to the task; None where nobody reads it.
+        fields: Name -> `[t]` array of the fields that the learner and producers computed; see `rlsdk.fields`.
+    """
+
+    arrays: TrainBatch
+    rollouts: tuple[Rollout, ...]
+    scores: tuple[Score, ...]
+    groups: np.ndarray
+    uids: tuple[str, ...]
+    sampled: int
+    baselines: np.ndarray | None = None
+    fields: Mapping[str, np.ndarray] = attrs.field(factory=dict)
+
+    def with_fields(self, **fields: np.ndarray) -> StepBatch:
+        """Return a copy with more per-token fields."""
+        return attrs.evolve(self, fields={**self.fields, **fields})
+
+    def for_update(self, **labels: np.ndarray) -> StepBatch:
+        """Return a copy whose arrays hold what a loss reads: old logprobs, the fields that losses may read, labels.
+
+        Tokens that experts wrote count as sampled by the policy before the update.
+
+        Args:
+            **labels: Name -> `[n]` array.
+        """
+        old, sampled = self.fields["logprobs"], self.sampled_tokens
+        read = {n: v for n, v in self.fields.items() if n in UPDATE_FIELDS or n not in FORWARD}
+        behaviour = np.concatenate([self.arrays.tokens["behaviour_logprobs"][:sampled], old[sampled:]])
+        arrays = self.arrays.with_tokens(**read, old_logprobs=old, behaviour_logprobs=behaviour)
+        return attrs.evolve(self, arrays=arrays.with_rollouts(**labels))
+
+    @property
+    def has_experts(self) -> bool:
+        """True if experts wrote some of the rollouts."""
+        return self.sampled < len(self.rollouts)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of response tokens of the rollouts that the policy sampled."""
+        return int(self.arrays.responses[: self.sampled].sum())
+
+    def without_experts(self) -> StepBatch:
+        """Return the rollouts that the policy sampled: those that credit is assigned to."""
+        count, tokens = self.sampled, self.sampled_tokens
+        return attrs.evolve(
+            self,
+            arrays=self.arrays.select(np.arange(count)),
+            rollouts=self.rollouts[:count],
+            scores=self.scores[:count],
+            groups=self.groups[:count],
+            uids=self.uids[:count],
+            baselines=None if self.baselines is None else self.baselines[:count],
+            fields={name: values[:tokens] for name, values in self.fields.items()},
+        )
+
+
+def pack(
+    groups: Sequence[Group], experts: Sequence[Group] = (), baselines: Mapping[str, float] | None = None
+) -> StepBatch | None:
+    """Pack the valid rollouts that sampled anything; None if there are none.
+
+    Invalid rollouts end here: they reach neither a baseline nor a loss.
+
+    Args:
+        groups: Groups that the policy sampled.
+        experts: Groups that experts wrote.
+        baselines: `uid` of a group -> reward of the greedy answer to its task; a group without one stays out.
+    """
+    if baselines is not None:
+        groups = [group for group in groups if group.uid in baselines]
+    every = [*groups, *experts]
+    kept = [
+        (g, rollout, score)
+        for g, group in enumerate(every)
+        for rollout, score in zip(group.rollouts, group.scores, strict=True)
+        if score.valid and rollout.loss_mask.any()
+    ]
+    sampled = sum(g < len(groups) for g, _, _ in kept)
+    if not sampled:
+        return None
+    index, rollouts, scores = (tuple(part) for part in zip(*kept, strict=True))
+    lengths = np.array([len(r.token_ids) for r in rollouts], np.int64)
+    mask = np.concatenate([r.loss_mask for r in rollouts])
+    starts, responses = spans(mask, lengths)
+    inside = _inside(lengths, starts, responses)
+    arrays = TrainBatch(
+        token_ids=np.concatenate([r.token_ids for r in rollouts]),
+        lengths=lengths,
+        starts=starts,
+        responses=responses,
+        loss_mask=mask[inside],
+        tokens={
+            "behaviour_logprobs": np.concatenate([r.logprobs for r in rollouts])[inside],
+            "policy_versions": np.concatenate([r.policy_versions for r in rollouts])[inside],
+        },
+    )
+    dense = np.unique(np.array(index), return_inverse=True)[1].astype(np.int64)
+    greedy = None
+    if baselines is not None:
+        greedy = np.zeros(len(rollouts), np.float32)
+        greedy[:sampled] = [baselines[groups[g].uid] for g in index[:sampled]]
+    return StepBatch(arrays, rollouts, scores, dense, tuple(every[g].uid for g in index), sampled, greedy)
+
+
+def spans(mask: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each response's start and length in its rollout, from the first sampled token to the last.
+
+    Args:
+        mask: bool `[T]`, True where sampled; at least one per rollout.
+        lengths: int64 `[n]`, tokens of each rollout.
+    """
+    offsets = np.cumsum(lengths) - lengths
+    where = np.flatnonzero(mask)
+    owner = np.searchsorted(offsets, where, side="right") - 1
+    first = where[np.searchsorted(owner, np.arange(len(lengths)), side="left")]
+    last = where[np.searchsorted(owner, np.arange(len(lengths)), side="right") - 1]
+    return first - offsets, last - first + 1
+
+
+def _inside(lengths: np.ndarray, starts: np.ndarray, responses: np.ndarray) -> np.ndarray:
+    begin = np.cumsum(lengths) - lengths + starts
+    shift = begin - (np.cumsum(responses) - responses)
+    inside: np.ndarray = np.arange(int(responses.sum())) + np.repeat(shift, responses)
+    return inside
+
+
+def credit_inputs(
+    batch: StepBatch, needs: frozenset[str], *, train_step: int = 0, train_steps: int = 1
+) -> CreditInputs:
+    """Return the inputs of shaping and advantage: the basics, and of the optional fields those in `needs`.
+
+    Args:
+        batch: Rollouts of a step.
+        needs: Fields that the parts declared.
+        train_step: Training steps done.
+        train_steps: Training steps of the run.
+    """
+    found = {k: torch.from_numpy(np.array(v)) for k, v in batch.fields.items() if k in needs}
+    optional: dict[str, Any] = {name: value for name, value in found.items() if name in FORWARD}
+    token_rewards = _token_rewards(batch)
+    if token_rewards is not None:
+        optional["token_rewards"] = token_rewards
+    if "sources" in needs:
+        optional["sources"] = _dense([r.task.source for r in batch.rollouts])
+    if "trajectories" in needs:
+        labels = (r.trajectory or f"\0{i}" for i, r in enumerate(batch.rollouts))  # without a label: one of its own
+        optional["trajectories"] = _dense([f"{g}\0{label}" for g, label in zip(batch.groups, labels, strict=True)])
+    if "steps" in needs:
+        optional["steps"] = torch.tensor([r.step for r in batch.rollouts])
+    if "states" in needs:
+        optional["states"] = _dense([r.state for r in batch.rollouts])
+    if batch.baselines is not None:
+        optional["baseline_rewards"] = torch.from_numpy(batch.baselines)
+    if "reward_parts" in needs:
+        optional["reward_parts"] = _reward_parts(batch.scores)
+    return CreditInputs(
+        torch.tensor([s.value for s in batch.scores], dtype=torch.float32),
+        torch.from_numpy(batch.groups),
+        torch.from_numpy(batch.arrays.responses),
+        torch.from_numpy(batch.arrays.loss_mask),
+        train_step=train_step,
+        train_steps=train_steps,
+        **optional,
+    ).with_extra(**{name: value for name, value in found.items() if name not in FORWARD})
+
+
+def _dense(labels: Sequence[str]) -> torch.Tensor:
+    return torch.from_numpy(np.unique(np.array(labels), return_inverse=True)[1].astype(np.int64))
+
+
+def _reward_parts(scores: Sequence[Score]) -> dict[str, torch.Tensor]:
+    names = sorted({name for s in scores for name in s.metrics if name.startswith("reward/")})
+    return {n.removeprefix("reward/"): torch.tensor([float(s.metrics.get(n, 0.0)) for s in scores]) for n in names}
+
+
+def _token_rewards(batch: StepBatch) -> torch.Tensor | None:
+    """Token rewards, float `[t]`, where any score gives them; the others' sit on their last sampled token."""
+    if all(s.token_rewards is None for s in batch.scores):
+        return None
+    arrays = batch.arrays
+    rewards = np.zeros(int(arrays.responses.sum()), np.float32)
+    offsets = np.cumsum(arrays.responses) - arrays.responses
+    for i, score in enumerate(batch.scores):
+        pairs = (
+            ((arrays.starts[i] + arrays.responses[i] - 1, score.value),)
+            if score.token_rewards is None
+            else score.token_rewards
+        )
+        mask = arrays.loss_mask[offsets[i] : offsets[i] + arrays.responses[i]]
+        sampled = np.flatnonzero(mask)
+        for position, value in pairs:  # a reward on a token that was not sampled belongs to the sampled one before it
+            before = np.searchsorted(sampled, position - arrays.starts[i], side="right") - 1
+            rewards[offsets[i] + sampled[max(before, 0)]] += value
+    return torch.from_numpy(rewards)
+
+
+async def produce(batch: StepBatch, fields: Sequence[Field]) -> StepBatch:
+    """Add the fields that plugins declare, each from its producer; one that is not async runs in a thread.
+
+    Raises:
+        RunError: A producer gave no array of one finite number per response token.
+    """
+    for field in fields:
+        assert field.produce is not None
+        found = await asyncio.to_thread(field.produce, batch)
+        values = np.asarray(await found if inspect.isawaitable(found) else found, dtype=np.float32)
+        expected = len(batch.arrays.loss_mask)
+        if values.shape != (expected,) or not np.isfinite(values).all():
+            given = "numbers that are not finite" if values.shape == (expected,) else f"shape {values.shape}"
+            raise RunError(
+                f"field {field.name!r}: its producer gave {given}; expected ({expected},), one finite number per "
+                "response token"
+            )
+        batch = batch.with_fields(**{field.name: values})
+    return batch
+
+
+def labels(
+    batch: StepBatch, needs: frozenset[str], *, passing: float = 1.0, rewarded: bool = True
+) -> dict[str, np.ndarray]:
+    """Return the labels that losses on preferences and on experts' answers read, `[n]` each: those in `needs`.
+
+    `pairs` is the group; `expert` is True for an expert's answer. `preferred` is the better one of each pair where a
+    loss reads `pairs`; else it marks each answer by itself as right or wrong.
+
+    Args:
+        batch: Rollouts of a step.
+        needs: Fields that the parts declared.
+        passing: Least reward of a right answer.
+        rewarded: True if the run has a reward.
+
+    Raises:
+        RunError: A group is not a pair, or its two rewards are equal.
+        DataError: Nothing says whether a demonstration is right.
+    """
+    found: dict[str, np.ndarray] = {}
+    if "pairs" in needs:
+        found = {"pairs": batch.groups, "preferred": _better(batch)}
+    elif "preferred" in needs:
+        found["preferred"] = _right(batch, passing, rewarded)
+    if "expert" in needs:
+        found["expert"] = np.arange(len(batch.rollouts)) >= batch.sampled
+    return {name: values for name, values in found.items() if name in needs}
+
+
+def _better(batch: StepBatch) -> np.ndarray:
+    """Bool `[n]`: True for the rollout of each pair with the greater reward."""
+    rewards, size = np.array([s.value for s in batch.scores]), np.bincount(batch.groups)
+    better: np.ndarray = rewards > (np.bincount(batch.groups, rewards) / size)[batch.groups]
+    count = np.bincount(batch.groups, better)
+    if wrong := np.flatnonzero((size != 2) | (count != 1)).tolist():
+        at = next(i for i, group in enumerate(batch.groups) if group == wrong[0])
+        raise RunError(
+            f"the policy loss learns from pairs of a better and a worse rollout, but task "
+            f"{batch.rollouts[at].task.id!r} has {size[wrong[0]]} rollouts, {count[wrong[0]]:g} of them better; "
+            "add the filter 'best_worst'"
+        )
+    return better
+
+
+def _right(batch: StepBatch, passing: float, rewarded: bool) -> np.ndarray:
+    """Bool `[n]`: True for a rollout that is right by its reward or, for a demonstration, by its task's label."""
+    right = np.array([score.value >= passing for score in batch.scores])
+    for i, rollout in enumerate(batch.rollouts):
+        if (rollout.policy_versions[rollout.loss_mask] >= 0).any():
+            continue  # sampled: a label of its task is not about this answer
+        label = rollout.task.metadata.get("label")
+        if isinstance(label, bool):
+            right[i] = label
+        elif i >= batch.sampled or not rewarded:
+            raise DataError(
+                f"task {rollout.task.id!r}: nothing says whether its demonstration is right; expected `label`, true or "
+                f"false, in its metadata, got {label!r}: map a column to 'label'"
+            )
+    return right
+
+
+def minibatches(
+    batch: StepBatch, count: int, passes: int, seed: Sequence[int], *, whole_groups: bool = False
+) -> list[np.ndarray]:
+    """Return the rollout indices of each optimiser step: groups are shuffled and split in each pass.
+
+    Args:
+        batch: Rollouts of a step.
+        count: Parts of each pass, of similar size; `whole_groups` may leave fewer.
+        passes: Number of passes over the rollouts.
+        seed: Seed of the order.
+        whole_groups: True if a group must stay in one part (pairs).
+    """
+    generator = np.random.default_rng(list(seed))
+    found: list[np.ndarray] = []
+    for _ in range(passes):
+        order = generator.permutation(int(batch.groups.max()) + 1)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        rollouts = np.argsort(rank[batch.groups], kind="stable")
+        if whole_groups:
+            ends = np.cumsum(np.bincount(rank[batch.groups]))
+            cuts = [int(part[-1]) for part in np.array_split(ends, count) if len(part)][:-1]
+            found += np.split(rollouts, cuts)
+        else:
+            found += [part for part in np.array_split(rollouts, count) if len(part)]
+    return found

@@ -1,0 +1,253 @@
+"""Callbacks of a training: everything that happens around a step.
+
+The order is that of `standard_callbacks`: engines are scaled, the step runs, its rollouts are stored, the policy is
+evaluated, your own callbacks act, everything is logged, and a checkpoint is saved. So a metric that a callback adds is
+logged, and a change that it makes is in the checkpoint. At the end of a training callbacks end in the reverse order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from rich.console import Console
+
+from rlsdk.contracts import Run
+from rlsdk.plugins import ComponentRef
+from rlsdk.runlog.attendance import EngineScaling, asked, tell
+from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
+from rlsdk.runlog.progress import ProgressLine
+from rlsdk.runlog.report import figure_text
+from rlsdk.runlog.store import RolloutStore
+from rlsdk.runlog.tables import Entry
+from rlsdk.runlog.trackers import JsonlTracker
+from rlsdk.runlog.writer import RolloutWriter
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+Metrics = dict[str, float | None]
+FAILED_CLOSE_SECONDS = 5.0
+"""Seconds that the trackers of a failed run get to close."""
+
+
+class Callback:
+    """Base of callbacks; every method may be left out. An error in one ends the run."""
+
+    async def on_start(self, trainer: Trainer) -> None:
+        """Act before the first weights are published; a resumed trainer is restored by then."""
+
+    async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Act before the first step, with the first weights in the engines; metrics that are added are logged."""
+
+    async def before_step(self, trainer: Trainer) -> None:
+        """Act before a step."""
+
+    async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Act after a step; metrics may be added. `trainer.version` counts this step by now."""
+
+    async def before_save(self, trainer: Trainer, kept: Sequence[Entry]) -> None:
+        """Act before a checkpoint is written, which refers to the groups `kept`."""
+
+    async def after_save(self, trainer: Trainer, folder: Path) -> None:
+        """Act after a checkpoint was written."""
+
+    async def on_end(self, trainer: Trainer, *, failed: bool) -> None:
+        """Act at the end of a training; `failed` if an error ended it."""
+
+    async def on_summary(self, trainer: Trainer, summary: dict[str, Any]) -> None:
+        """Add to the summary of a training that did not fail by an error."""
+
+
+class Scaling(Callback):
+    """Scale to the number of engines that `rlsdk engines` requests, and write down the current state."""
+
+    def __init__(self) -> None:
+        self._last: EngineScaling | None = None
+
+    async def before_step(self, trainer: Trainer) -> None:
+        """Request the desired number of engines, and write down the current state."""
+        folder = trainer.plan.folder
+        if not trainer.plan.needs_engine:
+            return
+        status = await trainer.rollouts.scale(asked(folder))
+        state = EngineScaling(**attrs.asdict(status), driver=os.getpid(), host=platform.node())
+        if state == self._last:
+            return
+        if status.refused and (self._last is None or status.refused != self._last.refused):
+            log.warning("%s", status.refused)
+        tell(folder, state)
+        self._last = state
+
+
+class RolloutStorage(Callback):
+    """Store the groups of every so many steps, and those that a checkpoint refers to."""
+
+    def __init__(self, store: RolloutStore) -> None:
+        self._store = store
+        self._writer: RolloutWriter | None = None
+
+    @property
+    def writer(self) -> RolloutWriter:
+        """The thread that writes, started on first use."""
+        if self._writer is None:
+            self._writer = RolloutWriter(self._store)
+        return self._writer
+
+    async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Store the groups of the step."""
+        every, step = trainer.plan.config.save_rollouts, trainer.version
+        await self.writer.submit(partial(_store_step, trainer.closed, step=step, every=every))
+
+    async def before_save(self, trainer: Trainer, kept: Sequence[Entry]) -> None:
+        """Store the groups that the checkpoint refers to: they are there before it is."""
+        await self.writer.submit(lambda store: store.put(kept))
+        await self.writer.flush()
+
+    async def after_save(self, trainer: Trainer, folder: Path) -> None:
+        """Drop the groups that only checkpoints referred to which are gone."""
+        every, oldest = trainer.plan.config.save_rollouts, trainer.checkpoints.oldest()
+        await self.writer.submit(lambda store: store.forget(oldest, every))
+
+    async def on_end(self, trainer: Trainer, *, failed: bool) -> None:
+        """Write the entries that are still queued."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await asyncio.to_thread(writer.close)
+
+
+def _store_step(entries: Sequence[Entry], store: RolloutStore, *, step: int, every: int) -> None:
+    """Store a step's groups; between the steps whose groups are stored, update the status of stored ones."""
+    fresh = [entry for entry in entries if entry.step == step]
+    if step % every == 0:
+        store.put(fresh)
+    store.settle([(e.number, e.state, e.step, e.uses) for e in entries])
+
+
+class Evaluating(Callback):
+    """Evaluate before training, every so many steps and after the last one, as the configuration says."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Evaluate the model that the training starts from."""
+        if trainer.plan.config.eval.before and trainer.rollouts.eval_tasks and trainer.version == 0:
+            metrics |= await self._evaluate(trainer, "before")
+
+    async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Evaluate if this step is due."""
+        section = trainer.plan.config.eval
+        due = section.every and trainer.version % section.every == 0
+        if trainer.rollouts.eval_tasks and (due or (trainer.ended and section.after)):
+            metrics |= await self._evaluate(trainer, "after")
+
+    async def _evaluate(self, trainer: Trainer, when: str) -> Metrics:
+        found = await trainer.evaluate_async()
+        trainer.samples[when] = found.samples
+        accuracy = "  ".join(f"{name} {figure_text(value)}" for name, value in found.accuracy.items())
+        self._console.print(f"step {trainer.version}: held-out accuracy {accuracy}", highlight=False)
+        log.debug("step %d: held-out accuracy %s", trainer.version, accuracy)
+        return dict(found.metrics)
+
+
+class Logging(Callback):
+    """Log metrics to `metrics.jsonl`, to the trackers, to plugins that observe, and to a person."""
+
+    def __init__(self, observers: Observers, console: Console) -> None:
+        self._observers, self._console = observers, console
+        self._metrics = JsonlTracker()
+        self._bar: ProgressLine | None = None
+        self._fates: dict[str, str] = {}
+
+    async def on_start(self, trainer: Trainer) -> None:
+        """Open the trackers."""
+        plan = trainer.plan
+        run = Run(plan.config.name, plan.folder, plan.tree, trainer.version)
+        self._observers.tell("rlsdk_run_start", config=plan.tree, folder=plan.folder)
+        self._observers.open(named_trackers(plan.plugins.resolve, plan.trackers), run)
+        self._metrics.open(run)
+
+    async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Log metrics from before the first step, and start the progress line."""
+        every = max(1, trainer.steps // 20)
+        self._bar = ProgressLine(self._console, trainer.steps, trainer.version, every, trainer.sources)
+        if metrics:
+            self._log(trainer.version, metrics)
+
+    async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Log a step."""
+        self._log(trainer.version, metrics)
+        available = _available(metrics)
+        if self._bar is not None:
+            self._bar.update(trainer.version, available)
+        self._observers.tell("rlsdk_step_end", step=trainer.version, metrics=available)
+
+    async def after_save(self, trainer: Trainer, folder: Path) -> None:
+        """Tell plugins of a checkpoint."""
+        self._observers.tell("rlsdk_checkpoint_saved", step=trainer.version, folder=folder)
+
+    async def on_end(self, trainer: Trainer, *, failed: bool) -> None:
+        """Close the trackers."""
+        if self._bar is not None:
+            self._bar.close()
+        self._metrics.close()
+        seconds = FAILED_CLOSE_SECONDS if failed else CLOSE_SECONDS
+        self._fates = await asyncio.to_thread(self._observers.close_trackers, seconds)
+
+    async def on_summary(self, trainer: Trainer, summary: dict[str, Any]) -> None:
+        """Add the fate of each tracker."""
+        summary["trackers"] = self._fates
+
+    def _log(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Log metrics; those that are not available are null in `metrics.jsonl`, and no tracker gets them."""
+        self._metrics.log(step, metrics)
+        self._observers.log(step, _available(metrics))
+
+
+class Saving(Callback):
+    """Save a checkpoint every so many steps, after the last one, and when somebody asks for it."""
+
+    async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Save if this step is due."""
+        every = trainer.plan.config.checkpoint.every
+        last = trainer.ended or trainer.interrupted
+        if last or trainer.save_requested or (every and trainer.version % every == 0):
+            await trainer.save_async(last=last)
+
+
+def standard_callbacks(
+    console: Console, observers: Observers, store: RolloutStore | None, own: Iterable[Callback] = ()
+) -> list[Callback]:
+    """Return the callbacks of a run, in their order.
+
+    Args:
+        console: Console for a person.
+        observers: Trackers and plugins that observe.
+        store: Store of rollouts; None if they are not kept.
+        own: Callbacks of the user: after evaluation, before logging and saving.
+    """
+    storage = [] if store is None else [RolloutStorage(store)]
+    return [Scaling(), *storage, Evaluating(console), *own, Logging(observers, console), Saving()]
+
+
+def named_trackers(resolve: Callable[[ComponentRef], Any], trackers: Sequence[ComponentRef]) -> dict[str, Any]:
+    """Return the trackers by their names in the summary; of two with one name, the second has a number."""
+    found: dict[str, Any] = {}
+    for reference in trackers:
+        name = reference.name.removeprefix("core/")
+        taken = sum(other.rpartition(" ")[0] == name or other == name for other in found)
+        found[f"{name} {taken + 1}" if taken else name] = resolve(reference)
+    return found
+
+
+def _available(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value is not None}

@@ -1,0 +1,121 @@
+"""Trainers that are called by hand: rollouts whose event loop runs in a thread of its own.
+
+A script calls `asyncio.run(trainer.step())` again and again, each time with another event loop; a notebook has one that
+runs already. Engines' clients and running tasks belong to one event loop, so they get a thread that keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rlsdk.contracts.rollouts import (
+    EngineStatus,
+    RolloutCounters,
+    Rollouts,
+    RolloutSnapshot,
+    RolloutSummary,
+    TakenBatch,
+    WeightSender,
+)
+
+if TYPE_CHECKING:
+    from rlsdk.evaluation.evaluation import Evaluation
+    from rlsdk.rollout.lifecycle import TaskCounts, TaskStatus
+    from rlsdk.types import Group, Task
+
+T = TypeVar("T")
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end; where an event loop runs already, as in a notebook, in a thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
+class ThreadedRollouts:
+    """Rollouts that may be called from any event loop: their own loop runs in a thread."""
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread.start()
+
+    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    @property
+    def eval_tasks(self) -> int:
+        """See `Rollouts.eval_tasks`."""
+        return self._rollouts.eval_tasks
+
+    @property
+    def failure(self) -> BaseException | None:
+        """See `Rollouts.failure`."""
+        return self._rollouts.failure
+
+    async def take(self, version: int) -> TakenBatch:
+        """See `Rollouts.take`."""
+        return await self._call(self._rollouts.take(version))
+
+    def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
+        """See `Rollouts.settle`."""
+
+        async def settle() -> None:
+            self._rollouts.settle(taken, states)
+
+        asyncio.run_coroutine_threadsafe(settle(), self._loop).result()
+
+    async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
+        """See `Rollouts.publish`."""
+        return await self._call(self._rollouts.publish(learner, version, updated=updated))
+
+    async def sleep(self) -> None:
+        """See `Rollouts.sleep`."""
+        await self._call(self._rollouts.sleep())
+
+    async def evaluate(self) -> Evaluation:
+        """See `Rollouts.evaluate`."""
+        return await self._call(self._rollouts.evaluate())
+
+    async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
+        """See `Rollouts.tasks`."""
+        return await self._call(self._rollouts.tasks(places))
+
+    async def restore(self, version: int, state: Mapping[str, Any], groups: Mapping[int, Group]) -> tuple[int, int]:
+        """See `Rollouts.restore`."""
+        return await self._call(self._rollouts.restore(version, state, groups))
+
+    async def snapshot(self) -> RolloutSnapshot:
+        """See `Rollouts.snapshot`."""
+        return await self._call(self._rollouts.snapshot())
+
+    async def counters(self) -> RolloutCounters:
+        """See `Rollouts.counters`."""
+        return await self._call(self._rollouts.counters())
+
+    async def scale(self, engines: int | None) -> EngineStatus:
+        """See `Rollouts.scale`."""
+        return await self._call(self._rollouts.scale(engines))
+
+    def sources(self) -> Mapping[str, TaskCounts]:
+        """See `Rollouts.sources`."""
+        return self._rollouts.sources()
+
+    async def pause(self) -> RolloutSummary:
+        """See `Rollouts.pause`."""
+        return await self._call(self._rollouts.pause())
+
+    async def close(self) -> None:
+        """Close the rollouts, then end the thread."""
+        await self._call(self._rollouts.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)

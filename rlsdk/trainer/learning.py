@@ -1,0 +1,143 @@
+"""Learning monitor: counts the steps that taught nothing; too many in a row end the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from rlsdk.errors import RunError
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.batch import StepBatch
+
+NONZERO = "advantages/nonzero"
+"""Metric: share of the tokens that the policy sampled whose advantage is not 0."""
+_EQUAL = 1e-9
+"""Standard deviation up to which rewards count as equal: a mean is rounded."""
+
+
+@attrs.define
+class LearningMonitor:
+    """Counts the steps that taught something, and those in a row that did not.
+
+    A step teaches nothing if no rollout reached the learner, all advantages were zero, or every update was skipped.
+
+    Attributes:
+        limit: Steps in a row without anything to learn that end the run; None for no limit.
+        taught: Steps that taught something, since the run began.
+        empty: Steps in a row, up to the last one, that taught nothing.
+        solved: True if the last step was empty because every rollout was right.
+        why: Why the last step taught nothing; empty if it did.
+        stuck: True once a step of this process reaches the limit. A resumed run trains a step first, since the cause
+            may have been repaired.
+    """
+
+    limit: int | None
+    taught: int = 0
+    empty: int = 0
+    solved: bool = False
+    why: str = ""
+    stuck: bool = False
+
+    def note(self, metrics: Mapping[str, float], *, taught: bool) -> None:
+        """Count a step.
+
+        Args:
+            metrics: Metrics of the step.
+            taught: True if there was anything to learn from.
+        """
+        self.taught += taught
+        self.empty = 0 if taught else self.empty + 1
+        self.solved = not taught and metrics.get("accuracy/mean") == 1
+        self.why = "" if taught else reason(metrics)
+        self.stuck = self.limit is not None and self.empty >= self.limit
+
+    def fault(self, done: int) -> str:
+        """Say why a run that ended after `done` steps has failed; empty if it has not.
+
+        A model that solves all its tasks after it has learned something has not failed.
+        """
+        if done and not self.taught:
+            return f"nothing was learned in any of the {done} steps of this run: {self.why or 'see the log'}"
+        if self.stuck and not self.solved:
+            return f"nothing was learned in the last {self._ending()}: {self.why}"
+        return ""
+
+    def warning(self) -> str:
+        """Say why a run ended early without a failure; empty if it did not end early."""
+        return f"ended early, with nothing left to learn in the last {self._ending()}: {self.why}" if self.stuck else ""
+
+    def _ending(self) -> str:
+        return f"{self.empty} steps (max_empty_steps={self.limit})"
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts as plain JSON, for a checkpoint."""
+        return {"taught": self.taught, "empty": self.empty}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        self.taught, self.empty = state["taught"], state["empty"]
+
+
+def teaches(batch: StepBatch, metrics: Mapping[str, float]) -> bool:
+    """Return True if the learner had anything to learn from a step's rollouts.
+
+    Args:
+        batch: Rollouts that the learner got.
+        metrics: Metrics of its updates.
+    """
+    if metrics.get("actor/skipped_updates") and "actor/grad_norm" not in metrics:
+        return False
+    imitates = batch.has_experts  # what experts wrote teaches without an advantage
+    return imitates or metrics.get(NONZERO, 1.0) > 0
+
+
+def reason(metrics: Mapping[str, float]) -> str:
+    """Say why a step taught nothing, and what to do.
+
+    Args:
+        metrics: Metrics of the step.
+    """
+    if metrics.get("actor/skipped_updates"):
+        return "every update was skipped, since its gradient was not finite"
+    if metrics.get("accuracy/mean") == 1:
+        return "every rollout was right, so the model solves these tasks already; train on harder ones"
+    if "reward/mean" in metrics and metrics["reward/std"] < _EQUAL:
+        return (
+            f"every rollout earned {metrics['reward/mean']:g}; read some answers (`rlsdk rollouts RUN`), then change "
+            "the reward, take easier tasks, or sample more of each task (group_size)"
+        )
+    if "reward/mean" in metrics and metrics.get("groups/trained") == 0:
+        return "algorithm.filters left out every group; rewards within a task may be equal, or the filters too strict"
+    if "reward/mean" in metrics:
+        return "all advantages were 0: the rollouts of each task earned the same; sample more of each task (group_size)"
+    return "no rollout was left that has a valid score and a sampled token"
+
+
+@attrs.define
+class Refills:
+    """Counts groups in a row that filters left out while others were to take their place.
+
+    Attributes:
+        limit: Groups after which the run ends, since no batch may ever get full; None for no limit.
+        dropped: Groups in a row.
+    """
+
+    limit: int | None
+    dropped: int = 0
+
+    def note(self, *, kept: bool) -> None:
+        """Count a group.
+
+        Raises:
+            RunError: The limit is reached.
+        """
+        self.dropped = 0 if kept else self.dropped + 1
+        if self.limit is not None and self.dropped >= self.limit:
+            raise RunError(
+                f"rollout.dynamic_sampling: algorithm.filters left out {self.dropped} groups in a row (as many as "
+                "max_empty_steps batches have), so no batch gets full; the model may solve all tasks or none, or the "
+                "filters are too strict"
+            )

@@ -1,0 +1,75 @@
+"""Final status of a step's groups, and the entries kept of them: for a person, a checkpoint, or another training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rlsdk.rollout.experience import ReplayedGroup
+from rlsdk.rollout.lifecycle import TaskRecord, TaskStatus
+from rlsdk.runlog.tables import Entry
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.batch import StepBatch
+
+
+def final_states(tickets: Sequence[TaskRecord], batch: StepBatch | None) -> list[TaskStatus]:
+    """Return the final status of each group of a batch: trained, if a rollout of it reached the learner."""
+    trained = set() if batch is None else set(batch.uids[: batch.sampled])
+
+    def end(ticket: TaskRecord) -> TaskStatus:
+        if ticket.group is not None and ticket.group.uid in trained:
+            return TaskStatus.TRAINED
+        scored = ticket.group is not None and any(score.valid for score in ticket.group.scores)
+        return TaskStatus.FILTERED if scored else TaskStatus.FAILED
+
+    return [end(ticket) for ticket in tickets]
+
+
+def used_of(
+    tickets: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int, baselines: Mapping[int, float]
+) -> list[ReplayedGroup]:
+    """Return the groups of a batch that were trained on in a step, for the first time."""
+    return [
+        ReplayedGroup(
+            number=t.number,
+            source=t.source,
+            position=t.position,
+            step=step,
+            group=t.group,
+            baseline=baselines.get(t.number),
+        )
+        for t, end in zip(tickets, ends, strict=True)
+        if end is TaskStatus.TRAINED and t.group is not None
+    ]
+
+
+def entries_of(tickets: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int) -> list[Entry]:
+    """Return store entries for the groups of a batch that a step has settled."""
+    return [
+        Entry(
+            number=t.number, source=t.source, state=end, step=step, uses=int(end is TaskStatus.TRAINED), group=t.group
+        )
+        for t, end in zip(tickets, ends, strict=True)
+        if t.group is not None
+    ]
+
+
+def used_entry(used: ReplayedGroup, kept_at: int | None = None) -> Entry:
+    """Return the store entry of a group that may be trained on again; `kept_at`: for the checkpoint of that step."""
+    told = {name: getattr(used, name) for name in ("number", "source", "step", "uses", "group")}
+    return Entry(state=TaskStatus.TRAINED, kept_at=kept_at, **told)
+
+
+def waiting_entry(ticket: TaskRecord, kept_at: int) -> Entry:
+    """Return the store entry of a group that is ready for the trainer, for the checkpoint of a step."""
+    assert ticket.group is not None
+    return Entry(
+        number=ticket.number,
+        source=ticket.source,
+        state=ticket.state,
+        step=None,
+        uses=0,
+        group=ticket.group,
+        kept_at=kept_at,
+    )

@@ -1,0 +1,96 @@
+"""Health of one event loop: how long it has stood still, and whose code blocks it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+from rlsdk.loops.watch import BLOCKED_SECONDS, culprit, stack
+
+IDLE_SHARE = 0.02
+"""Share of a core below which a thread counts as idle."""
+
+
+class LoopHealth:
+    """Has a loop tick, and reports when it does not; `look` must be called often enough."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        warn: float = BLOCKED_SECONDS,
+        now: Callable[[], float] = time.monotonic,
+        spent: Callable[[int], float] | None = None,
+    ) -> None:
+        """Watch a loop.
+
+        Args:
+            loop: Loop, in whichever thread it runs.
+            name: Name in messages.
+            warn: Seconds without a turn after which it counts as blocked, up to `BLOCKED_SECONDS`; infinite for never.
+            now: Time in seconds.
+            spent: CPU seconds of the thread with a native id; left out, as the operating system has them.
+        """
+        self._loop, self._name, self._now = loop, name, now
+        self._limit = warn if warn == float("inf") else min(warn, BLOCKED_SECONDS)
+        self._spent = spent or thread_seconds
+        self._idle, self._stood = now(), 0.0
+        self._asked: float | None = None
+        self._thread: threading.Thread | None = None
+        self._cpu = 0.0
+        self._said: float | None = None
+
+    @property
+    def blocked_for(self) -> float:
+        """Seconds since the tick that is due; 0 if none is due."""
+        asked = self._asked  # the loop's own thread clears it
+        return 0.0 if asked is None else self._now() - asked
+
+    def look(self) -> str:
+        """Have the loop tick; returns a message, empty if there is nothing new."""
+        now = self._now()
+        if self._asked is None:
+            said, stood, self._said = self._said, self._stood, None
+            self._asked = self._idle = now
+            try:
+                self._loop.call_soon_threadsafe(self._tick)
+            except RuntimeError:  # it has ended
+                self._asked = None
+            return "" if said is None else f"the event loop of {self._name} goes on, after {stood:.0f} s"
+        if self.blocked_for < (self._limit if self._said is None else 2 * self._said):
+            return ""
+        self._said = self.blocked_for
+        return f"{self.describe()}, and all that runs on it waits:\n{self._stack()}"
+
+    def idle_for(self, now: float) -> float:
+        """Seconds for which the loop has stood still while its thread used no CPU."""
+        asked, thread = self._asked, self._thread  # the loop's own thread sets both
+        if asked is None or thread is None or thread.native_id is None:
+            return 0.0
+        cpu = self._spent(thread.native_id)
+        if cpu - self._cpu >= IDLE_SHARE * max(now - self._idle, 0.5):
+            self._cpu, self._idle = cpu, now
+        return min(now - self._idle, now - asked)
+
+    def describe(self) -> str:
+        """Say for how long the loop has stood still, and in whose code."""
+        where = "a thread that is not known yet" if self._thread is None else culprit(self._thread)
+        return f"the event loop of {self._name} has stood still for {self.blocked_for:.0f} s in {where}"
+
+    def _stack(self) -> str:
+        return "" if self._thread is None else stack(self._thread).rstrip()
+
+    def _tick(self) -> None:
+        self._thread = threading.current_thread()
+        self._cpu = self._spent(threading.get_native_id())
+        self._stood, self._asked = self.blocked_for, None
+
+
+def thread_seconds(native: int) -> float:
+    """Return the CPU seconds of a thread of this process."""
+    import psutil
+
+    found = next((t for t in psutil.Process().threads() if t.id == native), None)
+    return 0.0 if found is None else float(found.user_time + found.system_time)

@@ -1,0 +1,214 @@
+"""Metrics of a training step: its rollouts and rewards, how stale its tokens are, where its time went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import attrs
+import numpy as np
+
+from rlsdk.engines.actor import STEP
+from rlsdk.evaluation.evaluation import by_source, is_correct, measured, scored_trajectories, trajectory_means
+from rlsdk.isolation.watching import stage
+from rlsdk.types import Group
+
+
+class Timer:
+    """Seconds per named phase of a step.
+
+    Attributes:
+        seconds: Name of a phase -> seconds so far.
+        started: Time at which the timer was made.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self.started = now()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a phase."""
+        start = self._now()
+        try:
+            with stage(name):
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - start
+
+    @property
+    def wall(self) -> float:
+        """Seconds since the timer was made."""
+        return self._now() - self.started
+
+
+@attrs.define
+class RunTimes:
+    """Seconds and tokens of a run in this process, for its summary.
+
+    Attributes:
+        seconds: Seconds outside steps: `start`, `evaluation`, `checkpoints`, and in the end `whole`.
+        phases: Seconds of each phase of the steps.
+        tokens: Tokens that were sampled.
+        generating: Seconds in which engines sampled.
+    """
+
+    seconds: dict[str, float] = attrs.field(factory=dict)
+    phases: dict[str, float] = attrs.field(factory=dict)
+    tokens: int = 0
+    generating: float = 0.0
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a phase outside the steps."""
+        start = time.perf_counter()
+        with stage(name):
+            yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def add_step(
+        self, timer: Timer, wall: float, spent: Mapping[str, float], *, generated: float, sampled: float, ahead: bool
+    ) -> dict[str, float]:
+        """Add the times of a step, and return them as metrics.
+
+        Args:
+            timer: Phases of the step.
+            wall: Seconds of the step.
+            spent: Seconds inside the engines and the learner, tokens and decode steps, in this step.
+            generated: Seconds inside the engines while the learner worked.
+            sampled: Tokens of the step's batch, for engines that count none.
+            ahead: True if rollouts run ahead of training.
+        """
+        tokens = spent["tokens"] or sampled
+        phases = {**timer.seconds, "produce": timer.seconds.get("produce", 0.0) + timer.seconds["take"]}
+        metrics = time_metrics(phases, wall, spent, generated=generated, ahead=ahead)
+        for name, seconds in phases.items():
+            if f"time/{name}" in metrics:
+                self.phases[name] = self.phases.get(name, 0.0) + seconds
+        generating = wall if ahead else phases["produce"]  # ahead, engines generate all the time
+        self.tokens += int(tokens)
+        self.generating += generating
+        return {**metrics, "time/tokens_per_second": tokens / max(generating, 1e-9)}
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return lengths and statuses of a step's rollouts, and the means of their workflows' metrics."""
+    rollouts = [r for g in groups for r in g.rollouts]
+    lengths = np.array([np.count_nonzero(r.loss_mask) for r in rollouts])
+    return {
+        **measured(groups),
+        "rollouts/tokens": float(lengths.sum()),
+        "rollouts/length": float(lengths.mean()),
+        "rollouts/truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
+    }
+
+
+def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
+    """Return means over the scored trajectories of a step: reward, its terms, accuracy; nothing for demonstrations."""
+    valid = scored_trajectories(groups) if scored else []
+    if not valid:
+        return {}
+    values = np.array([np.mean([s.value for s in scores]) for scores in valid])
+    parts = [[{n: v for n, v in s.metrics.items() if n.startswith("reward/")} for s in scores] for scores in valid]
+    return {
+        "reward/mean": float(values.mean()),
+        "reward/std": float(values.std()),
+        "accuracy/mean": float(np.mean([is_correct(scores[-1]) for scores in valid])),
+        **trajectory_means(parts),
+    }
+
+
+def raw_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return reward and accuracy before filters: means over the scored trajectories of all sampled groups."""
+    found = reward_metrics(groups, scored=True)
+    return {f"raw/{name.removesuffix('/mean')}": found[name] for name in ("reward/mean", "accuracy/mean") if found}
+
+
+def source_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
+    """Return workflow metrics, rewards and accuracy of each source, if there are several: `source/NAME/…`."""
+    return {
+        f"source/{source}/{name}": value
+        for source, (own,) in by_source(groups).items()
+        for name, value in {**rollout_metrics(own), **reward_metrics(own, scored=scored)}.items()
+    }
+
+
+def staleness_metrics(versions: np.ndarray, step: int, *, spread: bool) -> dict[str, float]:
+    """Return the age in steps of the weights that sampled the trained tokens.
+
+    Args:
+        versions: int64 `[k]`, weight versions of the trained tokens, at least one.
+        step: Number of steps done.
+        spread: Also the mean, and the share of tokens of each age, `staleness/share_N`.
+    """
+    ages, counts = np.unique(step - versions, return_counts=True)
+    metrics = {"staleness/max": float(ages.max())}
+    if spread:
+        metrics["staleness/mean"] = float(ages @ counts / counts.sum())
+        metrics |= {
+            f"staleness/share_{age}": float(count / counts.sum()) for age, count in zip(ages, counts, strict=True)
+        }
+    return metrics
+
+
+def decode_rates(
+    seconds: float, steps: float, running: float, running_squared: float, running_seconds: float
+) -> dict[str, float]:
+    """Fit the seconds of a decode step, fixed and per running continuation, by least squares; empty if all are alike.
+
+    Args:
+        seconds: Total seconds of all decode steps.
+        steps: Number of decode steps.
+        running: Running continuations, summed over the steps.
+        running_squared: Squares of the running continuations, summed over the steps.
+        running_seconds: Products of running continuations and seconds, summed over the steps.
+    """
+    spread = running_squared - running**2 / max(steps, 1)
+    if steps < 2 or spread <= 1e-6 * running_squared:
+        return {}
+    each = max(0.0, (running_seconds - running * seconds / steps) / spread)
+    fixed = (seconds - each * running) / steps
+    if fixed < 0:
+        each, fixed = running_seconds / running_squared, 0.0
+    return {"engine/step_seconds": fixed, "engine/sequence_seconds": each}
+
+
+def time_metrics(
+    phases: Mapping[str, float], wall: float, spent: Mapping[str, float], *, generated: float, ahead: bool
+) -> dict[str, float]:
+    """Return the time metrics of a step.
+
+    Args:
+        phases: Seconds of each phase; `take`, the wait for rollouts, is part of `produce`, and `learn` overlaps others.
+        wall: Seconds of the step.
+        spent: Seconds inside the engines and the learner, tokens and decode steps, in this step.
+        generated: Seconds inside the engines while the learner worked.
+        ahead: True if rollouts run ahead of training.
+    """
+    shown = {name: seconds for name, seconds in phases.items() if name not in ("take", "learn")}
+    metrics = {
+        "time/step": wall,
+        **{f"time/{name}": seconds for name, seconds in shown.items()},
+        "time/engine_inside": spent["engine"],
+        "time/learner_inside": spent["learner"],
+        "time/outside_share": max(0.0, 1 - (spent["engine"] + spent["learner"]) / wall),
+    }
+    if spent["steps"] > 0:
+        metrics |= {
+            "time/engines_idle": float(np.clip(1 - spent["engines"] / wall, 0, 1)),
+            "engine/steps": spent["steps"],
+            **decode_rates(*(spent[f"all_{name}"] for name in STEP)),
+        }
+    if ahead:
+        metrics["time/wait_for_rollouts"] = phases["take"]
+        if "learn" in phases:
+            metrics["time/overlap"] = min(1.0, generated / max(phases["learn"], 1e-9))
+    return metrics
+
+
+def skipped_updates(metrics: Mapping[str, float]) -> dict[str, int]:
+    """Updates of a step, by role, skipped because their gradient was not finite; roles with none are absent."""
+    counts = {role: int(metrics.get(f"{role}/skipped_updates", 0)) for role in ("actor", "critic")}
+    return {role: count for role, count in counts.items() if count}

@@ -1,0 +1,234 @@
+"""A run whose folder is a URL: trained in a local mirror, uploaded after each checkpoint, downloaded to be resumed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlsdk.checkpoints.checkpoint import Checkpoints
+from rlsdk.checkpoints.reading import reached
+from rlsdk.config import Plan
+from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from rlsdk.runlog.store import DATABASE
+from rlsdk.storage import copies
+from rlsdk.storage.copies import Copy
+from rlsdk.storage.location import is_url
+from rlsdk.storage.lock import LOCK, RemoteLock
+from rlsdk.storage.remote import RemoteFolder
+from rlsdk.storage.uploader import Uploader
+from rlsdk.trainer.folder import MARKER, mark
+
+log = logging.getLogger(__name__)
+KNOWN = ".rlsdk-mirror.json"
+"""In a mirror: the ids of the uploads that it made or was downloaded from, the newest last."""
+_KNOWN_AT_MOST = 20
+
+
+class Mirror:
+    """The local mirror of a run and its remote folder, which this program holds.
+
+    Attributes:
+        notices: Lines for the run's log.
+    """
+
+    def __init__(self, plan: Plan, remote: RemoteFolder, lock: RemoteLock) -> None:
+        self._plan, self._remote, self._lock = plan, remote, lock
+        self._uploader: Uploader | None = None
+        self._finished: dict[str, Any] | None = None
+        self.notices: list[str] = []
+
+    def begin(self, step: int | None) -> None:
+        """Start uploading.
+
+        Args:
+            step: Step that the run continues from; None for a new run.
+        """
+        folder = self._plan.folder
+        self._uploader = Uploader(
+            folder,
+            self._remote,
+            self._lock,
+            keep=self._plan.config.checkpoint.keep,
+            database=DATABASE,
+            known=lambda upload: note_known(folder, upload),
+        )
+        with reached(self._remote):
+            there = copies.copies(self._remote)
+            copies.withdraw(self._remote, *(each for each in there if each > (step or 0)))
+            copies.remove_unfinished(self._remote)
+            self._uploader.send_own_files()
+        if step is not None and step not in there:
+            self._uploader.submit(step)
+
+    def saved(self, step: int) -> None:
+        """Upload a checkpoint that was just written."""
+        if self._uploader is not None:
+            self._uploader.submit(step)
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for the last upload; returns the fate of the uploads, with a message for the user under `warning`."""
+        if self._finished is None:
+            found: dict[str, Any] = {"url": self._remote.url, "uploaded": []}
+            if self._uploader is not None:
+                found = self._uploader.finish()
+            newest = Checkpoints(self._plan.folder, 1).latest()
+            whole = newest is None or newest in found["uploaded"] or newest in self._there()
+            why = found.get("last_error") or "left out"
+            missing = (
+                f"the checkpoint of step {newest} is not in {self._remote.url} ({why}); it is in {self._plan.folder}, "
+                "and --resume on this machine uploads it"
+            )
+            found["warning"] = "" if whole else missing
+            if found["warning"]:
+                log.warning("%s", found["warning"])
+            self._finished = found
+        return self._finished
+
+    def close(self) -> None:
+        """Wait for the last upload, send the run's own files in their final state, and release the remote folder."""
+        try:
+            found = self.finish()
+            if self._uploader is not None and not found["warning"] and self._lock.is_ours():
+                self._uploader.send_own_files()
+        except Exception as error:  # noqa: BLE001 - network, rights: each file system has its own errors
+            log.warning("summary and logs are not in %s: %s", self._remote.url, error)
+        finally:
+            self._lock.release()
+
+    def _there(self) -> dict[int, Copy]:
+        try:
+            return copies.copies(self._remote)
+        except Exception as error:  # noqa: BLE001 - network, as above: then nothing is known to be there
+            log.debug("%s cannot be listed: %s", self._remote.url, error)
+            return {}
+
+
+@contextmanager
+def mirrored(plan: Plan, *, resume: bool | int, overwrite: bool) -> Iterator[Mirror | None]:
+    """Hold the remote folder of a run whose `out` is a URL, and bring its mirror up to date; None for a local run.
+
+    Args:
+        plan: The plan; its local folder is held already.
+        resume: Download the newest whole checkpoint, or that of this step, if this machine has not got it.
+        overwrite: Delete an earlier run at the URL.
+
+    Raises:
+        ConfigError: The URL is in use, holds a run already, or something else than a run.
+        RunError: The URL cannot be reached.
+    """
+    if not is_url(plan.config.out):
+        yield None
+        return
+    remote = RemoteFolder(plan.location)
+    lock = RemoteLock(remote)
+    with reached(remote):
+        _require_run_or_nothing(remote)
+        lock.acquire()
+    try:
+        with reached(remote):
+            mirror = Mirror(plan, remote, lock)
+            if resume is not False:
+                mirror.notices += pull(remote, plan.folder, None if isinstance(resume, bool) else resume)
+            elif overwrite:
+                _remove(remote)
+            elif (remote.read("config.yaml") is not None) or copies.copies(remote):
+                ways = "go on with it by --resume, delete it by --overwrite, or choose another name=…"
+                raise ConfigError([f"name: {remote.url} holds a run already; {ways}"])
+            remote.write(MARKER, b"")
+    except BaseException:
+        lock.release()
+        raise
+    try:
+        yield mirror
+    finally:
+        mirror.close()
+
+
+def _require_run_or_nothing(remote: RemoteFolder) -> None:
+    names = set(remote.names()) - {LOCK}
+    if names and MARKER not in names:
+        raise ConfigError(
+            [
+                f"name: {remote.url} holds files, such as {min(names)}, and is no run of rlsdk (it holds no {MARKER}); "
+                "choose another name=…"
+            ]
+        )
+
+
+def _remove(remote: RemoteFolder) -> None:
+    """Delete a remote run: first the manifests, without which no checkpoint is found, the marker last."""
+    copies.withdraw(remote, *copies.copies(remote))
+    remote.remove(*(name for name in remote.names() if name not in (LOCK, MARKER)))
+
+
+def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[str]:
+    """Download a checkpoint of a remote run, unless the mirror has it.
+
+    Args:
+        remote: Remote folder of the run.
+        folder: Local mirror; one that another machine has overtaken is moved aside.
+        step: Step of the checkpoint; left out, the newest that is whole.
+
+    Returns:
+        Lines for the run's log.
+    """
+    for left in folder.parent.glob(f".{folder.name}.download-*"):
+        shutil.rmtree(left)
+    there = copies.copies(remote)
+    newest = there[max(there)] if there else None
+    here = Checkpoints(folder, 1).steps()
+    if newest is None:
+        return []
+    if newest.id in known(folder) and (step in here if step is not None else here and here[-1] >= newest.step):
+        return []
+    if step is not None and step not in there:
+        listed = ", ".join(map(str, there))
+        raise CheckpointError(f"{remote.url} has no whole checkpoint of step {step}; there are: {listed}")
+    notices: list[str] = []
+    wanted = [there[step]] if step is not None else list(reversed(there.values()))
+    for copy in wanted:
+        partial = folder.parent / f".{folder.name}.download-{uuid.uuid4().hex[:8]}"
+        partial.mkdir(parents=True)
+        try:
+            copies.fetch(remote, copy, partial)
+            Checkpoints(partial, 1).verify(copy.step)
+        except DamagedCheckpointError as error:
+            notices.append(f"the checkpoint of step {copy.step} in {remote.url} is left out: {error}")
+            shutil.rmtree(partial)
+            continue
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        mark(partial)
+        note_known(partial, copy.id)
+        if folder.exists() and any(folder.iterdir()):
+            aside = folder.with_name(f"{folder.name}.overtaken-{uuid.uuid4().hex[:8]}")
+            folder.rename(aside)
+            notices.append(f"{folder} is replaced by what {remote.url} holds, and is kept as {aside.name}")
+        elif folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+        return [*notices, f"downloaded the checkpoint of step {copy.step} from {remote.url}"]
+    raise CheckpointError("\n".join([f"no checkpoint in {remote.url} is whole:", *(f"  - {text}" for text in notices)]))
+
+
+def known(folder: Path) -> list[str]:
+    """Return the ids of the uploads that a mirror made or was downloaded from."""
+    try:
+        found = json.loads((folder / KNOWN).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return []
+    return [str(each) for each in found] if isinstance(found, list) else []
+
+
+def note_known(folder: Path, upload: str) -> None:
+    """Note the id of an upload in a mirror, before it can be found."""
+    partial = folder / f"{KNOWN}.partial"
+    partial.write_text(json.dumps([*known(folder), upload][-_KNOWN_AT_MOST:]), encoding="utf-8")
+    partial.replace(folder / KNOWN)

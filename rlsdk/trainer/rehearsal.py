@@ -1,0 +1,148 @@
+"""A rehearsal of the reward before anything starts: made-up answers to real tasks are scored.
+
+A reward that raises on everything, or returns no number, is found in a second, not after engines were started and a
+batch was sampled. An answer that is merely wrong is fine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import attrs
+
+from rlsdk.components import component_of
+from rlsdk.config import Plan
+from rlsdk.contracts import RewardSpec
+from rlsdk.errors import ConfigError
+from rlsdk.plugins import load
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.scoring.scorer import RewardTerm, Scorer
+from rlsdk.serving.context import setting_of
+from rlsdk.testing import ScriptedPolicy
+from rlsdk.types import Rollout, Task
+
+log = logging.getLogger(__name__)
+SINGLE_TURN = "core/single_turn"
+_LOOKED_AT = 16
+"""Number of tasks of a source that are searched for one whose prompt is short enough for the run."""
+
+
+@attrs.frozen
+class Rehearsal:
+    """Result of a rehearsal that does not keep the run from starting.
+
+    Attributes:
+        skipped: Why the reward, or a part of it, was not tried.
+        warnings: Terms that failed, although they may work in the run: its workflow makes other rollouts than these, or
+            `max_invalid` is 1.
+    """
+
+    skipped: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def log(self) -> None:
+        """Write the notes to the run's log."""
+        for note in self.skipped:
+            log.info("%s", note)
+        for note in self.warnings:
+            log.warning("%s", note)
+
+
+async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
+    """Have each term of the reward score made-up answers to one task of each source that it is for.
+
+    Rewards are created for the rehearsal alone, so that one with a memory starts the run without a trace of it.
+
+    Args:
+        plan: The plan.
+        tasks: Tasks of each source to train on.
+
+    Raises:
+        ConfigError: A part could score none of the answers to a task; names the part, the task and the cause.
+        DataError: A task cannot be scored at all.
+    """
+    if not (plan.sampled and plan.rewards and plan.config.scoring.trial):
+        return Rehearsal()
+    workflow = component_of(plan.plugins.resolve(plan.workflow))
+    if workflow is not None and workflow.rewards:
+        return Rehearsal((f"the reward is not tried before the start: workflow {workflow.name!r} gives it",))
+    parts = {
+        "reward" if len(plan.rewards) == 1 else f"reward[{i}]": RewardTerm(
+            each.rule, plan.plugins.resolve(each.reference), each.reference
+        )
+        for i, each in enumerate(plan.rewards)
+    }
+    reasons = {path: reason for path, part in parts.items() if (reason := _kept_from(part))}
+    faults: list[str] = []
+    for rollouts in await _answered(plan, tasks):
+        task = rollouts[0].task
+        for path, part in parts.items():
+            if path not in reasons and part.rule.applies(task):
+                faults += [f"{path}: {text}" for text in await _fault(plan, part, rollouts)]
+    if faults and plan.workflow.name == SINGLE_TURN and plan.config.max_invalid < 1:
+        raise ConfigError(faults)
+    names = {path: parts[path].rule.name for path in reasons}
+    skipped = (f"{path}: {names[path]!r} is not tried before the start: {why}" for path, why in reasons.items())
+    return Rehearsal(tuple(skipped), tuple(faults))
+
+
+def answers(task: Task) -> tuple[str, ...]:
+    """Make up answers to a task: one that says nothing, and its reference answer in the forms that rewards look for."""
+    given = str(task.answer) if isinstance(task.answer, str | int | float) else "1"
+    return (
+        "I do not know.",
+        given,
+        f"<think>Let me see.</think>\n<answer>{given}</answer>",
+        f"The answer is \\boxed{{{given}}}.",
+        json.dumps({"answer": given}),
+    )
+
+
+def _kept_from(part: RewardTerm) -> str:
+    """Return why a term cannot be tried in this program; empty if it can."""
+    if part.where == "actor":
+        return "it runs in an actor of its own"
+    component = component_of(part.reward)
+    if component is not None and component.is_async:
+        return "it is async, and may ask a server"
+    return ""
+
+
+async def _answered(plan: Plan, sources: Sequence[Sequence[Task]]) -> list[tuple[Rollout, ...]]:
+    """Return single-turn rollouts of one task of each source, by the run's own tokenizer."""
+    codec, workflow = ChatTokenizer.open(plan.model), load("workflow", "single_turn")
+    found = []
+    for tasks in sources:
+        some = [tasks[i] for i in range(min(len(tasks), _LOOKED_AT))]
+        task = next((t for t in some if 0 < len(codec.prompt(t)[1]) <= plan.config.max_prompt_tokens), None)
+        if task is not None:
+            texts = answers(task)
+            setting = setting_of(plan, codec, ScriptedPolicy(codec, partial(_next, iter(texts))))
+            group = await RolloutGenerator(workflow, None, None).group(task, setting, len(texts), "trial")
+            found.append(group.rollouts)
+    return found
+
+
+def _next(texts: Iterator[str], _: str) -> str:
+    return next(texts)
+
+
+async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> list[str]:
+    """Return a fault if a term can score none of the rollouts."""
+    scorer = Scorer([attrs.evolve(part, rule=RewardSpec(part.rule.name))], plan.config.scoring)
+    try:
+        scores = await scorer.score_group(rollouts)
+    finally:
+        scorer.close()
+    if any(score.valid for score in scores):
+        return []
+    return [
+        f"{part.rule.name!r} could score none of {len(rollouts)} made-up answers to task {rollouts[0].task.id!r}, its "
+        f"reference answer among them: {scores[0].reason}. A wrong answer is worth a low number, never an error. "
+        "Repair the reward (`rlsdk score` tries it on texts of yours), or start without this trial: "
+        "scoring.trial=false"
+    ]

@@ -1,0 +1,70 @@
+"""Signals to a run: Ctrl-C and SIGTERM end it after its step, a second one at once, and SIGUSR1 saves it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rlsdk.isolation.watching import main_loop
+
+INTERRUPTED = 130
+"""Exit status of a program that a signal ended."""
+GRACE_SECONDS = 10.0
+"""Time that an immediate end may take, until the process just exits."""
+
+
+@contextmanager
+def handled(notice: str, end: Callable[[], object], save: Callable[[], object] | None = None) -> Iterator[None]:
+    """Handle signals while a block runs; only the main thread of a program can, and elsewhere nothing happens.
+
+    The handlers are the process's, not the event loop's: they work while a workflow blocks the loop.
+
+    Args:
+        notice: Shown at the first Ctrl-C or SIGTERM.
+        end: Called in the event loop at the first Ctrl-C or SIGTERM.
+        save: Called in the event loop at SIGUSR1; without it the signal is ignored.
+
+    Raises:
+        KeyboardInterrupt: A second Ctrl-C or SIGTERM came. If the process is still there after `GRACE_SECONDS`, or at
+            a third one, it exits.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        with main_loop(end):
+            yield
+        return
+    loop = asyncio.get_running_loop()
+    deadline = threading.Timer(GRACE_SECONDS, os._exit, (INTERRUPTED,))
+    deadline.daemon = True
+    asked = 0
+
+    def ask_to_end(_: int, __: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{notice}\n".encode())
+            loop.call_soon_threadsafe(end)
+            return
+        if asked > 2:
+            os._exit(INTERRUPTED)
+        deadline.start()
+        raise KeyboardInterrupt
+
+    def ask_to_save(_: int, __: FrameType | None) -> None:
+        if save is not None:
+            loop.call_soon_threadsafe(save)
+
+    wanted = {signal.SIGINT: ask_to_end, signal.SIGTERM: ask_to_end, signal.SIGUSR1: ask_to_save}
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    try:
+        with main_loop(end):
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        deadline.cancel()

@@ -1,0 +1,472 @@
+"""One training step after the other: the class behind every run, which anybody may subclass or call by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from rich.console import Console
+
+from rlsdk.checkpoints.checkpoint import Checkpoints
+from rlsdk.config import Plan
+from rlsdk.config.rules import fresh_groups
+from rlsdk.contracts.rollouts import RolloutCounters, Rollouts, TakenBatch
+from rlsdk.contracts.training import LearnerHandle
+from rlsdk.fields import FORWARD
+from rlsdk.isolation.process import settle
+from rlsdk.rollout.experience import ReplayBuffer, ReplayedGroup
+from rlsdk.rollout.production import StalenessPolicy
+from rlsdk.scoring.scorer import check_budget
+from rlsdk.trainer.assembly import steps_of
+from rlsdk.trainer.batch import StepBatch, labels, minibatches, pack, produce
+from rlsdk.trainer.callbacks import Callback, Metrics
+from rlsdk.trainer.credit import CreditAssigner, apply_filters
+from rlsdk.trainer.interactive import run_async
+from rlsdk.trainer.learning import NONZERO, LearningMonitor, teaches
+from rlsdk.trainer.ledger import entries_of, final_states, used_entry, used_of
+from rlsdk.trainer.metrics import (
+    RunTimes,
+    Timer,
+    reward_metrics,
+    rollout_metrics,
+    skipped_updates,
+    source_metrics,
+    staleness_metrics,
+)
+from rlsdk.trainer.signals import handled
+from rlsdk.trainer.state import restore, rewind, snapshot, write_checkpoint
+from rlsdk.trainer.summary import RunCounters, log_background_failure, summarise
+from rlsdk.types import Group
+
+if TYPE_CHECKING:
+    from rlsdk.evaluation.evaluation import Evaluation
+    from rlsdk.rollout.lifecycle import TaskCounts
+    from rlsdk.runlog.store import RolloutStore
+    from rlsdk.runlog.tables import Entry
+    from rlsdk.trainer.run import RunRecord
+
+log = logging.getLogger(__name__)
+NOTICE = "interrupted: this step is finished and saved, then the run ends; again ends it at once"
+
+
+class Trainer:
+    """Train a policy.
+
+    `step` is one training step, and nothing else: a line for each stage. `train` runs the steps that are left, with the
+    callbacks around each; `evaluate` and `save` do so once. Every stage is a method, so that a subclass changes one and
+    keeps the others.
+
+    Attributes:
+        plan: Checked configuration.
+        rollouts: Source of rollouts.
+        learner: All ranks of the learner.
+        steps: Steps of the whole run.
+        version: Steps done; the engines' weights bear the version at which they were published.
+        callbacks: Called in this order around each step; see `rlsdk.trainer.callbacks`.
+        replay: Groups that were trained and may be trained again.
+        credit: Shaping and advantage.
+        timer: Seconds of the phases of the step that runs, or of the last one.
+        closed: Entries of the last step's groups in the store of rollouts, each with its final state.
+        interrupted: True once somebody asked the run to end after its step.
+        resources: Everything that ends when the trainer is closed.
+        record: Run that this trainer belongs to: its folder, log and report; None for a trainer without.
+        save_requested: True if somebody asked for a checkpoint after the step that runs.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        rollouts: Rollouts,
+        learner: LearnerHandle,
+        steps: int | None = None,
+        checkpoints: Checkpoints | None = None,
+        store: RolloutStore | None = None,
+        resume_from: int | None = None,
+        callbacks: Iterable[Callback] = (),
+    ) -> None:
+        """Create a trainer on rollouts and a learner that are ready; `from_config` starts both.
+
+        Args:
+            plan: Checked configuration.
+            rollouts: Source of rollouts.
+            learner: Learner, started.
+            steps: Steps of the run; left out, as the plan says.
+            checkpoints: Folder of checkpoints; left out, that of the plan's run.
+            store: Rollouts on disk; None if they are not kept.
+            resume_from: Step of the checkpoint to continue from; None for a new run.
+            callbacks: Called in this order around each step.
+        """
+        config, section, resolve = plan.config, plan.config.rollout, plan.plugins.resolve
+        self.plan, self.rollouts, self.learner, self.callbacks = plan, rollouts, learner, list(callbacks)
+        self.steps = steps_of(plan) if steps is None else steps
+        self.version = 0
+        self.checkpoints = checkpoints or Checkpoints(plan.folder, config.checkpoint.keep)
+        self.filters = [resolve(reference) for reference in plan.filters]
+        self.credit = CreditAssigner(
+            [resolve(reference) for reference in plan.shaping],
+            resolve(plan.advantage),
+            whiten=plan.algorithm.whiten_advantages,
+            clip=plan.schedules.get("clip_advantages", plan.algorithm.clip_advantages),
+        )
+        pace = StalenessPolicy.of(section)
+        self.runs_ahead = bool(pace.ahead)
+        self.replay = ReplayBuffer(
+            resolve(plan.buffer),
+            count=config.batch_size - fresh_groups(config),
+            most_uses=section.replay.most_uses,
+            young=pace.young,
+        )
+        self.monitor = LearningMonitor(config.max_empty_steps)
+        self.counters, self.times = RunCounters(), RunTimes()
+        self.timer = Timer()
+        self.closed: Sequence[Entry] = ()
+        self.samples: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self.interrupted = self.save_requested = False
+        self._store, self._resume_from = store, resume_from
+        self._updated = self._synced = self._restored = False
+        self._before: tuple[dict[str, float], RolloutCounters]
+        self._generated = 0.0
+        self.resources = ExitStack()
+        self.record: RunRecord | None = None
+
+    @classmethod
+    def from_config(
+        cls,
+        config: str | Path | Mapping[str, Any],
+        *overrides: str,
+        plugins: Sequence[str | Path] = (),
+        resume: bool | int = False,
+        overwrite: bool = False,
+        allow_changes: bool = False,
+        callbacks: Iterable[Callback] = (),
+        console: Console | None = None,
+    ) -> Self:
+        """Start Ray, engines and learner for a configuration, and return a trainer that is ready for its first step.
+
+        Close it with `close`, or use it as a context manager.
+
+        Args:
+            config: YAML file, or a mapping in which marked objects may stand in place of names.
+            *overrides: Settings as `key=value` texts.
+            plugins: Files of plugins.
+            resume: Continue from the run's newest whole checkpoint or, given a number, from that of this step.
+            overwrite: Delete what an earlier run left in the folder.
+            allow_changes: Resume although settings differ that change the meaning of the run.
+            callbacks: Callbacks of your own; they run after evaluation and before logging and saving.
+            console: Console for progress; left out, standard error.
+
+        Raises:
+            ConfigError: The configuration is wrong; nothing was started.
+            RlsdkError: Something did not start.
+        """
+        from rlsdk.trainer.run import open_trainer
+
+        found: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
+        return open_trainer(cls, config, overrides, plugins, callbacks=callbacks, console=console, **found)
+
+    async def step(self) -> dict[str, float]:
+        """Train one step, without callbacks: each line is a stage of docs/design.md; returns the step's metrics."""
+        timer = await self.start_timer()
+        with timer("take"):
+            taken = await self.rollouts.take(self.version)
+        metrics, reused = self.describe(taken), self.replay.draw(self.version)
+        with timer("credit"):
+            groups = self.filter([*taken.groups, *(used.group for used in reused)])
+            batch = self.pack(groups, taken, reused)
+        if batch is not None:
+            async with self.learning():
+                await self.rollouts.sleep()
+                with timer("logprobs"):
+                    batch = await self.forward(batch)
+                with timer("credit"):
+                    batch = await self.assign_credit(batch)
+                with timer("update"):
+                    metrics |= await self.update(batch, self.minibatches(batch))
+        metrics |= self.close_ledger(taken, groups, reused, batch, metrics)
+        self.version += 1
+        if self.sync_due:
+            with timer("sync"):
+                metrics["canary/gap"] = await self.publish()
+        return metrics | await self.stop_timer(metrics)
+
+    def filter(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups, or parts of groups, that the filters let through."""
+        return apply_filters(groups, self.filters)
+
+    def pack(
+        self, groups: Sequence[Group], taken: TakenBatch, reused: Sequence[ReplayedGroup] = ()
+    ) -> StepBatch | None:
+        """Pack the rollouts of a step into arrays; None if there is nothing to train on.
+
+        Args:
+            groups: Groups that the filters let through.
+            taken: Batch as it was taken, for demonstrations and greedy answers.
+            reused: Groups of earlier steps that are trained again.
+        """
+        baselines = None
+        if "baseline_rewards" in self.plan.needs:
+            uids = {ticket.number: ticket.group.uid for ticket in taken.tickets if ticket.group is not None}
+            baselines = {uids[number]: reward for number, reward in taken.greedy.items() if number in uids}
+            baselines |= {used.group.uid: used.baseline for used in reused if used.baseline is not None}
+        return pack(groups, taken.experts, baselines)
+
+    async def forward(self, batch: StepBatch) -> StepBatch:
+        """Add the fields that the learner and plugins compute: old logprobs, values, the reference's logprobs, …."""
+        plan = self.plan
+        # Nobody sampled what experts wrote: only the learner can say how likely it was.
+        recompute = plan.sampled and (batch.has_experts or plan.config.old_logprobs == "learner")
+        wanted = {"logprobs": recompute, "ref_logprobs": plan.needs_reference, "values": plan.algorithm.critic}
+        read = self.credit.needs.union(*(field.needs for field in plan.fields))
+        fields = [name for name in FORWARD if wanted.get(name, name in read)]
+        computed = await asyncio.to_thread(self.learner.forward, batch.arrays, fields)
+        batch = batch.with_fields(**{"logprobs": batch.arrays.tokens["behaviour_logprobs"], **computed})
+        return await produce(batch, plan.fields)
+
+    async def assign_credit(self, batch: StepBatch) -> StepBatch:
+        """Run the shapings and the advantage, and add what the loss reads."""
+        batch = await self.credit.assign_aside(batch, train_step=self.version, train_steps=self.steps)
+        plan = self.plan
+        right = labels(batch, plan.needs, passing=plan.algorithm.passing, rewarded=bool(plan.rewards))
+        return batch.for_update(**right)
+
+    def minibatches(self, batch: StepBatch) -> list[np.ndarray]:
+        """Return the rollouts (int64) of each optimiser step."""
+        config, seed = self.plan.config, [self.plan.config.seed, self.version]
+        return minibatches(batch, config.minibatches, config.passes, seed, whole_groups="pairs" in self.plan.needs)
+
+    async def update(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
+        """Take an optimiser step for each minibatch, and return the metrics."""
+        metrics = await asyncio.to_thread(self.learner.update, batch.arrays, minibatches, self.version)
+        self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
+        metrics |= {f"schedule/{name}": each.at(self.version) for name, each in self.plan.schedules.items()}
+        if self.plan.sampled:
+            tokens, count = batch.arrays.tokens, batch.sampled_tokens
+            trained = batch.arrays.loss_mask[:count]
+            metrics[NONZERO] = float(np.mean(tokens["advantages"][:count][trained] != 0))
+            versions = tokens["policy_versions"][:count][trained]
+            metrics |= staleness_metrics(versions, self.version, spread=self.runs_ahead)
+        return metrics
+
+    def close_ledger(
+        self,
+        taken: TakenBatch,
+        groups: Sequence[Group],
+        reused: Sequence[ReplayedGroup],
+        batch: StepBatch | None,
+        metrics: Mapping[str, float],
+    ) -> dict[str, float]:
+        """Settle what became of every task of a step, by the `uid` of its group: trained, filtered or failed.
+
+        Args:
+            taken: Batch as it was taken.
+            groups: Groups that the filters let through.
+            reused: Groups of earlier steps that were trained again.
+            batch: Rollouts that were trained on; None if there were none.
+            metrics: Metrics of the update.
+
+        Returns:
+            Metrics of the trained rollouts.
+        """
+        again = {used.group.uid for used in reused}
+        kept = sum(group.uid not in again for group in groups)
+        rollouts_reused = sum(len(group) for group in groups if group.uid in again)
+        step, skipped = self.version + 1, skipped_updates(metrics)
+        for role, count in skipped.items():
+            log.warning("step %d: gradient not finite in %d updates of the %s: skipped", step, count, role)
+        self.counters.reused += rollouts_reused
+        self.counters.skipped_updates.update(skipped)
+        states = final_states(taken.tickets, batch)
+        self.replay.add(used_of(taken.tickets, states, step, taken.greedy))
+        self.closed = [*entries_of(taken.tickets, states, step), *map(used_entry, reused)]
+        found = {"groups/trained": kept / len(taken.groups), "rollouts/reused": float(rollouts_reused)}
+        self.monitor.note({**metrics, **found}, taught=batch is not None and teaches(batch, metrics))
+        self.rollouts.settle(taken, states)
+        return found
+
+    @property
+    def sync_due(self) -> bool:
+        """True if the weights are to be published now: every so many steps, and after the last one."""
+        return self.version % self.plan.config.rollout.sync_interval == 0 or self.version == self.steps
+
+    async def publish(self) -> float:
+        """Send the learner's weights to the engines, and compare both; returns the greatest gap in nats."""
+        gap = await self.rollouts.publish(self.learner, self.version, updated=self._updated)
+        self._updated, self._synced = False, True
+        return gap
+
+    def describe(self, taken: TakenBatch) -> dict[str, float]:
+        """Return the metrics of a step's groups.
+
+        Raises:
+            ScoringError: More than the share `max_invalid` of the rollouts could not be scored.
+        """
+        groups, scored = taken.groups, self.plan.scored
+        self.counters.note(groups)
+        invalid = check_budget(groups, self.plan.config.max_invalid, self.version + 1)
+        return {
+            **rollout_metrics(groups),
+            **reward_metrics(groups, scored=scored),
+            **source_metrics(groups, scored=scored),
+            "rollouts/invalid": float(invalid),
+            **taken.metrics,
+        }
+
+    async def start_timer(self) -> Timer:
+        """Start the timer of a step, for engines and learner, too."""
+        self._before = await self._used()
+        self.timer, self._generated = Timer(), 0.0
+        return self.timer
+
+    async def stop_timer(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the time metrics of the step."""
+        wall, (before, counted) = self.timer.wall, self._before
+        now, after = await self._used()
+        spent = {name: now[name] - before[name] for name in before}
+        wasted = {"rollouts/tokens_wasted": float(after.wasted - counted.wasted)} if self.plan.sampled else {}
+        generated, sampled, ahead = self._generated, metrics["rollouts/tokens"], self.runs_ahead
+        return wasted | self.times.add_step(self.timer, wall, spent, generated=generated, sampled=sampled, ahead=ahead)
+
+    @asynccontextmanager
+    async def learning(self) -> AsyncIterator[None]:
+        """Time the learner and, where rollouts run ahead, the engines meanwhile."""
+        began = await self._generating()
+        with self.timer("learn"):
+            yield
+        self._generated = await self._generating() - began
+
+    async def _generating(self) -> float:
+        return (await self.rollouts.counters()).clock["engines"] if self.runs_ahead else 0.0
+
+    async def _used(self) -> tuple[dict[str, float], RolloutCounters]:
+        """Return seconds and tokens counted inside the actors so far; of several actors, the slowest."""
+        learner, counters = await asyncio.gather(asyncio.to_thread(self.learner.clock), self.rollouts.counters())
+        return {**counters.clock, "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}, counters
+
+    @property
+    def ended(self) -> bool:
+        """True after the last step, or after as many steps in a row without anything to learn as the plan allows."""
+        return self.version >= self.steps or self.monitor.stuck
+
+    def train(self) -> dict[str, Any]:
+        """Train the steps that are left, or until somebody interrupts, and return the summary.
+
+        Works in a script and, where an event loop runs already, in a notebook.
+        """
+        summary = run_async(self.train_async())
+        if self.record is not None:
+            self.record.finish(self, summary)
+        return summary
+
+    async def train_async(self) -> dict[str, Any]:
+        """Train as `train` does, in the event loop that runs."""
+        await self.restore()
+        async with AsyncExitStack() as ends:
+            for callback in self.callbacks:
+                await callback.on_start(self)
+                ends.push_async_exit(partial(_end, self, callback))
+            with handled(NOTICE, self.interrupt, self.save_soon):
+                try:
+                    await self._train_steps()
+                finally:
+                    rollouts = await self.rollouts.pause()
+                    log_background_failure(self.rollouts.failure)
+        summary = summarise(self, rollouts)
+        for callback in self.callbacks:
+            await callback.on_summary(self, summary)
+        return summary
+
+    async def prepare(self) -> None:
+        """Continue from the checkpoint, if any, and publish the first weights; done once, by `train` if nobody did."""
+        await self.restore()
+        if not self._synced:
+            await self.publish()
+
+    async def _train_steps(self) -> None:
+        settle()
+        await self.prepare()
+        log.debug("step %d of %d: engines and learner agree; training begins", self.version, self.steps)
+        found: Metrics = {}
+        for callback in self.callbacks:
+            await callback.before_training(self, found)
+        while not (self.ended or self.interrupted):
+            for callback in self.callbacks:
+                await callback.before_step(self)
+            metrics: Metrics = {**await self.step()}
+            for callback in self.callbacks:
+                await callback.after_step(self, metrics)
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate the weights that the engines have on the held-out tasks."""
+        return run_async(self.evaluate_async())
+
+    async def evaluate_async(self) -> Evaluation:
+        """Evaluate as `evaluate` does, in the event loop that runs."""
+        with self.times("evaluation"):
+            return await self.rollouts.evaluate()
+
+    def save(self) -> Path:
+        """Write a checkpoint of the steps done; returns its folder."""
+        return run_async(self.save_async())
+
+    async def save_async(self, *, last: bool = False) -> Path:
+        """Write a checkpoint as `save` does, in the event loop that runs.
+
+        Args:
+            last: True if it is the last one of the run, which may be exported.
+        """
+        with self.times("checkpoints"):
+            state, kept = await snapshot(self)
+            for callback in self.callbacks:
+                await callback.before_save(self, kept)
+            folder = await asyncio.to_thread(write_checkpoint, self, state, last=last)
+            self.save_requested = False
+        log.debug("step %d: saved in %s", self.version, folder)
+        for callback in self.callbacks:
+            await callback.after_save(self, folder)
+        return folder
+
+    async def restore(self) -> None:
+        """Continue from the checkpoint to resume from; a new run drops what an earlier one left in the store."""
+        if self._restored:
+            return
+        self._restored = True
+        if self._resume_from is not None:
+            await restore(self, self._resume_from, self._store)
+        elif self._store is not None:
+            await asyncio.to_thread(rewind, self._store, 0, {})
+
+    def sources(self) -> Mapping[str, TaskCounts]:
+        """Return the counts of each source of tasks; nothing where nothing is sampled."""
+        return self.rollouts.sources() if self.plan.sampled else {}
+
+    def interrupt(self) -> None:
+        """End the training after the step that runs, with a checkpoint."""
+        if not self.interrupted:
+            self.interrupted = True
+            log.info("interrupted: step %d is the last", self.version + 1)
+
+    def save_soon(self) -> None:
+        """Save a checkpoint after the step that runs."""
+        self.save_requested = True
+        log.info("asked to save: there will be a checkpoint of step %d", self.version + 1)
+
+    def close(self) -> None:
+        """End everything that `from_config` started."""
+        self.resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.resources.__exit__(*error)
+
+
+async def _end(trainer: Trainer, callback: Callback, kind: type[BaseException] | None, *_: object) -> None:
+    await callback.on_end(trainer, failed=kind is not None)

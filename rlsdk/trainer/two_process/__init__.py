@@ -1,0 +1,1 @@
+"""Two-process mode: the trainer and an explorer as programs of their own, on one Ray cluster."""

@@ -1,0 +1,333 @@
+"""Proxy of an explorer in another program; if that program dies, another explorer replaces it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.config import Plan
+from rlsdk.contracts.rollouts import (
+    EngineStatus,
+    RolloutCounters,
+    RolloutSnapshot,
+    RolloutSummary,
+    TakenBatch,
+    WeightSender,
+)
+from rlsdk.errors import ConfigError, RunError
+from rlsdk.evaluation.evaluation import Evaluation
+from rlsdk.rollout.lifecycle import TaskCounts, TaskStatus
+from rlsdk.trainer.two_process.messages import GoneError, PeerInfo, ask, mailboxes, opened, tell
+from rlsdk.types import Group, Task
+
+log = logging.getLogger(__name__)
+_SHOWN = 20
+"""Number of deaths in the summary."""
+
+
+@attrs.frozen
+class ExplorerInfo:
+    """An explorer's description of itself once it is ready.
+
+    Attributes:
+        eval_tasks: Number of held-out tasks.
+        canary_ids: int64 `[k]`, token ids of the canary.
+    """
+
+    eval_tasks: int
+    canary_ids: np.ndarray
+
+
+@attrs.frozen(eq=False)
+class WeightUpdate:
+    """Weights that were sent: their version, an `ObjectRef` of them, and the learner's logprobs of the canary."""
+
+    version: int
+    weights: Any
+    logprobs: np.ndarray
+
+
+class ExplorerRegistry:
+    """Explorers that offer themselves to a trainer, which works with one of them; others wait in line.
+
+    Attributes:
+        interrupt: Called when an explorer is interrupted.
+    """
+
+    def __init__(self, plan: Plan, own: PeerInfo) -> None:
+        """Create a registry.
+
+        Args:
+            plan: Plan of the run.
+            own: Description of the trainer's program.
+        """
+        self._plan, self._own = plan, own
+        self._tried: set[str] = set()
+        self._came: asyncio.Queue[tuple[str, Any] | Exception] = asyncio.Queue()
+        self._listening: asyncio.Task[None] | None = None
+        self.interrupt: Callable[[], None] = lambda: None
+
+    def listen(self) -> None:
+        """Start reading the messages to the trainer."""
+        self._listening = asyncio.get_running_loop().create_task(self._listen())
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                _, name, content = await self._own.mailbox.next.remote()
+                if name == "interrupt":
+                    self.interrupt()
+                else:
+                    self._came.put_nowait(await opened(content))
+        except Exception as error:  # noqa: BLE001 - who waits for an explorer gets it: none can come any more
+            self._came.put_nowait(error)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
+
+    async def meet(self) -> Any:
+        """Wait for an explorer that was not met before and can work for this trainer, and return its mailbox.
+
+        Raises:
+            RunError: No explorer came in time.
+        """
+        limit = self._plan.config.placement.partner_timeout
+        for each in mailboxes(self._plan, "explorer").items():
+            self._came.put_nowait(each)
+        if self._came.empty():
+            log.info("waiting for an explorer: rlsdk train CONFIG --mode explore, for at most %g s", limit)
+        try:
+            async with asyncio.timeout(limit):
+                while True:
+                    came = await self._came.get()
+                    if isinstance(came, Exception):
+                        raise RunError(f"the trainer's mailbox is gone: {came}; go on with --resume") from came
+                    name, mailbox = came
+                    if name not in self._tried and await self._agrees(name, mailbox):
+                        return mailbox
+        except TimeoutError as error:
+            raise RunError(
+                f"no explorer came to the run {self._plan.folder.resolve()} within placement.partner_timeout={limit:g} "
+                "s; start one by rlsdk train CONFIG --mode explore, on the same Ray and with the same settings, and go "
+                "on with --resume"
+            ) from error
+
+    async def _agrees(self, name: str, mailbox: Any) -> bool:
+        self._tried.add(name)
+        try:
+            where = (await ask(mailbox, "meet", self._own)).value
+        except GoneError:  # its name outlived it
+            return False
+        except ConfigError as error:
+            log.warning("an explorer came that cannot work for this run: %s", error)
+            return False
+        log.info("the explorer is %s", where)
+        return True
+
+
+class RemoteExplorer:
+    """Proxy for an `Explorer` that runs in another program.
+
+    The state of an explorer when it last gave a batch is remembered here. A replacement continues from that state:
+    unfinished tasks are sampled again, and taken groups are not. No explorer is replaced between `take` and `settle`,
+    so that each batch is settled where it was taken, or in the remembered state.
+    """
+
+    def __init__(self, plan: Plan, explorers: ExplorerRegistry, mailbox: Any) -> None:
+        """Create a proxy.
+
+        Args:
+            plan: Plan of the run.
+            explorers: Registry of the explorers on offer.
+            mailbox: Mailbox of the explorer that was met.
+        """
+        self._plan, self._explorers, self._mailbox = plan, explorers, mailbox
+        self._about: ExplorerInfo | None = None
+        self._state: dict[str, Any] | None = None
+        self._done = 0
+        self._settled: list[tuple[list[int], list[TaskStatus]]] = []
+        self._sent: WeightUpdate | None = None
+        self._gap = 0.0
+        self._past = self._now = RolloutCounters({}, 0)
+        self._sources: Mapping[str, TaskCounts] = {}
+        self._lost: list[str] = []
+        self.failure: BaseException | None = None
+
+    async def start(self) -> None:
+        """Wait until the explorer is ready."""
+        self._about = await self._call("about")
+
+    @property
+    def eval_tasks(self) -> int:
+        """Number of held-out tasks."""
+        return 0 if self._about is None else self._about.eval_tasks
+
+    async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
+        """See `Explorer.tasks`."""
+        found: dict[int, Task] = await self._call("tasks", places)
+        return found
+
+    async def restore(self, version: int, state: Mapping[str, Any], groups: Mapping[int, Group]) -> tuple[int, int]:
+        """See `Explorer.restore`."""
+        kept = {name: state[name] for name in ("tasks", "production", "baselines") if name in state}
+        found: tuple[int, int] = await self._call("restore", version, kept, groups)
+        self._state, self._done = kept, version
+        return found
+
+    async def take(self, version: int) -> TakenBatch:
+        """See `Explorer.take`."""
+        taken: TakenBatch
+        taken, self._state = await self._call("take", version)
+        self._done = version
+        return taken
+
+    def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
+        """See `Explorer.settle`; it is sent with the next request."""
+        if self._state is not None:
+            self._state = settled(self._state, taken, states)
+        self._done += 1
+        self._settled.append(([ticket.number for ticket in taken.tickets], list(states)))
+
+    async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
+        """See `Explorer.publish`."""
+        if not self._plan.needs_engine:
+            return 0.0
+        assert self._about is not None
+        self._sent = None  # the last ones need not be kept beside these
+        weights = await asyncio.to_thread(learner.weights, version)
+        own = await asyncio.to_thread(learner.canary, self._about.canary_ids)
+        sent = WeightUpdate(version, weights, own)
+        try:
+            self._gap = await self._ask("publish", sent, updated)
+            self._sent = sent
+        except GoneError as gone:
+            self._sent = sent
+            await self._replace(gone)
+        return self._gap
+
+    async def sleep(self) -> None:
+        """Do nothing: the learner has its own device."""
+
+    async def evaluate(self) -> Evaluation:
+        """See `Explorer.evaluate`."""
+        found: Evaluation = await self._call("evaluate")
+        return found
+
+    async def snapshot(self) -> RolloutSnapshot:
+        """See `Explorer.snapshot`."""
+        found: RolloutSnapshot = await self._call("snapshot")
+        self._state = dict(found.state)
+        return found
+
+    async def counters(self) -> RolloutCounters:
+        """See `Explorer.counters`; without an explorer, return the last known counts."""
+        try:
+            self._now = await self._ask("counters")
+        except GoneError as gone:
+            log.debug("nobody to ask how much was sampled: %s", gone)
+        return added(self._past, self._now)
+
+    async def scale(self, engines: int | None) -> EngineStatus:
+        """See `Explorer.scale`."""
+        found: EngineStatus = await self._call("scale", engines)
+        return found
+
+    def sources(self) -> Mapping[str, TaskCounts]:
+        """Return the counts of each source of tasks, as the explorer last reported them."""
+        return self._sources
+
+    async def pause(self) -> RolloutSummary:
+        """See `Explorer.pause`; does not wait for an explorer that is gone."""
+        summary = RolloutSummary(self._sources, {}, {"lost": 0, "reasons": [], "sampled_again": 0})
+        try:
+            summary = await self._ask("pause")
+        except GoneError as gone:
+            log.warning("the explorer is gone: %s", gone)
+            self._lost.append(str(gone))
+        return attrs.evolve(summary, explorers_lost=tuple(self._lost[:_SHOWN]))
+
+    async def close(self) -> None:
+        """Do nothing: `shutdown` tells the explorer how the run ended."""
+
+    async def shutdown(self, status: str) -> None:
+        """Tell the explorer how the run ended; it ends in the same way."""
+        if self._mailbox is not None:
+            await tell(self._mailbox, "shutdown", status)
+
+    async def _call(self, name: str, *content: Any) -> Any:
+        """Return the answer of the explorer, or of its replacement."""
+        while True:
+            try:
+                return await self._ask(name, *content)
+            except GoneError as gone:
+                await self._replace(gone)
+
+    async def _ask(self, name: str, *content: Any) -> Any:
+        if self._mailbox is None:
+            raise GoneError("it has ended, and no other has come")
+        behind, self._settled = self._settled, []  # should it be lost on the way, what is remembered has it
+        answer = await ask(self._mailbox, name, behind, *content)
+        self._sources = answer.beside
+        return answer.value
+
+    async def _replace(self, gone: GoneError) -> None:
+        """Wait for another explorer, and restore it to the state of the last one.
+
+        Raises:
+            RunError: No explorer came in time.
+        """
+        import ray
+
+        while True:
+            log.warning("the explorer is gone: %s", gone)
+            if self._mailbox is not None:
+                ray.kill(self._mailbox)  # what cannot be reached may live; it ends by this
+            self._lost.append(str(gone))
+            self._past, self._now = added(self._past, self._now), RolloutCounters({}, 0)
+            self._mailbox = None
+            self._settled.clear()
+            self._mailbox = await self._explorers.meet()
+            try:
+                self._about = await self._ask("about")
+                again = 0
+                if self._state is not None:
+                    _, again = await self._ask("restore", self._done, self._state, {})
+                if self._sent is not None:
+                    self._gap = await self._ask("publish", self._sent, False)
+            except GoneError as other:
+                gone = other
+                continue
+            log.info("another explorer goes on at step %d; %d tasks are made again", self._done + 1, again)
+            return
+
+
+def settled(state: Mapping[str, Any], taken: TakenBatch, states: Sequence[TaskStatus]) -> dict[str, Any]:
+    """Return an explorer's state after a batch that it gave is settled.
+
+    Args:
+        state: State right after the `take` of the batch.
+        taken: Batch that was taken.
+        states: Final status of each record in it.
+    """
+    after = copy.deepcopy(dict(state))
+    production = after["production"]
+    for ticket, end in zip(taken.tickets, states, strict=True):
+        production["on_the_way"][ticket.source].remove(ticket.position)
+        production["ended"]["sources"][ticket.source][end.value] += 1
+    return after
+
+
+def added(past: RolloutCounters, now: RolloutCounters) -> RolloutCounters:
+    """Add up the counters of consecutive explorers."""
+    names = {**past.clock, **now.clock}
+    clock = {name: past.clock.get(name, 0.0) + now.clock.get(name, 0.0) for name in names}
+    return RolloutCounters(clock, past.wasted + now.wasted)

@@ -1,0 +1,451 @@
+"""The watchdog of a run: a thread that reports which process or event loop is silent, and ends the run after a limit.
+
+A process is silent if it is stopped, or if it neither uses CPU nor a disk nor answers. One that works is never ended,
+however long it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import attrs
+
+from rlsdk.cluster.health import GcsAddress, Prober
+from rlsdk.config.schema import WatchdogSection
+from rlsdk.errors import RunError
+from rlsdk.isolation.vitals import Identity, Vitals
+from rlsdk.isolation.watching import CURRENT
+from rlsdk.trainer.loop_health import LoopHealth
+
+log = logging.getLogger(__name__)
+GRACE_SECONDS = 15.0
+"""Time that a run which was told to end gets for it, until its process exits."""
+SAVE_SECONDS = 600.0
+"""Time that a run which lost Ray's GCS gets to finish its step and save."""
+IDLE_SHARE = 0.02
+"""Share of a core below which a process counts as idle: Ray's own threads use a little all the time."""
+LEAVE_SECONDS = 60.0
+"""Time that a run which was told to end, and has ended, gets to close trackers and Ray."""
+_STOPPED = "is stopped (by SIGSTOP, or a debugger)"
+WRITE_SECONDS = 1.0
+"""Time that processes get to write their stacks before one of them is killed."""
+
+
+@attrs.define(eq=False)
+class Watched:
+    """A process that is watched.
+
+    Attributes:
+        name: Name in messages.
+        log: File that takes what it prints.
+        actor: Its Ray handle; None for a process that belongs to no actor.
+        identity: The process, once known.
+        replaced: True if the run continues without it.
+        vital: True if the run ends at once with it.
+        asked: Time of an unanswered request to identify itself; None if there is none.
+        answer: Pending answer to that request.
+        base: Time, CPU seconds and bytes when it was last found at work.
+        silent: Time since when it is silent, and the reason; None while it works.
+        told: True once its silence was reported.
+    """
+
+    name: str
+    log: str
+    actor: Any = None
+    identity: Identity | None = None
+    replaced: bool = False
+    vital: bool = False
+    asked: float | None = None
+    answer: Any = None
+    base: tuple[float, float, int] | None = None
+    silent: tuple[float, str] | None = None
+    told: bool = False
+
+    def __str__(self) -> str:
+        if self.identity is None:
+            return self.name
+        node = f", node {self.identity.node[:8]}" if self.identity.node else ""
+        return f"{self.name} (pid {self.identity.pid} on {self.identity.host}{node})"
+
+
+@attrs.define(eq=False)
+class _Run:
+    """Handles by which a run is ended: its task, and a function that ends it after its step."""
+
+    task: asyncio.Task[Any]
+    finish: Callable[[], object]
+
+
+class Watchdog:
+    """Watches the processes and event loops of one run; see `rlsdk.isolation.watching` for how they are told of.
+
+    Attributes:
+        verdict: Why the run is ended; empty while it is not.
+    """
+
+    def __init__(
+        self,
+        section: WatchdogSection,
+        *,
+        prober: Prober | None = None,
+        now: Callable[[], float] = time.monotonic,
+        abandon: Callable[[str], None] = lambda verdict: None,
+    ) -> None:
+        """Prepare a watchdog; `start` has it watch.
+
+        Args:
+            section: Limits.
+            prober: Looks at processes; left out, those of this machine and of Ray's nodes.
+            now: Time in seconds.
+            abandon: Called with the verdict when the run did not end within `GRACE_SECONDS`; writes down how it ended
+                and exits.
+        """
+        self._warn = section.warn
+        self._end = section.end if section.end is not None else float("inf")
+        self._prober, self._now, self._abandon = prober or Prober(), now, abandon
+        self._lock, self._looking = threading.RLock(), threading.Lock()
+        self._keys = itertools.count()
+        self._stages: dict[object, tuple[str, float]] = {}
+        self._watched: list[Watched] = []
+        self._loops: list[LoopHealth] = []
+        self._run: _Run | None = None
+        self._gcs: GcsAddress | None = None
+        self.verdict = ""
+        self._deadlines: list[tuple[float, Callable[[], object]]] = []
+        self._measured = float("-inf")
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Begin to watch, in a thread."""
+        threading.Thread(target=self._watch, name="rlsdk-watchdog", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+    # What is watched
+
+    def enter(self, stage: str) -> object:
+        """Begin a stage; returns its key."""
+        with self._lock:
+            self._stages[key := next(self._keys)] = stage, self._now()
+        return key
+
+    def leave(self, key: object) -> None:
+        """End a stage."""
+        with self._lock:
+            self._stages.pop(key, None)
+
+    def add_actor(self, name: str, actor: Any, log: str, *, replaced: bool) -> None:
+        """Watch a Ray actor; see `isolation.watching.watch_actor`."""
+        self._add(Watched(name, log, actor, replaced=replaced))
+
+    def remove_actor(self, actor: Any) -> None:
+        """Stop watching an actor."""
+        with self._lock:
+            self._watched = [each for each in self._watched if each.actor is not actor]
+
+    def add_process(self, name: str, identity: Identity, log: str) -> None:
+        """Watch a process of this machine without which the run cannot continue.
+
+        Args:
+            name: Name in messages.
+            identity: The process.
+            log: File that takes what it prints.
+        """
+        self._add(Watched(name, log, identity=identity, vital=True))
+
+    def add_gcs(self, address: str) -> None:
+        """Watch the address of a cluster's GCS, which runs elsewhere."""
+        self._gcs = GcsAddress(address)
+
+    def release_ray(self) -> None:
+        """Check once more that Ray lives, then stop watching all processes: Ray is being shut down."""
+        with self._lock:
+            vital = [each for each in self._watched if each.vital]
+            self._watched, self._gcs = [], None
+        if self._looking.acquire(timeout=GRACE_SECONDS):  # what looks now may be about to call Ray
+            self._looking.release()
+        identities = [each.identity for each in vital if each.identity is not None]
+        for each, vitals in zip(vital, self._prober.look(identities, measured=False), strict=True):
+            if vitals.state in ("gone", "zombie"):
+                self._lose(each)
+
+    def add_loop(self, loop: asyncio.AbstractEventLoop, name: str, *, says: bool = True) -> Callable[[], None]:
+        """Watch an event loop, logging stalls if `says`; returns a function that stops watching."""
+        watch = LoopHealth(loop, name, self._warn if says else float("inf"), self._now)
+        with self._lock:
+            self._loops.append(watch)
+
+        def stop() -> None:
+            with self._lock, suppress(ValueError):
+                self._loops.remove(watch)
+
+        return stop
+
+    def add_run(self, task: asyncio.Task[Any], finish: Callable[[], object]) -> Callable[[], None]:
+        """Register how the run is ended: after its step by `finish`, at once by cancelling its task."""
+        self._run = _Run(task, finish)
+
+        def stop() -> None:
+            self._run = None
+            if self.verdict:
+                self._deadlines.append((self._now() + LEAVE_SECONDS, self._give_up))
+
+        return stop
+
+    def _add(self, watched: Watched) -> None:
+        with self._lock:
+            self._watched.append(watched)
+
+    @property
+    def stage(self) -> str:
+        """Current stage of the run, and its duration so far."""
+        with self._lock:
+            if not self._stages:
+                return "between two stages"
+            name, began = list(self._stages.values())[-1]
+        return f"in {name} for {self._now() - began:.0f} s"
+
+    # How it is watched
+
+    def _watch(self) -> None:
+        pause = min(1.0, max(self._warn / 4, 0.05))
+        while not self._closed.wait(pause):
+            try:
+                with self._looking:
+                    self.look()
+            except Exception:  # a watchdog that fails must not end a run
+                log.exception("the watchdog failed; it looks again")
+
+    def look(self) -> None:
+        """Look once at everything that is watched."""
+        now = self._now()
+        with self._lock:
+            watched, loops = list(self._watched), list(self._loops)
+        for each in watched:
+            self._ask(each, now)
+        measured = self._is_long(now) and now - self._measured >= max(self._warn / 10, 0.5)
+        if measured:
+            self._measured = now
+        known = [each for each in watched if each.identity is not None]
+        identities = [each.identity for each in known if each.identity is not None]
+        for each, vitals in zip(known, self._prober.look(identities, measured=measured), strict=True):
+            self._judge(each, vitals, now, measured=measured)
+        for loop in loops:
+            self._judge_loop(loop, now)
+        if self._gcs is not None and (lost := self._gcs.lost(now)):
+            self._lose_gcs(lost)
+        for deadline in [d for d in self._deadlines if d[0] <= now]:
+            self._deadlines.remove(deadline)
+            deadline[1]()
+
+    def _ask(self, watched: Watched, now: float) -> None:
+        """Take the answer of an actor, or ask it."""
+        if watched.actor is None:
+            return
+        if watched.asked is None:
+            if watched.identity is None or self._is_long(now):
+                watched.answer, watched.asked = self._prober.ask(watched.actor), now
+            return
+        ended, found = self._prober.answer(watched.answer)
+        if ended and found is None:
+            if watched.identity is None:  # it never came to be; whoever started it is told so by Ray
+                self.remove_actor(watched.actor)
+            watched.asked = None
+            return
+        if found is None:
+            if watched.identity is None and now - watched.asked >= self._warn and not watched.told:
+                watched.told = True
+                log.warning(
+                    "%s has not begun to work %.0f s after its start; Ray may have no room for it; its log is %s",
+                    *(watched, now - watched.asked, watched.log),
+                )
+            return
+        if watched.identity is None and watched.told:
+            log.warning("%s has begun to work", watched)
+            watched.told = False
+        watched.identity, watched.asked = found, None
+
+    def _is_long(self, now: float) -> bool:
+        """True if the present stage takes so long that actors are asked to identify themselves."""
+        with self._lock:
+            return any(now - began >= self._warn / 2 for _, began in self._stages.values())
+
+    def _judge(self, watched: Watched, vitals: Vitals, now: float, *, measured: bool) -> None:
+        """Record the state of a process, report a long silence, and end the process after one that is too long."""
+        if vitals.state in ("gone", "zombie"):
+            if watched.vital:
+                self._lose(watched)
+            else:  # whoever calls it is told so by Ray
+                self.remove_actor(watched.actor)
+            return
+        found = self._silence(watched, vitals, now, measured=measured)
+        if found is None:
+            if watched.told:
+                log.warning("%s goes on, after %.0f s of silence", watched, now - (watched.silent or (now, ""))[0])
+            watched.silent, watched.told = None, False
+            return
+        if watched.silent is None or watched.silent[1] != found[1]:
+            watched.silent = found
+        seconds = now - watched.silent[0]
+        if seconds >= self._warn and not watched.told:
+            watched.told = True
+            log.warning("%s, %s", self._said(watched, seconds), self._stacks(watched))
+        if seconds >= self._end and not self.verdict:
+            self._end_silent(watched, seconds)
+
+    def _silence(self, watched: Watched, vitals: Vitals, now: float, *, measured: bool) -> tuple[float, str] | None:
+        """Return the time since when a process is silent, and a predicate that says why; None if it works."""
+        if vitals.state == "stopped":
+            return now, _STOPPED
+        if vitals.state == "unknown":
+            return now, "cannot be looked at, for its node does not answer"
+        if watched.vital:  # the processes below Ray's are watched themselves
+            return None
+        if not measured:
+            return watched.silent if watched.silent and watched.silent[1] != _STOPPED else None
+        if vitals.stopped:
+            return now, f"waits for process {vitals.stopped} below it, which {_STOPPED}"
+        then, cpu, moved = watched.base or (now, vitals.cpu, vitals.moved)
+        is_active = vitals.state == "disk" or vitals.moved != moved
+        if watched.base is None or is_active or vitals.cpu - cpu >= IDLE_SHARE * max(now - then, 0.5):
+            watched.base = now, vitals.cpu, vitals.moved
+            watched.asked = None if watched.asked is None else now  # its answer waits behind its work
+            return None
+        if watched.asked is None or now - watched.asked < self._warn:
+            return None
+        return watched.asked, "uses neither CPU nor a disk and does not answer"
+
+    def _said(self, watched: Watched, seconds: float) -> str:
+        why = watched.silent[1] if watched.silent else ""
+        return f"{watched} {why}, for {seconds:.0f} s; the run is {self.stage}; its log is {watched.log}"
+
+    def _stacks(self, watched: Watched) -> str:
+        if watched.identity is not None and self._prober.write_stacks(watched.identity):
+            return "which now ends with its Python stacks"
+        return "and its Python stacks cannot be had now"
+
+    def _end_silent(self, watched: Watched, seconds: float) -> None:
+        said, identity = self._said(watched, seconds), watched.identity
+        assert identity is not None
+        if watched.replaced:
+            log.error("%s; it is killed, and another takes its place", said)
+            self.remove_actor(watched.actor)
+        else:
+            self.condemn(f"{said}; watchdog.end={self._end:g} s is the limit")
+        self._prober.kill(identity)
+
+    def _judge_loop(self, loop: LoopHealth, now: float) -> None:
+        found = loop.look()
+        if found:
+            said, _, stack = found.partition("\n")
+            log.warning("%s; the run is %s%s", said.rstrip(":"), self.stage, f":\n{stack}" if stack else "")
+        if loop.blocked_for >= self._end and loop.idle_for(now) >= self._end and not self.verdict:
+            self.condemn(f"{loop.describe()}; watchdog.end={self._end:g} s is the limit")
+
+    # How a run is ended
+
+    def _lose(self, watched: Watched) -> None:
+        """Handle the death of a process without which the run cannot continue."""
+        with self._lock:
+            self._watched = [each for each in self._watched if each is not watched]
+        if "GCS" in watched.name:
+            self._lose_gcs(f"{watched} has died; its log is {watched.log}")
+        else:
+            self.condemn(f"{watched} has died, and with it all actors of its node; its log is {watched.log}")
+
+    def _lose_gcs(self, what: str) -> None:
+        """Handle the loss of Ray's head: actors answer for a while, so that the run can finish its step and save."""
+        self._gcs = None
+        if self.verdict:
+            return
+        self.verdict = f"{what}; the run was {self.stage}"
+        log.error("%s: this step is finished and saved, if possible, and the run ends", self.verdict)
+        run = self._run
+        if run is None:
+            self._schedule_end(0.0)
+            return
+        run.task.get_loop().call_soon_threadsafe(run.finish)
+        self._schedule_end(SAVE_SECONDS)
+
+    def condemn(self, verdict: str) -> None:
+        """End the run at once.
+
+        Args:
+            verdict: Why, as a sentence that names the culprit.
+        """
+        if self.verdict:
+            return
+        self.verdict = verdict
+        log.error("%s; the run ends", verdict)
+        self._schedule_end(WRITE_SECONDS)
+
+    def _schedule_end(self, seconds: float) -> None:
+        """Cancel the run after some seconds, and abandon it if it has not ended `GRACE_SECONDS` later."""
+        now = self._now()
+        self._deadlines += [(now + seconds, self._cancel), (now + seconds + GRACE_SECONDS, self._give_up)]
+
+    def _cancel(self) -> None:
+        if (run := self._run) is not None:
+            with suppress(RuntimeError):  # its loop has ended
+                run.task.get_loop().call_soon_threadsafe(run.task.cancel)
+
+    def _give_up(self) -> None:
+        if not self._closed.is_set():
+            self._abandon(self.verdict)
+
+    def explain(self, error: BaseException, kept: str) -> BaseException:
+        """Return the cause of a run's failure: the watchdog's verdict if there is one, else the given error.
+
+        Args:
+            error: Exception that ended the run.
+            kept: State that a resumed run can continue from, as the end of a sentence.
+        """
+        return RunError(f"{self.verdict}; {kept}") if self.verdict else error
+
+    def check(self) -> None:
+        """Raise if the run was told to end.
+
+        Raises:
+            RunError: The run was told to end.
+        """
+        if self.verdict:
+            raise RunError(self.verdict)
+
+
+@contextmanager
+def watching(section: WatchdogSection, abandon: Callable[[str], None]) -> Iterator[Watchdog]:
+    """Watch a run during a block.
+
+    Args:
+        section: Limits.
+        abandon: Called with the verdict, if the run does not end though it was told to: writes down how it ended. The
+            process then exits, unless the run is in another than its main thread, as in a notebook.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+
+    def give_up(verdict: str) -> None:
+        writer = threading.Thread(target=abandon, args=(verdict,), daemon=True)
+        writer.start()
+        writer.join(GRACE_SECONDS)
+        if is_main:
+            os._exit(1)
+
+    watchdog = Watchdog(section, abandon=give_up)
+    token = CURRENT.set(watchdog)
+    watchdog.start()
+    try:
+        yield watchdog
+    finally:
+        watchdog.close()
+        with suppress(ValueError):  # a trainer that is used by hand may be closed in another context
+            CURRENT.reset(token)

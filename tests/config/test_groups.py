@@ -1,0 +1,77 @@
+"""Groups that are too small to learn from are a fault of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import rlsdk
+from rlsdk.config import check
+from rlsdk.config.groups import group_faults
+from rlsdk.errors import ConfigError
+
+QUICKSTART = "examples/quickstart.yaml"
+
+
+def faults(*settings: str) -> Sequence[str]:
+    try:
+        check(QUICKSTART, ["group_size=1", *settings])
+    except ConfigError as error:
+        return error.faults
+    return ()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "gpg", "opo", "reinforce_plus_plus_baseline", "gigpo"])
+def test_an_advantage_that_compares_rollouts_with_one_for_each_task_is_refused(algorithm: str) -> None:
+    (fault,) = faults(f"algorithm={{use: {algorithm}, filters: []}}")
+    assert fault.startswith("group_size: 1 given, but the advantage '")
+    assert "set group_size to 2 or more" in fault
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce_plus_plus", "remax", "ppo", "mix", "sft"])
+def test_what_learns_from_single_rollouts_is_accepted(algorithm: str) -> None:
+    assert faults(f"algorithm={algorithm}") == ()
+
+
+@pytest.mark.parametrize("name", ["nonzero_variance", "min_std", "pass_rate", "best_worst"])
+def test_a_filter_that_drops_every_group_of_one_is_refused(name: str) -> None:
+    (fault,) = faults(f"algorithm={{use: reinforce_plus_plus, filters: [{name}]}}")
+    assert f"the filter {name!r} drops every group of fewer than 2 rollouts" in fault
+
+
+def test_options_count_a_pass_rate_without_bounds_keeps_groups_of_one() -> None:
+    assert faults("algorithm={use: reinforce_plus_plus, filters: [{use: pass_rate, low: -1, high: 2}]}") == ()
+
+
+@rlsdk.advantage("median")
+def median(x: rlsdk.CreditInputs) -> torch.Tensor:
+    return x.rewards - torch.stack([x.rewards[x.groups == group].median() for group in x.groups])
+
+
+@rlsdk.advantage("crooked")
+def crooked(x: rlsdk.CreditInputs) -> torch.Tensor:
+    raise RuntimeError("not of this kind")
+
+
+@rlsdk.advantage("asking")
+async def asking(x: rlsdk.CreditInputs) -> torch.Tensor:
+    return x.rewards * 0
+
+
+@rlsdk.filter("three")
+def three(group: rlsdk.Group) -> bool:
+    return len(group) >= 3
+
+
+def test_a_plugins_own_advantage_and_filter_are_tried_without_declaring_anything() -> None:
+    assert "'median' compares" in group_faults(1, rlsdk.load("advantage", median), [])[0]
+    assert group_faults(2, rlsdk.load("advantage", median), []) == []
+    assert "fewer than 3 rollouts" in group_faults(2, None, [rlsdk.load("filter", three)])[0]
+
+
+@pytest.mark.parametrize("part", [crooked, asking])
+def test_what_cannot_be_tried_is_left_to_the_run(part: Any) -> None:
+    assert group_faults(1, rlsdk.load("advantage", part), []) == []

@@ -1,0 +1,254 @@
+"""What parts of an algorithm say about a run: lengths, defaults of other sections, and what does not go together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rlsdk
+from rlsdk.config import check
+from rlsdk.config.parts import with_defaults
+from rlsdk.contracts import RunFacts
+from rlsdk.errors import ConfigError
+
+MULTI_TURN = "workflow={use: dialogue, turns: 2}"
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    """A folder that reads as another model."""
+    folder = tmp_path / "teacher"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+# --- defaults for other sections
+
+
+def test_dapo_samples_dynamically_and_punishes_what_comes_near_the_limit(plan):
+    found = plan("algorithm=dapo", "sampling.max_tokens=14")
+    assert found.config.rollout.dynamic_sampling is True
+    assert found.defaulted == {"rollout.dynamic_sampling": True}
+    assert found.tree["rollout"] == {"dynamic_sampling": True}  # as config.yaml shows it
+    assert [(s.name, s.options["max_length"]) for s in found.shaping] == [("core/overlong", 14)]
+    assert plan("algorithm=grpo").config.rollout.dynamic_sampling is False
+
+
+def test_what_the_configuration_says_wins_over_the_algorithms_default(file, plan):
+    found = plan("algorithm=dapo", "rollout.dynamic_sampling=false")
+    assert (found.config.rollout.dynamic_sampling, found.defaulted) == (False, {})
+    file.write_text(file.read_text() + "rollout: {dynamic_sampling: false, oversample: 0.5}\n")
+    found = plan("algorithm=dapo")
+    assert (found.config.rollout.dynamic_sampling, found.config.rollout.oversample) == (False, 0.5)
+
+
+def test_an_algorithms_default_joins_what_its_section_says(file, plan):
+    file.write_text(file.read_text() + "rollout: {oversample: 0.5}\n")
+    section = plan("algorithm=dapo").config.rollout
+    assert (section.dynamic_sampling, section.oversample) == (True, 0.5)
+
+
+def test_a_name_in_place_of_a_section_stays():
+    tree = {"rollout": {"buffer": "fifo"}}
+    assert with_defaults(tree, {"rollout.buffer.use": "priority"}) == (tree, {})
+    assert with_defaults(tree, {"rollout.stop.use": "all"})[0]["rollout"] == {
+        "buffer": "fifo",
+        "stop": {"use": "all"},
+    }
+    assert tree == {"rollout": {"buffer": "fifo"}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (
+            {"rollout.dynamic_samplin": True},
+            "rollout.dynamic_samplin: unknown key 'dynamic_samplin', did you mean",
+        ),
+        ({"sampling.max_tokens": "many"}, "sampling.max_tokens: expected int, got 'many'"),
+        ({"algorithm.kl_coef": 0.1}, "algorithm.kl_coef: is a part of the algorithm itself; set its field"),
+    ],
+)
+def test_wrong_defaults_of_an_algorithm_are_faults(plan, wrong, text):
+    odd = rlsdk.algorithm("odd", defaults=wrong)
+    tree = {**plan().tree, "algorithm": odd}
+    with pytest.raises(ConfigError) as caught:
+        check(tree)
+    (fault,) = caught.value.faults
+    assert fault.startswith(f"algorithm.defaults: {text}")
+
+
+# --- lengths
+
+
+def test_a_length_of_null_is_max_tokens(plan):
+    assert plan("algorithm=dr_grpo", "sampling.max_tokens=14").loss.norm == 14.0
+    assert plan("algorithm=dr_grpo", "algorithm.norm=3000").loss.norm == 3000.0
+    assert plan("algorithm.aggregate=seq-mean-token-sum-norm").loss.norm == 256.0
+    assert plan("algorithm=grpo").loss.norm is None
+    found = plan("algorithm.shaping=[overlong, {use: overlong, max_length: 200}]")
+    assert [s.options["max_length"] for s in found.shaping] == [256, 200]
+
+
+def test_a_plugins_option_that_is_a_length_gets_max_tokens(plan):
+    @rlsdk.advantage("short", lengths=("budget",))
+    def short(x: rlsdk.CreditInputs, *, budget: int | None = None) -> torch.Tensor: ...
+
+    found = check({**plan().tree, "algorithm": {"use": "grpo", "advantage": short}, "sampling": {"max_tokens": 99}})
+    assert found.advantage.options == {"budget": 99}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "text"),
+    [
+        (("max_length: 20480",), "max_length", "begins above 16384 tokens, and no response here has more than 256"),
+        (("max_length: 300, buffer: 44",), "max_length", "begins above 256 tokens, and no response"),
+        (("buffer: 4096",), "buffer", "at most max_length=256; got 4096"),
+    ],
+)
+def test_a_punishment_that_no_answer_can_earn_is_a_fault(faults, overrides, path, text):
+    (fault,) = faults(f"algorithm.shaping=[{{use: overlong, {overrides[0]}}}]")
+    assert fault.startswith(f"algorithm.shaping[0].{path}: ") and text in fault
+
+
+def test_a_response_of_several_turns_is_as_long_as_the_model_holds(plan, faults):
+    assert plan("algorithm.shaping=[{use: overlong, max_length: 2000}]", MULTI_TURN).shaping
+    (fault,) = faults("algorithm.shaping=[{use: overlong, max_length: 20480}]", MULTI_TURN)
+    assert "no response here has more than 2047" in fault
+
+
+def test_a_norm_that_is_no_length_is_a_fault(faults):
+    (fault,) = faults("algorithm=dr_grpo", "algorithm.norm=0")
+    assert fault == "algorithm.norm: a length above 0, or null for sampling.max_tokens; got 0.0"
+
+
+# --- the ratio to the sampler
+
+
+@pytest.mark.parametrize("correction", sorted(rlsdk.names("correction")))
+def test_a_correction_without_effect_is_a_fault(plan, faults, correction):
+    assert plan(f"algorithm.correction={correction}").loss.correction is not None
+    (fault,) = faults(f"algorithm.correction={correction}", "old_logprobs=rollout")
+    assert fault.startswith(f"algorithm.correction: correction '{correction}' weighs by old_logprobs")
+    assert "every weight is 1; set old_logprobs=learner, or leave it out" in fault
+
+
+def test_decoupled_ppo_without_effect_is_a_fault(plan, faults):
+    assert plan("algorithm=decoupled_ppo").loss.policy_loss.name == "core/decoupled_ppo"
+    (fault,) = faults("algorithm=decoupled_ppo", "old_logprobs=rollout")
+    assert fault.startswith("algorithm.policy_loss: policy_loss 'decoupled_ppo' weighs by old_logprobs")
+    assert plan("algorithm=ppo", "old_logprobs=rollout").loss.correction is None
+
+
+def test_with_demonstrations_beside_samples_old_logprobs_are_always_the_learners(plan):
+    assert plan("algorithm=mix", "algorithm.correction=tis", "old_logprobs=rollout").loss.correction is not None
+
+
+def test_a_correction_of_what_nobody_sampled_is_a_fault(faults):
+    (fault,) = faults("algorithm=sft", "algorithm.correction=tis")
+    assert "but nothing is sampled; leave it out" in fault
+
+
+@pytest.mark.parametrize("loss", ["decoupled_ppo", "topr"])
+def test_weighing_twice_is_a_fault(plan, faults, loss):
+    (fault,) = faults(f"algorithm.policy_loss={loss}", "algorithm.correction=tis")
+    assert fault.startswith(
+        "algorithm.correction: correction 'tis' weighs tokens by their ratio to the sampler, and so"
+    )
+    assert f"policy_loss '{loss}' itself" in fault
+    assert plan(f"algorithm.policy_loss={loss}", "algorithm.correction=token_mask").loss.correction is not None
+
+
+def test_a_plugins_loss_says_that_it_weighs_by_the_sampler(plan):
+    @rlsdk.policy_loss("mine", corrects="old")
+    def mine(x: rlsdk.LossInputs) -> torch.Tensor: ...
+
+    tree = {**plan().tree, "algorithm": {"use": "grpo", "policy_loss": mine, "correction": "mis"}}
+    with pytest.raises(ConfigError) as caught:
+        check(tree, ["old_logprobs=rollout"])
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == [
+        "algorithm.policy_loss",
+        "algorithm.correction",
+        "algorithm.correction",
+    ]
+
+
+# --- loss and aggregation
+
+
+@pytest.mark.parametrize("loss", ["gspo", "gspo_token", "geo_mean", "dpo", "kto"])
+@pytest.mark.parametrize("aggregate", ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
+def test_a_loss_with_an_aggregation_that_it_is_not_defined_for_is_a_fault(faults, plan, loss, aggregate):
+    (fault,) = faults(f"algorithm.policy_loss={loss}", f"algorithm.aggregate={aggregate}")
+    allowed = "defined for seq-mean-token-mean"
+    assert fault == f"algorithm.aggregate: policy_loss '{loss}' is {allowed}; got '{aggregate}'"
+    assert plan(f"algorithm.policy_loss={loss}").loss.aggregate == "seq-mean-token-mean"
+
+
+def test_every_named_algorithm_names_parts_that_go_together(plan, teacher):
+    for name in rlsdk.names("algorithm"):
+        found = plan(f"algorithm={name}", f"model.reference={teacher}")
+        assert found.loss.policy_loss.name
+
+
+def test_mix_follows_the_aggregation(plan, faults):
+    for aggregate in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"):
+        assert plan("algorithm=mix", f"algorithm.aggregate={aggregate}").loss.aggregate == aggregate
+    assert plan("algorithm=mix", "algorithm.policy_loss.per=token").loss.policy_loss.options["per"] == "token"
+    (fault,) = faults("algorithm=mix", "algorithm.policy_loss.per=rollout")
+    assert fault.startswith(
+        "algorithm.policy_loss.per: 'rollout', but algorithm.aggregate='token-mean' divides by each"
+    )
+
+
+# --- teacher and rewards
+
+
+def test_a_model_that_would_teach_itself_is_a_fault(file, plan, faults, teacher):
+    (fault,) = faults("algorithm=opd", "reward=[]")
+    assert fault.startswith("algorithm.advantage: it learns from the reference model, but model.reference names none")
+    own = file.parent / "model"
+    assert faults("algorithm=opd", f"model.reference={own}")
+    found = plan("algorithm=opd", "reward=[]", f"model.reference={teacher}")
+    assert (found.needs_reference, found.rewards, found.scored) == (True, (), False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reader"),
+    [
+        ((), "advantage 'grpo'"),
+        (("algorithm=raft",), "filter 'top_k'"),
+        (("algorithm=kto",), "policy_loss 'kto'"),
+        (("algorithm=opd", "algorithm.filters=[nonzero_variance]"), "filter 'nonzero_variance'"),
+        (("algorithm=opd", "rollout.buffer=priority"), "buffer 'priority'"),
+    ],
+)
+def test_a_reward_is_asked_for_by_what_reads_it(plan, faults, teacher, overrides, reader):
+    (fault,) = faults("reward=[]", f"model.reference={teacher}", *overrides)
+    assert fault.startswith("reward: none given; name one, such as 'countdown'") and fault.endswith(f"by {reader}")
+
+
+def test_a_check_sees_the_run_and_all_options(plan):
+    seen = []
+
+    def looks(run: RunFacts, options):
+        seen.append((run, dict(options)))
+        return [("scale", "too small")] if options["scale"] < 1 else []
+
+    @rlsdk.advantage("looks", check=looks)
+    def advantage(x: rlsdk.CreditInputs, *, scale: float = 0.5, other: int = 3) -> torch.Tensor: ...
+
+    with pytest.raises(ConfigError) as caught:
+        check({**plan().tree, "algorithm": {"use": "grpo", "advantage": advantage}, "minibatches": 2, "passes": 3})
+    assert caught.value.faults == ("algorithm.advantage.scale: too small",)
+    (run, options) = seen[0]
+    assert options == {"scale": 0.5, "other": 3}
+    assert run == RunFacts(
+        teacher=False,
+        max_tokens=256,
+        longest_response=256,
+        group_size=4,
+        updates=6,
+        aggregate="seq-mean-token-mean",
+    )

@@ -1,0 +1,69 @@
+"""The table of batch fields: equal to the inputs that hold them, and what `needs=` is checked against."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import attrs
+import pytest
+
+import rlsdk
+from rlsdk import fields
+from rlsdk.batch import CreditInputs, LossInputs
+from rlsdk.components import own_mark
+from rlsdk.errors import PluginError
+
+INPUTS = {"credit": CreditInputs, "loss": LossInputs}
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_the_table_holds_the_fields_of_the_inputs(inputs):
+    held = {field.name: field for field in attrs.fields(INPUTS[inputs]) if not field.name.startswith("_")}
+    assert set(fields.names(inputs)) == set(held)
+    required = {name for name, field in held.items() if field.default is attrs.NOTHING}
+    assert required <= set(fields.names(inputs, access="always"))
+
+
+def test_every_field_is_declared_once_and_can_be_read():
+    declared = [field.name for field in fields.FIELDS]
+    assert len(declared) == len(set(declared))
+    assert all(fields.readers(name) for name in declared)
+
+
+@pytest.mark.parametrize("kind", fields.READS)
+def test_every_field_of_its_inputs_may_be_needed(kind):
+    readable = fields.names(fields.READS[kind])
+
+    @getattr(rlsdk, kind)("reads_all", needs=readable)
+    def reads_all(x): ...
+
+    assert own_mark(reads_all).needs == readable
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "message"),
+    [
+        ("advantage", "ref_logprob", "unknown field 'ref_logprob', did you mean 'ref_logprobs'"),
+        ("shaping", "refl_logprobs", "did you mean 'ref_logprobs'"),
+        ("policy_loss", "teacher_topk", "unknown field 'teacher_topk'"),
+        ("correction", "policy_versions", "unknown field 'policy_versions'"),
+        ("advantage", "pairs", "only policy_loss and correction can read 'pairs'"),
+        ("policy_loss", "baseline_rewards", "only shaping and advantage can read 'baseline_rewards'"),
+    ],
+)
+def test_an_unreadable_field_is_refused_when_the_component_is_marked(kind, field, message):
+    with pytest.raises(PluginError) as caught:
+        getattr(rlsdk, kind)("x", needs=("entropy", field))
+    assert str(caught.value).startswith(f"@rlsdk.{kind}('x', needs=('entropy', {field!r})): ")
+    assert message in str(caught.value)
+
+
+def test_needs_given_as_text_is_refused():
+    with pytest.raises(PluginError, match=r"write needs=\('entropy',\)"):
+        rlsdk.advantage("x", needs="entropy")
+
+
+def test_the_table_and_the_marks_load_no_torch():
+    code = "import sys, rlsdk; rlsdk.advantage('x', needs=('entropy',)); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,209 @@
+"""Engines that die are replaced while the run goes on: real actors, killed as the kernel kills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlsdk
+from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampling, Weights
+from rlsdk.engines.actor import launch
+from rlsdk.engines.canary import Canary
+from rlsdk.engines.client import EngineClient
+from rlsdk.engines.group import EngineGroup, RestartPolicy
+from rlsdk.errors import CanaryError, EngineError
+from rlsdk.plugins import Plugins
+
+pytestmark = pytest.mark.stack
+PROMPT = np.array([1, 2, 3])
+
+
+@rlsdk.engine("walker")
+class Walker:
+    """Writes a token every hundredth of a second; its logprobs are the version of its weights."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, tuple[Request, list[int]]] = {}
+        self.version, self.wrong = 0, 0.0
+
+    def environment(self, place: ActorSpec) -> dict[str, str]:
+        return {}
+
+    def start(self, model: Model, place: ActorSpec) -> None:
+        if model.path == "broken":
+            raise ValueError("the model is broken")
+        self.wrong = float(model.path == "wrong")
+
+    def add(self, requests: Sequence[Request]) -> None:
+        self.running |= {request.id: (request, []) for request in requests}
+
+    def step(self) -> list[Completion]:
+        time.sleep(0.01)
+        done = []
+        for request, versions in list(self.running.values()):
+            versions.append(self.version)
+            if len(versions) == request.sampling.max_tokens:
+                del self.running[request.id]
+                zeros, many = np.zeros(len(versions), np.float32), np.array(versions)
+                done += [
+                    Completion(
+                        request=request.id, index=i, token_ids=many, logprobs=zeros, versions=many, finish="length"
+                    )
+                    for i in range(request.n)
+                ]
+        return done
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.running)
+
+    def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
+        return []
+
+    def reseed(self, seed: int) -> None: ...
+
+    def load_weights(self, weights: Weights) -> None:
+        self.version = weights.version
+
+    def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
+        return np.full(len(token_ids) - 1, self.version + self.wrong, np.float32)
+
+
+class Learner:
+    """What engines see of one."""
+
+    version = 0
+
+    def weights(self, version: int) -> Any:
+        import ray
+
+        self.version = version
+        return ray.put(Weights(version, {}, {}))
+
+    def canary(self, ids: np.ndarray) -> np.ndarray:
+        return np.full(len(ids) - 1, self.version, np.float32)
+
+
+class Stand:
+    """Engines, the way to them, and how they come back: from the model `again`."""
+
+    def __init__(self, count: int, most: int = 3, again: str = "") -> None:
+        import ray
+
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        self.again = again
+        actors = [self.start(rank, 0)[0] for rank in range(count)]
+        self.client = EngineClient(actors, lambda ids: ["x" for _ in ids])
+        revival = RestartPolicy(client=self.client, start=self.start, most=most, missing=self.missing)
+        self.engines = EngineGroup(actors, shared=False, revival=revival)
+        self.learner, self.canary = Learner(), Canary(np.arange(3), 0.5)
+
+    def start(self, rank: int, life: int) -> tuple[Any, Any]:
+        actor = launch(Plugins().reference("engine", Walker), ActorSpec(role="engine", rank=rank), cpus=0)
+        return actor, actor.start.remote(Model(path=self.again if life else ""), ActorSpec(role="engine", rank=rank))
+
+    @staticmethod
+    def missing(count: int) -> str:
+        return "the test allows three" if count > 2 else ""
+
+    async def publish(self, version: int) -> float:
+        return await self.engines.publish(self.learner, version, self.canary, updated=version > 0)
+
+    async def kill(self, *ranks: int) -> None:
+        pids = [await self.engines._actors[rank].__ray_call__.remote(lambda _: os.getpid()) for rank in ranks]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    async def until(self, alive: int) -> None:
+        async with asyncio.timeout(60):
+            while self.engines.figures()["engines/alive"] != alive:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.05)
+
+    def ask(self, count: int, tokens: int) -> list[Any]:
+        return [self.client.sample(f"g{i}", PROMPT, Sampling(max_tokens=tokens)) for i in range(count)]
+
+
+def test_requests_of_the_dead_are_sampled_again_and_who_takes_their_place_has_the_weights(cluster: None) -> None:
+    async def go() -> None:
+        stand = Stand(2)
+        await stand.publish(0)
+        await stand.publish(3)
+        answers = stand.ask(4, 50)
+        await asyncio.sleep(0.2)
+        before = await stand.engines.clock()
+        await stand.kill(0)
+        done = await asyncio.gather(*answers)
+        assert [len(answer.completion.token_ids) for answer in done] == [50] * 4
+        after = await stand.engines.clock()
+        assert after["engine"] >= before["engine"] and after["tokens"] >= before["tokens"]
+        assert stand.engines.report()["lost"] == 1 and stand.engines.report()["sampled_again"] == 2
+        assert "step 0: engine 0" in stand.engines.lost[0] and "process has died" in stand.engines.lost[0]
+        await stand.until(2)
+        fresh = await asyncio.gather(*stand.ask(2, 3))
+        assert sorted(answer.engine for answer in fresh) == [0, 1]
+        assert all((answer.completion.versions == 3).all() for answer in fresh)
+        assert (await stand.engines.clock())["tokens"] >= after["tokens"] + 6
+
+        # Both at once, and weights that are sent meanwhile: what is asked waits until the first is back.
+        await stand.kill(0, 1)
+        waiting = stand.ask(2, 3)
+        assert await stand.publish(4) == 0
+        done = await asyncio.gather(*waiting)
+        assert all((answer.completion.versions == 4).all() for answer in done)
+        await stand.until(2)
+
+        # Fewer: who leaves answers what it has, and is sent weights until then. More: who comes has the weights.
+        before = await stand.engines.clock()
+        last = stand.ask(4, 50)
+        await asyncio.sleep(0.1)
+        assert stand.engines.resize(1) == "" and stand.engines.alive == (0,)
+        assert "one thing after the other" in stand.engines.resize(2)
+        assert await stand.publish(5) == 0
+        done = await asyncio.gather(*last)
+        assert sorted(answer.engine for answer in done) == [0, 0, 1, 1]
+        assert {version for answer in done for version in answer.completion.versions} == {4, 5}
+        while (refused := stand.engines.resize(4)).startswith("4 engines: others"):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert refused == "4 engines: there is no room for 3 more, the test allows three"
+        assert stand.engines.report()["lost"] == 3 and len(stand.engines) == 1
+        assert stand.engines.resize(2) == ""
+        await stand.until(2)
+        [answer] = await asyncio.gather(stand.client.sample("g", PROMPT, Sampling(max_tokens=3), affinity=1))
+        assert answer.engine == 1 and (answer.completion.versions == 5).all()
+        after = await stand.engines.clock()
+        assert after["engine"] >= before["engine"] and after["tokens"] >= before["tokens"] + 200
+        stand.engines.close()
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_dies_too_often_or_comes_back_otherwise_fails_the_run(cluster: None) -> None:
+    async def go() -> None:
+        wrong, broken, mortal = Stand(1, again="wrong"), Stand(1, again="broken"), Stand(2, most=0)
+        await asyncio.gather(*(stand.publish(0) for stand in (wrong, broken, mortal)))
+        await asyncio.gather(wrong.kill(0), broken.kill(0), mortal.kill(1))
+        with pytest.raises(EngineError, match=r"(?s)engine 1 died 1 times; .*\n  step 0: engine 1: The actor is dead"):
+            await _calls(mortal)
+        with pytest.raises(EngineError, match="engine 1 died 1 times"):  # the other lives, but the run has failed
+            await mortal.ask(1, 3)[0]
+        with pytest.raises(CanaryError, match="engine 0 and the learner disagree on 2 of 2 fixed tokens"):
+            await _calls(wrong)
+        with pytest.raises(EngineError, match="engine 0 failed in start: ValueError: the model is broken"):
+            await _calls(broken)
+
+    asyncio.run(go())
+
+
+async def _calls(stand: Stand) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            await stand.engines.all("clock")
+            await asyncio.sleep(0.05)

@@ -1,0 +1,24 @@
+"""Environments that take their time: nobody waits for another. The figures: `tests/benchmarks/test_environments.py`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.environments.simulated import Load, measure, side_by_side
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+
+def test_a_thousand_environments_run_on_few_threads_and_nobody_waits_for_the_slowest(cluster: None) -> None:
+    load = Load(median=0.07, turns=3)
+    took = asyncio.run(measure(load, side_by_side))
+    played = took.asked[-load.count * load.turns :]
+    of_turn = [[at for at, length in enumerate(played) if length == each] for each in sorted(set(played))]
+    assert [len(each) for each in of_turn] == [load.count] * load.turns
+    slowest = of_turn[1][-1]  # a loop in lock step asks nothing of the third turn before it
+    assert sum(at < slowest for at in of_turn[2]) > load.count / 2
+    # Ray has about forty threads in each process; none is an environment's.
+    assert took.threads < 200
+    assert took.megabytes < 1000

@@ -1,0 +1,87 @@
+"""An evaluation whose reward fails: not available, never zero; too many failures end it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rlsdk.contracts import Run
+from rlsdk.errors import ScoringError
+from rlsdk.evaluation.evaluation import Answers, figures
+from rlsdk.runlog.report import print_report
+from rlsdk.runlog.trackers import JsonlTracker
+from rlsdk.trainer.summary import accuracy_at
+from rlsdk.types import Group, Rollout, Score, Task
+
+
+def graded(*scores: Score, source: str = "") -> Group:
+    task = Task(id="t", prompt="?", source=source)
+    return Group(task, [Rollout.from_text(task, "x")] * len(scores), scores)
+
+
+def test_an_evaluation_whose_reward_fails_is_not_available_and_never_zero() -> None:
+    failed = Score.invalid("referee is ill")
+    answers = Answers((graded(failed),), (graded(failed, failed),))
+    found = figures(answers, 2)
+    assert found.accuracy == {"greedy": None, "sampled": None, "pass@2": None}
+    assert found.metrics["eval/greedy_reward"] is None and found.metrics["eval/sampled_reward"] is None
+    assert found.metrics["eval/invalid"] == 3
+    assert (found.samples[0]["correct"], found.samples[0]["reward"]) == (None, None)
+    assert json.loads(json.dumps(found.metrics))["eval/greedy"] is None
+
+
+def test_an_evaluation_of_a_run_without_a_reward_has_no_accuracy() -> None:
+    found = figures(Answers((graded(Score(0.0)),), (graded(Score(0.0)),)), 1, scored=False)
+    assert found.accuracy == {"greedy": None, "sampled": None}
+    assert (found.metrics["eval/sampled_reward"], found.samples[0]["correct"]) == (None, None)
+
+
+def test_an_evaluation_leaves_out_what_could_not_be_scored() -> None:
+    failed, right, wrong = Score.invalid("referee is ill"), Score(1.0), Score(0.0)
+    found = figures(Answers((graded(right), graded(failed)), (graded(right, wrong), graded(right, failed))), 2)
+    assert found.accuracy == {"greedy": 1.0, "sampled": 2 / 3, "pass@2": 1.0}
+    one = figures(Answers((graded(right, source="a"), graded(failed, source="b")), ()), 1)
+    assert (one.metrics["eval/a/greedy"], one.metrics["eval/b/greedy"]) == (1.0, None)
+
+
+def test_more_failures_than_max_invalid_end_an_evaluation_with_the_cause() -> None:
+    failed, right = Score.invalid("referee is ill"), Score(1.0)
+    answers = Answers((graded(right),), (graded(right, failed, right),))
+    answers.check_scores(0.25, "evaluation at step 3")
+    with pytest.raises(
+        ScoringError, match=r"evaluation at step 3: 1 of 4 .* max_invalid=0.2 .* task 't': referee is ill"
+    ):
+        answers.check_scores(0.2, "evaluation at step 3")
+
+
+def test_what_is_not_available_is_null_in_the_summary_and_not_available_in_the_report(tmp_path: Path) -> None:
+    tracker = JsonlTracker()
+    tracker.open(Run("a", tmp_path, {}))
+    tracker.log(0, {"eval/greedy": None, "eval/sampled": None, "eval/pass@2": None, "eval/invalid": 3.0})
+    tracker.close()
+    assert accuracy_at(tmp_path, 0) == {"greedy": None, "sampled": None, "pass@2": None}
+    out = Console(file=io.StringIO(), width=80)
+    seconds = {"steps": 0, "seconds": {}, "tokens_per_second": 0.0}
+    samples = {"before": [{"prompt": "?", "response": "x", "reward": None, "correct": None}]}
+    print_report(out, {"name": "a", "accuracy_before": accuracy_at(tmp_path, 0), **seconds}, samples)
+    said = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "n/a" in said and "(not scored)" in said and "0.0%" not in said
+
+
+def test_what_a_model_wrote_does_not_act_on_the_terminal_at_the_end_of_a_run() -> None:
+    out = Console(file=io.StringIO(), width=200)
+    hostile = "\x1b]0;title\x07[red]x\u202e"
+    summary = {
+        "steps": 0,
+        "seconds": {},
+        "tokens_per_second": 0.0,
+        "invalid": {"rollouts": 1, "share": 1.0, "reasons": {hostile: 1}},
+    }
+    print_report(out, summary, {"after": [{"prompt": hostile, "response": hostile, "correct": True}]})
+    said = out.file.getvalue()  # type: ignore[attr-defined]
+    assert said.count(r"\x1b]0;title\x07[red]x\u202e") == 3
+    assert not {"\x1b", "\x07", "\u202e"} & set(said)

@@ -1,0 +1,3 @@
+import rlsdk  # noqa: F401
+
+LIMIT = undefined + 1  # noqa: F821

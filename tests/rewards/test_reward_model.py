@@ -1,0 +1,92 @@
+"""The reward model: batches change nothing, and what has no value is invalid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import rlsdk
+from rlsdk.errors import DataError, OptionError
+from rlsdk.types import Message, Rollout, Task
+from tests.engines.tiny import make_classifier
+
+TEXTS = ["<answer>3+4</answer>", "17-5-3", "", "<answer>" + "1+" * 40 + "1</answer>", "3", "(20-3)*4"]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_classifier(tmp_path_factory.mktemp("classifier"), labels=2)
+
+
+def rollouts(texts: list[str]) -> list[Rollout]:
+    return [Rollout.from_text(Task(id=str(i), prompt="3,4>7:"), text) for i, text in enumerate(texts)]
+
+
+def by_hand(folder: Path, text: str, label: int = 0) -> float:
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        return float(model(**tokenizer(text, return_tensors="pt")).logits[0, label])
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 60, 100_000])
+def test_batches_change_nothing(classifier: Path, batch_tokens: int) -> None:
+    reward = rlsdk.load("reward", "reward_model", path=str(classifier), batch_tokens=batch_tokens, label=1)
+    found = reward(rollouts(TEXTS))
+    for score, text in zip(found, TEXTS, strict=True):
+        assert score.valid
+        assert score.value == pytest.approx(by_hand(classifier, "3,4>7:" + text, 1), abs=1e-5)
+
+
+def test_the_end_of_a_long_conversation_counts(classifier: Path) -> None:
+    reward = rlsdk.load("reward", "reward_model", path=str(classifier), max_length=5, activation="sigmoid")
+    long, other = reward(rollouts([":" * 50 + "1+1=2", "/" * 60 + "1+1=2"]))
+    expected = torch.tensor(by_hand(classifier, "1+1=2")).sigmoid()
+    assert [long.value, other.value] == pytest.approx([float(expected)] * 2, abs=1e-5)
+
+
+def test_a_template_writes_the_text(classifier: Path, tmp_path: Path) -> None:
+    folder = make_classifier(tmp_path, template="{% for m in messages %}{{ m.role[0] }}:{{ m.content }}>{% endfor %}")
+    task = Task(id="t", prompt=(Message("user", "3,4"),))
+    rollout = Rollout.from_text(task, "3+4")
+    [score] = rlsdk.load("reward", "reward_model", path=str(folder))([rollout])
+    assert score.value == pytest.approx(by_hand(folder, "u:3,4>a:3+4>"), abs=1e-5)
+
+
+def test_the_last_answer_of_the_policy_is_judged_and_no_example_in_its_prompt(classifier: Path, tmp_path: Path) -> None:
+    folder = make_classifier(tmp_path, template="{% for m in messages %}{{ m.role[0] }}:{{ m.content }}>{% endfor %}")
+    examples = (Message("user", "3,4"), Message("assistant", "3+4"), Message("user", "1,2"))
+    task = Task(id="t", prompt=examples)
+
+    def rollout(*said: Message) -> Rollout:
+        return Rollout(task, (*examples, *said), (), (), (), ())
+
+    answered = rollout(Message("assistant", "1+2", prompt=False))
+    asked_again = rollout(Message("assistant", "1+2", prompt=False), Message("user", "9,9"))
+    found = rlsdk.load("reward", "reward_model", path=str(folder))([answered, asked_again, rollout()])
+    expected = by_hand(folder, "u:3,4>a:3+4>u:1,2>a:1+2>")
+    assert [score.value for score in found[:2]] == pytest.approx([expected] * 2, abs=1e-5)
+    assert (found[2].valid, found[2].reason) == (False, "the policy wrote nothing")
+
+
+def test_no_number_is_invalid(tmp_path: Path) -> None:
+    folder = make_classifier(tmp_path, broken=True)
+    [score] = rlsdk.load("reward", "reward_model", path=str(folder))(rollouts(["1"]))
+    assert (score.valid, score.reason) == (False, "the model's logit is nan")
+
+
+def test_faults(classifier: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no folder"):
+        rlsdk.load("reward", "reward_model", path=str(tmp_path / "nowhere"))
+    with pytest.raises(OptionError, match="at least 1"):
+        rlsdk.load("reward", "reward_model", path=str(classifier), batch_tokens=0)
+    with pytest.raises(DataError, match="gives 2 logits; there is no label 2"):
+        rlsdk.load("reward", "reward_model", path=str(classifier), label=2)(rollouts(["1"]))
+
+
+def test_nothing_to_score(classifier: Path) -> None:
+    reward: Any = rlsdk.load("reward", "reward_model", path=str(classifier))
+    assert reward([]) == []

@@ -1,0 +1,139 @@
+"""Trainings of which a part is stopped, killed or blocked: the watchdog names it, and the run goes on or ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.run.conftest import alive, descendants, wait_for
+from tests.run.test_kills import step_of
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+HOW = ("engine=transformers", "eval.before=false", "eval.after=false", "watchdog.warn=1", "steps=2000")
+LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], timeout=60)
+connection.execute("BEGIN IMMEDIATE")
+print("up", flush=True)
+sys.stdin.read()
+"""
+NAP = """
+import time
+from pathlib import Path
+
+import rlsdk
+
+@rlsdk.workflow("nap")
+async def nap(task, chat):
+    while Path(__file__).with_name("blocked").exists():
+        time.sleep(10_000)
+    await chat.sample()
+    return chat.finish()
+"""
+
+
+def part(process: subprocess.Popen[str], name: str) -> psutil.Process:
+    """The process of a training whose name or title contains a text."""
+    found = [p for p in descendants(process.pid) if name in (p.name(), *title_of(p).split(".")[:1])]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def title_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return ""
+
+
+def log_of(runner: Any) -> str:
+    path = runner.path() / "logs" / "driver.log"
+    return path.read_text() if path.is_file() else ""
+
+
+def says(runner: Any, what: str, then: str = "") -> bool:
+    return what in log_of(runner) and then in log_of(runner).split(what)[-1]
+
+
+def ends(process: subprocess.Popen[str], family: list[psutil.Process]) -> None:
+    assert process.wait(180) == 1
+    wait_for(lambda: not alive(family), 60)
+
+
+def test_stopped_parts_and_a_locked_store_are_named_and_the_run_goes_on_until_its_learner_is_silent_for_too_long(
+    runner: Any,
+) -> None:
+    process = runner.start(*HOW, "watchdog.end=12", "checkpoint.every=5")
+    wait_for(lambda: step_of(runner) >= 6, 180, process)
+    family = descendants(process.pid)
+    raylet, learner = part(process, "raylet"), part(process, "ray::LearnerActor")
+    for stopped, name in ((raylet, "Ray's raylet"), (learner, "learner rank 0")):
+        os.kill(stopped.pid, signal.SIGSTOP)
+        said = f"{name} (pid {stopped.pid} on "
+        wait_for(partial(says, runner, said), 60, process)
+        os.kill(stopped.pid, signal.SIGCONT)
+        wait_for(partial(says, runner, said, "goes on, after"), 60, process)
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCK, str(runner.path() / "rollouts.db")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"up\n"
+        wait_for(lambda: f"has been locked by process {other.pid}" in log_of(runner), 60, process)
+        other.communicate()
+    wait_for(lambda: "is free again" in log_of(runner), 60, process)
+    engine = part(process, "ray::EngineActor")
+    engine.suspend()
+    wait_for(lambda: "engine 0 (pid" in log_of(runner) and "another takes its place" in log_of(runner), 60, process)
+    wait_for(lambda: "engine 0 gets requests" in log_of(runner), 120, process)
+    learner.suspend()
+    ends(process, family)
+    error = runner.summary()["error"]
+    assert error.startswith(f"learner rank 0 (pid {learner.pid} on ") and "is stopped" in error
+    assert "learner-0.log" in error and "watchdog.end=12 s is the limit; the checkpoint of step" in error
+    assert error.split(";")[0] in log_of(runner)
+    assert "the watchdog failed" not in log_of(runner)
+
+
+def test_without_its_raylet_a_run_names_it_and_without_the_gcs_it_saves_first(runner: Any) -> None:
+    process = runner.start(*HOW, "name=first")
+    folder = runner.path("first")
+    wait_for((folder / "metrics.jsonl").is_file, 180, process)
+    family, raylet = descendants(process.pid), part(process, "raylet")
+    raylet.kill()
+    ends(process, family)
+    assert f"Ray's raylet (pid {raylet.pid} on " in runner.summary("first")["error"]
+    process = runner.start(*HOW)
+    wait_for(lambda: step_of(runner) >= 2, 180, process)
+    family, gcs = descendants(process.pid), part(process, "gcs_server")
+    gcs.kill()
+    ends(process, family)
+    assert f"Ray's GCS (pid {gcs.pid} on " in runner.summary()["error"]
+    done = runner.metrics()[-1]["step"]
+    assert f"the checkpoint of step {done} is kept" in runner.summary()["error"]
+    assert (runner.path() / "checkpoints" / f"step-{done}").is_dir()
+
+
+def test_a_workflow_that_blocks_its_loop_is_named_and_ends_the_run(runner: Any) -> None:
+    lab = runner.folder / "nap_lab.py"
+    lab.write_text(NAP)
+    process = runner.start(*HOW, f"plugins=[{lab}]", "workflow=nap_lab/nap", "watchdog.end=14")
+    wait_for(lambda: step_of(runner) >= 1, 180, process)
+    (runner.folder / "blocked").touch()
+    ends(process, [])
+    assert "nap_lab.py, line 10" in log_of(runner) and "time.sleep(10_000)" in log_of(runner)
+    error = runner.summary()["error"]
+    assert "the event loop of users' code has stood still for" in error and "nap_lab.py, line 10" in error
+
+
+def test_an_address_without_ray_is_refused_at_once(runner: Any) -> None:
+    process = runner.start(env=os.environ | {"RAY_ADDRESS": "127.0.0.1:1"})
+    assert process.wait(180) == 1
+    said = " ".join(runner.console().split())
+    assert "'127.0.0.1:1', named by the environment variable RAY_ADDRESS, cannot be reached" in said
+    assert "Traceback" not in said

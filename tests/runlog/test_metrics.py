@@ -1,0 +1,37 @@
+"""`metrics.jsonl` after a kill, a bad sector or an editor: what is read, what is left out, and what is said."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from rlsdk.runlog.trackers import METRICS, garbled_lines, lines_up_to, read_metrics
+
+GARBLED = [b'{"step": 2, "rew', b"[1]", b"null", b"{}", b'{"step": "2"}', b"\xff\xfe\x00", b"", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("line", GARBLED, ids=range(len(GARBLED)))
+def test_a_garbled_line_is_left_out_and_named(tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "rlsdk")
+    logging.getLogger("rlsdk").propagate = True
+    path = tmp_path / METRICS
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    assert lines_up_to(path, 3) == ['{"step": 1}\n', '{"step": 3}\n']
+    assert lines_up_to(path, 2) == ['{"step": 1}\n']
+    assert len(garbled_lines(path)) == 1
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 3}]
+    assert f"{path}, line 2: expected a JSON object with a step, got " in caplog.text
+
+
+def test_a_last_line_that_a_kill_cut_short_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / METRICS
+    path.write_text('{"step": 1}\n{"step": 2, "rew')
+    assert lines_up_to(path, 2) == ['{"step": 1}\n']
+    assert read_metrics(tmp_path) == [{"step": 1}]
+    assert garbled_lines(path) == []
+
+
+def test_a_run_without_metrics_has_none(tmp_path: Path) -> None:
+    assert (read_metrics(tmp_path), lines_up_to(tmp_path / METRICS, 1)) == ([], [])

@@ -1,0 +1,131 @@
+"""A folder behind a URL, and the lock on it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlsdk.errors import ConfigError
+from rlsdk.storage.location import is_url, mirror_of, url_fault
+from rlsdk.storage.lock import LOCK, RemoteLock
+from rlsdk.storage.remote import RemoteFolder
+
+
+def test_urls_are_told_from_folders() -> None:
+    assert all(map(is_url, ["s3://bucket/runs", "file:///data", "memory://x", "simplecache::s3://bucket/x"]))
+    assert not any(map(is_url, ["runs", "/data/runs", "C:\\runs", "./s3:/x", "a b://c"]))
+
+
+def test_each_url_has_a_mirror_of_its_own(tmp_path: Path) -> None:
+    one, other = (mirror_of(url, str(tmp_path)) for url in ("s3://bucket/a/b", "s3://bucket/a-b"))
+    assert one != other and one.parent == other.parent == tmp_path
+    assert mirror_of("s3://bucket/a/b/", str(tmp_path)) == one
+    assert "bucket-a-b" in one.name
+
+
+def test_the_mirror_lies_in_the_platforms_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if sys.platform == "linux":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert mirror_of("s3://bucket/runs").parent == tmp_path / "rlsdk" / "runs"
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.setattr(importlib.import_module("fsspec.registry"), "_registry", {})
+    assert url_fault("s3://bucket/runs").endswith("needs a package that is not installed: pip install 'rlsdk[s3]'")
+    assert "no protocol 'gopher'" in url_fault("gopher://runs")
+
+
+def test_files_are_written_listed_read_and_removed(url: str, tmp_path: Path) -> None:
+    remote = RemoteFolder(url)
+    assert remote.names() == {} and remote.read("a") is None
+    remote.write("a", b"1")
+    remote.write("deep/er/b", b"22")
+    assert remote.names() == {"a": 1, "deep/er/b": 2}
+    assert remote.names("deep") == {"deep/er/b": 2}
+    assert remote.names("de") == {}
+    file = tmp_path / "file"
+    file.write_bytes(b"333")
+    remote.upload(file, "deep/c")
+    remote.download("deep/c", tmp_path / "back" / "c")
+    assert (tmp_path / "back" / "c").read_bytes() == b"333"
+    remote.remove("a", "a")
+    remote.remove_below("deep")
+    assert remote.names() == {}
+
+
+def test_only_one_of_several_creates_a_file(url: str) -> None:
+    remote = RemoteFolder(url)
+    assert remote.create("lock", b"mine")
+    assert not remote.create("lock", b"another's")
+    assert remote.read("lock") == b"mine"
+
+
+def test_a_locked_folder_is_refused_with_the_holders_name(url: str) -> None:
+    remote = RemoteFolder(url)
+    first = RemoteLock(remote, beat=0.05)
+    first.acquire()
+    with pytest.raises(ConfigError, match=rf"in use by process {os.getpid()} on "):
+        RemoteLock(remote).acquire()
+    first.release()
+    second = RemoteLock(remote, beat=0.05)
+    second.acquire()
+    assert second.is_ours() and not first.is_ours()
+    second.release()
+    assert remote.read(LOCK) is None
+
+
+def test_the_lock_of_a_dead_process_of_this_machine_is_taken(url: str) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    remote = RemoteFolder(url)
+    first = RemoteLock(remote, beat=0.05)
+    held = json.loads(first._content())
+    remote.write(LOCK, json.dumps({**held, "pid": ended.pid}).encode())
+    second = RemoteLock(remote, beat=0.05)
+    second.acquire()
+    assert second.is_ours()
+    second.release()
+
+
+def test_a_holder_elsewhere_lives_as_long_as_its_lock_changes() -> None:
+    remote = RemoteFolder("memory://lock-elsewhere/trial")
+    told = {"id": "x", "pid": 1, "host": "elsewhere", "time": "0"}
+    remote.write(LOCK, json.dumps(told).encode())
+    ended = threading.Event()
+
+    def beat() -> None:
+        count = 0
+        while not ended.wait(0.02):
+            count += 1
+            remote.write(LOCK, json.dumps({**told, "time": str(count)}).encode())
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(ConfigError, match="in use by process 1 on elsewhere"):
+            RemoteLock(remote, beat=0.05, lease=600).acquire()
+    finally:
+        ended.set()
+        thread.join()
+    lock = RemoteLock(remote, beat=0.05, lease=0.2)  # it has stopped
+    lock.acquire()
+    assert lock.is_ours()
+    lock.release()
+
+
+def test_whoever_was_taken_over_notices() -> None:
+    remote = RemoteFolder("memory://lock-lost/trial")
+    lock = RemoteLock(remote, beat=0.05)
+    lock.acquire()
+    remote.write(LOCK, json.dumps({"id": "another's", "pid": 1, "host": "elsewhere"}).encode())
+    assert not lock.is_ours()
+    lock.release()
+    assert b"another's" in (remote.read(LOCK) or b"")  # it is not ours to remove

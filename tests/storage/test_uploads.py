@@ -1,0 +1,481 @@
+"""Checkpoints that are uploaded behind a run, and downloaded to go on with it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlsdk.checkpoints.checkpoint import LEARNER, Checkpoints
+from rlsdk.checkpoints.reading import local_copy, newest_step
+from rlsdk.config import Plan, check
+from rlsdk.errors import CheckpointError, ConfigError, RunError
+from rlsdk.runlog.store import DATABASE
+from rlsdk.storage import copies, uploader
+from rlsdk.storage.lock import LOCK
+from rlsdk.storage.remote import RemoteFolder
+from rlsdk.storage.uploader import UploadTimes
+from rlsdk.trainer import run as training_run
+from rlsdk.trainer.folder import MARKER, mark
+from rlsdk.trainer.mirror import Mirror, mirrored
+
+MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
+STATE: dict[str, Any] = {"plugins": {}, "tasks": {}, "production": {}, "components": {}}
+QUICK = UploadTimes(first_retry=0.01, longest_retry=0.02, last_attempts=2, stall=60)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry at once."""
+    monkeypatch.setattr(uploader, "UploadTimes", lambda: QUICK)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Callable[..., Plan]:
+    """A plan whose folder is a URL, on a machine of a given name."""
+
+    def make(url: str, *settings: str, machine: str = "one") -> Plan:
+        tree = {
+            "name": "trial",
+            "out": url.removesuffix("/trial"),
+            "mirror": str(tmp_path / machine),
+            "model": str(MODEL),
+            "tasks": {"train": "countdown"},
+            "reward": "countdown",
+            "engine": "transformers",
+            "steps": 10,
+        }
+        return check(tree, settings)
+
+    return make
+
+
+class Training:
+    """A run that writes checkpoints and nothing else."""
+
+    def __init__(self, plan: Plan, mirror: Mirror) -> None:
+        self.plan, self.mirror, self.folder = plan, mirror, plan.folder
+        mark(self.folder)
+        self.checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep, saved=mirror.saved)
+        (self.folder / "config.yaml").write_text("name: trial\n")
+        with closing(sqlite3.connect(self.folder / DATABASE)) as database:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("CREATE TABLE IF NOT EXISTS steps (step)")
+
+    def save(self, step: int) -> None:
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step}) + "\n")
+        with closing(sqlite3.connect(self.folder / DATABASE)) as database, database:
+            database.execute("INSERT INTO steps VALUES (?)", (step,))
+        self.checkpoints.save(step, STATE, lambda folder: self._write(folder, step))
+
+    def _write(self, folder: Path, step: int) -> None:
+        (folder / LEARNER / "rank").mkdir(parents=True)
+        (folder / LEARNER / "rank" / "weights").write_bytes(bytes([step]) * 1000)
+        (folder / LEARNER / "empty").touch()
+
+
+def run(
+    plan: Plan, *steps: int, resume: bool = False, overwrite: bool = False, wait: bool = False
+) -> tuple[int | None, dict[str, Any], list[str]]:
+    """Train some steps; returns where it began, what became of uploads, and notices."""
+    with mirrored(plan, resume=resume, overwrite=overwrite) as mirror:
+        assert mirror is not None
+        if overwrite:
+            shutil.rmtree(plan.folder, ignore_errors=True)
+        begun = Checkpoints(plan.folder, 1).newest_whole()[0] if resume else None
+        training = Training(plan, mirror)
+        mirror.begin(begun)
+        for step in steps:
+            training.save(step)
+            if wait:
+                wait_until_uploaded(mirror, step)
+        return begun, mirror.finish(), mirror.notices
+
+
+def wait_until_uploaded(mirror: Mirror, step: int) -> None:
+    own = mirror._uploader
+    assert own is not None
+    with own._changed:
+        assert own._changed.wait_for(lambda: step in own.uploaded and not own._working, timeout=120)
+
+
+def steps_of(folder: Path) -> tuple[list[int], list[int]]:
+    """Steps in the database of rollouts, and in the metrics."""
+    with closing(sqlite3.connect(folder / DATABASE)) as database:
+        kept = [row[0] for row in database.execute("SELECT step FROM steps ORDER BY step")]
+    return kept, [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_goes_on_elsewhere_from_its_newest_checkpoint(plan: Callable[..., Plan], url: str) -> None:
+    first = plan(url)
+    begun, found, _ = run(first, 1, 2, 3, wait=True)
+    assert begun is None and found["uploaded"] == [1, 2, 3] and not found["warning"] and found["failures"] == 0
+    remote = RemoteFolder(url)
+    assert list(copies.copies(remote)) == [2, 3]  # checkpoint.keep
+    assert not any("step-1" in name for name in remote.names())
+    assert LOCK not in remote.names() and MARKER in remote.names()
+
+    second = plan(url, machine="two")
+    begun, found, notices = run(second, 4, resume=True)
+    assert begun == 3 and "downloaded the checkpoint of step 3" in notices[0]
+    weights = second.folder / "checkpoints" / "step-3" / LEARNER / "rank" / "weights"
+    assert weights.read_bytes() == bytes([3]) * 1000
+    assert steps_of(second.folder) == ([1, 2, 3, 4], [1, 2, 3, 4])
+    assert list(copies.copies(remote)) == [3, 4]
+
+    begun, _, notices = run(first, 5, resume=True)  # the first machine's mirror was overtaken
+    assert begun == 4
+    assert any("is kept as trial.overtaken-" in text for text in notices)
+    assert steps_of(first.folder) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
+
+
+def test_a_mirror_that_is_up_to_date_is_not_downloaded(
+    plan: Callable[..., Plan], memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(plan(memory), 1, 2, wait=True)
+    monkeypatch.setattr(RemoteFolder, "download", lambda *_: pytest.fail("downloaded"))
+    begun, _, notices = run(plan(memory), resume=True)
+    assert begun == 2 and notices == []
+
+
+def test_an_upload_that_breaks_off_anywhere_is_never_found(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    run(plan(memory), 1)
+    upload, write = RemoteFolder.upload, RemoteFolder.write
+    for cut in range(1, 50):
+        calls = 0
+
+        def counted(original: Callable[..., None], name: str, cut: int = cut) -> Callable[..., None]:
+            def call(self: RemoteFolder, *arguments: Any) -> None:
+                nonlocal calls
+                if any(str(each).startswith("checkpoints/") for each in arguments):
+                    calls += 1
+                    if calls >= cut:
+                        raise ConnectionError(f"{name} {calls} broke off")
+                original(self, *arguments)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RemoteFolder, "upload", counted(upload, "upload"))
+            patch.setattr(RemoteFolder, "write", counted(write, "write"))
+            patch.setattr(uploader, "UploadTimes", lambda: UploadTimes(first_retry=0.001, last_attempts=1))
+            _, found, _ = run(plan(memory), 2, resume=True)
+        there = copies.copies(RemoteFolder(memory))
+        if not found["warning"]:
+            assert list(there) == [1, 2] and cut > 5
+            return
+        assert list(there) == [1] and found["failures"] >= 1 and "broke off" in found["last_error"]
+        shutil.rmtree(plan(memory).folder)  # the machine is gone
+    pytest.fail("no upload was finished")
+
+
+def test_failed_uploads_are_tried_again_while_the_run_goes_on(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, memory: str
+) -> None:
+    upload, failures = RemoteFolder.upload, iter([OSError(errno.ENOSPC, "No space left on device"), ConnectionError()])
+
+    def flaky(self: RemoteFolder, file: Path, name: str, moved: Any = None) -> None:
+        if name.endswith("weights") and (failure := next(failures, None)):
+            raise failure
+        upload(self, file, name, moved)
+
+    monkeypatch.setattr(RemoteFolder, "upload", flaky)
+    _, found, _ = run(plan(memory), 1, wait=True)
+    assert found["uploaded"] == [1] and found["failures"] == 2 and not found["warning"]
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1 and "step 1 cannot be uploaded: OSError" in warned[0] and "the run goes on" in warned[0]
+
+
+def test_a_failure_behind_the_manifest_uploads_nothing_twice(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    upload, failures, sent = RemoteFolder.upload, iter([ConnectionError()]), []
+
+    def flaky(self: RemoteFolder, file: Path, name: str, moved: Any = None) -> None:
+        sent.append(name)
+        if name == "metrics.jsonl" and (failure := next(failures, None)):
+            raise failure
+        upload(self, file, name, moved)
+
+    left = plan(memory).folder / ".upload" / "step-9"
+    left.mkdir(parents=True)
+    monkeypatch.setattr(RemoteFolder, "upload", flaky)
+    _, found, _ = run(plan(memory), 1, wait=True)
+    assert found["uploaded"] == [1] and found["failures"] == 1 and not found["warning"]
+    assert sum(name.endswith("weights") for name in sent) == 1
+    assert not left.exists()
+
+
+def test_a_network_that_stays_away_is_told_and_the_next_resumption_uploads(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    with monkeypatch.context() as patch:
+
+        def fail(_: RemoteFolder, file: Path, name: str, moved: Any = None) -> None:
+            if name.startswith("checkpoints/"):
+                raise ConnectionError("no route")
+
+        patch.setattr(RemoteFolder, "upload", fail)
+        _, found, _ = run(plan(memory), 1, 2)
+    assert found["uploaded"] == [] and 2 in found["left_out"]
+    assert "the checkpoint of step 2 is not in memory://" in found["warning"] and "no route" in found["warning"]
+    begun, found, _ = run(plan(memory), resume=True)
+    assert begun == 2 and found["uploaded"] == [2] and not found["warning"]
+    assert list(copies.copies(RemoteFolder(memory))) == [2]
+
+
+def test_a_full_disk_under_the_copy_of_the_database_ends_no_run(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    staged, full = uploader.stage, iter([True])
+
+    def stage(*arguments: Any) -> Any:
+        if next(full, False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return staged(*arguments)
+
+    monkeypatch.setattr(uploader, "stage", stage)
+    _, found, _ = run(plan(memory), 1, 2)
+    assert found["failures"] == 1 and "No space left" in found["last_error"]
+    assert found["uploaded"] == [2] and not found["warning"]
+
+
+def test_checkpoints_that_come_faster_than_uploads_are_left_out_and_are_not_deleted_under_an_upload(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    upload, go_on, began = RemoteFolder.upload, threading.Event(), threading.Event()
+
+    def slow(self: RemoteFolder, file: Path, name: str, moved: Any = None) -> None:
+        if name.startswith("checkpoints/step-1/"):
+            began.set()
+            assert go_on.wait(120)
+        upload(self, file, name, moved)
+
+    monkeypatch.setattr(RemoteFolder, "upload", slow)
+    checked = plan(memory, "checkpoint.keep=1")
+    with mirrored(checked, resume=False, overwrite=False) as mirror:
+        assert mirror is not None
+        training = Training(checked, mirror)
+        mirror.begin(None)
+        training.save(1)
+        assert began.wait(120)
+        for step in (2, 3, 4):
+            training.save(step)
+        assert training.checkpoints.steps() == [4]
+        go_on.set()
+        found = mirror.finish()
+    assert found["uploaded"] == [1, 4] and found["left_out"] == [2, 3]
+    with local_copy(memory) as folder:  # as it was at that step, not as it became
+        assert steps_of(folder) == ([1, 2, 3, 4], [1, 2, 3, 4])
+
+
+def test_an_upload_holds_files_as_they_were_at_its_step(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    upload, go_on = RemoteFolder.upload, threading.Event()
+
+    def slow(self: RemoteFolder, file: Path, name: str, moved: Any = None) -> None:
+        if name.startswith("checkpoints/"):
+            assert go_on.wait(120)
+        upload(self, file, name, moved)
+
+    monkeypatch.setattr(RemoteFolder, "upload", slow)
+    checked = plan(memory)
+    with mirrored(checked, resume=False, overwrite=False) as mirror:
+        assert mirror is not None
+        training = Training(checked, mirror)
+        mirror.begin(None)
+        training.save(1)
+        with closing(sqlite3.connect(training.folder / DATABASE)) as database, database:
+            database.execute("INSERT INTO steps VALUES (99)")
+        with (training.folder / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 99}\n')
+        go_on.set()
+        mirror.finish()
+    with local_copy(memory) as folder:
+        assert steps_of(folder) == ([1], [1])
+
+
+def test_a_damaged_newest_upload_is_left_out(plan: Callable[..., Plan], memory: str) -> None:
+    run(plan(memory), 1, 2, wait=True)
+    remote = RemoteFolder(memory)
+    remote.write("checkpoints/step-2/learner/rank/weights", b"short")
+    begun, _, notices = run(plan(memory, machine="two"), resume=True)
+    assert begun == 1 and "step 2" in notices[0] and "has 5 bytes; 1000 were written" in notices[0]
+    remote.remove("checkpoints/step-1/learner/rank/weights")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
+        run(plan(memory, machine="three"), resume=True)
+
+
+def test_a_remote_run_is_not_overwritten_unasked(plan: Callable[..., Plan], memory: str) -> None:
+    run(plan(memory), 1)
+    with pytest.raises(ConfigError, match=r"holds a run already; go on with it by --resume"):
+        run(plan(memory, machine="two"), 1)
+    assert LOCK not in RemoteFolder(memory).names()
+    run(plan(memory, machine="two"), overwrite=True)
+    assert not copies.copies(RemoteFolder(memory))
+
+
+def test_overwrite_deletes_nothing_that_rlsdk_did_not_make(plan: Callable[..., Plan], memory: str) -> None:
+    remote = RemoteFolder(memory)
+    remote.write("thesis.tex", b"years")
+    for how in ({"overwrite": True}, {"resume": True}, {}):
+        with pytest.raises(ConfigError, match=r"holds files, such as thesis\.tex, and is no run"):
+            run(plan(memory), **how)
+    assert list(remote.names()) == ["thesis.tex"]
+
+
+def test_a_remote_run_in_use_is_refused(plan: Callable[..., Plan], memory: str) -> None:
+    with mirrored(plan(memory), resume=False, overwrite=False):
+        for how in ({}, {"overwrite": True}, {"resume": True}):
+            with pytest.raises(ConfigError, match="is in use by process"):
+                run(plan(memory, machine="two"), **how)
+
+
+def test_whoever_lost_the_remote_folder_uploads_nothing_more(plan: Callable[..., Plan], memory: str) -> None:
+    checked = plan(memory)
+    with mirrored(checked, resume=False, overwrite=False) as mirror:
+        assert mirror is not None
+        training = Training(checked, mirror)
+        mirror.begin(None)
+        RemoteFolder(memory).write(LOCK, json.dumps({"id": "another's", "pid": 1, "host": "elsewhere"}).encode())
+        training.save(1)
+        found = mirror.finish()
+    assert found["uploaded"] == [] and "another program has taken over" in found["warning"]
+    assert not copies.copies(RemoteFolder(memory))
+
+
+def test_a_store_that_cannot_be_reached_is_said_before_the_run(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(RemoteFolder, "names", fail)
+    with pytest.raises(RunError, match=r"memory://nowhere/trial cannot be used: PermissionError: Access Denied"):
+        run(plan("memory://nowhere/trial"))
+
+
+def test_a_bucket_that_is_not_there_is_said_and_not_made(plan: Callable[..., Plan], s3: str) -> None:
+    import s3fs
+
+    with pytest.raises(RunError, match="s3://misspelt/runs/trial cannot be used"):
+        run(plan("s3://misspelt/runs/trial"))
+    assert not s3fs.S3FileSystem().exists("misspelt")
+
+
+def test_a_training_uploads_its_checkpoints_and_is_resumed_from_them(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    monkeypatch.setattr(training_run, "ray_cluster", lambda _: contextlib.nullcontext(0))
+    monkeypatch.setattr(training_run, "reaped", contextlib.nullcontext)
+    monkeypatch.setattr(training_run, "log_to", lambda *_: None)
+    how: dict[str, Any] = {"overwrite": False, "allow_changes": False, "console": Console(file=io.StringIO())}
+    for machine, begun, step in (("one", None, 1), ("two", 1, 2)):
+        checked = plan(memory, machine=machine)
+        with training_run.open_run(checked, resume=begun is not None, **how) as record:
+            assert record.resume_from == begun
+
+            def write(folder: Path) -> None:
+                (folder / LEARNER).mkdir()
+
+            record.checkpoints.save(step, {**STATE, "plugins": checked.code}, write)
+    remote = RemoteFolder(memory)
+    assert list(copies.copies(remote)) == [1, 2]
+    assert {"config.yaml", MARKER} < set(remote.names())
+    assert LOCK not in remote.names()
+
+
+def test_a_run_goes_back_to_a_step_that_only_the_remote_folder_has(plan: Callable[..., Plan], memory: str) -> None:
+    run(plan(memory), 1, 2, wait=True)
+    elsewhere = plan(memory, machine="two")
+    with mirrored(elsewhere, resume=1, overwrite=False) as mirror:
+        assert mirror is not None
+        assert Checkpoints(elsewhere.folder, 1).steps() == [1] and steps_of(elsewhere.folder) == ([1], [1])
+        mirror.begin(1)
+        assert list(copies.copies(RemoteFolder(memory))) == [1]  # what came later belongs to another course
+    third = mirrored(plan(memory, machine="three"), resume=7, overwrite=False)
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint of step 7; there are: 1"), third:
+        pass
+
+
+def test_a_run_is_read_from_its_url(plan: Callable[..., Plan], url: str) -> None:
+    run(plan(url), 1, 2, wait=True)
+    with local_copy(url, step=1) as folder:
+        assert (folder / "checkpoints" / "step-1" / "state.json").is_file()
+        assert steps_of(folder) == ([1], [1])
+    assert not folder.exists()
+    with local_copy(url, checkpoint=False) as folder:
+        assert not (folder / "checkpoints").exists() and (folder / "config.yaml").is_file()
+    with (
+        pytest.raises(CheckpointError, match=r"has no whole checkpoint of step 7; there are: 1, 2"),
+        local_copy(url, step=7),
+    ):
+        pass
+
+
+def test_commands_read_a_run_from_its_url(plan: Callable[..., Plan], url: str, tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from rlsdk.cli import root
+    from rlsdk.evaluation.examination import model_of
+    from rlsdk.runlog.store import Address, RolloutStore
+
+    checked = plan(url)
+    with mirrored(checked, resume=False, overwrite=False) as mirror:
+        assert mirror is not None
+        training = Training(checked, mirror)
+        (training.folder / DATABASE).unlink()
+        RolloutStore(Address.make(training.folder, None, None)).close()
+        mirror.begin(None)
+        for step in (1, 2):
+
+            def write(folder: Path, step: int = step) -> None:
+                training._write(folder, step)
+                shutil.copytree(MODEL, folder / "export")
+
+            training.checkpoints.save(step, STATE, write)
+            wait_until_uploaded(mirror, step)
+    shutil.rmtree(training.folder)
+
+    ran = CliRunner().invoke(root, ["export", url, str(tmp_path / "model"), "--step", "1"])
+    assert ran.exit_code == 0 and f"the model of {url} after step 1" in ran.stdout, ran.output
+    assert (tmp_path / "model" / "config.json").is_file()
+    ran = CliRunner().invoke(root, ["rollouts", url])
+    assert ran.exit_code == 0 and f"{url} saves them after each step" in ran.stderr, ran.output
+    for checkpoint in (url, f"{url}/checkpoints/step-1"):
+        with model_of(checkpoint) as model:
+            assert (model / "config.json").is_file()
+    assert newest_step(checked) == 2
+    ran = CliRunner().invoke(root, ["export", url, str(tmp_path / "other"), "--step", "7"])
+    assert ran.exit_code != 0 and "no whole checkpoint of step 7; there are: 1, 2" in ran.stderr
+
+
+def test_a_mirror_is_only_for_a_url(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mirror: given, but out='runs' is a local folder"):
+        plan("memory://x/trial", "out=runs")
+    with pytest.raises(ConfigError, match="out: gopher://x: fsspec knows no protocol 'gopher'"):
+        plan("gopher://x/trial")
+    checked = plan("memory://x/trial")
+    assert checked.location == "memory://x/trial" and checked.folder.is_relative_to(tmp_path / "one")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Downloads lie in a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield

@@ -1,0 +1,176 @@
+"""A trainer without Ray: rollouts that a script writes, and a learner that computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.config import Plan, check
+from rlsdk.contracts import Sampling, TrainBatch
+from rlsdk.contracts.rollouts import (
+    EngineStatus,
+    RolloutCounters,
+    RolloutSnapshot,
+    RolloutSummary,
+    TakenBatch,
+    WeightSender,
+)
+from rlsdk.engines.actor import STEP
+from rlsdk.evaluation.evaluation import Evaluation
+from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.lifecycle import TaskCounts, TaskLedger, TaskStatus
+from rlsdk.rollout.producer import RolloutGenerator
+from rlsdk.testing import ScriptedPolicy
+from rlsdk.types import Group, Score, Task
+
+MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
+SOURCE = "scripted"
+
+
+def make_plan(folder: Path, **changes: Any) -> Plan:
+    """A plan of ten steps of two groups of two, by GRPO."""
+    tasks = {"use": "countdown", "size": 8, "template": "compact"}
+    return check(
+        {
+            "name": "run",
+            "out": str(folder),
+            "model": {"path": str(MODEL), "max_length": 64},
+            "tasks": {"train": {**tasks, "split": "train"}, "eval": {**tasks, "split": "test"}},
+            "reward": "countdown",
+            "algorithm": {"use": "grpo", "kl_coef": 0.0},
+            "sampling": {"max_tokens": 10},
+            "steps": 10,
+            "batch_size": 2,
+            "group_size": 2,
+            **changes,
+        }
+    )
+
+
+class ScriptedRollouts:
+    """Rollouts of a scripted policy, with the ledger of a real run; every call is written down.
+
+    Attributes:
+        said: Calls, in their order.
+        book: The ledger.
+        eval_tasks: Number of held-out tasks.
+        failure: No task runs in the background.
+    """
+
+    def __init__(self, plan: Plan, reward: Callable[[int, int], float] = lambda task, rollout: float(rollout)) -> None:
+        self.plan, self.reward = plan, reward
+        codec = ChatTokenizer.open(plan.model)
+        self.policy: Any = ScriptedPolicy(codec, lambda text: "1+2")
+        sampling = Sampling(max_tokens=plan.config.sampling.max_tokens)
+        self.setting = RolloutContext(codec=codec, client=self.policy, sampling=sampling, max_length=64)
+        self.producer = RolloutGenerator(plan.plugins.resolve(plan.workflow), None, 0)
+        self.book = TaskLedger([SOURCE])
+        self.said: list[str] = []
+        self.eval_tasks, self.failure, self.position = 8, None, 0
+
+    async def take(self, version: int) -> TakenBatch:
+        self.said.append(f"take {version}")
+        tickets = []
+        for _ in range(self.plan.config.batch_size):
+            number, self.position = self.position, self.position + 1
+            ticket = self.book.issue(SOURCE, Task(id=number, prompt=f"{number}=", source=SOURCE), number)
+            self.book.move(ticket, TaskStatus.RUNNING)
+            group = await self.producer.group(ticket.task, self.setting, self.plan.config.group_size, str(number))
+            scores = [Score(self.reward(number, i)) for i in range(len(group))]
+            self.book.move(ticket, TaskStatus.COMPLETED, attrs.evolve(group, scores=scores))
+            self.book.take(ticket)
+            tickets.append(ticket)
+        return TakenBatch(tickets=tuple(tickets))
+
+    def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
+        self.said.append(f"settle {' '.join(states)}")
+        for ticket, state in zip(taken.tickets, states, strict=True):
+            self.book.move(ticket, state)
+
+    async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
+        self.said.append(f"publish {learner.weights(version)}{' updated' if updated else ''}")
+        self.policy._version = version
+        return 0.0
+
+    async def sleep(self) -> None:
+        self.said.append("sleep")
+
+    async def evaluate(self) -> Evaluation:
+        self.said.append("evaluate")
+        return Evaluation({"greedy": 0.5}, {"eval/greedy": 0.5}, ())
+
+    async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
+        return {}
+
+    async def restore(self, version: int, state: Mapping[str, Any], groups: Mapping[int, Group]) -> tuple[int, int]:
+        self.position = state["tasks"]["position"]
+        self.book.restore(state["production"])
+        return 0, 0
+
+    async def snapshot(self) -> RolloutSnapshot:
+        state = {"tasks": {"position": self.position}, "production": {**self.book.state(), "kept": []}}
+        return RolloutSnapshot(state, ())
+
+    async def counters(self) -> RolloutCounters:
+        names = ("engine", "engines", "steps", *(f"all_{name}" for name in STEP), "tokens")
+        return RolloutCounters(dict.fromkeys(names, 0.0), 0)
+
+    async def scale(self, engines: int | None) -> EngineStatus:
+        return EngineStatus(1, (0,), 0, "")
+
+    def sources(self) -> dict[str, TaskCounts]:
+        return {SOURCE: self.book.counts(SOURCE)}
+
+    async def pause(self) -> RolloutSummary:
+        self.said.append("pause")
+        return RolloutSummary(self.sources(), {}, {})
+
+    async def close(self) -> None:
+        self.said.append("close")
+
+
+class FakeLearner:
+    """A learner that writes down what it is asked and gives constants.
+
+    Attributes:
+        updates: Batches of the updates, with the minibatches and the step.
+    """
+
+    def __init__(self) -> None:
+        self.updates: list[tuple[TrainBatch, list[list[int]], int]] = []
+        self.fields: list[tuple[str, ...]] = []
+
+    def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
+        self.fields.append(tuple(fields))
+        return {name: np.full(len(batch.loss_mask), -0.5, np.float32) for name in fields}
+
+    def update(self, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int) -> dict[str, float]:
+        self.updates.append((batch, [part.tolist() for part in minibatches], step))
+        return {"actor/grad_norm": 1.0, "actor/loss": 0.0, "actor/skipped_updates": 0.0}
+
+    def weights(self, version: int) -> Any:
+        return f"weights {len(self.updates)}"
+
+    def canary(self, token_ids: np.ndarray) -> np.ndarray:
+        return np.zeros(len(token_ids) - 1, np.float32)
+
+    def checksums(self) -> dict[str, str]:
+        return {}
+
+    def clock(self) -> dict[str, float]:
+        return {"forward_seconds": 0.0, "update_seconds": 0.0}
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "updates").write_text(str(len(self.updates)))
+
+    def load(self, folder: Path) -> None:
+        assert (folder / "updates").is_file()
+
+    def export(self, folder: Path) -> None:
+        folder.mkdir(parents=True)

@@ -1,0 +1,414 @@
+"""Packing: groups of rollouts to arrays, and what reaches credit assignment."""
+
+import asyncio
+import threading
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rlsdk
+from rlsdk.algorithms.buffers import fifo
+from rlsdk.contracts import TrainBatch
+from rlsdk.errors import RunError
+from rlsdk.rollout.experience import ReplayBuffer
+from rlsdk.rollout.lifecycle import TaskRecord, TaskStatus
+from rlsdk.trainer.batch import labels, minibatches, pack, spans
+from rlsdk.trainer.credit import CreditAssigner, apply_filters
+from rlsdk.trainer.ledger import final_states, used_of
+from rlsdk.types import Group, Rollout, Score, Task
+
+TASK = Task(id="t", prompt="p")
+
+
+def rollout(prompt: int, mask: list[bool], first: int = 100) -> Rollout:
+    """A rollout with `prompt` prompt tokens and a response masked as given."""
+    total = prompt + len(mask)
+    return Rollout(
+        TASK,
+        (),
+        np.arange(first, first + total),
+        [False] * prompt + mask,
+        np.arange(total) * -0.1,
+        [-1] * prompt + [0] * len(mask),
+    )
+
+
+masks = st.lists(st.lists(st.booleans(), min_size=1, max_size=6).filter(any), min_size=1, max_size=8)
+
+
+@given(masks, st.data())
+def test_spans_run_from_the_first_sampled_token_to_the_last(rows: list[list[bool]], data: st.DataObject) -> None:
+    prompts = [data.draw(st.integers(1, 4)) for _ in rows]
+    whole = [[False] * p + row for p, row in zip(prompts, rows, strict=True)]
+    starts, responses = spans(np.concatenate(whole), np.array([len(w) for w in whole]))
+    for w, start, length in zip(whole, starts, responses, strict=True):
+        expected = [i for i, m in enumerate(w) if m]
+        assert start == expected[0]
+        assert length == expected[-1] - expected[0] + 1
+
+
+def test_pack_keeps_valid_rollouts_and_their_response_tokens() -> None:
+    groups = [
+        Group(TASK, [rollout(2, [True, True]), rollout(2, [True])], [Score(1.0), Score.invalid("hung")]),
+        Group(TASK, [rollout(1, [True, False, True], first=200)], [Score(0.5)]),
+    ]
+    packed = pack(groups)
+    assert packed is not None
+    assert packed.arrays.token_ids.tolist() == [100, 101, 102, 103, 200, 201, 202, 203]
+    assert packed.arrays.starts.tolist() == [2, 1]
+    assert packed.arrays.responses.tolist() == [2, 3]
+    assert packed.arrays.loss_mask.tolist() == [True, True, True, False, True]
+    assert packed.groups.tolist() == [0, 1]
+    np.testing.assert_allclose(packed.arrays.tokens["behaviour_logprobs"], [-0.2, -0.3, -0.1, -0.2, -0.3], rtol=1e-6)
+
+
+def test_pack_of_nothing_valid_is_none() -> None:
+    assert pack([Group(TASK, [rollout(1, [True])], [Score.invalid("x")])]) is None
+
+
+@given(masks, st.data())
+def test_selecting_rollouts_equals_packing_them_alone(rows: list[list[bool]], data: st.DataObject) -> None:
+    rollouts = [rollout(data.draw(st.integers(1, 3)), row, first=10 * i) for i, row in enumerate(rows)]
+    index = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=6))
+    whole = pack([Group(TASK, rollouts, [Score(0.0)] * len(rollouts))])
+    alone = pack([Group(TASK, [rollouts[i] for i in index], [Score(0.0)] * len(index))])
+    assert whole is not None and alone is not None
+    chosen = whole.arrays.select(np.array(index))
+    for name in ("token_ids", "lengths", "starts", "responses", "loss_mask"):
+        assert getattr(chosen, name).tolist() == getattr(alone.arrays, name).tolist()
+    assert isinstance(chosen, TrainBatch)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=10), st.integers(1, 5), st.integers(1, 3))
+def test_minibatches_cover_every_rollout_once_a_pass(sizes: list[int], count: int, passes: int) -> None:
+    packed = pack([Group(TASK, [rollout(1, [True])] * n, [Score(0.0)] * n) for n in sizes])
+    assert packed is not None
+    parts = minibatches(packed, count, passes, [0, 1])
+    assert sorted(np.concatenate(parts).tolist()) == sorted(list(range(sum(sizes))) * passes)
+    again = minibatches(packed, count, passes, [0, 1])
+    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=10), st.integers(1, 5))
+def test_whole_groups_stay_in_one_minibatch(sizes: list[int], count: int) -> None:
+    packed = pack([Group(TASK, [rollout(1, [True])] * n, [Score(0.0)] * n) for n in sizes])
+    assert packed is not None
+    parts = minibatches(packed, count, 1, [0, 1], whole_groups=True)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(sum(sizes)))
+    assert sum(len(np.unique(packed.groups[part])) for part in parts) == len(sizes)
+    assert len(parts) == min(count, len(sizes))
+
+
+def graded(*rewards: float) -> Group:
+    """A group of one task with these rewards."""
+    task = Task(id=str(rewards), prompt="p")
+    return Group(task, [rollout(1, [True, True])] * len(rewards), [Score(r) for r in rewards])
+
+
+def test_what_experts_wrote_stands_behind_and_gets_no_credit() -> None:
+    packed = pack([graded(0.0, 1.0), graded(0.5)], [Group(TASK, [rollout(1, [True])], [Score(0.0)])])
+    assert packed is not None
+    assert (packed.sampled, packed.sampled_tokens, packed.groups.tolist()) == (3, 6, [0, 0, 1, 2])
+    assert labels(packed, frozenset({"expert"}))["expert"].tolist() == [False, False, False, True]
+
+    @rlsdk.advantage("batch_mean", needs=("values",))
+    def batch_mean(x: rlsdk.CreditInputs) -> torch.Tensor:
+        assert len(x.values) == 6
+        return x.rewards - x.rewards.mean()
+
+    computed = {"values": np.zeros(7, np.float32)}
+    batch = CreditAssigner([], rlsdk.load("advantage", batch_mean)).assign(packed.with_fields(**computed)).arrays
+    assert batch.tokens["advantages"].tolist() == [-0.5, -0.5, 0.5, 0.5, 0.0, 0.0, 0.0]
+    assert pack([], [Group(TASK, [rollout(1, [True])], [Score(0.0)])]) is None
+
+
+def test_shaping_and_advantage_are_told_the_time() -> None:
+    @rlsdk.shaping("early")
+    def early(x: rlsdk.CreditInputs) -> torch.Tensor:
+        return x.rewards + x.train_step
+
+    @rlsdk.advantage("timed")
+    def timed(x: rlsdk.CreditInputs) -> torch.Tensor:
+        return x.rewards / x.train_steps
+
+    packed = pack([graded(1.0, 2.0)])
+    assert packed is not None
+    assigner = CreditAssigner([rlsdk.load("shaping", early)], rlsdk.load("advantage", timed))
+    batch = assigner.assign(packed, train_step=3, train_steps=10).arrays
+    assert batch.tokens["advantages"].tolist() == pytest.approx([0.4, 0.4, 0.5, 0.5])
+
+
+def test_greedy_rewards_reach_the_advantage_and_a_group_without_one_stays_out() -> None:
+    first, second = graded(0.0, 1.0), graded(0.5, 0.75)
+    packed = pack([first, second], baselines={second.uid: 0.25})
+    assert packed is not None
+    batch = CreditAssigner([], rlsdk.load("advantage", "remax")).assign(packed).arrays
+    assert [s.value for s in packed.scores] == [0.5, 0.75]
+    assert batch.tokens["advantages"].tolist() == [0.25, 0.25, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("passing", "expected"),
+    [(1.0, [True] * 4 + [False] * 2 + [True, False, False]), (0.5, [True] * 4 + [False] * 2 + [True, True, False])],
+)
+def test_without_pairs_an_answer_is_right_by_itself_whatever_its_group_is(passing: float, expected: list[bool]) -> None:
+    packed = pack([graded(1.0, 1.0, 1.0, 1.0), graded(0.0, 0.0), graded(1.0, 0.5, 0.25)])
+    assert packed is not None
+    found = labels(packed, frozenset({"preferred"}), passing=passing)
+    assert {name: values.tolist() for name, values in found.items()} == {"preferred": expected}
+
+
+def shown(label: object) -> Group:
+    """A demonstration of a task whose metadata hold a label."""
+    task = Task(id=f"shown {label}", prompt="p", metadata={"label": label})
+    written = attrs.evolve(rollout(1, [True]), task=task, policy_versions=[-1, -1])
+    return Group(task, [written], [Score(0.0)])
+
+
+def test_a_demonstration_is_right_as_its_task_says() -> None:
+    marked = Task(id="marked", prompt="p", metadata={"label": True})  # which is about no answer that was sampled
+    sampled = Group(marked, [attrs.evolve(rollout(1, [True]), task=marked)] * 2, [Score(1.0), Score(0.0)])
+    packed = pack([shown(True), shown(False), sampled], [shown(True)])
+    assert packed is not None
+    found = labels(packed, frozenset({"preferred"}), rewarded=False)["preferred"]
+    assert found.tolist() == [True, False, True, False, True]
+
+
+def test_a_demonstration_without_a_label_is_right_by_its_reward_or_an_error() -> None:
+    packed = pack([shown(1)])
+    assert packed is not None
+    assert labels(packed, frozenset({"preferred"}))["preferred"].tolist() == [False]
+    with pytest.raises(rlsdk.RlsdkError, match=r"task 'shown 1': .*expected `label`, true or false.*got 1: map a col"):
+        labels(packed, frozenset({"preferred"}), rewarded=False)
+
+
+def test_pairs_are_groups_of_a_better_and_a_worse_rollout() -> None:
+    needs = frozenset({"pairs", "preferred"})
+    packed = pack([graded(1.0, 0.0), graded(0.2, 0.4)])
+    assert packed is not None
+    found = labels(packed, needs)
+    assert found["pairs"].tolist() == [0, 0, 1, 1]
+    assert found["preferred"].tolist() == [True, False, False, True]
+    for wrong in (graded(0.0, 0.5, 1.0), graded(1.0), graded(0.5, 0.5)):
+        packed = pack([graded(1.0, 0.0), wrong])
+        assert packed is not None
+        with pytest.raises(
+            rlsdk.RlsdkError, match=r"learns from pairs .* has \d rollouts.*add the filter 'best_worst'"
+        ):
+            labels(packed, needs)
+
+
+def test_an_advantage_sees_only_what_it_declared() -> None:
+    packed = pack([Group(TASK, [rollout(1, [True])] * 2, [Score(0.0), Score(1.0)])])
+    assert packed is not None
+
+    @rlsdk.advantage("peeks")
+    def peeks(x: rlsdk.CreditInputs) -> torch.Tensor:
+        return x.values
+
+    @rlsdk.advantage("declares", needs=("values",))
+    def declares(x: rlsdk.CreditInputs) -> torch.Tensor:
+        return x.values
+
+    values = {"values": np.array([0.25, 0.75], np.float32)}
+    with pytest.raises(AttributeError, match=r"values was not computed.*needs=\('values',\)"):
+        CreditAssigner([], rlsdk.load("advantage", peeks)).assign(packed.with_fields(**values))
+    batch = CreditAssigner([], rlsdk.load("advantage", declares)).assign(packed.with_fields(**values)).arrays
+    assert batch.tokens["advantages"].tolist() == [0.25, 0.75]
+
+
+def test_token_rewards_reach_the_advantage_at_their_tokens() -> None:
+    seen: list[torch.Tensor] = []
+
+    @rlsdk.advantage("looks", needs=("token_rewards",))
+    def looks(x: rlsdk.CreditInputs) -> torch.Tensor:
+        seen.append(x.token_rewards)
+        return x.rewards
+
+    scores = [Score(3.0, token_rewards=((1, 1.0), (3, 2.0))), Score(5.0)]
+    packed = pack([Group(TASK, [rollout(1, [True, True, True])] * 2, scores)])
+    assert packed is not None
+    CreditAssigner([], rlsdk.load("advantage", looks)).assign(packed)
+    assert seen[0].tolist() == [1.0, 0.0, 2.0, 0.0, 0.0, 5.0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "reinforce_plus_plus_baseline", "reinforce_plus_plus"])
+def test_the_greatest_rewards_keep_their_contrast(name: str) -> None:
+    """In float32 the squares of so many would add up to infinity, and every advantage would be zero."""
+    values = [1e18, -1e18] * 400
+    packed = pack([Group(TASK, [rollout(1, [True])] * len(values), [Score(v) for v in values])])
+    assert packed is not None
+    batch = CreditAssigner([], rlsdk.load("advantage", name), whiten=True).assign(packed).arrays
+    np.testing.assert_allclose(batch.tokens["advantages"], np.sign(values), rtol=2e-3)
+
+
+async def assigned_while_the_loop_runs(assigner: CreditAssigner, entered: Any, release: Any) -> TrainBatch:
+    """Assign credit with a component that waits until this event loop, which must not stand still, releases it."""
+    packed = pack([graded(1.0, 0.0)])
+    assert packed is not None
+    task = asyncio.ensure_future(assigner.assign_aside(packed, train_step=3, train_steps=10))
+    while not entered.is_set():  # noqa: ASYNC110 - set in a thread
+        await asyncio.sleep(0)
+    release.set()
+    return (await task).arrays
+
+
+@pytest.mark.parametrize("kind", ["shaping", "advantage"])
+def test_a_component_that_blocks_does_not_hold_up_the_event_loop(kind: str) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def blocks(x: rlsdk.CreditInputs) -> torch.Tensor:
+        """Blocks."""
+        entered.set()
+        assert release.wait(10)
+        return x.rewards * x.train_step
+
+    part = rlsdk.load(kind, getattr(rlsdk, kind)("blocks")(blocks))
+    plain = rlsdk.load("advantage", "rloo")
+    assigner = CreditAssigner([part], plain) if kind == "shaping" else CreditAssigner([], part)
+    batch = asyncio.run(assigned_while_the_loop_runs(assigner, entered, release))
+    assert batch.tokens["advantages"].tolist() == ([3, 3, -3, -3] if kind == "shaping" else [3, 3, 0, 0])
+
+
+def test_an_async_component_is_awaited_on_the_running_loop() -> None:
+    loops = []
+
+    async def run() -> TrainBatch:
+        entered, release = asyncio.Event(), asyncio.Event()
+
+        @rlsdk.shaping("asks")
+        async def asks(x: rlsdk.CreditInputs) -> torch.Tensor:
+            """Waits for the loop."""
+            loops.append(asyncio.get_running_loop() is here)
+            entered.set()
+            await release.wait()
+            return x.rewards + 1
+
+        @rlsdk.advantage("echo")
+        @attrs.define
+        class Echo:
+            """Async, as a class."""
+
+            async def __call__(self, x: rlsdk.CreditInputs) -> torch.Tensor:
+                loops.append(asyncio.get_running_loop() is here)
+                return x.rewards
+
+        here = asyncio.get_running_loop()
+        assigner = CreditAssigner([rlsdk.load("shaping", asks)], rlsdk.load("advantage", Echo))
+        return await assigned_while_the_loop_runs(assigner, entered, release)
+
+    assert asyncio.run(run()).tokens["advantages"].tolist() == [2, 2, 1, 1]
+    assert loops == [True, True]
+
+
+def test_an_error_of_an_advantage_names_it_and_its_line() -> None:
+    @rlsdk.advantage("fails")
+    async def fails(x: rlsdk.CreditInputs) -> torch.Tensor:
+        """Fails."""
+        raise ArithmeticError("no such number")
+
+    packed = pack([graded(1.0, 0.0)])
+    assert packed is not None
+    assigner = CreditAssigner([], rlsdk.load("advantage", fails))
+    said = r"advantage 'fails' failed: ArithmeticError: no such number \(.*test_batch\.py, line \d+\)"
+    with pytest.raises(RunError, match=said):
+        asyncio.run(assigner.assign_aside(packed))
+    with pytest.raises(RunError, match=said):
+        assigner.assign(packed)
+
+
+def test_an_error_of_a_filter_names_it() -> None:
+    @rlsdk.filter("odd")
+    def odd(group: Group) -> bool:
+        """Fails."""
+        raise KeyError("no such field")
+
+    with pytest.raises(RunError, match="filter 'odd' failed: KeyError: 'no such field'"):
+        apply_filters([graded(1.0, 0.0)], [rlsdk.load("filter", odd)])
+
+
+def test_advantages_beyond_float32_are_refused() -> None:
+    @rlsdk.advantage("huge")
+    def huge(x: rlsdk.CreditInputs) -> torch.Tensor:
+        """Huge."""
+        return x.rewards.double() * 1e300
+
+    packed = pack([graded(1.0, 0.0)])
+    assert packed is not None
+    with pytest.raises(RunError, match="returned 1 values that are not finite in float32"):
+        CreditAssigner([], rlsdk.load("advantage", huge)).assign(packed)
+
+
+def test_a_wrong_shape_names_the_component() -> None:
+    packed = pack([Group(TASK, [rollout(1, [True, True])] * 2, [Score(0.0)] * 2)])
+    assert packed is not None
+
+    @rlsdk.advantage("crooked")
+    def crooked(x: rlsdk.CreditInputs) -> torch.Tensor:
+        return torch.zeros(7)
+
+    with pytest.raises(rlsdk.RlsdkError, match=r"advantage 'crooked' returned \[7\]; expected a tensor \[2\].*\[4\]"):
+        CreditAssigner([], rlsdk.load("advantage", crooked)).assign(packed)
+
+
+def test_a_groups_uid_survives_filters_that_build_a_new_group_by_hand() -> None:
+    group = graded(1.0, 0.5, 0.0)
+    by_hand = lambda g: Group(g.task, g.rollouts[:2], g.scores[:2])  # noqa: E731
+    evolved = lambda g: attrs.evolve(g, task=attrs.evolve(g.task), rollouts=g.rollouts[1:], scores=g.scores[1:])  # noqa: E731
+    chain = [rlsdk.load("filter", "nonzero_variance"), by_hand, evolved, rlsdk.load("filter", "top_k", k=1)]
+    (left,) = apply_filters([group], chain)
+    assert (len(left), left.uid) == (1, group.uid)
+
+
+def test_filters_see_valid_rollouts_and_may_take_parts() -> None:
+    group = Group(TASK, [rollout(1, [True])] * 3, [Score(1.0), Score.invalid("x"), Score(0.0)])
+    best = apply_filters([group], [lambda g: Group(g.task, g.rollouts[:1], g.scores[:1])])
+    assert [len(g) for g in best] == [1]
+    assert apply_filters([group], [lambda g: len(g) == 3]) == []
+    assert [len(g) for g in apply_filters([group], [])] == [2]
+
+
+def test_each_group_of_a_batch_ends_as_what_became_of_it() -> None:
+    def ticket(number: int, mask: list[bool], *, valid: bool = True) -> TaskRecord:
+        task = Task(id=f"t{number}", prompt="p")
+        made = attrs.evolve(rollout(1, mask), task=task)
+        score = Score(1.0) if valid else Score.invalid("hung")
+        return TaskRecord(number, "a", task, group=Group(task, [made, made], [score, Score.invalid("hung")]))
+
+    tickets = [ticket(0, [False]), ticket(1, [True], valid=False), ticket(2, [True]), ticket(3, [True])]
+    left_out = tickets[3].group
+    packed = pack([attrs.evolve(t.group) for t in tickets if t.group is not None and t.group is not left_out])
+    assert final_states(tickets, packed) == [
+        TaskStatus.FILTERED,
+        TaskStatus.FAILED,
+        TaskStatus.TRAINED,
+        TaskStatus.FILTERED,
+    ]
+    assert final_states(tickets[:2], None) == [TaskStatus.FILTERED, TaskStatus.FAILED]
+
+
+def test_groups_whose_workflow_changed_the_task_are_trained_replayed_and_keep_their_baseline() -> None:
+    def ticket(number: int) -> TaskRecord:
+        task = Task(id="same", prompt="p")
+        made = [attrs.evolve(rollout(1, [True]), task=attrs.evolve(task, metadata={"tries": i})) for i in range(2)]
+        return TaskRecord(number, "a", task, group=Group(task, made, [Score(1.0), Score(0.0)]))
+
+    tickets = [ticket(0), ticket(1)]
+    groups = [t.group for t in tickets if t.group is not None]
+    baselines = {groups[0].uid: 0.25, groups[1].uid: 0.75}
+    packed = pack(apply_filters(groups, []), baselines=baselines)
+    assert packed is not None
+    assert packed.uids == tuple(g.uid for g in groups for _ in range(2))
+    assert packed.without_experts().uids == packed.uids
+    assert packed.baselines is not None and packed.baselines.tolist() == [0.25, 0.25, 0.75, 0.75]
+    ends = final_states(tickets, packed)
+    assert ends == [TaskStatus.TRAINED, TaskStatus.TRAINED]
+    used = used_of(tickets, ends, 1, {0: 0.25, 1: 0.75})
+    again = ReplayBuffer(fifo, count=2, most_uses=2, young=lambda group, _: group)
+    again.add(used)
+    assert [u.group.uid for u in again.draw(1)] == [g.uid for g in groups]

@@ -1,0 +1,91 @@
+"""A field that a plugin alone declares, with its producer: from the marks to the advantage, the loss and the checks."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rlsdk
+from rlsdk.errors import PluginError, RunError
+from rlsdk.testing import check_component
+from rlsdk.trainer import Trainer
+from tests.trainer.fakes import FakeLearner, ScriptedRollouts, make_plan
+
+
+@rlsdk.field("lateness", needs=("entropy",), sample=(0.0, 1.0))
+def lateness(batch: rlsdk.StepBatch) -> np.ndarray:
+    """Where a token stands in its response, from 0 to 1, plus the entropy."""
+    spans = [np.arange(count) / max(count - 1, 1) for count in batch.arrays.responses]
+    return np.concatenate(spans) + batch.fields["entropy"]
+
+
+@rlsdk.advantage("late", needs=(lateness,))
+def late(x: rlsdk.CreditInputs) -> torch.Tensor:
+    """The reward, weighed by the lateness of each token."""
+    return x.per_token(x.rewards) * x.lateness
+
+
+def plan_of(folder: Path, advantage: object = late) -> rlsdk.Trainer:
+    algorithm = {"use": "grpo", "kl_coef": 0.0, "advantage": advantage}
+    plan = make_plan(folder, algorithm=algorithm)
+    return Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+
+
+def test_a_declared_field_is_computed_and_reaches_advantage_and_update(tmp_path: Path) -> None:
+    trainer = plan_of(tmp_path)
+    assert [field.name for field in trainer.plan.fields] == ["lateness"]
+    asyncio.run(trainer.step())
+    assert "entropy" in trainer.learner.fields[0]
+    batch, _, _ = trainer.learner.updates[0]
+    expected = np.concatenate([np.arange(n) / (n - 1) for n in batch.responses]) - 0.5
+    np.testing.assert_allclose(batch.tokens["lateness"], expected, rtol=1e-6)
+    assert set(batch.tokens["advantages"][: batch.responses[0]]) == {0.0}  # its reward is 0
+    second = slice(int(batch.responses[0]), int(batch.responses[:2].sum()))
+    np.testing.assert_allclose(batch.tokens["advantages"][second], expected[second], rtol=1e-6)
+
+
+def test_an_undeclared_field_stays_hidden(tmp_path: Path) -> None:
+    x = rlsdk.CreditInputs(
+        torch.ones(1), torch.zeros(1, dtype=torch.long), torch.tensor([2]), torch.ones(2, dtype=bool)
+    )
+    held = x.with_extra(lateness=torch.tensor([0.0, 1.0]))
+    assert held.only(("lateness",)).lateness.tolist() == [0.0, 1.0]
+    assert held.replace(rewards=torch.zeros(1)).lateness.tolist() == [0.0, 1.0]
+    with pytest.raises(AttributeError, match="lateness"):
+        _ = held.only(()).lateness
+    with pytest.raises(ValueError, match=r"lateness has shape \(3,\); expected \(2,\)"):
+        x.with_extra(lateness=torch.zeros(3))
+
+
+def test_what_is_no_field_is_refused_when_it_is_marked() -> None:
+    with pytest.raises(PluginError, match=r"declares no field; mark it with @rlsdk\.field"):
+        rlsdk.advantage("x", needs=(lambda batch: None,))
+    with pytest.raises(PluginError, match=r"the core has a field of this name"):
+        rlsdk.field("entropy")
+    with pytest.raises(PluginError, match="did you mean 'entropy'"):
+        rlsdk.field("mine", needs=("entropi",))
+
+
+def test_a_producer_that_gives_another_shape_is_named(tmp_path: Path) -> None:
+    @rlsdk.field("short")
+    def short(batch: rlsdk.StepBatch) -> np.ndarray:
+        return np.zeros(1)
+
+    @rlsdk.advantage("reads_short", needs=(short,))
+    def reads_short(x: rlsdk.CreditInputs) -> torch.Tensor:
+        """Reads it."""
+        return x.short
+
+    trainer = plan_of(tmp_path, reads_short)
+    with pytest.raises(RunError, match=r"field 'short': its producer gave shape \(1,\)"):
+        asyncio.run(trainer.step())
+
+
+def test_a_component_that_reads_a_declared_field_is_checked_like_any_other() -> None:
+    findings = check_component(late)
+    assert len(findings) > 5
+    assert [each for each in findings if each.outcome == "failed"] == []

@@ -1,0 +1,92 @@
+"""A run that learns nothing says so and fails; one that has solved its tasks ends well."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlsdk.errors import RunError
+from rlsdk.trainer.batch import pack
+from rlsdk.trainer.learning import LearningMonitor, Refills, reason, teaches
+from rlsdk.types import Group, Rollout, Score, Task
+
+WRONG = {"reward/mean": 0.0, "reward/std": 0.0, "accuracy/mean": 0.0, "groups/trained": 1.0}
+RIGHT = {"reward/mean": 1.0, "reward/std": 0.0, "accuracy/mean": 1.0, "groups/trained": 0.0}
+
+
+def after(*steps: bool, limit: int | None = 3, metrics: dict[str, float] = WRONG) -> LearningMonitor:
+    learning = LearningMonitor(limit)
+    for taught in steps:
+        learning.note(metrics, taught=taught)
+    return learning
+
+
+def test_empty_steps_in_a_row_end_the_run_and_others_between_do_not() -> None:
+    assert not after(True, False, False, True, False, False).stuck
+    learning = after(True, False, False, False)
+    assert learning.stuck
+    said = learning.fault(4)
+    assert said.startswith("nothing was learned in the last 3 steps (max_empty_steps=3): every rollout earned 0;")
+    assert not after(*[False] * 99, limit=None).stuck
+
+
+def test_a_run_that_trained_nothing_has_failed_however_short() -> None:
+    assert after(False, False).fault(2).startswith("nothing was learned in any of the 2 steps of this run: every")
+    assert after(True, False, False).fault(3) == ""
+    assert LearningMonitor(3).fault(0) == ""
+
+
+def test_a_model_that_has_learned_to_solve_all_its_tasks_ends_well_and_early() -> None:
+    learning = after(True, False, False, False, metrics=RIGHT)
+    assert learning.stuck
+    assert learning.fault(4) == ""
+    assert "the model solves these tasks already" in learning.warning()
+    assert "the model solves these tasks already" in after(False, False, False, metrics=RIGHT).fault(3)
+
+
+def test_counts_come_back_from_a_checkpoint_and_one_more_step_is_taken_before_it_ends_again() -> None:
+    resumed = LearningMonitor(3)
+    resumed.restore(json.loads(json.dumps(after(True, False, False, False).state())))
+    assert not resumed.stuck
+    resumed.note(WRONG, taught=False)
+    assert (resumed.taught, resumed.empty, resumed.stuck) == (1, 4, True)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (RIGHT, "train on harder ones"),
+        ({**WRONG, "reward/mean": 0.1, "reward/std": 1e-17}, "every rollout earned 0.1"),
+        ({**WRONG, "reward/std": 0.5, "groups/trained": 0.0}, "algorithm.filters left out every group"),
+        ({**WRONG, "reward/std": 0.5}, "the rollouts of each task earned the same"),
+        ({"groups/trained": 0.0}, "no rollout was left that has a valid score"),
+        ({**WRONG, "actor/skipped_updates": 2.0}, "gradient was not finite"),
+    ],
+)
+def test_the_reason_names_what_to_change(metrics: dict[str, float], said: str) -> None:
+    assert said in reason(metrics)
+
+
+def test_filters_that_drop_all_that_takes_the_place_of_what_they_dropped_end_the_run() -> None:
+    refills = Refills(3)
+    for kept in (False, False, True, False, False):
+        refills.note(kept=kept)
+    with pytest.raises(RunError, match=r"left out 3 groups in a row .* no batch gets full"):
+        refills.note(kept=False)
+    endless = Refills(None)
+    for _ in range(1000):
+        endless.note(kept=False)
+
+
+def test_a_step_teaches_by_advantages_or_by_what_experts_wrote() -> None:
+    task = Task("t", "p")
+    rollout = Rollout(task, (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
+    group = Group(task, [rollout], [Score(1.0)])
+    own, mixed = pack([group]), pack([group], [Group(task, [rollout], [Score(0.0)])])
+    assert own is not None and mixed is not None
+    assert not teaches(own, {"advantages/nonzero": 0.0})
+    assert teaches(own, {"advantages/nonzero": 0.01})
+    assert teaches(mixed, {"advantages/nonzero": 0.0})
+    assert not teaches(own, {"advantages/nonzero": 1.0, "actor/skipped_updates": 2.0})
+    assert teaches(own, {"advantages/nonzero": 1.0, "actor/skipped_updates": 1.0, "actor/grad_norm": 0.5})

@@ -1,0 +1,93 @@
+"""Metrics of a step that say how far rollouts ran ahead, and what that gained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlsdk.engines.actor import STEP
+from rlsdk.rollout.lifecycle import TaskLedger, TaskStatus
+from rlsdk.trainer.metrics import decode_rates, skipped_updates, staleness_metrics, time_metrics
+from rlsdk.types import Group, Rollout, Score, Task
+
+SPENT = {"engine": 3.0, "engines": 2.5, "learner": 4.0, "tokens": 100.0, "steps": 20.0}
+SPENT |= {f"all_{name}": 0.0 for name in STEP}
+
+
+def test_the_ages_of_trained_tokens_are_counted() -> None:
+    versions = np.array([5, 5, 4, 2])
+    assert staleness_metrics(versions, 5, spread=False) == {"staleness/max": 3.0}
+    found = staleness_metrics(versions, 5, spread=True)
+    assert found["staleness/mean"] == 1.0
+    assert {k: v for k, v in found.items() if "share" in k} == {
+        "staleness/share_0": 0.5,
+        "staleness/share_1": 0.25,
+        "staleness/share_3": 0.25,
+    }
+
+
+def test_skipped_updates_are_counted_by_role() -> None:
+    metrics = {"actor/skipped_updates": 2.0, "critic/skipped_updates": 0.0, "actor/loss": 1.0}
+    assert skipped_updates(metrics) == {"actor": 2}
+    assert skipped_updates({}) == {}
+
+
+def test_times_of_a_run_ahead_say_who_waited_for_whom() -> None:
+    phases = {"take": 1.0, "produce": 1.5, "learn": 5.0, "update": 4.0, "sync": 0.5}
+    found = time_metrics(phases, 10.0, SPENT, generated=2.0, ahead=True)
+    assert found["time/wait_for_rollouts"] == 1.0
+    assert found["time/overlap"] == pytest.approx(0.4)
+    assert found["time/engines_idle"] == pytest.approx(0.75)
+    assert (found["time/produce"], found["time/step"], found["engine/steps"]) == (1.5, 10.0, 20.0)
+    assert not {"time/take", "time/learn"} & found.keys()
+    assert found["time/outside_share"] == pytest.approx(0.3)
+
+
+def test_what_is_constant_without_running_ahead_is_not_logged() -> None:
+    phases = {"take": 1.0, "produce": 1.5, "learn": 5.0}
+    found = time_metrics(phases, 10.0, SPENT, generated=0.0, ahead=False)
+    assert not {"time/overlap", "time/wait_for_rollouts"} & found.keys()
+    assert "time/engines_idle" in found
+    without = time_metrics(phases, 10.0, {**SPENT, "steps": 0.0}, generated=0.0, ahead=True)
+    assert not {"time/engines_idle", "engine/steps"} & without.keys()  # there are no engines
+
+
+@pytest.mark.parametrize(
+    "ways", [(TaskStatus.EXPIRED,), (TaskStatus.EXPIRED, TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.TRAINED)]
+)
+def test_tokens_of_what_is_never_trained_are_waste(ways: tuple[TaskStatus, ...]) -> None:
+    book = TaskLedger(["a"])
+    task = Task(id=1, prompt="x")
+    rollout = Rollout(task, (), [1, 1, 1], [False, True, True], [0.0, -1.0, -1.0], [-1, 0, 0])
+    group = Group(task, (rollout, rollout), (Score(1.0), Score(0.0)))
+    ticket = book.issue("a", task)
+    book.move(ticket, TaskStatus.RUNNING)
+    book.move(ticket, TaskStatus.COMPLETED, group)
+    for way in ways:
+        if way is TaskStatus.TRAINED:
+            book.take(ticket)
+        book.move(ticket, way, group if way is TaskStatus.COMPLETED else None)
+    assert book.wasted == 4  # once: what was trained in the end is none
+    assert book.counts("a").expired == 1
+    other = book.issue("a", task)
+    book.move(other, TaskStatus.RUNNING)
+    book.move(other, TaskStatus.FILTERED, group)
+    assert book.wasted == 8
+    assert other.group is None  # nobody needs it any more
+
+
+def sums(running: list[int], seconds: list[float]) -> list[float]:
+    r, s = np.array(running, float), np.array(seconds)
+    return [float(s.sum()), float(len(r)), float(r.sum()), float((r * r).sum()), float((r * s).sum())]
+
+
+def test_the_cost_of_a_decode_step_is_fitted() -> None:
+    running = [256, 100, 10, 1]
+    found = decode_rates(*sums(running, [0.01 + 1e-4 * n for n in running]))
+    assert found == pytest.approx({"engine/step_seconds": 0.01, "engine/sequence_seconds": 1e-4})
+    assert decode_rates(*sums([8, 8, 8], [0.1, 0.2, 0.3])) == {}  # nothing tells the two apart
+    below = decode_rates(*sums([1, 2, 3], [0.0, 2.0, 4.0]))
+    assert below["engine/step_seconds"] == 0.0
+    assert below["engine/sequence_seconds"] == pytest.approx(16 / 14)
+    falling = decode_rates(*sums([1, 2, 3], [3.0, 2.0, 1.0]))
+    assert falling == {"engine/step_seconds": 2.0, "engine/sequence_seconds": 0.0}

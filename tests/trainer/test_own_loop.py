@@ -1,0 +1,97 @@
+"""What docs/howto/own_loop.md shows works; the way of a task in docs/design.md is that of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlsdk.trainer import Trainer
+from rlsdk.weights import to_weights
+from tests.trainer.fakes import FakeLearner, ScriptedRollouts, make_plan
+
+ROOT = Path(__file__).parents[2]
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / "own_loop" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["second_update", "teacher_pass", "weight_averaging"])
+def test_an_example_has_less_than_twenty_lines_of_code_and_is_on_the_page(name: str) -> None:
+    text = (ROOT / "examples" / "own_loop" / f"{name}.py").read_text()
+    code = [line for line in text.splitlines() if line.strip() and not line.startswith(('"""', "#"))]
+    assert len(code) < 20
+    assert f'--8<-- "examples/own_loop/{name}.py"' in (ROOT / "docs" / "howto" / "own_loop.md").read_text()
+
+
+def test_a_second_update_takes_the_minibatches_in_the_reverse_order(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, minibatches=2)
+    trainer = example("second_update").TwoUpdates(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+    metrics = asyncio.run(trainer.step())
+    (_, first, _), (_, second, _) = trainer.learner.updates
+    assert len(first) == 2 and second == first[::-1]
+    assert metrics["second/grad_norm"] == 1.0
+
+
+def test_a_teachers_lead_is_added_to_the_advantages(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    found = {}
+    for kind in (Trainer, example("teacher_pass").Taught):
+        trainer = kind(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+        trainer.teacher = lambda arrays: np.full(len(arrays.loss_mask), 1.5, np.float32)
+        asyncio.run(trainer.step())
+        found[kind.__name__] = trainer.learner.updates[0][0].tokens["advantages"]
+    np.testing.assert_allclose(found["Taught"], found["Trainer"] + 0.1 * (1.5 + 0.5))
+
+
+def test_weights_are_averaged_over_the_steps(tmp_path: Path) -> None:
+    class Moving(FakeLearner):
+        def fetch_weights(self, version: int) -> Any:
+            return to_weights(version, {"w": torch.full((2,), float(version))})
+
+    plan = make_plan(tmp_path, steps=3)
+    plan.folder.mkdir(parents=True)
+    own = example("weight_averaging").Averaging(decay=0.5)
+    Trainer(plan, rollouts=ScriptedRollouts(plan), learner=Moving(), callbacks=[own]).train()
+    assert torch.load(plan.folder / "averaged.pt")["w"].tolist() == [2.25, 2.25]
+
+
+def test_the_way_of_a_task_in_the_design_is_that_of_a_run(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    listed = re.findall(r"^\d+\. `(rlsdk/[\w/]+\.py)` `([\w.]+)`:", page, re.MULTILINE)
+    assert 10 < len(listed) <= 20
+    calls: list[tuple[str, str]] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(str(ROOT / "rlsdk")):
+            call = (str(Path(file).relative_to(ROOT)), frame.f_code.co_qualname)
+            if call in listed:
+                calls.append(call)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        plan = make_plan(tmp_path, steps=1)
+        Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner()).train()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    again = ("TaskLedger.move", "Trainer.publish")  # first called before its place in the list
+    assert set(calls) == set(listed)
+    assert [call for call in dict.fromkeys(calls) if call[1] not in again] == [
+        call for call in listed if call[1] not in again
+    ]

@@ -1,0 +1,185 @@
+"""The reward is tried on made-up answers before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsdk.config import Plan, check
+from rlsdk.errors import ConfigError, DataError
+from rlsdk.trainer.assembly import train_tasks
+from rlsdk.trainer.rehearsal import Rehearsal, rehearse
+from rlsdk.trainer.run import run
+
+LAB = """
+import os
+import rlsdk
+from rlsdk.errors import DataError
+
+@rlsdk.reward("raises")
+def raises(rollout):
+    return rollout.task.answer["gold"]
+
+@rlsdk.reward("here", runs="driver")
+def here(rollout):
+    raise RuntimeError("no referee")
+
+@rlsdk.reward("nothing")
+def nothing(rollout):
+    return None
+
+@rlsdk.reward("words")
+def words(rollout):
+    return "good"
+
+@rlsdk.reward("undefined")
+def undefined(rollout):
+    return float("nan")
+
+@rlsdk.reward("ends")
+def ends(rollout):
+    os._exit(1)
+
+@rlsdk.reward("refuses")
+def refuses(rollout):
+    return rlsdk.Score.invalid("this is no poem")
+
+@rlsdk.reward("wrong")
+def wrong(rollout):
+    return 0.0
+
+@rlsdk.reward("strict")
+def strict(rollout):
+    return float(rollout.text)
+
+@rlsdk.reward("tokens")
+def tokens(rollout):
+    assert rollout.loss_mask.any() and rollout.messages[-1].role == "assistant"
+    return float(len(rollout.token_ids))
+
+@rlsdk.reward("together", batch=True)
+def together(rollouts):
+    return [0.5 for _ in rollouts]
+
+@rlsdk.reward("compares", batch="group")
+def compares(rollouts):
+    assert len(rollouts) == 5
+    return [rank / len(rollouts) for rank in range(len(rollouts))]
+
+@rlsdk.reward("asks")
+async def asks(rollout):
+    raise OSError("nobody answers")
+
+@rlsdk.reward("large", runs="actor")
+def large(rollout):
+    raise OSError("no memory")
+
+@rlsdk.reward("gate")
+def gate(rollout):
+    return 0.0
+
+@rlsdk.reward("lacking")
+def lacking(rollout):
+    raise DataError(f"task {rollout.task.id!r} has no answer")
+
+@rlsdk.reward("counting")
+class Counting:
+    def __init__(self):
+        self.calls = 0
+    def __call__(self, rollout):
+        self.calls += 1
+        return 0.0
+    def state(self):
+        return {"calls": self.calls}
+    def restore(self, state):
+        self.calls = state["calls"]
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    path = tmp_path / "trial_lab.py"
+    path.write_text(LAB)
+    return path
+
+
+def plan_of(lab: Path, reward: str, *settings: str) -> Plan:
+    return check("examples/quickstart.yaml", [f"reward={reward}", f"out={lab.parent / 'runs'}", *settings], [lab])
+
+
+def rehearsed(plan: Plan) -> Rehearsal:
+    return asyncio.run(rehearse(plan, train_tasks(plan)))
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("raises", "KeyError: 'gold'"),
+        ("here", "RuntimeError: no referee"),
+        ("nothing", "None"),
+        ("words", "good"),
+        ("undefined", "nan"),
+        ("ends", "its process ended: exit status 1"),
+        ("refuses", "this is no poem"),
+    ],
+)
+def test_a_reward_that_can_score_nothing_is_refused_with_task_and_cause(lab: Path, name: str, cause: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rehearsed(plan_of(lab, f"trial_lab/{name}"))
+    (fault,) = caught.value.faults
+    start = f"reward: 'trial_lab/{name}' could score none of 5 made-up answers to task 'countdown/train/"
+    assert fault.startswith(start)
+    assert cause in fault
+
+
+@pytest.mark.parametrize("name", ["wrong", "strict", "tokens", "together", "compares", "counting"])
+def test_a_wrong_answer_is_fine_and_so_is_a_reward_that_fails_on_some(lab: Path, name: str) -> None:
+    assert rehearsed(plan_of(lab, f"trial_lab/{name}")) == Rehearsal()
+
+
+@pytest.mark.parametrize(("name", "why"), [("asks", "it is async"), ("large", "it runs in an actor of its own")])
+def test_what_cannot_be_tried_here_is_skipped_and_said(lab: Path, name: str, why: str) -> None:
+    (skipped,) = rehearsed(plan_of(lab, f"[countdown, trial_lab/{name}]")).skipped
+    assert skipped.startswith(f"reward[1]: 'trial_lab/{name}' is not tried before the start: {why}")
+
+
+def test_a_part_behind_a_gate_is_tried_and_one_for_other_sources_is_not(lab: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reward\[1\]: 'trial_lab/here' could score none"):
+        rehearsed(plan_of(lab, "[{use: trial_lab/gate, gate: 1.0}, trial_lab/here]"))
+    plan = plan_of(lab, "[countdown, {use: trial_lab/here, sources: [poems]}]")
+    assert rehearsed(plan) == Rehearsal()
+
+
+def test_a_task_that_cannot_be_scored_is_named(lab: Path) -> None:
+    with pytest.raises(DataError, match="task 'countdown/train/0' has no answer"):
+        rehearsed(plan_of(lab, "trial_lab/lacking"))
+
+
+@pytest.mark.parametrize("setting", ["workflow={use: dialogue, turns: 2}", "max_invalid=1"])
+def test_where_failing_need_not_end_the_run_it_is_a_warning(lab: Path, setting: str) -> None:
+    (warning,) = rehearsed(plan_of(lab, "trial_lab/here", setting)).warnings
+    assert "RuntimeError: no referee" in warning
+
+
+def test_a_workflow_that_gives_rewards_and_a_config_that_wants_no_trial_skip_it(lab: Path) -> None:
+    assert rehearsed(plan_of(lab, "trial_lab/here", "scoring.trial=false")) == Rehearsal()
+    plan = plan_of(lab, "environment", "workflow=environment")
+    (skipped,) = rehearsed(plan).skipped
+    assert "workflow 'environment' gives it" in skipped
+
+
+def test_a_reward_with_a_memory_starts_the_run_without_a_trace_of_the_trial(lab: Path) -> None:
+    plan = plan_of(lab, "trial_lab/counting")
+    reward: Any = plan.plugins.resolve(plan.rewards[0].reference)
+    rehearsed(plan)
+    assert reward.calls == plan.plugins.resolve(plan.rewards[0].reference).calls == 0
+
+
+def test_a_training_refuses_such_a_reward_before_there_is_a_folder(lab: Path) -> None:
+    plan = plan_of(lab, "trial_lab/raises")
+    with pytest.raises(ConfigError, match="could score none of 5 made-up answers"):
+        run(plan)
+    assert not plan.folder.exists()

@@ -1,0 +1,368 @@
+"""A run that is resumed with another configuration, or without its plugins: what is shown, refused, and kept."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
+from rlsdk.config import Plan, check
+from rlsdk.errors import CheckpointError, ConfigError, PluginError, RlsdkError
+from rlsdk.runlog.store import DATABASE, Address, RolloutStore
+from rlsdk.trainer.resuming import HARMLESS, Prepared, check_resumed, prepare_folder, settings_of
+
+OBSERVER = "import rlsdk\n\n@rlsdk.hookimpl\ndef rlsdk_step_end(step):\n    pass\n"
+
+
+class Run:
+    """The folder of a run, prepared again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "model").mkdir()
+        (folder / "model" / "config.json").write_text("{}")
+        self.common: dict[str, Any] = {
+            "name": "trial",
+            "out": str(folder / "runs"),
+            "model": str(folder / "model"),
+            "tasks": {"train": {"use": "countdown", "size": 100}},
+            "reward": "countdown",
+            "steps": 2,
+            "learner": {"use": "deepspeed", "lr": 1.0e-4},
+            "placement": {"device": "cpu"},
+        }
+
+    def plan(self, *changes: str, plugins: tuple[str, ...] = ()) -> Plan:
+        return check(self.common, changes, plugins)
+
+    def prepare(self, plan: Plan, **how: Any) -> Prepared:
+        how = {"resume": False, "overwrite": False, "allow_changes": False, **how}
+        return prepare_folder(plan, Checkpoints(plan.folder, 2), **how)
+
+    def begin(self, *changes: str, plugins: tuple[str, ...] = (), step: int = 4) -> None:
+        """A run with a checkpoint."""
+        plan = self.plan(*changes, plugins=plugins)
+        self.prepare(plan)
+        Checkpoints(plan.folder, 2).save(step, {**{key: {} for key in SECTIONS}, "plugins": plan.code}, lambda _: None)
+
+    def resume(
+        self, *changes: str, plugins: tuple[str, ...] = (), allow_changes: bool = False, step: bool | int = True
+    ) -> Prepared:
+        return self.prepare(self.plan(*changes, plugins=plugins), resume=step, allow_changes=allow_changes)
+
+    def kept(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "runs" / "trial").glob("config*.yaml"))
+
+    def text(self, name: str = "config.yaml") -> str:
+        return (self.folder / "runs" / "trial" / name).read_text()
+
+
+def test_a_folder_of_somebody_else_is_neither_used_nor_deleted(run: Run) -> None:
+    folder = run.folder / "runs" / "trial"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    for how in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(ConfigError, match=r"no run of rlsdk|no folder that rlsdk made"):
+            run.prepare(run.plan(), **how)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_overwrite_deletes_the_run(run: Run) -> None:
+    run.begin()
+    assert run.prepare(run.plan(), overwrite=True).step is None
+    assert not Checkpoints(run.plan().folder, 2).latest()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    return Run(tmp_path)
+
+
+def test_the_same_configuration_goes_on_and_leaves_the_file_alone(run: Run) -> None:
+    run.begin()
+    before = run.text()
+    assert run.resume() == Prepared(4)
+    assert run.kept() == ["config.yaml"] and run.text() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ("learner.lr=0.001", "learner.lr: was 0.0001, is 0.001"),
+        ("learner.zero_stage=2", "learner.zero_stage: was "),
+        ("seed=7", "seed: was 0, is 7"),
+        ("batch_size=32", "batch_size: was 64, is 32"),
+        ("algorithm=rloo", "algorithm.use: was grpo, is rloo"),
+        ("algorithm.policy_loss.clip_high=0.3", "algorithm.policy_loss.clip_high: was 0.2, is 0.3"),
+        ("reward.format_score=0.5", "reward.format_score: was 0.1, is 0.5"),
+        ("tasks.train.size=200", "tasks.train.size: was 100, is 200"),
+        ("sampling.max_tokens=100", "sampling.max_tokens: was 256, is 100"),
+        ("rollout.max_staleness=1", "rollout.max_staleness: was 0, is 1"),
+        ("model.dtype=bfloat16", "model.dtype: was float32, is bfloat16"),
+        ("engine=transformers", "engine.use: was vllm, is transformers"),
+    ],
+)
+def test_what_makes_it_another_training_is_shown_and_refused(run: Run, change: str, shown: str) -> None:
+    run.begin()
+    before = run.text()
+    with pytest.raises(ConfigError) as refused:
+        run.resume(change)
+    assert shown in str(refused.value)
+    assert "--allow-changes" in str(refused.value)
+    assert run.kept() == ["config.yaml"] and run.text() == before
+
+
+def test_with_leave_it_goes_on_and_the_old_file_is_kept(run: Run) -> None:
+    run.begin()
+    before = run.text()
+    found = run.resume("learner.lr=0.001", allow_changes=True)
+    assert found.step == 4
+    assert found.notices == (
+        "changed since the run was last started: learner.lr: was 0.0001, is 0.001",
+        "the configuration up to now is kept as config.step-4.yaml",
+    )
+    assert run.text("config.step-4.yaml") == before and "lr: 0.001" in run.text()
+    run.resume("learner.lr=0.01", allow_changes=True)
+    assert run.kept() == ["config.step-4-2.yaml", "config.step-4.yaml", "config.yaml"]
+    assert "lr: 0.001" in run.text("config.step-4-2.yaml")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "steps=20",
+        "trackers=[tensorboard]",
+        "placement.engines=2",
+        "checkpoint.every=1",
+        "eval.every=5",
+        "log_level=debug",
+        "save_rollouts=10",
+    ],
+)
+def test_what_leaves_the_training_as_it_is_goes_on_with_a_notice(run: Run, change: str) -> None:
+    run.begin()
+    found = run.resume(change)
+    path = change.partition("=")[0]
+    assert found.step == 4 and found.notices[0].startswith(f"changed since the run was last started: {path}")
+    assert run.kept() == ["config.step-4.yaml", "config.yaml"]
+
+
+def test_a_default_that_is_written_out_is_no_change(run: Run) -> None:
+    run.begin()
+    same = ("batch_size=64", "tasks.train.seed=0", "algorithm.policy_loss.clip_high=0.2", "learner.lr=0.0001")
+    assert run.resume(*same) == Prepared(4)
+
+
+def test_before_the_first_checkpoint_changes_are_refused_as_well(run: Run) -> None:
+    run.prepare(run.plan())
+    with pytest.raises(ConfigError, match="seed: was 0, is 1"):
+        run.resume("seed=1")
+    assert run.resume("seed=1", allow_changes=True).step is None
+    assert run.kept() == ["config.step-0.yaml", "config.yaml"]
+
+
+def test_every_harmless_path_is_a_setting(run: Run) -> None:
+    known = settings_of(run.plan("trackers=[tensorboard]"))
+    for path in HARMLESS:
+        assert any(key == path or key.startswith((f"{path}.", f"{path}[")) for key in known), path
+
+
+def test_a_kept_configuration_that_does_not_hold_any_more_is_compared_as_it_is_written(run: Run) -> None:
+    run.begin()
+    file = run.folder / "runs" / "trial" / "config.yaml"
+    file.write_text(file.read_text() + "retired_setting: 3\n")
+    with pytest.raises(ConfigError, match="retired_setting: was 3, is nothing"):
+        run.resume()
+
+
+def test_a_plugin_that_only_observed_and_is_left_out_is_named_with_its_file(run: Run) -> None:
+    (run.folder / "lab.py").write_text(OBSERVER)
+    run.begin(plugins=("lab.py",))
+    assert "# plugin lab: file lab.py, source " in run.text()
+    with pytest.raises(PluginError) as refused:
+        run.resume()
+    said = str(refused.value)
+    assert "started with the plugin file lab.py, and this command leaves it out; add --plugin lab.py" in said
+    assert "{" not in said
+    assert run.resume(plugins=("lab.py",)).step == 4
+    assert run.resume(allow_changes=True).notices == ("plugin lab is left out",)
+
+
+def test_a_plugin_that_the_configuration_needs_is_named_before_what_it_lacks(run: Run) -> None:
+    (run.folder / "lab.py").write_text("import rlsdk\n\n@rlsdk.reward('mine')\ndef mine(rollout):\n    return 1.0\n")
+    run.common["reward"] = "lab/mine"
+    run.begin(plugins=("lab.py",))
+    with pytest.raises(ConfigError) as refused:
+        check_resumed(run.common, (), ())
+    assert refused.value.faults[0].endswith("this command leaves it out; add --plugin lab.py")
+    assert "reward" in refused.value.faults[1]
+    assert check_resumed(run.common, (), ("lab.py",)).folder == run.plan(plugins=("lab.py",)).folder
+
+
+def test_changed_code_of_a_plugin_is_refused_in_words(run: Run) -> None:
+    (run.folder / "lab.py").write_text(OBSERVER)
+    run.begin(plugins=("lab.py",))
+    (run.folder / "lab.py").write_text(OBSERVER + "\nMORE = 1\n")
+    for allow in (False, True):
+        with pytest.raises(PluginError) as refused:
+            run.resume(plugins=("lab.py",), allow_changes=allow)
+        assert "plugin lab was source " in str(refused.value) and "{" not in str(refused.value)
+
+
+def test_a_new_plugin_needs_leave(run: Run) -> None:
+    run.begin()
+    (run.folder / "lab.py").write_text(OBSERVER)
+    with pytest.raises(PluginError, match=r"plugin lab .* was not there; leave it out, or give --allow-changes"):
+        run.resume(plugins=("lab.py",))
+    new, told = run.resume(plugins=("lab.py",), allow_changes=True).notices
+    assert new == "plugin lab is new"
+    source = run.plan(plugins=("lab.py",)).code["lab"]["source"]
+    assert told == f"this run executes the plugin file lab.py, source {source[:16]}"
+
+
+def test_a_marked_object_is_the_same_in_another_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in a script in place of a name is compared by its code, and not by its address."""
+    sources: list[Callable[[], Any]] = []
+    for _ in range(2):
+        space: dict[str, Any] = {"__name__": "lab_script"}
+        exec("import rlsdk\n\n@rlsdk.reward('mine')\ndef mine(rollout):\n    return 1.0\n", space)
+        sources.append(space["mine"])
+    run.common["reward"] = sources[0]
+    run.begin()
+    run.common["reward"] = sources[1]
+    assert run.resume() == Prepared(4)
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_run_goes_on_from_the_one_before(run: Run) -> None:
+    run.begin(step=4)
+    checkpoints = Checkpoints(run.plan().folder, 2)
+    checkpoints.save(8, {**{key: {} for key in SECTIONS}, "plugins": run.plan().code}, lambda _: None)
+    (checkpoints.path(8) / "state.json").write_text("")
+    with pytest.raises(ConfigError):
+        run.resume("seed=1")
+    assert checkpoints.steps() == [4, 8]  # a refusal changes nothing
+    found = run.resume()
+    assert found.step == 4
+    assert "step-8 cannot be read" in found.notices[0] and "kept as step-8.damaged" in found.notices[0]
+    assert "from the checkpoint of step 4" in found.notices[1]
+    assert checkpoints.steps() == [4]
+    assert run.resume() == Prepared(4)
+
+
+def test_a_step_is_resumed_and_newer_checkpoints_are_set_aside(run: Run) -> None:
+    run.begin(step=4)
+    checkpoints = Checkpoints(run.plan().folder, 3)
+    for step in (8, 12):
+        checkpoints.save(step, {**{key: {} for key in SECTIONS}, "plugins": run.plan().code}, lambda _: None)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 6; there are: 4, 8, 12"):
+        run.resume(step=6)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 1; there are: 4, 8, 12"):
+        run.resume(step=1)  # not True
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 0"):
+        run.resume(step=0)  # not False
+    assert checkpoints.steps() == [4, 8, 12]
+    found = run.resume(step=8)
+    assert found == Prepared(
+        8,
+        (
+            "the checkpoint of step 12 is superseded; it is kept as step-12.superseded",
+            "the run goes on from the checkpoint of step 8",
+        ),
+    )
+    assert checkpoints.steps() == [4, 8] and (checkpoints.path(12).with_name("step-12.superseded")).is_dir()
+    assert run.resume() == Prepared(8)
+
+
+def test_a_step_that_is_damaged_is_refused_and_nothing_changes(run: Run) -> None:
+    run.begin(step=4)
+    checkpoints = Checkpoints(run.plan().folder, 2)
+    checkpoints.save(8, {**{key: {} for key in SECTIONS}, "plugins": run.plan().code}, lambda _: None)
+    (checkpoints.path(4) / "state.json").write_text("")
+    with pytest.raises(CheckpointError, match=r"step-4 cannot be read.*other steps there: 8"):
+        run.resume(step=4)
+    assert checkpoints.steps() == [4, 8]
+
+
+TRAP = """
+import pathlib
+
+pathlib.Path({path!r}).write_text("executed")
+
+
+def score(completions):
+    return [1.0]
+"""
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        {"plugins": ["runs/trial/trap.py"]},
+        {"reward": {"use": "foreign", "path": "runs/trial/trap.py:score"}},
+        {"reward": {"use": "foreign", "path": "runs.trial.trap:score"}},
+        {"workflow": {"use": "agent", "run": "runs/trial/trap.py:score"}},
+        {"reward": "trap/score"},
+    ],
+    ids=str,
+)
+def test_code_that_only_the_folder_names_is_not_executed(run: Run, planted: dict[str, Any]) -> None:
+    """The configuration that a folder keeps is compared with the one that was given, and not obeyed."""
+    run.begin()
+    folder, trace = run.plan().folder, run.folder / "trace"
+    (folder / "trap.py").write_text(TRAP.format(path=str(trace)))
+    kept = yaml.safe_load(run.text())
+    (folder / "config.yaml").write_text(
+        f"# plugin trap: file {folder / 'trap.py'}, source 1\n" + yaml.safe_dump({**kept, **planted})
+    )
+    with contextlib.suppress(ConfigError):
+        run.resume()
+    with contextlib.suppress(RlsdkError):
+        check_resumed(run.common, (), ())
+    assert not trace.exists()
+    with contextlib.suppress(RlsdkError):
+        check({**run.common, **planted}, (), (str(folder / "trap.py"),))
+    assert trace.exists()  # the trap works
+
+
+def test_what_was_compiled_is_compiled_again(run: Run) -> None:
+    run.begin()
+    folder = run.plan().folder
+    (folder / "cache" / "learner-0").mkdir(parents=True)
+    (folder / "cache" / "learner-0" / "kernel.so").touch()
+    run.resume()
+    assert not (folder / "cache").exists()
+    (run.folder / "elsewhere").mkdir()
+    (run.folder / "elsewhere" / "mine").touch()
+    (folder / "cache").symlink_to(run.folder / "elsewhere")
+    run.resume()
+    assert not (folder / "cache").exists() and (run.folder / "elsewhere" / "mine").exists()
+
+
+def test_garbled_lines_of_metrics_are_named_before_anything_starts(run: Run) -> None:
+    run.begin()
+    metrics = run.plan().folder / "metrics.jsonl"
+    metrics.write_text('{"step": 1}\n{"step": 2, "rew\n{"step": 3}\n')
+    (notice,) = run.resume().notices
+    assert notice == (
+        f'{metrics}, line 2: expected a JSON object with a step, got \'{{"step": 2, "rew\'; the line is left out'
+    )
+
+
+def test_a_database_that_cannot_be_read_is_set_aside(run: Run) -> None:
+    run.begin()
+    folder = run.plan().folder
+    RolloutStore(Address.make(folder, None, None)).close()
+    assert run.resume() == Prepared(4)
+    database = folder / DATABASE
+    database.write_bytes(b"x" * 512 + database.read_bytes()[512:])
+    (notice,) = run.resume().notices
+    assert f"{database} cannot be read (file is not a database); it is kept as rollouts.db.damaged" in notice
+    with RolloutStore(Address.make(folder, None, None)).transaction():
+        pass
+    assert run.resume() == Prepared(4)

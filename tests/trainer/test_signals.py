@@ -1,0 +1,76 @@
+"""Signals reach a run whatever its event loop does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from rlsdk.trainer.signals import handled
+
+BLOCKED = """
+    import asyncio, time
+    from rlsdk.trainer.signals import handled
+
+    async def block():
+        with handled("finishing", print):
+            {wait}
+    asyncio.run(block())
+"""
+
+
+def start(wait: str) -> subprocess.Popen[str]:
+    code = textwrap.dedent(BLOCKED).format(wait=wait)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "blocked\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_ends_a_process_whose_loop_is_blocked(number):
+    process = start("print('blocked', flush=True); time.sleep(1000)")
+    process.send_signal(number)
+    assert process.stderr.readline() == "finishing\n"  # said though the loop cannot run
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode != 0 and "KeyboardInterrupt" in errors
+
+
+def test_the_third_signal_ends_even_code_that_catches_interrupts():
+    wait = """while True:
+                try:
+                    print("blocked", flush=True)
+                    time.sleep(1000)
+                except BaseException as error:
+                    print(type(error).__name__, flush=True)"""
+    process = start(wait)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "finishing\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "KeyboardInterrupt\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+
+
+def test_the_first_signal_and_usr1_call_the_run_in_its_loop_and_leave_no_handler():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+
+    async def work() -> list[str]:
+        heard: asyncio.Queue[str] = asyncio.Queue()
+        with handled("finishing", lambda: heard.put_nowait("end"), lambda: heard.put_nowait("save")):
+            signal.raise_signal(signal.SIGUSR1)
+            first = await asyncio.wait_for(heard.get(), 10)
+            signal.raise_signal(signal.SIGTERM)
+            return [first, await asyncio.wait_for(heard.get(), 10)]
+
+    start = time.monotonic()
+    runner = asyncio.Runner()
+    with runner:
+        during = runner.run(work())
+    assert during == ["save", "end"] and time.monotonic() - start < 20
+    assert {number: signal.getsignal(number) for number in before} == before

@@ -1,0 +1,65 @@
+"""What a run says at its end."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from rlsdk.rollout.lifecycle import TaskCounts
+from rlsdk.runlog.report import print_report
+from rlsdk.trainer import summary
+
+
+def failed() -> BaseException:
+    """Of a group of tasks, with its traceback."""
+    try:
+        try:
+            raise ZeroDivisionError("by nought")
+        except ZeroDivisionError as error:
+            raise ExceptionGroup("tasks", [error]) from None
+    except ExceptionGroup as group:
+        return group
+
+
+def test_what_failed_in_the_background_is_reported_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "rlsdk")
+    logging.getLogger("rlsdk").propagate = True
+    summary.log_background_failure(failed())
+    assert "after the last batch was taken: ZeroDivisionError: by nought" in caplog.text
+    assert 'raise ZeroDivisionError("by nought")' in caplog.text
+
+
+def test_the_ledger_adds_up_and_names_what_expired() -> None:
+    counts = TaskCounts(trained=160, filtered=2, failed=1, available=3, scheduled=8, waiting=4, expired=18)
+    found = summary.task_counts({"a": counts, "b": TaskCounts(trained=1, expired=1)})
+    assert found == {"issued": 179, "trained": 161, "filtered": 2, "failed": 1, "returned": 15, "expired": 19}
+    assert found["issued"] == sum(found[name] for name in ("trained", "filtered", "failed", "returned"))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        ({"issued": 178, "trained": 160, "returned": 18, "expired": 20}, "18 returned; 20 groups expired before they"),
+        ({"issued": 160, "trained": 160, "returned": 0, "expired": 2}, "0 returned; 2 groups expired before they"),
+        ({"issued": 161, "trained": 160, "returned": 1, "expired": 0}, "161 tasks: 160 trained, 1 returned\n"),
+    ],
+)
+def test_the_table_at_the_end_names_what_expired(tasks: dict[str, int], said: str) -> None:
+    out = io.StringIO()
+    table = {"name": "run", "seconds": {}, "steps": 20, "tokens_per_second": 1.0, "tasks": tasks}
+    print_report(Console(file=out, width=200), table, {})
+    assert said in out.getvalue()
+
+
+def test_what_ended_the_run_is_not_reported_twice(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("rlsdk").propagate = True
+    error = failed()
+    try:
+        raise error
+    except ExceptionGroup:
+        summary.log_background_failure(error)
+    summary.log_background_failure(None)
+    assert caplog.text == ""

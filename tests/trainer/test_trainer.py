@@ -1,0 +1,199 @@
+"""The trainer on a scripted policy and a fake learner: no Ray, no model."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlsdk.rollout.lifecycle import TaskStatus
+from rlsdk.trainer import Callback, Trainer
+from rlsdk.trainer.batch import StepBatch
+from rlsdk.trainer.callbacks import standard_callbacks
+from rlsdk.trainer.interactive import ThreadedRollouts
+from tests.trainer.fakes import SOURCE, FakeLearner, ScriptedRollouts, make_plan
+
+
+class Noting(Callback):
+    """Writes every call into the list that the rollouts write theirs into."""
+
+    def __init__(self, said: list[str], name: str = "") -> None:
+        self.said, self.name = said, name
+
+    async def on_start(self, trainer: Trainer) -> None:
+        self.said.append(f"{self.name}on_start {trainer.version}")
+
+    async def before_training(self, trainer: Trainer, metrics: dict[str, float | None]) -> None:
+        self.said.append(f"{self.name}before_training")
+
+    async def before_step(self, trainer: Trainer) -> None:
+        self.said.append(f"{self.name}before_step {trainer.version}")
+
+    async def after_step(self, trainer: Trainer, metrics: dict[str, float | None]) -> None:
+        self.said.append(f"{self.name}after_step {trainer.version}")
+        metrics["mine"] = float(trainer.version)
+
+    async def after_save(self, trainer: Trainer, folder: Path) -> None:
+        self.said.append(f"{self.name}after_save {folder.name}")
+
+    async def on_end(self, trainer: Trainer, *, failed: bool) -> None:
+        self.said.append(f"{self.name}on_end{' failed' if failed else ''}")
+
+
+def make_trainer(folder: Path, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
+    plan = make_plan(folder, **changes)
+    return kind(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner())
+
+
+def test_ten_steps_close_the_ledger_and_count_versions(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+
+    async def ten_steps() -> list[dict[str, float]]:
+        return [await trainer.step() for _ in range(10)]
+
+    metrics = asyncio.run(ten_steps())
+    rollouts, learner = trainer.rollouts, trainer.learner
+    counts = rollouts.sources()[SOURCE]
+    assert (counts.trained, counts.consumed, counts.available, counts.waiting) == (20, 20, 0, 0)
+    assert trainer.version == 10
+    assert [step for _, _, step in learner.updates] == list(range(10))
+    versions = [batch.tokens["policy_versions"] for batch, _, _ in learner.updates]
+    assert [set(v.tolist()) for v in versions] == [{step} for step in range(10)]
+    assert all(m["staleness/max"] == 0 and m["groups/trained"] == 1 for m in metrics)
+    assert [entry.state for entry in trainer.closed] == [TaskStatus.TRAINED] * 2
+
+
+def test_a_step_takes_trains_settles_and_publishes_in_this_order(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    asyncio.run(trainer.step())
+    assert trainer.rollouts.said == ["take 0", "sleep", "settle trained trained", "publish weights 1 updated"]
+
+
+def test_weights_are_published_every_so_many_steps_and_after_the_last(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, steps=5, rollout={"max_staleness": 1, "sync_interval": 2})
+    asyncio.run(trainer.train_async())
+    published = [text for text in trainer.rollouts.said if text.startswith("publish")]
+    assert published == ["publish weights 0", *(f"publish weights {n} updated" for n in (2, 4, 5))]
+
+
+def test_a_step_that_fails_settles_nothing_and_is_not_done(tmp_path: Path) -> None:
+    class Failing(Trainer):
+        async def update(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
+            raise RuntimeError("out of memory")
+
+    trainer = make_trainer(tmp_path, Failing)
+    trainer.callbacks = [Noting(trainer.rollouts.said)]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train()
+    assert trainer.version == 0
+    assert trainer.rollouts.said[-4:] == ["take 0", "sleep", "pause", "on_end failed"]
+
+
+def test_groups_without_a_reward_are_filtered_and_no_update_is_taken(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, algorithm={"use": "grpo", "kl_coef": 0.0, "filters": ["nonzero_variance"]})
+    rollouts = ScriptedRollouts(plan, reward=lambda task, rollout: float(rollout) if task else 0.0)
+    trainer = Trainer(plan, rollouts=rollouts, learner=FakeLearner())
+    asyncio.run(trainer.step())
+    assert rollouts.said == ["take 0", "sleep", "settle filtered trained", "publish weights 1 updated"]
+    assert [len(batch) for batch, _, _ in trainer.learner.updates] == [2]
+
+
+def test_callbacks_run_in_their_order_around_each_step_and_end_in_reverse(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, steps=1)
+    said = trainer.rollouts.said
+    trainer.callbacks = [Noting(said, "a."), Noting(said, "b.")]
+    summary = trainer.train()
+    assert said == [
+        "a.on_start 0", "b.on_start 0", "publish weights 0", "a.before_training", "b.before_training",
+        "a.before_step 0", "b.before_step 0", "take 0", "sleep", "settle trained trained", "publish weights 1 updated",
+        "a.after_step 1", "b.after_step 1", "pause", "b.on_end", "a.on_end",
+    ]  # fmt: skip
+    assert summary["tasks"] == {"issued": 2, "trained": 2, "filtered": 0, "failed": 0, "returned": 0, "expired": 0}
+
+
+class Told:
+    """Observers that nobody observes."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+
+    def tell(self, hook: str, **arguments: Any) -> None: ...
+
+    def open(self, trackers: Any, run: Any) -> None: ...
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.logged.append((step, metrics))
+
+    def close_trackers(self, seconds: float) -> dict[str, str]:
+        return {}
+
+
+def test_evaluation_comes_before_ones_own_callbacks_and_logging_and_saving_after(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    trainer = make_trainer(tmp_path, steps=2, checkpoint={"every": 1})
+    trainer.plan.folder.mkdir(parents=True)
+    said, observers = trainer.rollouts.said, Told()
+    own = Noting(said)
+    trainer.callbacks = standard_callbacks(Console(quiet=True), observers, None, [own])  # type: ignore[arg-type]
+    trainer.train()
+    steps = [text for text in said if re.match("evaluate|after|before_step", text)]
+    assert steps == [
+        "evaluate", "before_step 0", "after_step 1", "after_save step-1",
+        "before_step 1", "evaluate", "after_step 2", "after_save step-2",
+    ]  # fmt: skip
+    lines = [json.loads(line) for line in (trainer.plan.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line.get("mine"), line.get("eval/greedy")) for line in lines] == [
+        (0, None, 0.5), (1, 1.0, None), (2, 2.0, 0.5),
+    ]  # fmt: skip
+    assert [step for step, _ in observers.logged] == [0, 1, 2]
+
+
+def test_a_checkpoint_is_continued_from(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    asyncio.run(trainer.step())
+    folder = trainer.save()
+    assert folder.name == "step-1"
+    plan = trainer.plan
+    resumed = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner(), resume_from=1)
+    asyncio.run(resumed.prepare())
+    assert resumed.version == 1
+    asyncio.run(resumed.step())
+    assert resumed.rollouts.said == ["publish weights 0", "take 1", "sleep", "settle trained trained",
+                                     "publish weights 1 updated"]  # fmt: skip
+    assert resumed.rollouts.sources()[SOURCE].trained == 4
+
+
+def test_steps_and_plain_calls_share_rollouts_whatever_event_loop_runs(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    loops = set()
+    scripted = trainer.rollouts
+    take = scripted.take
+
+    async def taking(version: int) -> Any:
+        loops.add(id(asyncio.get_running_loop()))
+        return await take(version)
+
+    scripted.take = taking  # type: ignore[method-assign]
+    trainer.rollouts = ThreadedRollouts(scripted)
+    asyncio.run(trainer.step())
+    asyncio.run(trainer.step())
+
+    async def notebook() -> Any:
+        await trainer.step()
+        return trainer.evaluate()  # a plain call where a loop runs
+
+    assert asyncio.run(notebook()).accuracy == {"greedy": 0.5}
+    assert trainer.version == 3 and len(loops) == 1
+    asyncio.run(trainer.rollouts.close())
+
+
+def test_the_step_fits_on_a_screen() -> None:
+    assert len(inspect.getsource(Trainer.step).splitlines()) <= 45

@@ -1,0 +1,398 @@
+"""The watchdog, on a clock and processes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from rlsdk.cluster import address
+from rlsdk.cluster.address import RayAddress
+from rlsdk.cluster.health import GcsAddress, Prober, unreachable
+from rlsdk.config.schema import PlacementSection, WatchdogSection
+from rlsdk.errors import LearnerError, RunError
+from rlsdk.isolation import vitals
+from rlsdk.isolation.vitals import Identity, Vitals
+from rlsdk.isolation.watching import CURRENT, main_loop, stage
+from rlsdk.runlog import store as stores
+from rlsdk.runlog.store import Address, RolloutStore, lock_holder
+from rlsdk.trainer.loop_health import LoopHealth
+from rlsdk.trainer.watchdog import GRACE_SECONDS, SAVE_SECONDS, WRITE_SECONDS, Watchdog
+
+LEARNER = Identity(11, 1.0, "box", "m", "node1234567", stacks=True)
+ENGINE = Identity(12, 1.0, "box", "m", "node1234567", stacks=True)
+
+
+class Processes(Prober):
+    """Processes that are what a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[Identity, Vitals] = {LEARNER: Vitals("running"), ENGINE: Vitals("running")}
+        self.answers = {"learner": LEARNER, "engine": ENGINE}
+        self.dumb: set[str] = set()
+        self.killed: list[Identity] = []
+        self.stacks: list[Identity] = []
+
+    def ask(self, actor: Any) -> Any:
+        return actor
+
+    def answer(self, asked: Any) -> tuple[bool, Identity | None]:
+        return (False, None) if asked in self.dumb else (True, self.answers[asked])
+
+    def look(self, processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals]:
+        return [self.found[each] for each in processes]
+
+    def write_stacks(self, process: Identity) -> bool:
+        self.stacks.append(process)
+        return self.found[process].state == "running"
+
+    def kill(self, process: Identity) -> None:
+        self.killed.append(process)
+
+
+@attrs.define(eq=False)
+class Bench:
+    """A watchdog, its processes and its time."""
+
+    processes: Processes = attrs.field(factory=Processes)
+    time: float = 100.0
+    abandoned: list[str] = attrs.field(factory=list)
+    dog: Watchdog = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        how: dict[str, Any] = {"prober": self.processes, "now": lambda: self.time, "abandon": self.abandoned.append}
+        self.dog = Watchdog(WatchdogSection(warn=60, end=600), **how)
+        self.dog.add_actor("learner rank 0", "learner", "logs/learner-0.log", replaced=False)
+        self.dog.add_actor("engine 0", "engine", "logs/engine-0.log", replaced=True)
+
+    def run(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.time += 1
+            self.dog.look()
+
+
+@pytest.fixture
+def bench(caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
+    logger = logging.getLogger("rlsdk")
+    before = logger.propagate
+    logger.propagate = True
+    caplog.set_level(logging.WARNING, "rlsdk")
+    yield Bench()
+    logger.propagate = before
+
+
+def test_a_stopped_learner_is_named_after_the_first_limit_and_ends_the_run_after_the_second(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = bench.dog.enter("update")
+    bench.run(5)
+    bench.processes.found[LEARNER] = Vitals("stopped")
+    bench.run(59)
+    assert caplog.text == ""
+    bench.run(5)
+    [said] = caplog.messages
+    assert said.startswith(
+        "learner rank 0 (pid 11 on box, node node1234) is stopped (by SIGSTOP, or a debugger), for 60 s"
+    )
+    assert "the run is in update for 6" in said and "its log is logs/learner-0.log" in said
+    bench.run(540)
+    assert bench.processes.killed == [LEARNER]
+    found = bench.dog.explain(LearnerError("learner rank 0 failed in update: its process died"), "step 3 is kept")
+    assert isinstance(found, RunError)
+    assert str(found).startswith("learner rank 0 (pid 11 on box, node node1234) is stopped")
+    assert str(found).endswith("watchdog.end=600 s is the limit; step 3 is kept")
+    assert not bench.abandoned
+    bench.run(WRITE_SECONDS + GRACE_SECONDS + 1)
+    assert bench.abandoned == [bench.dog.verdict]
+    bench.dog.leave(key)
+
+
+def test_a_process_that_is_continued_goes_on_with_a_line(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.run(5)
+    bench.processes.found[LEARNER] = Vitals("stopped")
+    bench.run(100)
+    bench.processes.found[LEARNER] = Vitals("running")
+    bench.run(700)
+    assert len(caplog.messages) == 2
+    assert caplog.messages[1] == "learner rank 0 (pid 11 on box, node node1234) goes on, after 100 s of silence"
+    assert not bench.dog.verdict
+
+
+def test_an_engine_that_is_stopped_for_too_long_is_killed_and_the_run_goes_on(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.run(5)
+    bench.processes.found[ENGINE] = Vitals("running", stopped=77)
+    bench.dog.enter("take")
+    bench.run(700)
+    assert bench.processes.killed == [ENGINE]
+    assert "waits for process 77 below it, which is stopped" in caplog.text
+    assert "it is killed, and another takes its place" in caplog.text
+    assert not bench.dog.verdict
+
+
+@pytest.mark.parametrize("sign", ["cpu", "disk", "io", "answer"])
+def test_what_works_is_never_ended_however_long_it_takes(
+    bench: Bench, caplog: pytest.LogCaptureFixture, sign: str
+) -> None:
+    bench.dog.enter("update")
+    bench.run(5)
+    if sign != "answer":
+        bench.processes.dumb = {"learner"}
+    for second in range(3000):
+        if sign == "cpu":
+            bench.processes.found[LEARNER] = Vitals("running", cpu=0.05 * second)
+        elif sign == "disk":
+            bench.processes.found[LEARNER] = Vitals("disk")
+        elif sign == "io":
+            bench.processes.found[LEARNER] = Vitals("running", moved=second // 20)
+        bench.run(1)
+    assert caplog.text == "" and not bench.dog.verdict and not bench.processes.killed
+
+
+def test_what_hangs_without_cpu_and_answers_nothing_is_silent_and_shows_its_stacks(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.run(5)
+    bench.dog.enter("update")
+    bench.processes.dumb = {"learner"}
+    bench.run(300)
+    assert "uses neither CPU nor a disk and does not answer" in caplog.text
+    assert "which now ends with its Python stacks" in caplog.text and bench.processes.stacks == [LEARNER]
+    bench.run(400)
+    assert bench.processes.killed == [LEARNER] and bench.dog.verdict
+
+
+def test_an_actor_that_never_begins_is_said_and_does_not_end_the_run(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.processes.dumb = {"engine"}
+    bench.run(2000)
+    [said] = caplog.messages
+    assert "engine 0 has not begun to work" in said and "Ray may have no room for it" in said
+    bench.processes.dumb = set()
+    bench.run(2)
+    assert "has begun to work" in caplog.messages[-1] and not bench.dog.verdict
+
+
+def test_a_dead_raylet_is_the_culprit_and_not_the_rank_that_it_took_along(bench: Bench) -> None:
+    raylet = Identity(5, 1.0, "box", "m")
+    bench.processes.found[raylet] = Vitals("running")
+    bench.dog.add_process("Ray's raylet", raylet, "raylet.out")
+    bench.dog.enter("sync")
+    bench.run(5)
+    bench.processes.found[raylet] = Vitals("zombie")
+    bench.dog.release_ray()  # before the watchdog looked: the run failed at once
+    found = bench.dog.explain(LearnerError("learner rank 0 failed in canary"), "step 4 is kept")
+    what = "Ray's raylet (pid 5 on box) has died, and with it all actors of its node"
+    assert str(found) == f"{what}; its log is raylet.out; step 4 is kept"
+
+
+def test_a_failure_that_the_watchdog_knows_nothing_of_stays_what_it_is(bench: Bench) -> None:
+    error = LearnerError("not finite")
+    bench.dog.release_ray()
+    assert bench.dog.explain(error, "") is error
+    bench.dog.check()
+
+
+def test_a_run_that_loses_the_gcs_finishes_its_step_and_fails(bench: Bench) -> None:
+    async def run() -> list[str]:
+        gcs, seen = Identity(6, 1.0, "box", "m"), []
+        bench.processes.found[gcs] = Vitals("running")
+        bench.dog.add_process("Ray's GCS", gcs, "gcs_server.out")
+        token = CURRENT.set(bench.dog)
+        try:
+            with main_loop(lambda: seen.append("finish")):
+                with stage("update"):
+                    bench.run(5)
+                    bench.processes.found[gcs] = Vitals("gone")
+                    bench.run(1)
+                    await asyncio.sleep(0)
+                bench.run(SAVE_SECONDS - 10)
+                await asyncio.sleep(0)
+        finally:
+            CURRENT.reset(token)
+        return seen
+
+    assert asyncio.run(run()) == ["finish"] and not bench.abandoned
+    with pytest.raises(RunError, match=r"Ray's GCS \(pid 6 on box\) has died; its log .*; the run was in update for"):
+        bench.dog.check()
+
+
+def test_a_run_that_is_told_to_end_is_cancelled(bench: Bench) -> None:
+    async def run() -> None:
+        token = CURRENT.set(bench.dog)
+        try:
+            with main_loop(lambda: None):
+                bench.dog.condemn("it hangs")
+                bench.run(WRITE_SECONDS + 1)
+                await asyncio.sleep(10)
+        finally:
+            CURRENT.reset(token)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+
+
+def test_a_loop_that_stands_still_is_named_with_the_code_that_holds_it() -> None:
+    clock, spent, held = [0.0], [0.0], threading.Event()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    health = LoopHealth(loop, "the run", 60, lambda: clock[0], lambda _: spent[0])
+    health.look()
+    wait_until(lambda: health.blocked_for == 0 and health._asked is None)
+    loop.call_soon_threadsafe(held.wait)
+    assert health.look() == ""
+    clock[0] = 9.0
+    assert health.look() == ""
+    clock[0] = 11.0
+    said = health.look()
+    assert said.startswith("the event loop of the run has stood still for 11 s in ") and "wait" in said
+    assert health.look() == "" and health.idle_for(11.0) == 11.0
+    spent[0] = 5.0  # it computes
+    assert health.idle_for(12.0) == 0.0
+    clock[0] = 25.0
+    assert "25 s" in health.look()
+    held.set()
+    wait_until(lambda: health._asked is None)
+    assert health.look() == "the event loop of the run goes on, after 25 s"
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)
+
+
+def test_a_loop_that_ticks_while_it_is_looked_at_is_not_idle() -> None:
+    loop = asyncio.new_event_loop()
+    health = LoopHealth(loop, "the run", 60, lambda: 50.0, lambda _: tick())
+
+    def tick() -> float:
+        health._asked = None  # as the loop's own thread does, at any moment
+        return 0.0
+
+    health._thread, health._asked = threading.current_thread(), 10.0
+    assert health.idle_for(50.0) >= 0
+    loop.close()
+
+
+def wait_until(condition: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+CHILD = "import time; from rlsdk.isolation.vitals import identity; identity(); print('up', flush=True); time.sleep(600)"
+
+
+def test_a_real_process_is_seen_stopped_writes_its_stacks_and_is_killed(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, stderr=log)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"up\n"
+        known = attrs.evolve(vitals.identify(child.pid), stacks=True)
+        assert vitals.look([known])[0].state in ("running", "disk")
+        assert vitals.write_stacks(known)
+        wait_until(lambda: "most recent call first" in (tmp_path / "log").read_text())
+        os.kill(child.pid, signal.SIGSTOP)
+        wait_until(lambda: vitals.look([known], measured=False) == [Vitals("stopped")])
+        own = vitals.identify(os.getpid())
+        assert vitals.look([own])[0].stopped == child.pid
+        assert not vitals.write_stacks(known)
+        vitals.kill(known)
+        wait_until(lambda: vitals.look([known])[0].state == "zombie")
+    finally:
+        child.kill()
+        child.wait()
+    assert vitals.look([known]) == [Vitals("gone")]
+
+
+def test_an_address_without_ray_is_refused_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    found = RayAddress.find(PlacementSection())
+    assert found is not None
+    with pytest.raises(RunError, match=r"'127.0.0.1:1', named by the environment variable RAY_ADDRESS, cannot be "):
+        found.join()
+    named = RayAddress.find(PlacementSection(ray="nonsense"))
+    assert named is not None
+    with pytest.raises(RunError, match=r"'nonsense', named by placement.ray, is no address: expected HOST:PORT"):
+        named.join()
+    assert RayAddress.find(PlacementSection(ray="local")) is None
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert RayAddress.find(PlacementSection()) is None
+
+
+def test_the_token_of_this_machine_is_used_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(address, "_init", lambda *_: None)
+    monkeypatch.setattr(address, "unreachable", lambda *_: "")
+    monkeypatch.setenv("RAY_AUTH_MODE", "x")
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    RayAddress("h:1", "placement.ray").join()
+    assert "RAY_AUTH_MODE" not in os.environ
+    (tmp_path / "token").write_text("secret")
+    RayAddress("h:1", "placement.ray").join()
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    RayAddress("h:1", "placement.ray").join()
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_a_gcs_that_takes_no_connections_is_lost_at_the_second_look() -> None:
+    gcs = GcsAddress("127.0.0.1:1")
+    assert gcs.lost(0.0) == "" and gcs.lost(1.0) == ""
+    assert gcs.lost(6.0) == "Ray's GCS at 127.0.0.1:1 is lost: Connection refused"
+    assert unreachable("127.0.0.1:1", 1.0)
+
+
+LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("BEGIN IMMEDIATE")
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_that_another_process_locks_is_said_with_its_process_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stores, "BUSY_SECONDS", 0.05)
+    store = RolloutStore(Address.make(tmp_path, None, None))
+    file = tmp_path / "rollouts.db"
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCK, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None and other.stdin is not None and other.stdout.readline() == b"up\n"
+        assert lock_holder(file).startswith(f"process {other.pid} (")
+        writer = threading.Thread(target=transact, args=(store,))
+        writer.start()
+        wait_until(lambda: "has been locked by process" in caplog.text)
+        assert writer.is_alive()
+        other.stdin.close()
+        writer.join(60)
+        assert not writer.is_alive()
+    assert f"has been locked by process {other.pid}" in caplog.text and "is free again" in caplog.text
+    store.close()
+    with sqlite3.connect(file) as connection:
+        assert connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+    connection.close()
+
+
+def transact(store: RolloutStore) -> None:
+    with store.transaction():
+        store.settle([(1, "trained", 1, 1)])

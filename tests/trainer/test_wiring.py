@@ -1,0 +1,124 @@
+"""Calls that nothing else would miss: the checks of disk and GPUs before a run, a cache folder for each process."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsdk import preflight
+from rlsdk.cluster.placement import layout
+from rlsdk.config import Plan, check
+from rlsdk.engines import starting as engine_starting
+from rlsdk.errors import EnvironmentFault
+from rlsdk.learners import group
+from rlsdk.learners import starting as learner_starting
+from rlsdk.readiness.checks import examine
+from rlsdk.trainer import run
+from rlsdk.trainer.two_process import programs
+
+MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Callable[..., Plan]:
+    tree = {
+        "name": "trial",
+        "out": str(tmp_path / "runs"),
+        "model": {"path": str(MODEL), "max_length": 32},
+        "tasks": {"train": {"use": "countdown", "template": "compact", "size": 20}},
+        "max_prompt_tokens": 24,
+        "sampling": {"max_tokens": 8},
+        "reward": "countdown",
+        "engine": "transformers",
+        "steps": 2,
+        "placement": {"device": "cpu"},
+    }
+    return lambda *settings: check(tree, settings)
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a test whose run gets as far as to start Ray."""
+
+    def fail(*_: Any) -> None:
+        pytest.fail("Ray would have been started")
+
+    for module in (run, programs):
+        monkeypatch.setattr(module, "ray_cluster", fail)
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("start", [run.run, programs.train_apart], ids=["both", "train"])
+def test_no_training_starts_on_a_disk_that_is_too_small(
+    plan: Callable[..., Plan], start: Callable[[Plan], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(EnvironmentFault, match=r"out: .* has 1000 bytes free, and .* are needed"):
+        start(plan("placement.ray=auto"))
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("start", [run.run, programs.train_apart], ids=["both", "train"])
+def test_no_training_starts_on_a_gpu_that_torch_has_no_code_for(
+    plan: Callable[..., Plan], start: Callable[[Plan], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "gpu_capability", lambda: ["GPU 0: torch was built for others"])
+    with pytest.raises(EnvironmentFault, match=r"placement\.device: GPU 0: torch was built for others"):
+        start(plan("placement.ray=auto", "placement.device=auto"))
+
+
+def test_gpus_are_not_looked_at_where_none_are_used(plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "gpu_capability", lambda: pytest.fail("looked at GPUs"))
+    assert not examine(plan(), starts=False).warnings
+
+
+def test_too_few_gpus_are_said_before_ray_starts(plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(preflight, "gpu_capability", list)
+    monkeypatch.setattr(preflight, "gpu_count", lambda: 1)
+    found = examine(plan("placement.device=cuda", "placement.engines=2"), starts=False).warnings
+    assert any("asks for 2 GPUs" in each.message and "this machine has 1" in each.message for each in found)
+
+
+def test_each_engine_has_a_cache_folder_of_its_own_below_the_runs(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+
+    class Started:
+        """A handle of an engine's actor."""
+
+        class start:
+            remote = staticmethod(lambda *_: None)
+
+    def launch(_: Any, place: Any, **__: Any) -> Started:
+        places.append(place)
+        return Started()
+
+    monkeypatch.setattr(engine_starting, "launch_engine", launch)
+    checked = plan("placement.engines=2")
+    engine_starting.start_engines(checked, layout(checked.config.placement, 2, 0))
+    folder = (tmp_path / "runs" / "trial").resolve()
+    caches = [Path(place.cache) for place in places]
+    assert caches == [folder / "cache" / "engine-0", folder / "cache" / "engine-1"]
+    for place in places:  # compilers of two engines that share a folder overwrite each other's files
+        assert Path(place.environment()["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(place.cache)
+
+
+def test_the_learner_is_given_a_cache_folder_below_the_runs(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    class Launched:
+        adapter_only = False
+
+    monkeypatch.setattr(group.LearnerGroup, "launch", lambda *_, **options: given.update(options) or Launched())
+    checked = plan()
+    learner_starting.start_learner(checked, layout(checked.config.placement, 2, 0), None, 2)
+    assert given["cache"] == (tmp_path / "runs" / "trial").resolve() / "cache"
