@@ -155,7 +155,7 @@ def missing() -> str:
 
 
 def require(prelude: str, limits: SandboxLimits, isolation: Isolation, packages: bool) -> None:
-    """Refuse to go on where code could not be isolated, or not even a program that does nothing would run.
+    """Refuse to go on where code could not be isolated, or not even a program that does almost nothing would run.
 
     Raises:
         ValueFault: Says what is missing, and what to do.
@@ -170,13 +170,16 @@ def require(prelude: str, limits: SandboxLimits, isolation: Isolation, packages:
     ran = _tried(prelude, limits, isolation, packages)
     if ran.status != 0:
         said = ran.errors.decode("utf-8", "replace").strip().rpartition("\n")[2] or f"status {ran.status}"
-        raise ValueFault(f"no code can pass: with this prelude and these limits an empty program fails with: {said}")
+        raise ValueFault(f"no code can pass: with this prelude and these limits a program of one line fails with: {said}")
 
 
 @functools.lru_cache(maxsize=16)
 def _tried(prelude: str, limits: SandboxLimits, isolation: Isolation, packages: bool) -> SandboxResult:
-    """Run an empty program in the sandbox and return its result."""
-    (ran,) = run([prelude], [SandboxRun()], timeout=10, limits=limits, isolation=isolation, packages=packages)
+    """Run a program that takes a little memory in the sandbox and return its result.
+
+    One that takes none passes under any limit: that of a process stops only what it maps anew.
+    """
+    (ran,) = run([prelude, f"\nbytearray({4 * _MIB})\n"], [SandboxRun()], timeout=10, limits=limits, isolation=isolation, packages=packages)
     return ran
 
 

@@ -200,9 +200,9 @@ def test_a_task_without_tests_is_named(answer):
         ({"limits": {"memory": 0}}, "memory is 0"),
         ({"limits": {"ram": 1}}, "unknown key 'ram'"),
         ({"isolation": "docker"}, "expected 'namespaces' | 'none'"),
-        ({"prelude": "import"}, "an empty program fails with: SyntaxError: invalid syntax"),
+        ({"prelude": "import"}, "a program of one line fails with: SyntaxError: invalid syntax"),
         ({"prelude": "import attrs"}, "No module named 'attrs'"),
-        ({"limits": {"memory": 1}}, "with this prelude and these limits an empty program fails"),
+        ({"limits": {"memory": 1}}, "with this prelude and these limits a program of one line fails"),
     ],
 )
 def test_options_that_cannot_work(options, fault):
