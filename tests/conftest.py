@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import textwrap
@@ -28,6 +29,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def package_log() -> Iterator[None]:
+    """Give the package's logger back as a program finds it: a command that a test called sent it to its own console.
+
+    Where it does not propagate, pytest adds its handlers to it as well, and `caplog` holds a message twice.
+    """
+    yield
+    logger = logging.getLogger("rlsdk")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

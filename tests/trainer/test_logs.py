@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import io
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from rlsdk.config import check
 from rlsdk.trainer.logs import log_to
-
-
-@pytest.fixture(autouse=True)
-def logger() -> Iterator[logging.Logger]:
-    root = logging.getLogger("rlsdk")
-    level, propagate, handlers = root.level, root.propagate, list(root.handlers)
-    yield root
-    for handler in root.handlers:
-        if handler not in handlers:
-            handler.close()
-    root.handlers[:], root.propagate = handlers, propagate
-    root.setLevel(level)
 
 
 def test_the_log_of_a_driver_begins_with_run_process_and_settings(tmp_path: Path) -> None:

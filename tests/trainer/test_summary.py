@@ -26,7 +26,6 @@ def failed() -> BaseException:
 
 def test_what_failed_in_the_background_is_reported_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "rlsdk")
-    logging.getLogger("rlsdk").propagate = True
     summary.log_background_failure(failed())
     assert "after the last batch was taken: ZeroDivisionError: by nought" in caplog.text
     assert 'raise ZeroDivisionError("by nought")' in caplog.text
@@ -55,7 +54,6 @@ def test_the_table_at_the_end_names_what_expired(tasks: dict[str, int], said: st
 
 
 def test_what_ended_the_run_is_not_reported_twice(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("rlsdk").propagate = True
     error = failed()
     try:
         raise error

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +85,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
-    logger = logging.getLogger("rlsdk")
-    before = logger.propagate
-    logger.propagate = True
+def bench(caplog: pytest.LogCaptureFixture) -> Bench:
     caplog.set_level(logging.WARNING, "rlsdk")
-    yield Bench()
-    logger.propagate = before
+    return Bench()
 
 
 def test_a_stopped_learner_is_named_after_the_first_limit_and_ends_the_run_after_the_second(

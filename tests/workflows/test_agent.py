@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +153,7 @@ def test_a_number_of_numpy_is_a_number(file):
     assert (rollout.metrics["found"], rollout.metrics["size"]) == (1.0, 3.0)
 
 
-def test_a_number_that_does_not_count_is_warned_about_once(file, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("rlsdk"), "propagate", True)
+def test_a_number_that_does_not_count_is_warned_about_once(file, caplog):
     assert {s.value for s in play(file, "answers", size=3).scores} == {0.0}
     (said,) = [r.getMessage() for r in caplog.records if "gave a reward" in r.getMessage()]
     assert "this run's reward is 'exact'" in said
