@@ -170,7 +170,9 @@ def require(prelude: str, limits: SandboxLimits, isolation: Isolation, packages:
     ran = _tried(prelude, limits, isolation, packages)
     if ran.status != 0:
         said = ran.errors.decode("utf-8", "replace").strip().rpartition("\n")[2] or f"status {ran.status}"
-        raise ValueFault(f"no code can pass: with this prelude and these limits a program of one line fails with: {said}")
+        raise ValueFault(
+            f"no code can pass: with this prelude and these limits a program of one line fails with: {said}"
+        )
 
 
 @functools.lru_cache(maxsize=16)
@@ -179,7 +181,14 @@ def _tried(prelude: str, limits: SandboxLimits, isolation: Isolation, packages: 
 
     One that takes none passes under any limit: that of a process stops only what it maps anew.
     """
-    (ran,) = run([prelude, f"\nbytearray({4 * _MIB})\n"], [SandboxRun()], timeout=10, limits=limits, isolation=isolation, packages=packages)
+    (ran,) = run(
+        [prelude, f"\nbytearray({4 * _MIB})\n"],
+        [SandboxRun()],
+        timeout=10,
+        limits=limits,
+        isolation=isolation,
+        packages=packages,
+    )
     return ran
 
 
