@@ -21,31 +21,33 @@ if TYPE_CHECKING:
     from rlsdk.algorithms.base import Aggregation
     from rlsdk.algorithms.losses_data import mix, per_fits
     from rlsdk.algorithms.packed import masked_mean
-    from rlsdk.algorithms.ratios import Metrics, bounded, credit, log_ratio, trained
+    from rlsdk.algorithms.ratios import Metrics, credit, log_ratio, trained
+    from rlsdk.batch.arithmetic import bounded
+    from rlsdk.contracts import TaskList
     from rlsdk.environments.actions import PATTERN, ActionPattern
     from rlsdk.options import nearest, structure
     from rlsdk.plugins.importing import find
     from rlsdk.rewards.arithmetic import evaluate, tokenize
     from rlsdk.sources.expressions import draw, pick
-    from rlsdk.sources.listing import TaskList
     from rlsdk.sources.rows import Wording
+    from rlsdk.tool_calls import Dialect
     from rlsdk.workflows.agent import LateError, attended, within
-    from rlsdk.workflows.dialects import Dialect
 
 _NAMES = {
     "rlsdk.algorithms.base": ("Aggregation",),
     "rlsdk.algorithms.losses_data": ("mix", "per_fits"),
     "rlsdk.algorithms.packed": ("masked_mean",),
-    "rlsdk.algorithms.ratios": ("Metrics", "bounded", "credit", "log_ratio", "trained"),
+    "rlsdk.algorithms.ratios": ("Metrics", "credit", "log_ratio", "trained"),
+    "rlsdk.batch.arithmetic": ("bounded",),
+    "rlsdk.contracts": ("TaskList",),
     "rlsdk.environments.actions": ("PATTERN", "ActionPattern"),
     "rlsdk.options": ("nearest", "structure"),
     "rlsdk.plugins.importing": ("find",),
     "rlsdk.rewards.arithmetic": ("evaluate", "tokenize"),
     "rlsdk.sources.expressions": ("draw", "pick"),
-    "rlsdk.sources.listing": ("TaskList",),
     "rlsdk.sources.rows": ("Wording",),
+    "rlsdk.tool_calls": ("Dialect",),
     "rlsdk.workflows.agent": ("LateError", "attended", "within"),
-    "rlsdk.workflows.dialects": ("Dialect",),
 }
 _LAZY = {name: module for module, names in _NAMES.items() for name in names}
 

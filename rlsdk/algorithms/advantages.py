@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.packed import WHITEN_EPSILON
 from rlsdk.batch import EPSILON, CreditInputs, Groups, wide
+from rlsdk.batch.arithmetic import WHITEN_EPSILON
 from rlsdk.limits import Positive
 from rlsdk.marks import advantage
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import bounded, trained
+from rlsdk.algorithms.ratios import trained
 from rlsdk.batch import LossInputs, wide
+from rlsdk.batch.arithmetic import bounded
 from rlsdk.limits import NonNegative, Positive
 from rlsdk.marks import correction
 

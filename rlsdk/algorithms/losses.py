@@ -13,7 +13,6 @@ from rlsdk.algorithms.packed import masked_mean
 from rlsdk.algorithms.ratios import (
     DualClip,
     Metrics,
-    bounded,
     clipped_surrogate,
     credit,
     dual_clipped,
@@ -22,6 +21,7 @@ from rlsdk.algorithms.ratios import (
     trained,
 )
 from rlsdk.batch import LossInputs, wide
+from rlsdk.batch.arithmetic import bounded
 from rlsdk.limits import NonNegative, Positive
 from rlsdk.marks import policy_loss
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.packed import masked_mean
-from rlsdk.algorithms.ratios import Metrics, bounded, clipped_surrogate, credit, log_ratio, trained
+from rlsdk.algorithms.ratios import Metrics, clipped_surrogate, credit, log_ratio, trained
 from rlsdk.batch import LossInputs
+from rlsdk.batch.arithmetic import bounded
 from rlsdk.limits import NonNegative, Share
 from rlsdk.marks import policy_loss
 

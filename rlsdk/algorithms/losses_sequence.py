@@ -9,7 +9,6 @@ from rlsdk.algorithms.packed import masked_mean
 from rlsdk.algorithms.ratios import (
     DualClip,
     Metrics,
-    bounded,
     clipped_surrogate,
     credit,
     dual_clipped,
@@ -18,6 +17,7 @@ from rlsdk.algorithms.ratios import (
     trained,
 )
 from rlsdk.batch import LossInputs
+from rlsdk.batch.arithmetic import bounded
 from rlsdk.limits import NonNegative
 from rlsdk.marks import policy_loss
 

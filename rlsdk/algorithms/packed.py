@@ -1,4 +1,4 @@
-"""Vectorised arithmetic on packed tensors: sums along each rollout, whitening, means over what was sampled."""
+"""Vectorised arithmetic on packed tensors: sums along each rollout, means over sampled tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from rlsdk.batch import CreditInputs, wide
 
-WHITEN_EPSILON = 1e-8
 _BLOCK = 64  # tokens that one matrix product sums; wider blocks cost more arithmetic, narrower ones more passes
 
 
@@ -119,38 +118,6 @@ def _following(sums: Tensor, blocks: Tensor) -> Tensor:
     following = torch.roll(sums, -1)
     following[blocks.cumsum(0)[blocks > 0] - 1] = 0
     return following
-
-
-def whiten(values: Tensor) -> Tensor:
-    """Mean 0 and (unbiased) variance 1: `(v - mean) / sqrt(var + 1e-8)`, both in float64; a single value becomes 0.
-
-    Args:
-        values: float `[s]`, sampled tokens alone.
-    """
-    if not len(values):
-        return values
-    # Rounding may put the mean beyond all values; of equal ones it is exactly their value, so that they become 0.
-    centred = values - values.mean(dtype=torch.float64).to(values.dtype).clamp(values.min(), values.max())
-    variance = centred.square().sum(dtype=torch.float64) / max(len(values) - 1, 1)
-    return centred.mul_(torch.rsqrt(variance + WHITEN_EPSILON).to(values.dtype))
-
-
-def adjusted(advantages: Tensor, loss_mask: Tensor, *, whitened: bool = False, clip: float | None = None) -> Tensor:
-    """Postprocess an algorithm's advantages: `whiten_advantages`, then `clip_advantages`.
-
-    Args:
-        advantages: float `[t]`.
-        loss_mask: bool `[t]`, True where the policy sampled the token.
-        whitened: Normalize to mean 0 and variance 1 over the sampled tokens.
-        clip: Greatest absolute value; None for no clipping.
-
-    Returns:
-        float `[t]`, zero where nothing was sampled.
-    """
-    values = torch.where(loss_mask, wide(advantages), 0)
-    if whitened:
-        values = torch.zeros_like(values).masked_scatter(loss_mask, whiten(values[loss_mask]))
-    return values if clip is None else values.clamp(-clip, clip)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.packed import WHITEN_EPSILON
 from rlsdk.batch import CreditInputs
+from rlsdk.batch.arithmetic import WHITEN_EPSILON
 from rlsdk.fields import names
 
 PART_TOKENS = 2**18

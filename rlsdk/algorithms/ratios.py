@@ -14,7 +14,6 @@ from torch import Tensor
 from rlsdk.batch import LossInputs, wide
 from rlsdk.limits import at_least
 
-LOG_RATIO_BOUND = 20.0
 DualClip = Annotated[float, at_least(1)]
 """A bound of ratios for negative advantages; below 1 it would cut the loss of unchanged tokens."""
 Metrics = dict[str, Tensor]
@@ -24,11 +23,6 @@ Metrics = dict[str, Tensor]
 def trained(x: LossInputs, values_t: Tensor) -> Tensor:
     """`values_t` in at least float32, zero where a token is not trained on."""
     return torch.where(x.loss_mask, wide(values_t), 0)
-
-
-def bounded(log_ratio: Tensor) -> Tensor:
-    """A log-ratio within ±20, so that its exponential is a number in float32."""
-    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def log_ratio(x: LossInputs, to: Tensor | None = None) -> Tensor:

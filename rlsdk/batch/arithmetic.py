@@ -1,4 +1,4 @@
-"""Sums by index, and the way between planes `[n, L]` and the packed axis `[t]`."""
+"""Sums by index, whitening, bounded log-ratios, and conversions between planes `[n, L]` and the packed axis `[t]`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+LOG_RATIO_BOUND = 20.0
+WHITEN_EPSILON = 1e-8
 
 
 def wide(values: Tensor) -> Tensor:
@@ -51,3 +54,40 @@ def pad(values_t: Tensor, lengths: Tensor, width: int | None) -> Tensor:
     plane = values_t.new_zeros(len(lengths), width)
     plane[torch.arange(width, device=values_t.device) < lengths[:, None]] = values_t
     return plane
+
+
+def bounded(log_ratio: Tensor) -> Tensor:
+    """A log-ratio within ±20, so that its exponential is a number in float32."""
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def whiten(values: Tensor) -> Tensor:
+    """Mean 0 and (unbiased) variance 1: `(v - mean) / sqrt(var + 1e-8)`, both in float64; a single value becomes 0.
+
+    Args:
+        values: float `[s]`, sampled tokens alone.
+    """
+    if not len(values):
+        return values
+    # Rounding may put the mean beyond all values; of equal ones it is exactly their value, so that they become 0.
+    centred = values - values.mean(dtype=torch.float64).to(values.dtype).clamp(values.min(), values.max())
+    variance = centred.square().sum(dtype=torch.float64) / max(len(values) - 1, 1)
+    return centred.mul_(torch.rsqrt(variance + WHITEN_EPSILON).to(values.dtype))
+
+
+def adjusted(advantages: Tensor, loss_mask: Tensor, *, whitened: bool = False, clip: float | None = None) -> Tensor:
+    """Postprocess an algorithm's advantages: `whiten_advantages`, then `clip_advantages`.
+
+    Args:
+        advantages: float `[t]`.
+        loss_mask: bool `[t]`, True where the policy sampled the token.
+        whitened: Normalize to mean 0 and variance 1 over the sampled tokens.
+        clip: Greatest absolute value; None for no clipping.
+
+    Returns:
+        float `[t]`, zero where nothing was sampled.
+    """
+    values = torch.where(loss_mask, wide(advantages), 0)
+    if whitened:
+        values = torch.zeros_like(values).masked_scatter(loss_mask, whiten(values[loss_mask]))
+    return values if clip is None else values.clamp(-clip, clip)

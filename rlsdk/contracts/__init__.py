@@ -36,6 +36,7 @@ from rlsdk.contracts.running import (
     runs_user_code,
 )
 from rlsdk.contracts.scoring import RewardSpec, ScoringLimits, WholeGroups, batch_of
+from rlsdk.contracts.tasks import Ordered, TaskList
 from rlsdk.contracts.training import (
     GivesAdapter,
     Learner,
@@ -65,6 +66,7 @@ __all__ = [
     "LearnerHandle",
     "LossSpec",
     "Model",
+    "Ordered",
     "Request",
     "Requires",
     "RequiresPrograms",
@@ -81,6 +83,7 @@ __all__ = [
     "ShowsProgress",
     "SizesCheckpoints",
     "TakesAdapter",
+    "TaskList",
     "TopTokens",
     "Tracker",
     "TrainBatch",

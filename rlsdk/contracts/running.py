@@ -13,8 +13,8 @@ from rlsdk.components import component_of
 
 if TYPE_CHECKING:
     from rlsdk.components import Use
+    from rlsdk.tool_calls import Dialect
     from rlsdk.types import Message, Observation, Rollout, Score, Status, Step, Task
-    from rlsdk.workflows.dialects import Dialect
 
 
 Role = Literal["user", "system"]

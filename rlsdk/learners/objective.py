@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.ratios import bounded
 from rlsdk.batch import LossInputs, Totals, aggregate
+from rlsdk.batch.arithmetic import bounded
 from rlsdk.components import component_of
 from rlsdk.contracts import LossSpec, TrainBatch
 from rlsdk.errors import LearnerError

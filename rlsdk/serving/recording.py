@@ -24,8 +24,8 @@ from rlsdk.serving.replies import Head, Reply, models
 from rlsdk.serving.requests import MODEL, ChatAnswer, ChatReplies, answered, expect_room, full, opening
 from rlsdk.serving.streaming import LiveAnswer
 from rlsdk.serving.wire import ChatCompletionRequest, read_chat
+from rlsdk.tool_calls import Dialect
 from rlsdk.types import Message, Rollout, Task
-from rlsdk.workflows.dialects import Dialect
 
 
 @attrs.frozen(eq=False)

@@ -21,9 +21,8 @@ from rlsdk.serving.messages import APIError, ChatMessage, ToolCall
 from rlsdk.serving.replies import Head, TokenLogprobs, chat_logprobs, tokens_used
 from rlsdk.serving.streaming import LiveAnswer, sampled_live
 from rlsdk.serving.wire import ChatCompletionRequest
+from rlsdk.tool_calls import Dialect, Malformed, hermes
 from rlsdk.types import Message
-from rlsdk.workflows.dialects import Dialect
-from rlsdk.workflows.tool_calls import Malformed, hermes
 
 MODEL = "policy"
 """Default name of the model for clients; any other is accepted, too."""

@@ -23,8 +23,8 @@ from rlsdk.serving.replies import Head, Reply, TokenLogprobs, models, text_logpr
 from rlsdk.serving.requests import ChatAnswer, ChatReplies, answered, expect_room, full, opening
 from rlsdk.serving.streaming import LiveAnswer, sampled_live
 from rlsdk.serving.wire import ChatCompletionRequest, CompletionRequest, GenerationRequest, read_chat, read_completion
+from rlsdk.tool_calls import Dialect
 from rlsdk.types import Message
-from rlsdk.workflows.dialects import Dialect
 
 
 class EngineService:

@@ -14,8 +14,7 @@ from rlsdk.engines.common import stack_top
 from rlsdk.errors import EngineError
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.replies import TokenLogprobs
-from rlsdk.workflows.dialects import Dialect
-from rlsdk.workflows.tool_calls import hermes
+from rlsdk.tool_calls import Dialect, hermes
 
 T = TypeVar("T")
 _CALL = "<tool_call>"

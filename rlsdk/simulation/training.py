@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from rlsdk.config.rollout import RolloutSection
-from rlsdk.contracts import Completion, Sampling
+from rlsdk.contracts import Completion, Sampling, TaskList
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.gate import PausableClient
 from rlsdk.errors import RunError, ValueFault
@@ -22,7 +22,6 @@ from rlsdk.rollout.stream import Source, TaskStream, TaskStreams
 from rlsdk.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.simulation.engine import SimulatedEngine, constant
 from rlsdk.simulation.rates import Lengths, Rates
-from rlsdk.sources.listing import TaskList
 from rlsdk.trainer.ledger import used_of
 from rlsdk.types import Group, Rollout, Score, Task
 

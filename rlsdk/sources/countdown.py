@@ -9,9 +9,9 @@ from typing import Any, Literal
 import attrs
 
 import rlsdk
+from rlsdk.contracts import TaskList
 from rlsdk.errors import DataError, OptionError
 from rlsdk.sources.expressions import Drawn, draw, pick
-from rlsdk.sources.listing import TaskList
 from rlsdk.sources.templates import Template, demonstration, prompt
 from rlsdk.types import Task
 

@@ -10,9 +10,9 @@ import attrs
 
 import rlsdk
 from rlsdk.components import Use
+from rlsdk.contracts import TaskList
 from rlsdk.errors import OptionError
 from rlsdk.plugins import faults_of
-from rlsdk.sources.listing import TaskList
 from rlsdk.types import Message, Task
 
 NAME = "tasks 'environments'"

@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 
 import rlsdk
+from rlsdk.contracts import TaskList
 from rlsdk.errors import DataError, OptionError
-from rlsdk.sources.listing import TaskList
 from rlsdk.sources.rows import BadRowError, Columns, RowReader, Wording
 from rlsdk.sources.tables import Table, find, read_hub, read_jsonl, read_parquet
 from rlsdk.types import Task

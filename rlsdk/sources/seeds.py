@@ -6,8 +6,8 @@ from functools import partial
 from typing import Literal
 
 import rlsdk
+from rlsdk.contracts import TaskList
 from rlsdk.errors import OptionError
-from rlsdk.sources.listing import TaskList
 from rlsdk.types import Message, Task
 
 _TEST = 1_000_000_000

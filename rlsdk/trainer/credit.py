@@ -12,8 +12,8 @@ import attrs
 import numpy as np
 from torch import Tensor
 
-from rlsdk.algorithms.packed import adjusted
 from rlsdk.batch import Credit, CreditInputs
+from rlsdk.batch.arithmetic import adjusted
 from rlsdk.components import component_of
 from rlsdk.errors import RlsdkError, RunError, described
 from rlsdk.isolation.threads import awaited, run_to_end

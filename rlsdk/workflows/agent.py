@@ -14,9 +14,8 @@ from rlsdk.contracts import Chat, Served
 from rlsdk.errors import OptionError, ValueFault
 from rlsdk.isolation.threads import Threads
 from rlsdk.plugins.importing import find
+from rlsdk.tool_calls import PARSERS, Dialect
 from rlsdk.types import Rollout, Task
-from rlsdk.workflows.dialects import Dialect
-from rlsdk.workflows.tool_calls import PARSERS
 
 NAME = "workflow 'agent'"
 

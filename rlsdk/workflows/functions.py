@@ -14,7 +14,7 @@ import attrs
 from rlsdk.docstrings import documented
 from rlsdk.errors import ValueFault
 from rlsdk.options import MISSING, Option, check_options
-from rlsdk.workflows.tool_calls import Call
+from rlsdk.tool_calls import Call
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 

@@ -17,8 +17,8 @@ from typing import Any, TextIO, cast
 import attrs
 
 from rlsdk.errors import EnvironmentFault, ValueFault
+from rlsdk.tool_calls import Call
 from rlsdk.workflows.functions import WrongCallError, named
-from rlsdk.workflows.tool_calls import Call
 
 log = logging.getLogger(__name__)
 SECONDS_TO_START = 60.0

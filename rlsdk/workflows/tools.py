@@ -16,12 +16,11 @@ from rlsdk.errors import ConfigError, OptionError, ValueFault
 from rlsdk.isolation.threads import Threads
 from rlsdk.options import nearest
 from rlsdk.plugins.importing import find
+from rlsdk.tool_calls import PARSERS, Call, Dialect, Malformed
 from rlsdk.types import Rollout, Status, Task
-from rlsdk.workflows.dialects import Dialect
 from rlsdk.workflows.functions import Tool, WrongCallError, as_text
 from rlsdk.workflows.limits import limited
 from rlsdk.workflows.mcp_servers import Connection, McpTool, Server
-from rlsdk.workflows.tool_calls import PARSERS, Call, Malformed
 
 NAME = "workflow 'tools'"
 Offered = Mapping[str, Tool | McpTool]

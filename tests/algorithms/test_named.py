@@ -11,8 +11,8 @@ import torch
 
 import rlsdk
 from rlsdk.algorithms import Algorithm
-from rlsdk.algorithms.packed import adjusted
 from rlsdk.batch import Credit, LossInputs, aggregate
+from rlsdk.batch.arithmetic import adjusted
 from rlsdk.components import component_of
 from rlsdk.docstrings import labelled
 from rlsdk.learners.group import bounded_below

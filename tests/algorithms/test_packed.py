@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlsdk
-from rlsdk.algorithms.packed import Sampled, adjusted, sums_to_go, whiten
+from rlsdk.algorithms.packed import Sampled, sums_to_go
 from rlsdk.batch import AGGREGATIONS, CreditInputs, LossInputs, Totals, aggregate
+from rlsdk.batch.arithmetic import adjusted, whiten
 from rlsdk.errors import MissingFieldError, ValueFault
 
 quick = settings(max_examples=30, deadline=None)

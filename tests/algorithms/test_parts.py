@@ -9,8 +9,8 @@ import torch
 
 import rlsdk
 from rlsdk.algorithms import parts
-from rlsdk.algorithms.packed import whiten
 from rlsdk.batch import Credit
+from rlsdk.batch.arithmetic import whiten
 
 OPTIONS = {
     "gae": {"gamma": 0.9, "lam": 0.8},

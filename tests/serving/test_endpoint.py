@@ -23,8 +23,8 @@ from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.http_server import MAX_BODY
 from rlsdk.serving.recording import Recorder
 from rlsdk.testing import ScriptedPolicy
+from rlsdk.tool_calls import Dialect
 from rlsdk.types import Message, Rollout, Task
-from rlsdk.workflows.dialects import Dialect
 from tests.rollout.codecs import CHATML, chatml, like, plain
 
 pytest.importorskip("aiohttp")

@@ -21,8 +21,8 @@ from rlsdk.serving.remote import RemoteClient
 from rlsdk.serving.replies import Reply, models
 from rlsdk.serving.stateless import EngineService
 from rlsdk.testing import ScriptedPolicy
+from rlsdk.tool_calls import Dialect
 from rlsdk.types import Message, Rollout, Task
-from rlsdk.workflows.dialects import Dialect
 from tests.rollout.codecs import chatml
 
 pytest.importorskip("aiohttp")

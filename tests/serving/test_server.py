@@ -17,7 +17,7 @@ from rlsdk.serving.http_server import MAX_BODY
 from rlsdk.serving.server import PublicServer, ServerOptions
 from rlsdk.serving.stateless import EngineService
 from rlsdk.testing import ScriptedPolicy
-from rlsdk.workflows.dialects import Dialect
+from rlsdk.tool_calls import Dialect
 from tests.rollout.codecs import chatml
 
 pytest.importorskip("aiohttp")

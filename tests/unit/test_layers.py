@@ -40,7 +40,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "rlsdk").mkdir()
     (tmp_path / "rlsdk" / "__init__.py").touch()
     layers = re.search(r"^layers = \[(.*?)^\]", configured, re.DOTALL | re.MULTILINE)
-    for name in re.findall(r"[a-z]+", layers.group(1)):
+    for name in re.findall(r"[a-z_]+", layers.group(1)):
         (tmp_path / "rlsdk" / f"{name}.py").touch()
     return tmp_path
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import rlsdk
 from rlsdk.errors import OptionError, ValueFault
 from rlsdk.testing import run_workflow
+from rlsdk.tool_calls import MAX_CHARACTERS, PARSERS, Call, Malformed, as_json, hermes, pythonic
 from rlsdk.types import Message, Rollout, Task
 from rlsdk.workflows.functions import Tool, as_text
-from rlsdk.workflows.tool_calls import MAX_CHARACTERS, PARSERS, Call, Malformed, as_json, hermes, pythonic
 from tests.rollout.codecs import chatml, plain
 
 SOURCE = '''

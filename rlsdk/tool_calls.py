@@ -1,4 +1,7 @@
-"""Parsers of tool calls in model output, which is treated as data: parsed within limits and never executed."""
+"""Tool calls in text: how a model writes them, and how they are parsed, explained to it and formatted.
+
+Model output is data: it is parsed within limits and never executed.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+
+from rlsdk.errors import OptionError, ValueFault
+from rlsdk.plugins.importing import find
 
 MAX_CHARACTERS = 16_384
 """Of an answer that is read; a longer one is not parsed."""
@@ -131,3 +137,80 @@ PARSERS: dict[str, tuple[Parser, str]] = {
     ),
 }
 """Name -> parser, and what a policy is told of it where its chat template does not."""
+
+Writer = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
+"""(name, arguments) pairs -> the text of an answer that calls these."""
+
+
+def _write_hermes(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    return "\n".join(f"<tool_call>\n{_written(*call)}\n</tool_call>" for call in calls)
+
+
+def _write_json(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    objects = [_written(*call) for call in calls]
+    return objects[0] if len(objects) == 1 else f"[{', '.join(objects)}]"
+
+
+def _write_pythonic(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    written = [f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls]
+    return written[0] if len(written) == 1 else f"[{', '.join(written)}]"
+
+
+def _written(name: str, arguments: Mapping[str, Any]) -> str:
+    return json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
+
+
+WRITERS: dict[str, Writer] = {"hermes": _write_hermes, "json": _write_json, "pythonic": _write_pythonic}
+"""Name of a parser -> what writes what it reads."""
+
+
+@attrs.frozen
+class Dialect:
+    """A syntax of tool calls.
+
+    Attributes:
+        parse: Parses the calls in the text of an answer.
+        how: Instructions for a policy whose chat template does not explain the syntax; empty if unknown.
+        write: Formats calls as text; `hermes` for custom parsers.
+    """
+
+    parse: Parser
+    how: str = ""
+    write: Writer = _write_hermes
+
+    @classmethod
+    def named(cls, name: str, component: str) -> Dialect:
+        """Return the dialect named by an option `parser`: `hermes`, `json`, `pythonic` or `FILE.py:FUNCTION`.
+
+        Args:
+            name: Value of the option.
+            component: Component that has the option.
+
+        Raises:
+            OptionError: The parser does not exist.
+        """
+        if name in PARSERS:
+            return cls(*PARSERS[name], WRITERS[name])
+        if ":" not in name:
+            raise OptionError(
+                component, [("parser", f"expected {', '.join(PARSERS)} or FILE.py:FUNCTION, got {name!r}")]
+            )
+        try:
+            return cls(_guarded(find(name)))
+        except ValueFault as error:
+            raise OptionError(component, [("parser", str(error))]) from error
+
+    def introduce(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """Describe the tools and the call syntax to a policy whose chat template does not."""
+        told = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
+        return f"You may call these tools:\n{told}\n{self.how}".rstrip()
+
+
+def _guarded(own: Callable[[str], Any]) -> Parser:
+    def parse(text: str) -> list[Call | Malformed]:
+        try:
+            return [Call(called, dict(arguments)) for called, arguments in own(text)]
+        except ValueError as error:
+            return [Malformed(str(error))]
+
+    return parse

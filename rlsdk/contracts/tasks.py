@@ -1,9 +1,9 @@
-"""A sequence of tasks that are made when they are asked for."""
+"""Sources of tasks: a sequence whose tasks are created on access, and an optional interface."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import overload
+from typing import Protocol, overload, runtime_checkable
 
 import attrs
 
@@ -47,3 +47,13 @@ class TaskList(Sequence[Task]):
 
     def __repr__(self) -> str:
         return f"TaskList({self.size} tasks)"
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """Optional interface of a source of tasks that says whether training keeps its order."""
+
+    @property
+    def ordered(self) -> bool:
+        """True if training takes the tasks in their own order, in every epoch; False if it shuffles them."""
+        ...
