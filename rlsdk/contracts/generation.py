@@ -223,8 +223,9 @@ class Weights:
         version: Trainer steps done when they were published.
         tensors: name -> array; bfloat16 travels as uint16 of the same bits.
         dtypes: name -> torch dtype's name ("float32", "bfloat16").
-        adapter: None for a model's own tensors, under the names that transformers uses; else these are the adapter's
-            alone, under the names of peft's files, and the folder's weights stay as they are.
+        adapter: None for a model's own tensors, by the names of its checkpoint, as `save_pretrained` writes them (tied
+            tensors may stand under both names); else these are the adapter's alone, by the names of peft's files, and
+            the folder's weights stay as they are.
     """
 
     version: int

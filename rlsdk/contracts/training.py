@@ -170,7 +170,7 @@ class Learner(Protocol):
         ...
 
     def weights(self, version: int) -> Weights | None:
-        """All tensors of the actor (rank 0; None elsewhere), tied ones under both names."""
+        """All tensors of the actor, by the names of its checkpoint (rank 0; None elsewhere)."""
         ...
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:

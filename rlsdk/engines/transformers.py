@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampled, Weights
+from rlsdk.conversion import from_checkpoint, shapes
 from rlsdk.engines.common import (
     StopStrings,
     check_known,
@@ -21,12 +22,11 @@ from rlsdk.engines.common import (
     end_ids,
     mix,
     open_tokenizer,
-    with_tied_head,
 )
 from rlsdk.engines.rows import Pending, RunningRows, room
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.marks import engine
-from rlsdk.weights import TIED_HEAD, from_weights
+from rlsdk.weights import from_weights
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +72,7 @@ class Transformers:
     _rows: Any = attrs.field(init=False, default=None)
     _slots: Any = attrs.field(init=False, default=None)
     _per_token: int = attrs.field(init=False, default=0)
+    _expected: Any = attrs.field(init=False, default=None)
     _version: int = attrs.field(init=False, default=0)
     _seed: int = attrs.field(init=False, default=0)
     _admitted: int = attrs.field(init=False, default=0)
@@ -197,20 +198,20 @@ class Transformers:
         """
         import torch
 
-        tied = bool(self._net.config.get_text_config().tie_word_embeddings)
-        weights = with_tied_head(weights, tied)
-        parameters = dict(self._net.named_parameters())
-        check_names(weights, {name: tuple(p.shape) for name, p in parameters.items()})
-        known = {*parameters, *(name for name, _ in self._net.named_buffers()), *([TIED_HEAD] if tied else [])}
+        if self._expected is None:
+            self._expected = shapes(self._net)
+        check_names(weights, self._expected)
+        held = self._net.state_dict()
+        known = {*self._expected, *held, *(name for name, _ in self._net.named_buffers())}
         if unknown := [name for name in weights.tensors if name not in known]:
             raise EngineError(
                 f"weights of version {weights.version}: {len(unknown)} tensors are none of the model's: "
                 f"{', '.join(unknown[:5])}"
             )
         with torch.inference_mode():
-            for name, tensor in from_weights(weights):
-                if name in parameters:
-                    parameters[name].copy_(tensor)
+            for name, tensor in from_checkpoint(self._net, dict(from_weights(weights))):
+                if name in held:
+                    held[name].copy_(tensor)
             self._version = weights.version
             running = self._rows.running
             if len(running):

@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import ActorSpec, Adapter, Completion, Finish, Model, Request, Sampled, Weights
+from rlsdk.conversion import trained_shapes
 from rlsdk.engines import vllm_adapter
 from rlsdk.engines.common import (
     Continuation,
@@ -25,11 +26,10 @@ from rlsdk.engines.common import (
     with_tied_head,
 )
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
-from rlsdk.engines.vllm_model import checkpoint_shapes, import_architectures
+from rlsdk.engines.vllm_model import import_architectures
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.marks import engine
-from rlsdk.weights import TIED_HEAD
 
 _FINISH: tuple[Finish, Finish, Finish] = ("stop", "length", "abort")
 """vLLM's `FinishReason` by its number; those beyond are failures."""
@@ -137,7 +137,6 @@ class Vllm:
         self._llm.set_weight_version("0")
         if self._adapter is not None:
             vllm_adapter.load_blank(self._llm)
-        self._expected = checkpoint_shapes(model.path)
 
     def add(self, requests: Sequence[Request]) -> None:
         """Admit requests in this order; none, if one of them cannot be generated.
@@ -301,8 +300,9 @@ class Vllm:
     def _load_whole(self, weights: Weights) -> None:
         tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
         weights = with_tied_head(weights, tied)
-        if self._expected is not None:
-            check_names(weights, {n: s for n, s in self._expected.items() if not (tied and n == TIED_HEAD)})
+        if self._expected is None:
+            self._expected = trained_shapes(self._model) or {}
+        check_names(weights, self._expected)
         if self.tensor_parallel_size > 1:
             with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rlsdk-weights-") as folder:
                 share(weights, Path(folder))

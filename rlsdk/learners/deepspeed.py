@@ -300,7 +300,7 @@ class DeepSpeedLearner:
         return found
 
     def weights(self, version: int) -> Weights | None:
-        """All tensors of the actor (rank 0; None elsewhere), tied ones under both names, an adapter merged."""
+        """All tensors of the actor as `save_pretrained` writes them, an adapter merged (rank 0; None elsewhere)."""
         return self._outlet.weights(version)
 
     @property

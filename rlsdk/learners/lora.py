@@ -82,7 +82,10 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer) and not isinstance(layer.get_base_layer(), torch.nn.Linear):
             kind = type(layer.get_base_layer()).__name__
-            raise LearnerError(f"{what}: {name} is a {kind}, and only torch.nn.Linear is adapted; {known}")
+            raise LearnerError(
+                f"{what}: {name} is a {kind}, and only torch.nn.Linear is adapted (the experts of a layer are one "
+                f"fused tensor); {known}; choose among them, or train all weights (learner.lora left out)"
+            )
 
 
 def count_adapter(model: Any, lora: Lora) -> int:

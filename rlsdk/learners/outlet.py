@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from rlsdk.contracts import Model, Weights
+from rlsdk.conversion import aliases, by_layer, to_checkpoint
 from rlsdk.learners.export import write_model
 from rlsdk.learners.lora import Lora, is_adapter, merged, peft_names, write_adapter
 from rlsdk.learners.ranks import Ranks
@@ -36,9 +37,15 @@ class WeightExporter:
     lora: Lora | None
 
     def weights(self, version: int) -> Weights | None:
-        """All tensors, tied ones under both names, an adapter merged into them."""
-        tensors = self._whole(self._tensors())
-        return to_weights(version, tensors) if self.ranks.rank == 0 else None
+        """All tensors as `save_pretrained` would write them, an adapter merged; gathered layer by layer."""
+        left_out = aliases(self.model)
+        found = Weights(version, {}, {})
+        for names in by_layer(name for name in self.model.state_dict() if name not in left_out):
+            tensors = self._whole(self._tensors(names.__contains__))
+            if self.ranks.rank == 0:
+                layer = to_weights(version, to_checkpoint(self.model, tensors))
+                found = Weights(version, {**found.tensors, **layer.tensors}, {**found.dtypes, **layer.dtypes})
+        return found if self.ranks.rank == 0 else None
 
     def adapter_weights(self, version: int) -> Weights | None:
         """The adapter's tensors, by the names of peft's files."""

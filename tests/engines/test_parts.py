@@ -15,11 +15,11 @@ import torch
 
 import rlsdk
 from rlsdk.contracts import ActorSpec, Model, Request, Sampling, Weights
+from rlsdk.conversion import read_header
 from rlsdk.engines.common import StopStrings, check_names, mix, spread, with_tied_head
 from rlsdk.engines.sampler import sample, uniforms
 from rlsdk.engines.vllm import Vllm
 from rlsdk.engines.vllm_arguments import engine_arguments
-from rlsdk.engines.vllm_model import checkpoint_shapes
 from rlsdk.engines.vllm_worker import read_shared, share
 from rlsdk.errors import EngineError, OptionError
 
@@ -224,11 +224,11 @@ def test_vllm_refuses_a_process_without_its_variables(monkeypatch: pytest.Monkey
 
 
 def test_shapes_of_a_checkpoint(model: Model, tmp_path: Path) -> None:
-    found = checkpoint_shapes(model.path)
+    found = read_header(model.path)
     assert found is not None
     assert found["model.embed_tokens.weight"] == (130, 128)
     assert "lm_head.weight" not in found
-    assert checkpoint_shapes(str(tmp_path)) is None
+    assert read_header(str(tmp_path)) is None
 
 
 def test_engines_are_found_without_importing_what_they_run_on() -> None:

@@ -1,0 +1,162 @@
+"""Names and shapes of a model's tensors in its checkpoint, which differ from those in memory.
+
+In memory, transformers fuses the experts of a layer into one tensor, and has its own names for some models' heads and
+prefixes. Engines read checkpoints, so weights travel as `save_pretrained` would write them, and a receiver that holds a
+model of transformers converts them as `from_pretrained` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.contracts import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NUMBER = re.compile(r"\.\d+\.")
+_LISTED = 4
+"""Tensors that a message names."""
+
+
+def by_layer(names: Iterable[str]) -> list[set[str]]:
+    """Split names into those of each layer, and those that belong to none: what is converted together."""
+    groups: dict[str, set[str]] = {}
+    for name in names:
+        number = _NUMBER.search(name)
+        groups.setdefault(name[: number.end()] if number else "", set()).add(name)
+    return list(groups.values())
+
+
+def aliases(model: Any) -> set[str]:
+    """Names in a model's `state_dict` that a checkpoint leaves out, since they are tied to another tensor."""
+    held = model.state_dict(keep_vars=True)
+    tied: Mapping[str, str] = model.all_tied_weights_keys
+    return {name for name, source in tied.items() if name in held and held[name] is held.get(source)}
+
+
+def to_checkpoint(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert tensors to what `save_pretrained` writes.
+
+    Args:
+        model: The transformers model, for its conversions; its own tensors are not read.
+        tensors: Whole layers of its `state_dict`, tied tensors once.
+
+    Returns:
+        Views of the tensors, or copies, by the names of the checkpoint.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    unwanted = set(model._keys_to_ignore_on_save or ())
+    return dict(revert_weight_conversion(model, {n: t for n, t in tensors.items() if n not in unwanted}))
+
+
+def from_checkpoint(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Convert a checkpoint's tensors to those of a model's `state_dict`, one at a time.
+
+    Args:
+        model: The transformers model, for its names and conversions; it is not changed.
+        tensors: All tensors of the checkpoint. Those that the model does not know keep their names.
+    """
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        conversions = get_model_conversion_mapping(model)
+    yield from _convert(model, tensors, conversions)
+
+
+def _convert(model: Any, tensors: Mapping[str, Tensor], conversions: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
+    """Rename and fuse as transformers' loader does (transformers.core_model_loading)."""
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    known = model.state_dict()
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    of_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    fused: dict[str, Any] = {}
+    for name in sorted(tensors, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        if pattern is None or (target not in known and name in known):
+            yield (target if target in known else name), tensors[name]
+            continue
+        if target not in fused:
+            fused[target] = deepcopy(of_pattern[pattern])
+        fused[target].add_tensor(target, name, pattern, tensors[name])
+    for target, converter in fused.items():
+        for name, values in converter.convert(target, model=model, config=model.config).items():
+            yield name, values[0] if isinstance(values, list) else values
+
+
+def shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes that `save_pretrained` would write for a model, which may lie on torch's meta device."""
+    left_out = aliases(model)
+    tensors = {name: tensor.to("meta") for name, tensor in model.state_dict().items() if name not in left_out}
+    return {name: tuple(tensor.shape) for name, tensor in to_checkpoint(model, tensors).items()}
+
+
+def read_header(path: str) -> dict[str, tuple[int, ...]] | None:
+    """Read names and shapes of the tensors in a model's safetensors files; None if there are none on this machine."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+    from safetensors import safe_open
+
+    try:
+        folder = Path(path) if Path(path).is_dir() else Path(snapshot_download(path, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    found: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(file), framework="np") as tensors:
+            found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    return found or None
+
+
+def without_weights(model: Model, **options: Any) -> Any:
+    """Build a causal language model from its config on torch's meta device.
+
+    Args:
+        model: Folder or hub id.
+        **options: Further arguments of `AutoConfig.from_pretrained`.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code, **options)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+
+
+def adopt_header(net: Any, header: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Have a model convert names as one that was loaded from files with this header does.
+
+    Args:
+        net: A model without weights, changed in place.
+        header: Names and shapes in its files.
+
+    Returns:
+        Names and shapes of the tensors in memory.
+    """
+    import torch
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    conversions = get_model_conversion_mapping(net)
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in header.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in _convert(net, tensors, conversions)}
+    # What transformers notes when it loads a model: some prefixes are written only if they were read.
+    net._weight_conversions = [each for each in conversions if each.was_used()]
+    return found
+
+
+def trained_shapes(model: Model) -> dict[str, tuple[int, ...]] | None:
+    """Names and shapes of what a learner sends that loads this model; None if no safetensors files are here."""
+    header = read_header(model.path)
+    if header is None:
+        return None
+    net = without_weights(model)
+    adopt_header(net, header)
+    return shapes(net)

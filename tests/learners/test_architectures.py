@@ -1,0 +1,151 @@
+"""Each architecture, tiny and random: what the learner sends is the checkpoint, and the engine `transformers` takes it.
+
+One process: `load_policy`, a step of AdamW, and the exporter of the learner, without Ray and DeepSpeed's engine.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import architectures
+
+from rlsdk.contracts import ActorSpec, Model, TrainBatch, Weights
+from rlsdk.conversion import read_header, trained_shapes
+from rlsdk.engines.transformers import Transformers
+from rlsdk.errors import EngineError, LearnerError
+from rlsdk.learners.lora import Lora, wrap
+from rlsdk.learners.model import PolicyModel, load_policy
+from rlsdk.learners.outlet import WeightExporter
+from rlsdk.learners.ranks import Ranks
+from rlsdk.learners.rows import to_rows
+from rlsdk.weights import from_weights
+
+RECURRENT = ("qwen3.5", "nemotron-h")
+"""Architectures with layers that the engine `transformers` does not run."""
+IDS = np.random.default_rng(0).integers(3, 100, 40)
+
+
+def _policy(model: Model) -> PolicyModel:
+    return load_policy(model, "eager" if "gpt-oss" in model.path else "sdpa", False)
+
+
+def _rows(count: int = 1) -> TrainBatch:
+    return TrainBatch(
+        token_ids=np.tile(IDS, count),
+        lengths=np.full(count, len(IDS)),
+        starts=np.ones(count, np.int64),
+        responses=np.full(count, len(IDS) - 1),
+        loss_mask=np.ones(count * (len(IDS) - 1), bool),
+    )
+
+
+def _step(policy: PolicyModel) -> np.ndarray:
+    """Take an optimiser step that changes all weights, and return the logprobs under the new ones."""
+    rows = to_rows(_rows(), "padded")
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
+    policy(rows)[0].sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        return np.asarray(policy(rows)[0].float())
+
+
+def _exporter(policy: PolicyModel, model: Model, lora: Lora | None = None) -> WeightExporter:
+    return WeightExporter(policy.model, model, Ranks(0, 1, "cpu"), lora)
+
+
+def _header(weights: Weights) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in weights.tensors.items()}
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+def test_the_learner_sends_names_and_shapes_of_the_checkpoint(name: str, tied: bool, tmp_path: Path) -> None:
+    architectures.make(tmp_path / name, name, tied=tied)
+    model = Model(path=str(tmp_path / name))
+    held = read_header(model.path)
+    assert trained_shapes(model) == held
+    assert _header(_exporter(_policy(model), model).weights(1)) == held
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [name for name in architectures.ARCHITECTURES if name not in RECURRENT])
+def test_the_engine_has_the_learners_logprobs_after_a_step(name: str, dtype: str, tmp_path: Path) -> None:
+    architectures.make(tmp_path / name, name, dtype=dtype)
+    model = Model(path=str(tmp_path / name), dtype=dtype, max_length=256)
+    policy = _policy(model)
+    engine = Transformers()
+    engine.start(model, ActorSpec(role="engine"))
+    before = engine.logprobs(IDS)
+    expected = _step(policy)
+    weights = _exporter(policy, model).weights(1)
+    engine.load_weights(weights)
+    atol = 1e-4 if dtype == "float32" else 0.2
+    assert np.abs(expected - before).max() > 3 * atol  # else a load of nothing would pass
+    np.testing.assert_allclose(engine.logprobs(IDS), expected, atol=atol)
+    policy_state, engine_state = policy.model.state_dict(), engine._net.state_dict()
+    assert all(torch.equal(policy_state[key], engine_state[key]) for key in policy_state)
+    engine.stop()
+
+
+@pytest.mark.parametrize("name", [*architectures.MOE, "gpt-neox", "gemma3", *RECURRENT])
+def test_an_export_opens_in_transformers_with_the_trained_weights(name: str, tmp_path: Path) -> None:
+    architectures.make(tmp_path / name, name)
+    model = Model(path=str(tmp_path / name))
+    policy = _policy(model)
+    _step(policy)
+    exporter = _exporter(policy, model)
+    exporter.export(tmp_path / "export")
+    weights = exporter.weights(1)
+    assert read_header(str(tmp_path / "export")) == read_header(model.path) == _header(weights)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "export").state_dict()
+    trained = policy.model.state_dict()
+    assert opened.keys() == trained.keys()
+    assert all(torch.equal(opened[key], trained[key]) for key in trained)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"), [("qwen3-moe", ("q_proj", "v_proj")), ("mixtral", ("o_proj",)), ("gpt-neox", "all-linear")]
+)
+def test_a_merged_adapter_has_the_names_of_the_checkpoint(name: str, targets: Any, tmp_path: Path) -> None:
+    architectures.make(tmp_path / name, name)
+    model = Model(path=str(tmp_path / name), max_length=256)
+    policy, lora = _policy(model), Lora(rank=2, targets=targets, sync="merged")
+    wrap(policy.model, lora, seed=0)
+    expected = _step(policy)
+    weights = _exporter(policy, model, lora).weights(1)
+    assert _header(weights) == read_header(model.path)
+    engine = Transformers()
+    engine.start(model, ActorSpec(role="engine"))
+    engine.load_weights(weights)
+    np.testing.assert_allclose(engine.logprobs(IDS), expected, atol=1e-4)
+    engine.stop()
+
+
+def test_an_adapter_of_fused_experts_is_refused(tmp_path: Path) -> None:
+    architectures.make(tmp_path / "moe", "qwen3-moe")
+    policy = _policy(Model(path=str(tmp_path / "moe")))
+    with pytest.raises(LearnerError, match=r"mlp.experts is a Qwen3MoeExperts.*one fused tensor.*k_proj, o_proj"):
+        wrap(policy.model, Lora(), seed=0)
+
+
+def test_a_missing_expert_is_named_as_the_checkpoint_names_it(tmp_path: Path) -> None:
+    architectures.make(tmp_path / "moe", "qwen3-moe")
+    model = Model(path=str(tmp_path / "moe"))
+    weights = _exporter(_policy(model), model).weights(3)
+    gone = "model.layers.1.mlp.experts.2.up_proj.weight"
+    short = Weights(3, {n: t for n, t in weights.tensors.items() if n != gone}, weights.dtypes)
+    engine = Transformers()
+    engine.start(model, ActorSpec(role="engine"))
+    with pytest.raises(EngineError, match=rf"version 3 .* 1 of 45 tensors are missing: {gone}"):
+        engine.load_weights(short)
+    assert torch.equal(engine._net.state_dict()["lm_head.weight"], dict(from_weights(weights))["lm_head.weight"])
+    engine.stop()
