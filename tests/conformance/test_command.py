@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli import root
+from tests.warm import WarmPython
 
 ROOT = Path(__file__).resolve().parents[2]
 LAB = '''
@@ -116,23 +117,28 @@ def test_core_conforms_as_the_command_sees_it(lab):
 # --- pytest
 
 
-def run_pytest(folder, *arguments, status):
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "rlsdk.testing.pytest_plugin",
-        "-p",
-        "no:cacheprovider",
-        *arguments,
-    ]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ran = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "PYTHONPATH": path}
-    )
-    assert ran.returncode == status, ran.stdout + ran.stderr
-    return ran.stdout + ran.stderr
+PYTEST = ("pytest", "-p", "rlsdk.testing.pytest_plugin", "-p", "no:cacheprovider")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """A process with torch imported, to be forked."""
+    process = WarmPython(ENVIRONMENT)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def run_pytest(warm, lab):
+    """Run pytest in the folder of the plugin, and check its exit status."""
+
+    def run(*arguments, status):
+        ran = warm.run(*PYTEST, *arguments, cwd=lab.parent)
+        assert ran.returncode == status, ran.stdout + ran.stderr
+        return ran.stdout + ran.stderr
+
+    return run
 
 
 @pytest.fixture
@@ -142,8 +148,8 @@ def tests(lab):
     return lab.parent
 
 
-def test_each_property_is_a_test(tests):
-    text = run_pytest(tests, "-v", "-rs", "--rlsdk-plugin", "lab.py", status=1)
+def test_each_property_is_a_test(tests, run_pytest):
+    text = run_pytest("-v", "-rs", "--rlsdk-plugin", "lab.py", status=1)
     assert "lab/leaky[policy_loss]::micro-batches FAILED" in text
     assert "lab/plain[policy_loss]::micro-batches PASSED" in text
     assert "lab/needy[reward]::scores SKIPPED" in text
@@ -154,27 +160,27 @@ def test_each_property_is_a_test(tests):
     assert "1 failed" in text.splitlines()[-1]
 
 
-def test_tests_that_are_named_run_beside_it(tests):
-    text = run_pytest(tests, "-v", "test_own.py", "--rlsdk-plugin", "lab.py", "-k", "own or gaps", status=0)
+def test_tests_that_are_named_run_beside_it(tests, run_pytest):
+    text = run_pytest("-v", "test_own.py", "--rlsdk-plugin", "lab.py", "-k", "own or gaps", status=0)
     assert "test_own.py::test_own PASSED" in text
     assert "lab/leaky[policy_loss]::gaps PASSED" in text
     assert "micro-batches" not in text
 
 
-def test_options_reach_the_components(tests):
+def test_options_reach_the_components(tests, run_pytest):
     arguments = ("--rlsdk-plugin", "lab.py", "--rlsdk-option", "needy.path=x", "-k", "needy")
-    assert "skipped" not in run_pytest(tests, *arguments, status=0)
+    assert "skipped" not in run_pytest(*arguments, status=0)
 
 
-def test_several_plugins_and_the_built_in_one(tests):
+def test_several_plugins_and_the_built_in_one(tests, run_pytest):
     arguments = ("--rlsdk-plugin", "lab.py", "--rlsdk-plugin", "core", "-k", "shapes and policy_loss", "-v")
-    text = run_pytest(tests, *arguments, status=0)
+    text = run_pytest(*arguments, status=0)
     assert "ppo[policy_loss]::shapes PASSED" in text
     assert "lab/plain[policy_loss]::shapes PASSED" in text
 
 
-def test_an_unknown_plugin_is_a_wrong_command_line(tests):
-    text = run_pytest(tests, "--rlsdk-plugin", "lob", status=4)
+def test_an_unknown_plugin_is_a_wrong_command_line(tests, run_pytest):
+    text = run_pytest("--rlsdk-plugin", "lob", status=4)
     assert "ERROR: --rlsdk-plugin: unknown plugin 'lob'" in text
 
 
@@ -183,10 +189,12 @@ def test_without_the_option_nothing_happens(tests):
         "import sys\n\ndef test_own():\n"
         "    assert not {'torch', 'numpy', 'rlsdk.batch', 'rlsdk.testing.pytest_items'} & set(sys.modules)\n"
     )
-    assert "1 passed" in run_pytest(tests, status=0)
+    command = [sys.executable, "-m", *PYTEST]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tests, env=ENVIRONMENT)
+    assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
-def test_the_plugin_may_be_registered_twice(tests):
+def test_the_plugin_may_be_registered_twice(tests, run_pytest):
     """By its entry point and by `-p`, in either order, without tests that run twice."""
     (tests / "conftest.py").write_text(
         "import importlib\n"
@@ -195,5 +203,5 @@ def test_the_plugin_may_be_registered_twice(tests):
         "    if not config.pluginmanager.is_registered(hooks):\n"
         "        config.pluginmanager.register(hooks, 'rlsdk')\n"
     )
-    text = run_pytest(tests, "--rlsdk-plugin", "lab.py", "-k", "plain and shapes", "-v", status=0)
+    text = run_pytest("--rlsdk-plugin", "lab.py", "-k", "plain and shapes", "-v", status=0)
     assert text.count("lab/plain[policy_loss]::shapes PASSED") == 1

@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.warm import WarmPython
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -41,15 +43,24 @@ def environment(install: Install) -> dict[str, str]:
     return install(HERE / "rlsdk-mylab", HERE / "rlsdk-otherlab")
 
 
-@pytest.fixture
-def rlsdk(environment: dict[str, str], tmp_path: Path) -> Rlsdk:
-    """Runs the command `rlsdk` in that environment, in a folder of the test; checks its exit status."""
+@pytest.fixture(scope="module")
+def warm(environment: dict[str, str]) -> Iterator[WarmPython]:
+    """Run modules in that environment, in forks of one process."""
+    process = WarmPython(environment)
+    yield process
+    process.close()
 
-    def run(*arguments: str | Path, status: int = 0, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        command: Sequence[str] = [sys.executable, "-m", "rlsdk.cli", *map(str, arguments)]
-        ran = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=timeout, check=False
-        )
+
+@pytest.fixture
+def rlsdk(warm: WarmPython, environment: dict[str, str], tmp_path: Path) -> Rlsdk:
+    """Run the command `rlsdk` in that environment, in a folder of the test, and check its exit status."""
+
+    def run(*arguments: str | Path, status: int = 0, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+        if fresh:  # a process of its own, as in a shell
+            command = [sys.executable, "-m", "rlsdk.cli", *map(str, arguments)]
+            ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+        else:
+            ran = warm.run("rlsdk.cli", *arguments, cwd=tmp_path)
         assert ran.returncode == status, f"{ran.stdout}\n{ran.stderr}"
         return ran
 

@@ -56,6 +56,6 @@ def test_it_is_loaded_by_name(environment, tmp_path):
 
 
 def test_it_conforms(rlsdk):
-    found = json.loads(rlsdk("check", "gridworlds", "--json", timeout=120).stdout)
+    found = json.loads(rlsdk("check", "gridworlds", "--json").stdout)
     assert (found["conforms"], found["counts"]["skipped"]) == (True, 0)
     assert {f["component"] for f in found["findings"] if f["property"] == "any-text"} == set(ENVIRONMENTS)

@@ -100,7 +100,7 @@ def test_they_are_loaded_by_name(environment, tmp_path):
 
 
 def test_explain_resolves_them(rlsdk, config):
-    found = json.loads(rlsdk("explain", config, "--json").stdout)["plan"]
+    found = json.loads(rlsdk("explain", config, "--json", fresh=True).stdout)["plan"]
     assert found["algorithm"]["advantage"] == "mylab/median"
     assert found["algorithm"]["policy_loss"] == "mylab/soft_clip(temperature=0.5)"
     assert found["rollouts"]["rewards"] == ["1 × mylab/exact(scale=2.0)", "0.5 × countdown"]
@@ -117,7 +117,7 @@ def test_a_wrong_name_among_them_is_a_fault_with_what_there_is(rlsdk, config):
 
 @pytest.mark.parametrize(("plugin", "components"), [("mylab", 3), ("otherlab", 1)])
 def test_they_are_checked(rlsdk, plugin, components):
-    found = json.loads(rlsdk("check", plugin, "--json", timeout=120).stdout)
+    found = json.loads(rlsdk("check", plugin, "--json").stdout)
     assert (found["conforms"], found["counts"]["skipped"]) == (True, 0)
     assert len({(f["kind"], f["component"]) for f in found["findings"]}) == components
     if plugin == "mylab":
@@ -131,7 +131,7 @@ def test_they_are_trained_with_by_name(rlsdk, config, tmp_path):
     from rlsdk import nano
 
     nano.create(tmp_path / "model")
-    summary = json.loads(rlsdk("train", config, "--json", timeout=240).stdout)
+    summary = json.loads(rlsdk("train", config, "--json", fresh=True).stdout)
     run = tmp_path / "runs" / "labs"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert (summary["status"], summary["steps"], len(lines)) == ("finished", 2, 2)
@@ -143,7 +143,7 @@ def test_they_are_trained_with_by_name(rlsdk, config, tmp_path):
     assert "rlsdk-mylab 1.2.0" in (run / "config.yaml").read_text()
     assert rlsdk("count", run).stdout == "2\n"  # the other package's command
 
-    rlsdk("export", run, tmp_path / "trained", timeout=120)  # no checkpoint has an export: the learner starts anew
+    rlsdk("export", run, tmp_path / "trained", fresh=True)  # no checkpoint has an export: the learner starts again
     before, after = weights(tmp_path / "model"), weights(tmp_path / "trained")
     assert before.keys() == after.keys()
     assert any(not bool((before[name] == after[name]).all()) for name in before)

@@ -77,7 +77,7 @@ def test_it_conforms(rlsdk):
     task = load("tasks", tasks, datasets="gcd", size=1)()[0]
     given = {"prompt": task.prompt, "answer": task.answer, "metadata": dict(task.metadata)}
     options = ("--option", "tasks.datasets=gcd", "--task", json.dumps(given), "--json")
-    found = json.loads(rlsdk("check", "reasoning_gym", *options, timeout=180).stdout)
+    found = json.loads(rlsdk("check", "reasoning_gym", *options).stdout)
     assert (found["conforms"], found["counts"]["skipped"]) == (True, 0)
     held = {(f["component"], f["property"]) for f in found["findings"]}
     assert {("reasoning_gym/tasks", "deterministic"), ("reasoning_gym/score", "any-text")} <= held
@@ -102,7 +102,7 @@ def test_answers_are_scored_offline(rlsdk, tmp_path):
         for answer in (t.answer, "no")
     ]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rlsdk("score", "answers.jsonl", "--reward", "reasoning_gym/score", "--out", "scores.jsonl", timeout=120)
+    rlsdk("score", "answers.jsonl", "--reward", "reasoning_gym/score", "--out", "scores.jsonl")
     scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert [row["score"] for row in scores[::2]] == [1.0] * 9
     assert max(row["score"] for row in scores[1::2]) < 0.1

@@ -91,7 +91,7 @@ def test_it_conforms(rlsdk):
     data = {"idx": 1, "prompt": "1+2?", "system_prompt": "Add.", "answer": "3"}
     task = {"prompt": "1+2?", "answer": "3", "metadata": {"environment": "vf-sums", "config": {}, "data": data}}
     options = ("--option", "tasks.environment=vf-sums", "--task", json.dumps(task), "--json")
-    found = json.loads(rlsdk("check", "verifiers", *options, timeout=240).stdout)
+    found = json.loads(rlsdk("check", "verifiers", *options).stdout)
     assert (found["conforms"], found["counts"]["skipped"]) == (True, 0)
     held = {(f["component"], f["property"]) for f in found["findings"]}
     assert {("verifiers/tasks", "deterministic"), ("verifiers/rubric", "any-text")} <= held
@@ -112,7 +112,7 @@ def test_explain_resolves_it(rlsdk, tmp_path):
         "placement": {"device": "cpu"},
     }
     (tmp_path / "vf.yaml").write_text(yaml.safe_dump(config))
-    found = json.loads(rlsdk("explain", "vf.yaml", "--json", timeout=120).stdout)["plan"]
+    found = json.loads(rlsdk("explain", "vf.yaml", "--json").stdout)["plan"]
     assert found["rollouts"]["workflow"] == "verifiers/workflow"
     assert found["plugins"]["verifiers"].startswith("rlsdk-verifiers 0.1.0 ")
 

@@ -83,7 +83,7 @@ def test_explain_shows_its_schedule(rlsdk, config):
 
 
 def test_it_conforms(rlsdk):
-    found = json.loads(rlsdk("check", "zoo", "--json", timeout=120).stdout)
+    found = json.loads(rlsdk("check", "zoo", "--json").stdout)
     assert (found["conforms"], found["counts"]["skipped"]) == (True, 0)
     assert {f["component"] for f in found["findings"] if f["property"] == "micro-batches"} == set(NAMES)
 
