@@ -27,6 +27,10 @@ class Totals:
     tokens: int
     rollouts: int
 
+    def __add__(self, other: Totals) -> Totals:
+        """Denominators of two batches together, which share no rollout."""
+        return Totals(self.tokens + other.tokens, self.rollouts + other.rollouts)
+
     @classmethod
     def of(cls, loss_mask: Tensor, segments: Tensor) -> Totals:
         """Count them; `loss_mask` bool `[t]`, `segments` int64 `[t]`."""

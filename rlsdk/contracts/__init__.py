@@ -39,14 +39,17 @@ from rlsdk.contracts.scoring import RewardSpec, ScoringLimits, WholeGroups, batc
 from rlsdk.contracts.tasks import Ordered, TaskList
 from rlsdk.contracts.training import (
     GivesAdapter,
+    GivesPrimitives,
     Learner,
     LearnerHandle,
     LossSpec,
     Requires,
     RequiresPrograms,
     Roles,
+    SetsLearningRate,
     SizesCheckpoints,
     TrainBatch,
+    TrainedRole,
 )
 
 __all__ = [
@@ -61,6 +64,7 @@ __all__ = [
     "Environment",
     "Finish",
     "GivesAdapter",
+    "GivesPrimitives",
     "HeadDType",
     "Learner",
     "LearnerHandle",
@@ -80,6 +84,7 @@ __all__ = [
     "Sampling",
     "ScoringLimits",
     "Served",
+    "SetsLearningRate",
     "ShowsProgress",
     "SizesCheckpoints",
     "TakesAdapter",
@@ -87,6 +92,7 @@ __all__ = [
     "TopTokens",
     "Tracker",
     "TrainBatch",
+    "TrainedRole",
     "Weights",
     "WholeGroups",
     "Workflow",

@@ -14,7 +14,11 @@ from rlsdk.schedules import Schedule
 if TYPE_CHECKING:
     import numpy as np
 
+    from rlsdk.batch import Totals
     from rlsdk.plugins import ComponentRef
+
+TrainedRole = Literal["actor", "critic"]
+"""A model that a learner trains."""
 
 
 @attrs.frozen(kw_only=True)
@@ -109,6 +113,24 @@ class TrainBatch:
         arrays = {name: join(name) for name in ("token_ids", "lengths", "starts", "responses", "loss_mask")}
         return cls(**arrays, tokens=fields("tokens"), rollouts=fields("rollouts"))
 
+    @property
+    def trained_tokens(self) -> np.ndarray:
+        """int64 `[n]`: trained tokens of each rollout."""
+        import numpy as np
+
+        sums, ends = np.append(0, np.cumsum(self.loss_mask)), np.cumsum(self.responses)
+        return np.asarray(sums[ends] - sums[ends - self.responses])
+
+    @property
+    def totals(self) -> Totals:
+        """Denominators of an optimiser step on these rollouts; those of several batches are their sum."""
+        import numpy as np
+
+        from rlsdk.batch import Totals
+
+        trained = self.trained_tokens
+        return Totals(int(trained.sum()), int(np.count_nonzero(trained)))
+
     def response_positions(self, index: np.ndarray) -> np.ndarray:
         """int64: where, in the `t` axis, the response tokens of the rollouts `index` lie, in that order."""
         return _positions(self.responses, index)
@@ -194,6 +216,57 @@ class Learner(Protocol):
         ...
 
 
+@runtime_checkable
+class GivesPrimitives(Protocol):
+    """Optional interface of a learner whose `update` is made of two calls that a loop of one's own may make.
+
+    Each optimiser step is one or several `forward_backward` of a role, the last with `last=True`, then its
+    `optimizer_step`. Every call is made on all ranks, with each rank's own share of the rollouts.
+    """
+
+    def forward_backward(
+        self,
+        batch: TrainBatch,
+        totals: Totals,
+        *,
+        role: TrainedRole = "actor",
+        step: int = 0,
+        update: int = 0,
+        updates: int = 1,
+        last: bool = True,
+    ) -> None:
+        """Add the gradient of this rank's rollouts to that of the optimiser step.
+
+        Args:
+            batch: This rank's rollouts; there may be none.
+            totals: Denominators of the whole optimiser step: over all of its batches and ranks.
+            role: Model to train.
+            step: Training steps completed; losses read it as `x.train_step`.
+            update: Number of the optimiser step within the training step, from 0; losses read it as `x.step`.
+            updates: Optimiser steps of the training step; losses read it as `x.of_steps`.
+            last: True in the last call before `optimizer_step`.
+        """
+        ...
+
+    def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
+        """Take an optimiser step along the gradient, and return the metrics that `update` returns of one such step."""
+        ...
+
+
+@runtime_checkable
+class SetsLearningRate(Protocol):
+    """Optional interface of a learner whose learning rate may be changed while it trains."""
+
+    def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
+        """Set the peak learning rate from the next optimiser step on, on every rank; `save` keeps it.
+
+        Args:
+            lr: Learning rate that the schedule multiplies.
+            role: Model whose learning rate it is.
+        """
+        ...
+
+
 class LearnerHandle(Protocol):
     """All ranks of a learner as the trainer calls them, from threads; `learners.group.LearnerGroup` implements it."""
 
@@ -209,6 +282,38 @@ class LearnerHandle(Protocol):
             minibatches: Rollouts (int64) of each optimiser step.
             step: Training steps done.
         """
+        ...
+
+    def forward_backward(
+        self,
+        batch: TrainBatch,
+        totals: Totals | None = None,
+        *,
+        role: TrainedRole = "actor",
+        step: int = 0,
+        update: int = 0,
+        updates: int = 1,
+        last: bool = True,
+    ) -> None:
+        """Add the gradient of a batch to that of the optimiser step; see `GivesPrimitives`.
+
+        Args:
+            batch: Rollouts with `advantages` and what else the loss reads.
+            totals: Denominators of the whole optimiser step; left out, those of this batch.
+            role: Model to train.
+            step: Training steps completed.
+            update: Number of the optimiser step within the training step, from 0.
+            updates: Optimiser steps of the training step.
+            last: True in the last call before `optimizer_step`.
+        """
+        ...
+
+    def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
+        """Take an optimiser step along the gradient that `forward_backward` added up, and return metrics."""
+        ...
+
+    def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
+        """Set the peak learning rate from the next optimiser step on; see `SetsLearningRate`."""
         ...
 
     def weights(self, version: int) -> Any:

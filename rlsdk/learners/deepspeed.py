@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import attrs
 import numpy as np
 
-from rlsdk.contracts import ActorSpec, Adapter, DType, LossSpec, Model, Roles, TrainBatch, Weights
-from rlsdk.errors import CheckpointError, LearnerError
-from rlsdk.learners import shards
+from rlsdk.contracts import ActorSpec, Adapter, DType, LossSpec, Model, Roles, TrainBatch, TrainedRole, Weights
+from rlsdk.errors import LearnerError
 from rlsdk.learners.lora import Lora, count_adapter, switched_off, wrap
 from rlsdk.learners.outlet import WeightExporter
 from rlsdk.learners.passes import MicroBatchRunner
 from rlsdk.learners.ranks import Ranks
-from rlsdk.learners.rows import RowStyle, to_rows
+from rlsdk.learners.rows import RowStyle
+from rlsdk.learners.saving import load_models, save_models
 from rlsdk.learners.zero import DeepSpeedConfig, Offload, PhaseTimer, Schedule, Trained, no_communication_op, schedule
 from rlsdk.limits import NonNegative, Share, at_least, below
 from rlsdk.marks import learner
@@ -26,6 +26,7 @@ from rlsdk.marks import learner
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from rlsdk.batch import Totals
 Decay = Annotated[float, at_least(0), below(1)]
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
@@ -201,8 +202,7 @@ class DeepSpeedLearner:
         self._updates = Updates(
             objective=objective,
             passes=self._passes,
-            actor=self._actor,
-            critic=self._critic,
+            trained=self._trained,
             seed=place.seed,
             device=place.device,
         )
@@ -296,8 +296,48 @@ class DeepSpeedLearner:
         Raises:
             LearnerError: More than `skip_limit` gradients in a row were not finite.
         """
-        found: dict[str, float] = self._updates.run(minibatches, step)
+        found: dict[str, float] = self._updates.update(minibatches, step)
         return found
+
+    def forward_backward(
+        self,
+        batch: TrainBatch,
+        totals: Totals,
+        *,
+        role: TrainedRole = "actor",
+        step: int = 0,
+        update: int = 0,
+        updates: int = 1,
+        last: bool = True,
+    ) -> None:
+        """Add the gradient of this rank's rollouts to that of the optimiser step; see `GivesPrimitives`.
+
+        A loss that reads `x.whole` gets the rollouts of this call, over all ranks.
+
+        Raises:
+            LearnerError: The learner does not train that role.
+        """
+        self._updates.forward_backward(batch, totals, role=role, step=step, update=update, updates=updates, last=last)
+
+    def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
+        """Take one optimiser step along the gradient; metrics are those that `update` returns of one such step.
+
+        Raises:
+            LearnerError: More than `skip_limit` gradients in a row were not finite.
+        """
+        found: dict[str, float] = self._updates.means(self._updates.optimizer_step(role), [role])
+        return found
+
+    def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
+        """Set the peak learning rate from the next optimiser step on; the schedule multiplies it, `save` keeps it.
+
+        A checkpoint's learning rate that was set this way wins over `lr` and `critic_lr` of the run that resumes.
+
+        Args:
+            lr: Learning rate.
+            role: Model whose learning rate it is.
+        """
+        self._trained[role].peak_lr = lr
 
     def weights(self, version: int) -> Weights | None:
         """All tensors of the actor as `save_pretrained` writes them, an adapter merged (rank 0; None elsewhere)."""
@@ -314,21 +354,7 @@ class DeepSpeedLearner:
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
-        import torch
-
-        length = np.array([len(token_ids)], np.int64)
-        one = np.ones(1, np.int64)
-        batch = TrainBatch(
-            token_ids=np.array(token_ids, np.int64),
-            lengths=length,
-            starts=one,
-            responses=length - 1,
-            loss_mask=np.ones(len(token_ids) - 1, bool),
-        )
-        with torch.no_grad():
-            rows = to_rows(batch, "padded").to(self._place.device)
-            logprobs = self._passes.run(self._actor, rows, 1.0, "none")[0]
-        return np.asarray(logprobs.float().cpu().numpy())
+        return self._passes.canary(self._actor, token_ids)
 
     def clock(self) -> dict[str, float]:
         """Seconds so far: `forward_seconds`, and `update_seconds` of backward passes and optimiser steps."""
@@ -336,14 +362,9 @@ class DeepSpeedLearner:
 
     def save(self, folder: Path) -> None:
         """Write what `load` needs to go on, every rank its part, and a manifest of hashes; all ranks see `folder`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for role, trained in self._trained.items():
-            state = {"memory": self._updates.objective.state()} if role == "actor" else {}
-            # A frozen base lies in the model's own folder.
-            trained.save(folder / role, self._ranks.rank, state, frozen=self.lora is None)
-        self._ranks.gather(None)  # a barrier: all files are there
-        shards.write_manifest(folder, self._ranks.rank, self._ranks.world, self._facts)
-        self._ranks.gather(None)
+        # A frozen base lies in the model's own folder.
+        memory, frozen = self._updates.objective.state(), self.lora is None
+        save_models(folder, self._trained, self._ranks, self._facts, memory=memory, frozen=frozen)
 
     def load(self, folder: Path) -> None:
         """Go on from a folder that `save` wrote; nothing is opened unless all hashes match, and nothing executed.
@@ -351,27 +372,12 @@ class DeepSpeedLearner:
         Raises:
             CheckpointError: A file is missing or changed, or the learner was set up otherwise.
         """
-        faults = self._ranks.gather(shards.check_manifest(folder, self._ranks.rank, self._ranks.world, self._facts))
-        if wrong := [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]:
-            raise CheckpointError(f"checkpoint {folder} is damaged and was not opened: {'; '.join(wrong)}")
-        for role, trained in self._trained.items():
-            states, fault = None, ""
-            try:
-                states = trained.read(folder / role, self._ranks.rank)
-            except CheckpointError as error:
-                fault = str(error)
-            # Every rank goes on, or none: the others would wait for it.
-            if wrong := [fault for fault in self._ranks.gather(fault) if fault]:
-                raise CheckpointError(wrong[0])
-            assert states is not None
-            strict = self.lora is None or role != "actor"
-            state = trained.restore(*states, self._ranks.rank, strict=strict)
-            if role == "actor":
-                self._updates.objective.restore(state.get("memory", {}))
+        memory = load_models(folder, self._trained, self._ranks, self._facts, frozen=self.lora is None)
+        self._updates.objective.restore(memory)
 
     @property
-    def _trained(self) -> dict[str, Trained]:
-        return {"actor": self._actor} | ({"critic": self._critic} if self._critic is not None else {})
+    def _trained(self) -> dict[TrainedRole, Trained]:
+        return {"actor": self._actor} if self._critic is None else {"actor": self._actor, "critic": self._critic}
 
     @property
     def _facts(self) -> dict[str, Any]:

@@ -2,89 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import random
-import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import numpy as np
 
-from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, Weights
+from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, TrainedRole, Weights
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
-from rlsdk.isolation.process import redirect, settle
-from rlsdk.isolation.vitals import Identity, identity
 from rlsdk.isolation.watching import forget_actor, watch_actor
+from rlsdk.learners.actor import LearnerActor
 from rlsdk.learners.microbatch import split
+from rlsdk.learners.open_steps import OpenSteps
 from rlsdk.learners.rows import read_lengths
 from rlsdk.plugins import ComponentRef, Plugins
 
 if TYPE_CHECKING:
-    from rlsdk.contracts import Learner
+    from rlsdk.batch import Totals
 
 _GRACE_SECONDS = 5.0
 """How long, after a rank failed, the others may take to tell whether one of them failed first."""
 LEAST_LOGPROB = -1000.0
 """Logprob of a token that a model rules out, in place of -inf: sums of it stay finite."""
-_PORTS = range(20_000, 32_000)
-"""Above those of Ray's workers, below those that systems give to whoever asks for any: until rank 0 listens, some other
-program would be given the port, or a rank that tries to reach it would be connected to itself."""
-
-
-class LearnerActor:
-    """Ray actor of one learner rank; the wrapped plugin learner does not depend on Ray."""
-
-    def __init__(self, log_path: str) -> None:
-        redirect(log_path)
-        self._learner: Learner
-
-    def identity(self) -> Identity:
-        """Identify this process; whoever asks learns that it does not work, and can have it write its stacks."""
-        import ray
-
-        return identity(ray.get_runtime_context().get_node_id())
-
-    def where(self) -> tuple[str, int]:
-        """Address of this process's node, and a port that is free there."""
-        import ray
-
-        return ray.util.get_node_ip_address(), _free_port()
-
-    def sees(self, path: str) -> tuple[str, bool]:
-        """Address of this process's node, and whether a file is there."""
-        import ray
-
-        return ray.util.get_node_ip_address(), os.path.exists(path)
-
-    def start(
-        self, reference: ComponentRef, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int
-    ) -> None:
-        """Resolve the learner and start it."""
-        self._learner = Plugins().resolve(reference)
-        self._learner.start(roles, loss, place, total_updates)
-        settle()
-
-    def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the learner."""
-        return getattr(self._learner, method)(*args)
-
-    def checksums(self, method: str) -> dict[str, str] | None:
-        """CRC-32 of each tensor that `method` gives now (rank 0; None elsewhere)."""
-        from rlsdk.weights import checksums
-
-        weights = getattr(self._learner, method)(-1)
-        return None if weights is None else checksums(weights)
-
-    def clock(self) -> dict[str, float]:
-        """Return the learner's timings; empty for a learner without a clock."""
-        clock: Callable[[], dict[str, float]] = getattr(self._learner, "clock", dict)
-        return clock()
 
 
 @attrs.define(eq=False)
@@ -104,6 +47,7 @@ class LearnerGroup:
     logs: list[Path]
     ended: bool = False
     adapter_only: bool = False
+    _steps: OpenSteps = attrs.field(init=False)
 
     @classmethod
     def launch(
@@ -181,6 +125,7 @@ class LearnerGroup:
         """Make every rank load its models; a second call restarts the learner in the same processes."""
         for each in (reference, loss.policy_loss, loss.correction, loss.kl):
             _by_value(each)
+        self._steps = OpenSteps(reference.name, Plugins().resolve(reference), roles)
         starts = zip(self.actors, self.places, strict=True)
         self._wait("start", [a.start.remote(reference, roles, loss, p, total_updates) for a, p in starts])
 
@@ -250,7 +195,8 @@ class LearnerGroup:
         Raises:
             LearnerError: A rank failed; the message names it and the step. All ranks are stopped by then.
         """
-        trained = _per_rollout(batch.loss_mask, batch.responses)
+        self._steps.check_none("update")
+        trained = batch.trained_tokens
         work: list[list[tuple[TrainBatch, int, int]]] = [[] for _ in self.actors]
         for index in minibatches:
             tokens, rollouts = int(trained[index].sum()), int(np.count_nonzero(trained[index]))
@@ -258,6 +204,68 @@ class LearnerGroup:
                 work[rank].append((batch.select(share), tokens, rollouts))
         results = self._call("update", [(each, step) for each in work], f"update of step {step + 1}")
         return dict(results[0])
+
+    def forward_backward(
+        self,
+        batch: TrainBatch,
+        totals: Totals | None = None,
+        *,
+        role: TrainedRole = "actor",
+        step: int = 0,
+        update: int = 0,
+        updates: int = 1,
+        last: bool = True,
+    ) -> None:
+        """Add the gradient of a batch to that of the optimiser step.
+
+        Args:
+            batch: Rollouts with `advantages` and the other inputs of the loss.
+            totals: Denominators of the whole optimiser step; left out, those of this batch.
+            role: Model to train.
+            step: Training steps completed; losses read it as `x.train_step`, and it seeds their random choices.
+            update: Number of the optimiser step within the training step, from 0; losses read it as `x.step`.
+            updates: Optimiser steps of the training step; losses read it as `x.of_steps`.
+            last: True in the last call before `optimizer_step`.
+
+        Raises:
+            LearnerError: The call is out of order or the learner cannot do it, and nothing was done; or a rank failed,
+                and all are stopped.
+        """
+        self._steps.add(role, last=last)
+        options = {"role": role, "step": step, "update": update, "updates": updates, "last": last}
+        shares, totals = self._shares(batch, np.arange(len(batch))), totals or batch.totals
+        calls = zip(self.actors, shares, strict=True)
+        refs = [a.call.remote("forward_backward", batch.select(share), totals, **options) for a, share in calls]
+        self._wait(f"forward_backward of step {step + 1}", refs)
+
+    def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
+        """Take one optimiser step along the gradient that `forward_backward` added up.
+
+        Args:
+            role: Model to train.
+
+        Returns:
+            Metrics over all batches and ranks.
+
+        Raises:
+            LearnerError: The gradient is missing or not complete, and nothing was done; or a rank failed, and all are
+                stopped.
+        """
+        self._steps.take(role)
+        return dict(self._call("optimizer_step", [(role,)] * len(self.actors))[0])
+
+    def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
+        """Set the peak learning rate from the next optimiser step on; the schedule multiplies it, `save` keeps it.
+
+        Args:
+            lr: Learning rate.
+            role: Model whose learning rate it is.
+
+        Raises:
+            LearnerError: The learning rate is negative or not finite, or the learner has no such method.
+        """
+        self._steps.check_rate(lr, role)
+        self._call("set_learning_rate", [(float(lr), role)] * len(self.actors))
 
     def weights(self, version: int) -> Any:
         """An `ObjectRef` of the actor's `Weights`; engines fetch them from Ray's store themselves."""
@@ -287,6 +295,7 @@ class LearnerGroup:
 
     def save(self, folder: Path) -> None:
         """Write what `load` needs into a folder that all ranks see."""
+        self._steps.check_none("save")
         self._call("save", [(Path(folder),)] * len(self.actors))
 
     def load(self, folder: Path) -> None:
@@ -295,6 +304,7 @@ class LearnerGroup:
         Raises:
             CheckpointError: It is damaged, or of a learner that was set up otherwise.
         """
+        self._steps.check_none("load")
         self._call("load", [(Path(folder),)] * len(self.actors))
 
     def export(self, folder: Path) -> None:
@@ -359,30 +369,10 @@ def bounded_below(logprobs: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(logprobs, np.float32(LEAST_LOGPROB)))
 
 
-def _per_rollout(mask: np.ndarray, responses: np.ndarray) -> np.ndarray:
-    """int64 `[n]`: trained tokens of each rollout."""
-    sums = np.append(0, np.cumsum(mask))
-    ends = np.cumsum(responses)
-    return np.asarray(sums[ends] - sums[ends - responses])
-
-
 def _describe(cause: BaseException) -> str:
     if type(cause).__name__ in ("ActorDiedError", "RayActorError"):
         return "its process died"
     return str(cause) if isinstance(cause, RlsdkError) else f"{type(cause).__name__}: {cause}"
-
-
-def _free_port() -> int:
-    """A port on which nobody listens.
-
-    Raises:
-        LearnerError: There is none.
-    """
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
-    raise LearnerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free: ranks have nowhere to meet")
 
 
 def _by_value(reference: ComponentRef | None) -> None:

@@ -114,3 +114,19 @@ class MicroBatchRunner:
                 for name, result in results.items():
                     found[name][positions] = result.float().cpu().numpy()
         return found
+
+    def canary(self, model: Callable[..., Any], token_ids: np.ndarray) -> np.ndarray:
+        """Return logprobs at temperature 1, float32 `[k - 1]`, of each token of `[k]` given those before it."""
+        import torch
+
+        length = np.array([len(token_ids)], np.int64)
+        batch = TrainBatch(
+            token_ids=np.array(token_ids, np.int64),
+            lengths=length,
+            starts=np.ones(1, np.int64),
+            responses=length - 1,
+            loss_mask=np.ones(len(token_ids) - 1, bool),
+        )
+        with torch.no_grad():
+            logprobs = self.run(model, to_rows(batch, "padded").to(self.ranks.device), 1.0, "none")[0]
+        return np.asarray(logprobs.float().cpu().numpy())

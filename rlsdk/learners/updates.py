@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rlsdk.batch import Totals
-from rlsdk.contracts import TrainBatch
+from rlsdk.contracts import TrainBatch, TrainedRole
+from rlsdk.errors import LearnerError
 from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss
 from rlsdk.learners.passes import MicroBatchRunner
@@ -19,101 +19,137 @@ from rlsdk.learners.zero import Trained
 from rlsdk.schedules import at
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)
 class Updates:
     """Optimiser steps of the actor, and of the critic if there is one.
+
+    `forward_backward` adds the gradient of a batch, `optimizer_step` follows it; `update` does both for each minibatch.
 
     Attributes:
         objective: Objective of the actor.
         passes: Runner of micro-batches.
-        actor: Trained module of the actor.
-        critic: Trained module of the critic, if any.
+        trained: Trained modules by role, the actor first; an update trains them in this order.
         seed: Seed of random choices, equal on all ranks.
         device: Device of the models.
     """
 
     objective: Objective
     passes: MicroBatchRunner
-    actor: Trained
-    critic: Trained | None
+    trained: Mapping[TrainedRole, Trained]
     seed: int
     device: str
+    _metrics: dict[str, MetricAccumulator] = attrs.field(init=False, factory=dict)
 
-    def run(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
-        """Take one optimiser step for each minibatch; see `Learner.update`.
+    def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
+        """Take one optimiser step of each role for each minibatch; see `Learner.update`.
 
         Raises:
             LearnerError: Too many gradients in a row were not finite.
         """
-        tally, ranks = MetricAccumulator(), self.passes.ranks
-        if ranks.rank == 0:
-            for role in ("actor",) if self.critic is None else ("actor", "critic"):
-                tally.add(f"{role}/skipped_updates", 0.0, 1.0)  # a count: steps add to the sum, not to the weight
-        plans = [self.passes.plan(batch) for batch, _, _ in minibatches]
-        counts = ranks.all_reduce_max([max(len(parts), 1) for parts in plans])
-        for i, ((batch, tokens, rollouts), parts, count) in enumerate(zip(minibatches, plans, counts, strict=True)):
-            seed = int(np.random.SeedSequence([self.seed, step, i]).generate_state(1)[0])
-            moment = UpdateContext(
-                update=i,
-                updates=len(minibatches),
-                train_step=step,
-                updates_done=self.actor.updates,
-                totals=Totals(tokens, rollouts),
-                seed=seed,
-            )
-            if self.objective.whole_batch:
-                moment = self._with_whole(batch, parts, count, moment)
-            losses = partial(self._actor_losses, batch, parts, count, moment)
-            taken = self._step(self.actor, "actor", losses, count, tally)
-            self.objective.advance(ranks.gather, taken=taken)
-            if self.critic is not None:
-                losses = partial(self._critic_losses, self.critic, batch, parts, count, moment)
-                self._step(self.critic, "critic", losses, count, tally)
+        tally, updates = MetricAccumulator(), len(minibatches)
+        for i, (batch, tokens, rollouts) in enumerate(minibatches):
+            for role in self.trained:
+                totals = Totals(tokens, rollouts)
+                self.forward_backward(batch, totals, role=role, step=step, update=i, updates=updates, last=True)
+                tally.merge(self.optimizer_step(role).pairs)
+        return self.means(tally, self.trained)
+
+    def forward_backward(
+        self,
+        batch: TrainBatch,
+        totals: Totals,
+        *,
+        role: TrainedRole,
+        step: int,
+        update: int,
+        updates: int,
+        last: bool,
+    ) -> None:
+        """Add the gradient of this rank's rollouts to that of the optimiser step; see `GivesPrimitives`.
+
+        Raises:
+            LearnerError: The learner does not train that role.
+        """
+        trained, parts = self._trained(role), self.passes.plan(batch)
+        count = self.passes.ranks.all_reduce_max([max(len(parts), 1)])[0]
+        context = UpdateContext(
+            update=update,
+            updates=updates,
+            train_step=step,
+            updates_done=self.trained["actor"].updates,
+            totals=totals,
+            seed=int(np.random.SeedSequence([self.seed, step, update]).generate_state(1)[0]),
+        )
+        if role == "actor" and self.objective.whole_batch:
+            context = self._with_whole(batch, parts, count, context)
+        losses = self._actor_losses if role == "actor" else self._critic_losses
+        found = self._metrics.setdefault(role, MetricAccumulator())
+        trained.backward(
+            losses(trained, batch, parts, count, context, found),
+            count * self.passes.shared_by,
+            self.passes.clock,
+            last=last,
+        )
+
+    def optimizer_step(self, role: TrainedRole) -> MetricAccumulator:
+        """Take one optimiser step along the gradient, and return this rank's share of its metrics.
+
+        Raises:
+            LearnerError: Too many gradients in a row were not finite.
+        """
+        trained, found = self._trained(role), self._metrics.pop(role, MetricAccumulator())
+        ranks, lr = self.passes.ranks, trained.lr
+        with self.passes.clock("update_seconds"):
+            norm = trained.step()
+        if role == "actor":
+            self.objective.advance(ranks.gather, taken=norm is not None)
+        if norm is None:  # and so on every rank
+            found = MetricAccumulator()
+        if ranks.rank == 0 and norm is None:
+            found.add(f"{role}/skipped_updates", 1.0, 0.0)
+        elif ranks.rank == 0 and norm is not None:
+            for name in ("actor/loss", "actor/policy_loss") if role == "actor" else ("critic/loss",):
+                found.add(name, 0.0, 1.0)
+            found.add(f"{role}/grad_norm", norm)
+            found.add(f"{role}/lr", lr)
+        return found
+
+    def means(self, tally: MetricAccumulator, roles: Iterable[TrainedRole]) -> dict[str, float]:
+        """Return the metrics of optimiser steps over all ranks; a collective.
+
+        Args:
+            tally: What the optimiser steps returned on this rank, merged.
+            roles: Roles that took them.
+        """
         merged = MetricAccumulator()
-        for pairs in ranks.gather(tally.pairs):
+        for role in roles:
+            merged.add(f"{role}/skipped_updates", 0.0, 1.0)  # a count: steps add to the sum, not to the weight
+        for pairs in self.passes.ranks.gather(tally.pairs):
             merged.merge(pairs)
         return merged.means()
 
-    def _step(
-        self,
-        trained: Trained,
-        role: str,
-        losses: Callable[[MetricAccumulator], Iterator[Tensor]],
-        count: int,
-        tally: MetricAccumulator,
-    ) -> bool:
-        """Take one optimiser step; return False if it was skipped."""
-        found, lr = MetricAccumulator(), trained.lr
-        norm = trained.step(losses(found), count * self.passes.shared_by, self.passes.clock)
-        first = self.passes.ranks.rank == 0
-        if norm is None:  # and so on every rank
-            if first:
-                tally.add(f"{role}/skipped_updates", 1.0, 0.0)
-            return False
-        tally.merge(found.pairs)
-        if first:
-            for name in ("actor/loss", "actor/policy_loss") if role == "actor" else ("critic/loss",):
-                tally.add(name, 0.0, 1.0)
-            tally.add(f"{role}/grad_norm", norm)
-            tally.add(f"{role}/lr", lr)
-        return True
+    def _trained(self, role: TrainedRole) -> Trained:
+        if role not in self.trained:
+            raise LearnerError(f"this learner trains no {role}; it trains {' and '.join(self.trained)}")
+        return self.trained[role]
 
     def _actor_losses(
         self,
+        actor: Trained,
         batch: TrainBatch,
         parts: Sequence[np.ndarray],
         count: int,
-        moment: UpdateContext,
+        context: UpdateContext,
         tally: MetricAccumulator,
     ) -> Iterator[Tensor]:
         objective = self.objective
         for part, rows in self.passes.micro_batches(batch, parts, count):
-            logprobs, entropy, _ = self.passes.run(self.actor, rows, objective.spec.temperature, objective.entropy)
+            logprobs, entropy, _ = self.passes.run(actor, rows, objective.spec.temperature, objective.entropy)
             if part is None:
                 yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
                 continue
-            yield objective(objective.inputs(part, logprobs, entropy, moment), moment.totals, tally)
-            moment = attrs.evolve(moment, offset=moment.offset + len(logprobs))
+            yield objective(objective.inputs(part, logprobs, entropy, context), context.totals, tally)
+            context = attrs.evolve(context, offset=context.offset + len(logprobs))
 
     def _critic_losses(
         self,
@@ -121,23 +157,23 @@ class Updates:
         batch: TrainBatch,
         parts: Sequence[np.ndarray],
         count: int,
-        moment: UpdateContext,
+        context: UpdateContext,
         tally: MetricAccumulator,
     ) -> Iterator[Tensor]:
         for part, rows in self.passes.micro_batches(batch, parts, count):
             values = self.passes.run(critic, rows)
-            clip = at(self.objective.spec.value_clip, moment.train_step)
-            yield _nothing(values) if part is None else critic_loss(part, values, clip, moment.totals, tally)
+            clip = at(self.objective.spec.value_clip, context.train_step)
+            yield _nothing(values) if part is None else critic_loss(part, values, clip, context.totals, tally)
 
     def _with_whole(
-        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, moment: UpdateContext
+        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, context: UpdateContext
     ) -> UpdateContext:
         """Add the inputs of the optimiser batch, from a pass without gradients, gathered from all ranks."""
-        ranks = self.passes.ranks
+        ranks, actor = self.passes.ranks, self.trained["actor"]
         columns: list[tuple[Tensor, Tensor]] = []
         with self.passes.clock("forward_seconds"), torch.no_grad():
             for part, rows in self.passes.micro_batches(batch, parts, count):
-                logprobs, entropy, _ = self.passes.run(self.actor, rows, self.objective.spec.temperature, "value")
+                logprobs, entropy, _ = self.passes.run(actor, rows, self.objective.spec.temperature, "value")
                 if part is not None:
                     columns.append((logprobs.cpu(), entropy.cpu()))
         empty = torch.zeros(0)
@@ -147,7 +183,7 @@ class Updates:
         whole = TrainBatch.concatenate([share[0] for share in shares])
         logprobs, entropy = (torch.cat([share[i] for share in shares]).to(self.device) for i in (1, 2))
         offset = sum(len(share[1]) for share in shares[: ranks.rank])
-        return attrs.evolve(moment, whole=self.objective.inputs(whole, logprobs, entropy, moment), offset=offset)
+        return attrs.evolve(context, whole=self.objective.inputs(whole, logprobs, entropy, context), offset=offset)
 
 
 def _nothing(values: Tensor) -> Tensor:

@@ -107,6 +107,7 @@ class Trained:
         engine: DeepSpeed engine.
         updates: Optimiser steps completed; the schedule depends on it alone.
         skipped: Steps skipped since the last completed one.
+        peak_lr: Peak learning rate that replaces that of the options, as it was set while training; None if it was not.
         gradients: Full gradients by name, of the last step, where `record` is set (tests and diagnosis).
         record: Keep the gradients.
     """
@@ -119,6 +120,7 @@ class Trained:
         parameters = [p for p in module.parameters() if p.requires_grad]
         self.engine = deepspeed.initialize(model=module, model_parameters=parameters, config=setting.deepspeed)[0]
         self.updates = self.skipped = 0
+        self.peak_lr: float | None = None
         self.record = False
         self.gradients: dict[str, Tensor] = {}
         self._setting, self._factor, self._world, self._role = setting, factor, world, role
@@ -127,13 +129,26 @@ class Trained:
         """Run the module."""
         return self.engine(*args)
 
-    def step(self, losses: Iterator[Tensor], count: int, clock: PhaseTimer) -> float | None:
-        """Take one optimiser step; all ranks skip it if the gradient is not finite.
+    def backward(self, losses: Iterator[Tensor], count: int, clock: PhaseTimer, *, last: bool) -> None:
+        """Add the gradient of losses to that of the optimiser step.
 
         Args:
             losses: This rank's parts of the loss, one per micro-batch; those of all ranks add up to the loss.
             count: Number of parts, the same on every rank.
             clock: Timer of the phases.
+            last: True if `step` comes next.
+        """
+        for i in range(count):
+            # A sum over micro-batches: with one accumulation step, DeepSpeed divides by no count of them.
+            self.engine.set_gradient_accumulation_boundary(last and i == count - 1)
+            with clock("forward_seconds"):
+                loss = next(losses)
+            with clock("update_seconds"):
+                # A sum over ranks: DeepSpeed takes their mean.
+                self.engine.backward(loss * self._world)
+
+    def step(self) -> float | None:
+        """Take one optimiser step along the gradient; all ranks skip it if the gradient is not finite.
 
         Returns:
             Gradient norm before clipping; None if the step was skipped, which leaves weights, optimiser state and
@@ -142,16 +157,29 @@ class Trained:
         Raises:
             LearnerError: More than `skip_limit` steps in a row were skipped.
         """
-        for i in range(count):
-            # A sum over micro-batches: with one accumulation step, DeepSpeed divides by no count of them.
-            self.engine.set_gradient_accumulation_boundary(i == count - 1)
-            with clock("forward_seconds"):
-                loss = next(losses)
-            with clock("update_seconds"):
-                # A sum over ranks: DeepSpeed takes their mean.
-                self.engine.backward(loss * self._world)
-        with clock("update_seconds"):
-            return self._apply()
+        import torch
+
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.lr
+        if self.record:
+            self.gradients = self._full_gradients()
+        if self._setting.stage == 0:
+            clip = self._setting.grad_clip or math.inf
+            norm = float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), clip))
+            if math.isfinite(norm):
+                self.engine.step()
+            else:
+                self.engine.zero_grad()
+        else:
+            # Leaves out a step whose gradient is not finite, and drops that gradient.
+            self.engine.step()
+            norm = float(self.engine.get_global_grad_norm())
+        # In place of a norm that is not finite, DeepSpeed may give -1.
+        if math.isfinite(norm) and norm >= 0:
+            self.updates, self.skipped = self.updates + 1, 0
+            return norm
+        self._skip()
+        return None
 
     def save(self, folder: Path, rank: int, state: Mapping[str, Any], *, frozen: bool) -> None:
         """Write this rank's part of what `load` reads, as safetensors; a collective.
@@ -169,7 +197,7 @@ class Trained:
         if rank == self._source(rank, 3):
             module = engine.module_state_dict(exclude_frozen_parameters=not frozen)
             counts = {name: getattr(engine, name) for name in ("global_steps", "global_samples", "skipped_steps")}
-            own = {"updates": self.updates, "skipped": self.skipped, **state}
+            own = {"updates": self.updates, "skipped": self.skipped, "peak_lr": self.peak_lr, **state}
             write_state(folder / f"model-{rank}.safetensors", {"module": module, "engine": counts, "run": own})
         if rank == self._source(rank, 1):
             kept = {name: value for name, value in optimizer.state_dict().items() if name not in _DERIVED}
@@ -231,6 +259,7 @@ class Trained:
                 setattr(engine, name, int(model["engine"][name]))
             state: dict[str, Any] = model["run"]
             self.updates, self.skipped = int(state["updates"]), int(state.get("skipped", 0))
+            self.peak_lr = state.get("peak_lr")
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
             raise CheckpointError(
                 f"the checkpoint's {self._role} does not fit this one: {type(error).__name__}: {error}"
@@ -244,32 +273,8 @@ class Trained:
     @property
     def lr(self) -> float:
         """Learning rate of the next step."""
-        return self._setting.lr * self._factor(self.updates)
-
-    def _apply(self) -> float | None:
-        import torch
-
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = self.lr
-        if self.record:
-            self.gradients = self._full_gradients()
-        if self._setting.stage == 0:
-            clip = self._setting.grad_clip or math.inf
-            norm = float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), clip))
-            if math.isfinite(norm):
-                self.engine.step()
-            else:
-                self.engine.zero_grad()
-        else:
-            # Leaves out a step whose gradient is not finite, and drops that gradient.
-            self.engine.step()
-            norm = float(self.engine.get_global_grad_norm())
-        # In place of a norm that is not finite, DeepSpeed may give -1.
-        if math.isfinite(norm) and norm >= 0:
-            self.updates, self.skipped = self.updates + 1, 0
-            return norm
-        self._skip()
-        return None
+        peak = self._setting.lr if self.peak_lr is None else self.peak_lr
+        return peak * self._factor(self.updates)
 
     def _skip(self) -> None:
         self.skipped += 1

@@ -243,7 +243,7 @@ class Trainer:
 
     async def update(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
         """Take an optimiser step for each minibatch, and return the metrics."""
-        metrics = await asyncio.to_thread(self.learner.update, batch.arrays, minibatches, self.version)
+        metrics = await self.optimise(batch, minibatches)
         self._updated = self._updated or metrics.get("actor/grad_norm", 0.0) > 0
         metrics |= {f"schedule/{name}": each.at(self.version) for name, each in self.plan.schedules.items()}
         if self.plan.sampled:
@@ -253,6 +253,13 @@ class Trainer:
             versions = tokens["policy_versions"][:count][trained]
             metrics |= staleness_metrics(versions, self.version, spread=self.runs_ahead)
         return metrics
+
+    async def optimise(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:
+        """Have the learner take the optimiser steps of `update`, and return their metrics.
+
+        A subclass may call the learner's `forward_backward` and `optimizer_step` itself.
+        """
+        return await asyncio.to_thread(self.learner.update, batch.arrays, minibatches, self.version)
 
     def close_ledger(
         self,

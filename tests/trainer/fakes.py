@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlsdk.batch import Totals
 from rlsdk.config import Plan, check
-from rlsdk.contracts import Sampling, TrainBatch
+from rlsdk.contracts import Sampling, TrainBatch, TrainedRole
 from rlsdk.contracts.rollouts import (
     EngineStatus,
     RolloutCounters,
@@ -139,10 +140,18 @@ class FakeLearner:
 
     Attributes:
         updates: Batches of the updates, with the minibatches and the step.
+        gradients: Calls of `forward_backward`: batch, totals and the keywords that were given.
+        stepped: Number of gradients at each call of `optimizer_step`.
+        rates: Learning rates that were set.
+        kl: The metric `actor/kl_to_old` of optimiser steps.
     """
 
     def __init__(self) -> None:
         self.updates: list[tuple[TrainBatch, list[list[int]], int]] = []
+        self.gradients: list[tuple[TrainBatch, Totals | None, dict[str, Any]]] = []
+        self.stepped: list[int] = []
+        self.rates: list[float] = []
+        self.kl = 0.0
         self.fields: list[tuple[str, ...]] = []
 
     def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
@@ -151,7 +160,22 @@ class FakeLearner:
 
     def update(self, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int) -> dict[str, float]:
         self.updates.append((batch, [part.tolist() for part in minibatches], step))
-        return {"actor/grad_norm": 1.0, "actor/loss": 0.0, "actor/skipped_updates": 0.0}
+        return self._metrics
+
+    def forward_backward(self, batch: TrainBatch, totals: Totals | None = None, **how: Any) -> None:
+        self.gradients.append((batch, totals, how))
+
+    def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
+        self.stepped.append(len(self.gradients))
+        return {**self._metrics, "actor/kl_to_old": self.kl}
+
+    def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
+        self.rates.append(lr)
+
+    @property
+    def _metrics(self) -> dict[str, float]:
+        lr = self.rates[-1] if self.rates else 1e-3
+        return {"actor/grad_norm": 1.0, "actor/loss": 0.0, "actor/skipped_updates": 0.0, "actor/lr": lr}
 
     def weights(self, version: int) -> Any:
         return f"weights {len(self.updates)}"

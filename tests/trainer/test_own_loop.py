@@ -29,7 +29,18 @@ def example(name: str) -> Any:
     return module
 
 
-@pytest.mark.parametrize("name", ["second_update", "teacher_pass", "weight_averaging"])
+EXAMPLES = [
+    "by_hand",
+    "second_update",
+    "teacher_pass",
+    "accumulation",
+    "kl_stopping",
+    "weight_averaging",
+    "learning_rate",
+]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_has_less_than_twenty_lines_of_code_and_is_on_the_page(name: str) -> None:
     text = (ROOT / "examples" / "own_loop" / f"{name}.py").read_text()
     code = [line for line in text.splitlines() if line.strip() and not line.startswith(('"""', "#"))]
@@ -67,6 +78,40 @@ def test_weights_are_averaged_over_the_steps(tmp_path: Path) -> None:
     own = example("weight_averaging").Averaging(decay=0.5)
     Trainer(plan, rollouts=ScriptedRollouts(plan), learner=Moving(), callbacks=[own]).train()
     assert torch.load(plan.folder / "averaged.pt")["w"].tolist() == [2.25, 2.25]
+
+
+def test_two_batches_make_one_optimiser_step_with_the_totals_of_both(tmp_path: Path) -> None:
+    plan, learner = make_plan(tmp_path, steps=4), FakeLearner()
+    trainer = example("accumulation").Accumulating(plan, rollouts=ScriptedRollouts(plan), learner=learner)
+    metrics = [asyncio.run(trainer.step()) for _ in range(4)]
+    assert learner.stepped == [2, 4] and not learner.updates
+    assert ["actor/grad_norm" in line for line in metrics] == [False, True, False, True]
+    for begin in (0, 2):
+        (first, totals, how), (second, same, last) = learner.gradients[begin : begin + 2]
+        assert totals == same and totals is not None
+        assert totals.rollouts == len(first) + len(second) == 8
+        assert totals.tokens == first.loss_mask.sum() + second.loss_mask.sum()
+        assert (how["last"], last.get("last", True), how["step"]) == (False, True, begin + 1)
+
+
+@pytest.mark.parametrize(("kl", "taken"), [(0.01, 4), (0.03, 1)])
+def test_optimiser_steps_stop_when_the_policy_has_moved_too_far(kl: float, taken: int, tmp_path: Path) -> None:
+    plan, learner = make_plan(tmp_path, minibatches=4), FakeLearner()
+    learner.kl = kl
+    trainer = example("kl_stopping").KlStopping(plan, rollouts=ScriptedRollouts(plan), learner=learner)
+    assert asyncio.run(trainer.step())["actor/updates"] == taken
+    assert learner.stepped == list(range(1, taken + 1))
+    assert [how["update"] for *_, how in learner.gradients] == list(range(taken))
+
+
+def test_a_callback_lowers_the_learning_rate_on_a_plateau(tmp_path: Path) -> None:
+    plan, learner = make_plan(tmp_path, steps=6), FakeLearner()
+    plan.folder.mkdir(parents=True)
+    own = example("learning_rate").LowerOnPlateau(patience=2)
+    # The reward is that of each step's tasks: it rises once, then stays.
+    rollouts = ScriptedRollouts(plan, lambda task, rollout: min(task // 2, 1) + 0.5 * rollout)
+    Trainer(plan, rollouts=rollouts, learner=learner, callbacks=[own]).train()
+    assert learner.rates == [0.5e-3, 0.25e-3]
 
 
 def test_the_way_of_a_task_in_the_design_is_that_of_a_run(tmp_path: Path) -> None:

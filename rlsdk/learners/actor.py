@@ -1,0 +1,86 @@
+"""Ray actor of one rank of the learner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.contracts import ActorSpec, LossSpec, Roles
+from rlsdk.errors import LearnerError
+from rlsdk.isolation.process import redirect, settle
+from rlsdk.isolation.vitals import Identity, identity
+from rlsdk.plugins import ComponentRef, Plugins
+
+if TYPE_CHECKING:
+    from rlsdk.contracts import Learner
+
+_PORTS = range(20_000, 32_000)
+"""Above those of Ray's workers, below those that systems give to whoever asks for any: until rank 0 listens, some other
+program would be given the port, or a rank that tries to reach it would be connected to itself."""
+
+
+class LearnerActor:
+    """Ray actor of one learner rank; the wrapped plugin learner does not depend on Ray."""
+
+    def __init__(self, log_path: str) -> None:
+        redirect(log_path)
+        self._learner: Learner
+
+    def identity(self) -> Identity:
+        """Identify this process; whoever asks learns that it does not work, and can have it write its stacks."""
+        import ray
+
+        return identity(ray.get_runtime_context().get_node_id())
+
+    def where(self) -> tuple[str, int]:
+        """Address of this process's node, and a port that is free there."""
+        import ray
+
+        return ray.util.get_node_ip_address(), _free_port()
+
+    def sees(self, path: str) -> tuple[str, bool]:
+        """Address of this process's node, and whether a file is there."""
+        import ray
+
+        return ray.util.get_node_ip_address(), os.path.exists(path)
+
+    def start(
+        self, reference: ComponentRef, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int
+    ) -> None:
+        """Resolve the learner and start it."""
+        self._learner = Plugins().resolve(reference)
+        self._learner.start(roles, loss, place, total_updates)
+        settle()
+
+    def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the learner."""
+        return getattr(self._learner, method)(*args, **options)
+
+    def checksums(self, method: str) -> dict[str, str] | None:
+        """CRC-32 of each tensor that `method` gives now (rank 0; None elsewhere)."""
+        from rlsdk.weights import checksums
+
+        weights = getattr(self._learner, method)(-1)
+        return None if weights is None else checksums(weights)
+
+    def clock(self) -> dict[str, float]:
+        """Return the learner's timings; empty for a learner without a clock."""
+        clock: Callable[[], dict[str, float]] = getattr(self._learner, "clock", dict)
+        return clock()
+
+
+def _free_port() -> int:
+    """A port on which nobody listens.
+
+    Raises:
+        LearnerError: There is none.
+    """
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise LearnerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free: ranks have nowhere to meet")

@@ -1,0 +1,74 @@
+"""Checkpoints of the models that a learner trains: every rank writes its part, and all ranks continue, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlsdk.contracts import TrainedRole
+from rlsdk.errors import CheckpointError
+from rlsdk.learners import shards
+from rlsdk.learners.ranks import Ranks
+from rlsdk.learners.zero import Trained
+
+Models = Mapping[TrainedRole, Trained]
+
+
+def save_models(
+    folder: Path, models: Models, ranks: Ranks, facts: Mapping[str, Any], *, memory: Mapping[str, Any], frozen: bool
+) -> None:
+    """Write each rank's part of all models, and a manifest of hashes; a collective.
+
+    Args:
+        folder: Folder that all ranks see.
+        models: Trained modules by role.
+        ranks: Ranks of the learner.
+        facts: Settings that `load_models` must find equal.
+        memory: State of the loss's components, plain JSON, the same on all ranks; kept with the actor.
+        frozen: Keep parameters that are not trained, too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for role, trained in models.items():
+        trained.save(folder / role, ranks.rank, {"memory": memory} if role == "actor" else {}, frozen=frozen)
+    ranks.gather(None)  # a barrier: all files are there
+    shards.write_manifest(folder, ranks.rank, ranks.world, facts)
+    ranks.gather(None)
+
+
+def load_models(
+    folder: Path, models: Models, ranks: Ranks, facts: Mapping[str, Any], *, frozen: bool
+) -> dict[str, Any]:
+    """Continue from what `save_models` wrote; nothing is opened unless all hashes match, and nothing executed.
+
+    Args:
+        folder: Folder that all ranks see.
+        models: Trained modules by role.
+        ranks: Ranks of the learner.
+        facts: Settings that must equal those of the checkpoint.
+        frozen: True if the checkpoint holds parameters of the actor that are not trained, too.
+
+    Returns:
+        The state of the loss's components.
+
+    Raises:
+        CheckpointError: A file is missing or changed, or the learner was set up otherwise.
+    """
+    faults = ranks.gather(shards.check_manifest(folder, ranks.rank, ranks.world, facts))
+    if wrong := [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]:
+        raise CheckpointError(f"checkpoint {folder} is damaged and was not opened: {'; '.join(wrong)}")
+    memory: dict[str, Any] = {}
+    for role, trained in models.items():
+        states, fault = None, ""
+        try:
+            states = trained.read(folder / role, ranks.rank)
+        except CheckpointError as error:
+            fault = str(error)
+        # Every rank continues, or none: the others would wait for it.
+        if wrong := [fault for fault in ranks.gather(fault) if fault]:
+            raise CheckpointError(wrong[0])
+        assert states is not None
+        state = trained.restore(*states, ranks.rank, strict=frozen or role != "actor")
+        if role == "actor":
+            memory = state.get("memory", {})
+    return memory
