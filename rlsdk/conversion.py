@@ -13,14 +13,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from rlsdk.contracts import Model
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _NUMBER = re.compile(r"\.\d+\.")
-_LISTED = 4
-"""Tensors that a message names."""
 
 
 def by_layer(names: Iterable[str]) -> list[set[str]]:
@@ -131,25 +131,23 @@ def without_weights(model: Model, **options: Any) -> Any:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
 
 
-def adopt_header(net: Any, header: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Have a model convert names as one that was loaded from files with this header does.
+def adopt_names(net: Any, names: Iterable[str]) -> None:
+    """Have a model convert names as one that was loaded from files with these names does.
 
     Args:
         net: A model without weights, changed in place.
-        header: Names and shapes in its files.
-
-    Returns:
-        Names and shapes of the tensors in memory.
+        names: Names of the tensors in its files.
     """
-    import torch
     from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
     conversions = get_model_conversion_mapping(net)
-    tensors = {name: torch.empty(shape, device="meta") for name, shape in header.items()}
-    found = {name: tuple(tensor.shape) for name, tensor in _convert(net, tensors, conversions)}
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    for name in sorted(names, key=dot_natural_key):
+        rename_source_key(name, renamings, converters)
     # What transformers notes when it loads a model: some prefixes are written only if they were read.
     net._weight_conversions = [each for each in conversions if each.was_used()]
-    return found
 
 
 def trained_shapes(model: Model) -> dict[str, tuple[int, ...]] | None:
@@ -158,5 +156,53 @@ def trained_shapes(model: Model) -> dict[str, tuple[int, ...]] | None:
     if header is None:
         return None
     net = without_weights(model)
-    adopt_header(net, header)
+    adopt_names(net, header)
     return shapes(net)
+
+
+@attrs.frozen
+class Differences:
+    """Tensors by which a model, as it would be saved, and its files differ.
+
+    Attributes:
+        missing: Names that the files lack.
+        extra: Names that the model lacks.
+        misshapen: Name, shape in the files and shape in the model, as text.
+    """
+
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    misshapen: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.extra or self.misshapen)
+
+
+def compare(net: Any, header: Mapping[str, tuple[int, ...]]) -> Differences:
+    """Compare a model without weights with its files, by what transformers would write for it.
+
+    Tensors that transformers leaves out on purpose, such as layers for multi-token prediction, are no difference, nor
+    is a missing or superfluous prefix of the backbone, nor a tied tensor that the files hold twice. What the towers of
+    other modalities hold, of which the model is the text part, is not compared.
+
+    Args:
+        net: The model; its conversions are set to those of the files.
+        header: Names and shapes in the files.
+    """
+    adopt_names(net, header)
+    prefix = f"{net.base_model_prefix}."
+    sent, state = shapes(net), net.state_dict()
+    tied = to_checkpoint(net, {name: state[name] for name in aliases(net)})
+    held = {name.removeprefix(prefix): shape for name, shape in header.items()}
+    known = {name.removeprefix(prefix) for name in (*sent, *tied)}
+    unread = [*(net._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]
+    extra = [n for n in header if n.removeprefix(prefix) not in known and not any(re.search(p, n) for p in unread)]
+    is_part = type(net).__name__ not in (net.config.architectures or [type(net).__name__])
+    of_both = {name: held[name.removeprefix(prefix)] for name in sent if name.removeprefix(prefix) in held}
+    return Differences(
+        missing=tuple(name for name in sent if name not in of_both),
+        extra=() if is_part else tuple(extra),
+        misshapen=tuple(
+            f"{name} is {shape}, not {sent[name]}" for name, shape in of_both.items() if shape != sent[name]
+        ),
+    )

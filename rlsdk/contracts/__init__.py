@@ -38,6 +38,7 @@ from rlsdk.contracts.running import (
 from rlsdk.contracts.scoring import RewardSpec, ScoringLimits, WholeGroups, batch_of
 from rlsdk.contracts.tasks import Ordered, TaskList
 from rlsdk.contracts.training import (
+    ExaminesModel,
     GivesAdapter,
     GivesPrimitives,
     Learner,
@@ -62,6 +63,7 @@ __all__ = [
     "Engine",
     "EnvHandle",
     "Environment",
+    "ExaminesModel",
     "Finish",
     "GivesAdapter",
     "GivesPrimitives",

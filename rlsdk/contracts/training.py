@@ -375,6 +375,19 @@ class SizesCheckpoints(Protocol):
 
 
 @runtime_checkable
+class ExaminesModel(Protocol):
+    """An engine or a learner that knows before it starts whether it can run a model."""
+
+    def model_faults(self, model: Any) -> Sequence[str]:
+        """Say why a model cannot be run with the options given: one sentence for each reason, each with its remedy.
+
+        Args:
+            model: The transformers model, without its weights (on torch's meta device).
+        """
+        ...
+
+
+@runtime_checkable
 class Requires(Protocol):
     """An engine, learner or tracker that needs distributions beside those that rlsdk always needs."""
 

@@ -83,6 +83,16 @@ class Transformers:
         """Programs these options need: `torch.compile` calls the compiler that `CXX` names, as torch parses it."""
         return (os.environ.get("CXX", "g++"),) if self.compile else ()
 
+    def model_faults(self, model: Any) -> Sequence[str]:
+        """Say why a model cannot be run; it may have no weights."""
+        from rlsdk.engines.slots import check_layers
+
+        try:
+            check_layers(model.config.get_text_config())
+        except EngineError as error:
+            return [str(error)]
+        return []
+
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything."""
         found = place.environment()

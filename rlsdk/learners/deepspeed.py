@@ -13,7 +13,7 @@ import numpy as np
 
 from rlsdk.contracts import ActorSpec, Adapter, DType, LossSpec, Model, Roles, TrainBatch, TrainedRole, Weights
 from rlsdk.errors import LearnerError
-from rlsdk.learners.lora import Lora, count_adapter, switched_off, wrap
+from rlsdk.learners.lora import Lora, adapter_fault, count_adapter, switched_off, wrap
 from rlsdk.learners.outlet import WeightExporter
 from rlsdk.learners.passes import MicroBatchRunner
 from rlsdk.learners.ranks import Ranks
@@ -135,6 +135,13 @@ class DeepSpeedLearner:
         else:
             trained = sum(p.numel() for p in model.parameters())
         return trained * ((4 if dtype == "float32" else 2) + 12)
+
+    def model_faults(self, model: Any) -> Sequence[str]:
+        """Say why a model cannot be trained with these options; it may have no weights."""
+        from rlsdk.learners.model import policy_faults
+
+        adapter = self.lora and adapter_fault(model, self.lora)
+        return [*policy_faults(model, self.attention, self.rows), *([adapter] if adapter else [])]
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything.

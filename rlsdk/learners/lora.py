@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,10 +84,22 @@ def wrap(model: Any, lora: Lora, seed: int) -> None:
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer) and not isinstance(layer.get_base_layer(), torch.nn.Linear):
             kind = type(layer.get_base_layer()).__name__
+            fused = " (the experts of a layer are one fused tensor)" if "experts" in name else ""
             raise LearnerError(
-                f"{what}: {name} is a {kind}, and only torch.nn.Linear is adapted (the experts of a layer are one "
-                f"fused tensor); {known}; choose among them, or train all weights (learner.lora left out)"
+                f"{what}: {name} is a {kind}, and only torch.nn.Linear is adapted{fused}; {known}; give lora.targets "
+                "some of them, or leave learner.lora out to train all weights"
             )
+
+
+def adapter_fault(model: Any, lora: Lora) -> str:
+    """Say why a model, which may have no weights, cannot be adapted; empty if it can, or if peft is not installed."""
+    if find_spec("peft") is None:
+        return ""
+    try:
+        wrap(deepcopy(model), lora, seed=0)
+    except LearnerError as error:
+        return str(error)
+    return ""
 
 
 def count_adapter(model: Any, lora: Lora) -> int:

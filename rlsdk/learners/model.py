@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlsdk.contracts import Model
 from rlsdk.errors import LearnerError
 from rlsdk.learners.head import EntropyMode, Head
-from rlsdk.learners.rows import Prompts, TokenRows
+from rlsdk.learners.rows import Prompts, RowStyle, TokenRows
 
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
@@ -98,6 +98,29 @@ def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts) -> l
     return [read.last_hidden_state, output.last_hidden_state]
 
 
+def policy_faults(net: Any, attention: Attention, rows: RowStyle = "padded") -> list[str]:
+    """Say why a causal language model cannot be trained as a policy, from its class and its config alone."""
+    kind, text = type(net).__name__, net.config.get_text_config()
+    settings = {name: getattr(net.config, name, None) for name in _BENT_LOGITS}
+    faults = []
+    if bent := [f"{name}={value}" for name, value in settings.items() if value not in (None, 1.0)]:
+        faults.append(f"logits changed behind the head ({', '.join(bent)}) are not supported; train another model")
+    supported = {"sdpa": net._supports_sdpa, "flash_attention_2": net._supports_flash_attn, "eager": True}
+    if not supported[attention]:
+        faults.append(f"transformers runs a {kind} without attention: {attention}; set learner.attention=eager")
+    if rows == "packed" and (recurrent := _layer_types(text) - {"full_attention", "sliding_attention"}):
+        faults.append(
+            f"layers of type {', '.join(sorted(recurrent))} would carry their state from one packed rollout into the "
+            "next; set learner.rows=padded"
+        )
+    if rows == "shared":
+        try:
+            check_layers(net.config)
+        except LearnerError as error:
+            faults.append(str(error))
+    return faults
+
+
 def load_policy(model: Model, attention: Attention, checkpointing: bool) -> PolicyModel:
     """A policy from a folder or a hub id.
 
@@ -107,9 +130,8 @@ def load_policy(model: Model, attention: Attention, checkpointing: bool) -> Poli
     from transformers import AutoModelForCausalLM
 
     loaded = _load(AutoModelForCausalLM, model, attention, checkpointing)
-    settings = {name: getattr(loaded.config, name, None) for name in _BENT_LOGITS}
-    if bent := [f"{name}={value}" for name, value in settings.items() if value not in (None, 1.0)]:
-        raise LearnerError(f"model {model.path}: logits changed behind the head ({', '.join(bent)}) are not supported")
+    if faults := policy_faults(loaded, attention):
+        raise LearnerError(f"model {model.path}: {'; '.join(faults)}")
     return PolicyModel(loaded, exact=model.head_dtype == "float32")
 
 
@@ -152,11 +174,15 @@ def check_layers(config: Any) -> None:
         LearnerError: A layer is of another type.
     """
     text = config.get_text_config()
-    if others := sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention"}):
+    if others := sorted(_layer_types(text) - {"full_attention"}):
         raise LearnerError(
             f"model type {text.model_type!r} has layers of type {', '.join(others)}; rows: shared runs models of full "
             "attention alone, use rows: padded"
         )
+
+
+def _layer_types(text: Any) -> set[str]:
+    return set(getattr(text, "layer_types", None) or ())
 
 
 def _without_dropout(config: Any) -> None:

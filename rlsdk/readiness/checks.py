@@ -19,7 +19,8 @@ from rlsdk.contracts import Requires, RequiresPrograms
 from rlsdk.engines.common import end_ids, open_tokenizer
 from rlsdk.errors import ConfigError, OptionError, RlsdkError, described
 from rlsdk.plugins import ComponentRef
-from rlsdk.readiness.disk import DiskEstimate, estimate
+from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
+from rlsdk.readiness.model import model_faults
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import opened
 from rlsdk.types import Task
@@ -142,6 +143,9 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
     found = _Examination(plan, starts)
     found.warnings += machine(plan, trains=trains)
     codec = found.codec()
+    net, _ = skeleton(plan, download=starts)
+    if net is not None:
+        found.faults += [PlanFinding(*fault) for fault in model_faults(plan, net, trains=trains)]
     tasks = [
         found.source(f"tasks.{section}" + (f"[{i}]" if len(sources) > 1 else ""), source, codec)
         for section, sources in (("train", plan.tasks_train), ("eval", plan.tasks_eval))

@@ -13,6 +13,7 @@ from rlsdk import preflight
 from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import SizesCheckpoints
+from rlsdk.conversion import without_weights
 from rlsdk.storage.location import is_url
 
 BYTES_PER_PARAMETER = 16
@@ -73,7 +74,7 @@ def estimate(plan: Plan, *, tasks: int | None = None, download: bool = False) ->
         download: Ask the hub for the config of a model that is not in this machine's cache.
     """
     config, unknown = plan.config, []
-    model, cause = _skeleton(plan, download=download)
+    model, cause = skeleton(plan, download=download)
     parameters = checkpoint = export = None
     if model is None:
         unknown.append(f"checkpoints and exports are not counted: {cause}")
@@ -105,19 +106,14 @@ def estimate(plan: Plan, *, tasks: int | None = None, download: bool = False) ->
     )
 
 
-def _skeleton(plan: Plan, *, download: bool) -> tuple[Any, str]:
+def skeleton(plan: Plan, *, download: bool) -> tuple[Any, str]:
     """Build the model without its weights (on torch's meta device); None, and the reason, if that is not possible."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     model = plan.model
-    here = {"trust_remote_code": model.trust_remote_code}
+    here: dict[str, Any] = {}
     if not Path(model.path).is_dir():
         here["local_files_only"] = not download or preflight.hub_is_offline()
     try:
-        config = AutoConfig.from_pretrained(model.path, **here)
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code), ""
+        return without_weights(model, **here), ""
     except Exception as error:  # noqa: BLE001 - transformers raises anything for a config that it cannot use
         if here.get("local_files_only"):
             return None, f"the config of the hub's model {model.path!r} is not in this machine's cache"

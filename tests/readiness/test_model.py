@@ -1,0 +1,122 @@
+"""A model's files and class, compared before a run with what the learner sends and what the parts can run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import architectures
+
+from rlsdk.config import check
+from rlsdk.readiness.checks import PlanFinding, examine
+
+
+@pytest.fixture
+def faults(tmp_path: Path) -> Callable[..., list[PlanFinding]]:
+    """Faults of a run on a model folder: `faults(folder, *settings)`."""
+
+    def found(folder: Path, *settings: str) -> list[PlanFinding]:
+        tree: dict[str, Any] = {
+            "name": "trial",
+            "model": {"path": str(folder), "max_length": 512},
+            "tasks": {"train": {"use": "countdown", "size": 4}},
+            "reward": "countdown",
+            "steps": 1,
+            "out": str(tmp_path / "run"),
+            "placement": {"device": "cpu"},
+        }
+        return list(examine(check(tree, settings), starts=False).faults)
+
+    return found
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+def test_models_as_transformers_writes_them_have_no_fault(
+    name: str, tied: bool, tmp_path: Path, faults: Callable[..., list[PlanFinding]]
+) -> None:
+    architectures.make(tmp_path / "model", name, tied=tied)
+    assert faults(tmp_path / "model", "learner.attention=eager", "engine=vllm") == []
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+
+def _renamed(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda tensors: {name.replace(old, new): tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: {n: t for n, t in tensors.items() if ".experts.2.up" not in n},
+            r"of the model's tensors they lack 2 \(model\.layers\.0\.mlp\.experts\.2\.up_proj\.weight, model",
+        ),
+        (
+            _renamed("embed_tokens", "tokens"),
+            r"they lack 1 \(model\.embed_tokens\.weight\); of theirs the model lacks 1 "
+            r"\(model\.tokens\.weight\)\..*save_pretrained",
+        ),
+        (
+            lambda t: {**t, "model.layers.0.mlp.experts.4.up_proj.weight": t["model.norm.weight"].clone()},
+            r"of theirs the model lacks 1 \(model\.layers\.0\.mlp\.experts\.4",
+        ),
+        (
+            lambda tensors: {**tensors, "model.norm.weight": tensors["model.norm.weight"][:5].clone()},
+            r"of another shape are 1 \(model\.norm\.weight is \(5,\), not \(64,\)",
+        ),
+    ],
+    ids=["missing", "renamed", "more", "misshapen"],
+)
+def test_files_that_do_not_hold_what_the_learner_sends_are_a_fault(
+    change: Callable[..., dict[str, Any]], message: str, tmp_path: Path, faults: Callable[..., list[PlanFinding]]
+) -> None:
+    architectures.make(tmp_path / "model", "qwen3-moe")
+    _rewrite(tmp_path / "model", change)
+    (fault,) = faults(tmp_path / "model")
+    assert fault.path == "model.path"
+    assert re.search(message, fault.message), fault.message
+
+
+def test_what_other_writers_of_the_same_model_do_is_no_fault(
+    tmp_path: Path, faults: Callable[..., list[PlanFinding]]
+) -> None:
+    architectures.make(tmp_path / "gpt2", "gpt2")  # the hub's has no prefix, and a buffer in each layer
+    _rewrite(tmp_path / "gpt2", _renamed("transformer.", ""))
+    _rewrite(tmp_path / "gpt2", lambda tensors: {**tensors, "h.0.attn.bias": tensors["ln_f.weight"].clone()})
+    assert faults(tmp_path / "gpt2", "engine=vllm") == []
+    architectures.make(tmp_path / "llama", "llama", tied=True)
+    head = "model.embed_tokens.weight"
+    _rewrite(tmp_path / "llama", lambda tensors: {**tensors, "lm_head.weight": tensors[head].clone()})
+    assert faults(tmp_path / "llama", "engine=vllm") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "path", "message"),
+    [
+        ("gpt-oss", (), "learner", "GptOssForCausalLM without attention: sdpa; set learner.attention=eager"),
+        ("qwen3.5", ("engine=transformers",), "engine", "layers of type linear_attention.*use engine=vllm"),
+        ("qwen3.5", ("learner.rows=packed",), "learner", "linear_attention would carry their state.*rows=padded"),
+        ("nemotron-h", ("learner.rows=packed",), "learner", "linear_attention would carry their state.*rows=padded"),
+        ("qwen3-moe", ("learner.lora.rank=4",), "learner", r"mlp\.experts is a Qwen3MoeExperts.*one fused tensor"),
+        ("gemma3", ("learner.rows=shared",), "learner", "layers of type .*sliding_attention.*use rows: padded"),
+    ],
+)
+def test_what_a_learner_or_an_engine_cannot_run_is_a_fault(
+    name: str, settings: tuple[str, ...], path: str, message: str, tmp_path: Path, faults: Callable[..., Any]
+) -> None:
+    options = {} if name != "gemma3" else {"layer_types": ["sliding_attention", "full_attention"]}
+    architectures.make(tmp_path / "model", name, **options)
+    (fault,) = faults(tmp_path / "model", *settings)
+    assert fault.path == path
+    assert re.search(message, fault.message), fault.message
