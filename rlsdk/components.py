@@ -23,6 +23,8 @@ SamplerRatio = Literal["old", "policy"]
 """A ratio of probabilities to the policy that sampled: that of `old_logprobs`, or that of `logprobs`."""
 Check = Callable[[Any, Mapping[str, Any]], Iterable[tuple[str, str]]]
 """`(run: RunFacts, options)` to faults: the option that cannot take effect in that run, and why."""
+CostlyToRead = Callable[[Mapping[str, Any]], bool]
+"""`(options)` of a task source to True if reading it downloads something, or takes long."""
 Isolation = Literal["thread", "lock", "process"]
 ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
 T = TypeVar("T", bound=Callable[..., Any])
@@ -44,6 +46,7 @@ class Component:
             or a function that decides from the reward and its options.
         cache: True if a reward gives equal rollouts equal scores, so that only one of them is scored.
         imports: Modules that a reward imports when it first scores, and a pool beforehand, once for all its processes.
+        reads_given: True for a reward that counts what workflows and environments gave (`rollout.rewards`).
         whole_batch: True for a policy loss that reads `x.whole`.
         aggregates: Aggregations that a policy loss is defined for; empty: all.
         corrects: Ratio to the sampler by which a policy loss weighs tokens itself.
@@ -52,7 +55,8 @@ class Component:
         lengths: Options that are lengths of a response; null means the run's `sampling.max_tokens`.
         check: Function that reports options that cannot take effect in a run.
         rewards: True for a workflow that assigns rewards itself.
-        one_answer: True for a workflow whose rollouts are one answer each, of at most `sampling.max_tokens`.
+        one_answer: True for a workflow whose rollouts are the prompt and one answer, of at most `sampling.max_tokens`.
+        costly: Function that tells whether reading a task source with some options is costly; None: it never is.
         isolation: How calls of an environment are isolated from those of others.
     """
 
@@ -65,6 +69,7 @@ class Component:
     runs: Where | Callable[[Any], Where] = "pool"
     cache: bool = False
     imports: tuple[str, ...] = ()
+    reads_given: bool = False
     whole_batch: bool = False
     aggregates: tuple[str, ...] = ()
     corrects: SamplerRatio | None = None
@@ -74,6 +79,7 @@ class Component:
     check: Check | None = None
     rewards: bool = False
     one_answer: bool = False
+    costly: CostlyToRead | None = None
     isolation: Isolation = "thread"
 
     @property

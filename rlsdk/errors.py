@@ -76,6 +76,10 @@ class DataError(RlsdkError):
     """A task or a row of a data file cannot be used."""
 
 
+class UnreachableDataError(DataError):
+    """Data cannot be reached from this machine; another machine may reach it."""
+
+
 class ScoringError(RlsdkError):
     """Too many trajectories could not be scored."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from rlsdk import calls
-from rlsdk.components import ISOLATIONS, WHERE, Batch, Check, Isolation, SamplerRatio, Where, mark
+from rlsdk.components import ISOLATIONS, WHERE, Batch, Check, CostlyToRead, Isolation, SamplerRatio, Where, mark
 from rlsdk.errors import PluginError
 from rlsdk.fields import MARK, Field
 
@@ -59,6 +59,7 @@ def reward(
     runs: Where | Callable[[Any], Where] = "pool",
     cache: bool = False,
     imports: tuple[str, ...] = (),
+    reads_given: bool = False,
 ) -> Callable[[T], T]:
     """Mark a reward: `(rollout, *, …) -> float | Score`, sync or async; with `batch`, lists of both.
 
@@ -72,6 +73,8 @@ def reward(
             function that takes the reward, ready to run, and returns one of these.
         cache: Equal rollouts get equal scores: one that was scored is not scored again.
         imports: Heavy modules that it imports when it first scores; a pool imports them once for all its processes.
+        reads_given: It counts what the workflow or environment gave (`rollout.rewards`). A run whose workflow gives
+            rewards that nothing counts warns of it.
     """
     if not callable(runs) and runs not in WHERE:
         raise PluginError(f"@rlsdk.reward({name!r}): runs is one of {', '.join(WHERE)}; got {runs!r}")
@@ -82,7 +85,7 @@ def reward(
             f"@rlsdk.reward({name!r}): cache=True keeps the score of a rollout, but with batch='group' it depends on "
             "the rest of its group; leave cache out"
         )
-    return mark("reward", name, batch=batch, runs=runs, cache=cache, imports=tuple(imports))
+    return mark("reward", name, batch=batch, runs=runs, cache=cache, imports=tuple(imports), reads_given=reads_given)
 
 
 def shaping(
@@ -201,8 +204,8 @@ def workflow(name: str, *, rewards: bool = False, one_answer: bool = False) -> C
     Args:
         name: Its name within its plugin.
         rewards: It gives rewards itself (`chat.reward`): where a configuration names no reward, these count.
-        one_answer: A rollout is one answer, never longer than `sampling.max_tokens`; without it, a response may be as
-            long as `model.max_length`.
+        one_answer: A rollout is the task's prompt and one answer, never longer than `sampling.max_tokens`; without it,
+            a response may be as long as `model.max_length`.
     """
     return mark("workflow", name, rewards=rewards, one_answer=one_answer)
 
@@ -223,9 +226,15 @@ def environment(name: str, *, isolation: Isolation = "thread") -> Callable[[T], 
     return mark("environment", name, isolation=isolation)
 
 
-def tasks(name: str) -> Callable[[T], T]:
-    """Mark a task source: `(*, split, …) -> Sequence[Task]`, sized, indexable, deterministic by seed."""
-    return mark("tasks", name)
+def tasks(name: str, *, costly: CostlyToRead | None = None) -> Callable[[T], T]:
+    """Mark a task source: `(*, split, …) -> Sequence[Task]`, sized, indexable, deterministic by seed.
+
+    Args:
+        name: Its name within its plugin.
+        costly: `(options) -> bool`: True if reading the source with these options downloads something, or takes long.
+            `rlsdk explain` does not read such a source. It may raise `DataError`.
+    """
+    return mark("tasks", name, costly=costly)
 
 
 def engine(name: str) -> Callable[[T], T]:

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from curves import COMMON, EVERY, ROOT, RUNS, STEPS, accuracies, origin, run
 
-from rlsdk.runlog.trackers import read_metrics
+from rlsdk.runlog.metrics import read_metrics
 
 CORRECTIONS = {"plain": "", "tis": ", correction: tis"}
 VARIANTS = {f"{ahead}-{name}": (ahead, name) for ahead in (0, 1, 4) for name in CORRECTIONS}

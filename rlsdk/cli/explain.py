@@ -21,7 +21,7 @@ from rlsdk.components import Use
 from rlsdk.config import Plan, TaskSource, check
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import ConfigError
-from rlsdk.plugins import ComponentRef
+from rlsdk.plugins import ComponentRef, short_name
 from rlsdk.readiness.checks import PlanFinding, examine
 from rlsdk.readiness.disk import DiskEstimate, in_words
 from rlsdk.storage.location import is_url
@@ -167,7 +167,7 @@ def _sources(sources: Sequence[TaskSource]) -> str | list[str]:
 def _reference(reference: ComponentRef | None) -> str:
     if reference is None:
         return "none"
-    return brief(Use(reference.name.removeprefix("core/"), reference.options))
+    return brief(Use(short_name(reference.name), reference.options))
 
 
 def _placement(plan: Plan) -> dict[str, Any]:

@@ -62,8 +62,8 @@ def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, as
 
 def _why_none(folder: Path, run: str, where: str) -> str:
     """Say why there is nothing to show."""
+    from rlsdk.runlog.metrics import read_metrics
     from rlsdk.runlog.query import query
-    from rlsdk.runlog.trackers import read_metrics
 
     if where and query(folder, limit=1):
         return f"No rollout of {run} meets the condition {where!r}."

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import attrs
 
 from rlsdk.components import Use, component_of
+from rlsdk.config import defaults
 from rlsdk.config.groups import group_faults
 from rlsdk.config.parts import (
     NORMED,
@@ -35,12 +36,12 @@ from rlsdk.config.schema import (
     normalise,
 )
 from rlsdk.config.tree import Tree, read
-from rlsdk.contracts import AlgorithmDefaults, LossSpec, Model, batch_of
+from rlsdk.contracts import AlgorithmDefaults, DrivesOtherCode, LossSpec, Model, batch_of
 from rlsdk.errors import ConfigError, OptionError, PluginError
 from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.options import structure, unknown
-from rlsdk.plugins import ComponentRef, Fingerprint, Plugins
+from rlsdk.plugins import ComponentRef, Fingerprint, Plugins, short_name
 from rlsdk.schedules import Schedule, Scheduled, with_greatest
 from rlsdk.storage.location import is_url, mirror_of
 
@@ -129,7 +130,8 @@ class Plan:
         """Name -> what identifies the code of every plugin that the run uses, and of what its rewards drive."""
         found: dict[str, Fingerprint] = self.plugins.used()
         for part in self.rewards:
-            found |= getattr(self.plugins.resolve(part.reference), "marks", {})
+            reward = self.plugins.resolve(part.reference)
+            found |= reward.marks if isinstance(reward, DrivesOtherCode) else {}
         return {name: attrs.asdict(mark) for name, mark in found.items()}
 
     @property
@@ -294,7 +296,7 @@ class _Resolver:
             self.rewards(config, None)
             return None
         sampled = algorithm.rollouts != "demonstrations"
-        use = config.workflow or Use("single_turn" if sampled else "demonstration")
+        use = config.workflow or (defaults.WORKFLOW if sampled else defaults.DEMONSTRATION)
         workflow = self.reference("workflow", "workflow", use)
         rewards = self.rewards(config, workflow)
         parts = self.parts(algorithm)
@@ -349,7 +351,7 @@ class _Resolver:
             reference = self.reference(where, "tasks", part.use, beside=SOURCE_KEYS)
             if reference is None:
                 continue
-            name = part.source or reference.name.removeprefix("core/")
+            name = part.source or short_name(reference.name)
             if any(name == other.name for other in found):
                 self.faults.append(
                     f"{where}: another source is called {name!r}, too; tell them apart by `source: NAME`"
@@ -361,13 +363,13 @@ class _Resolver:
         given = config.reward
         if not given and workflow is not None:
             component = component_of(workflow.obj) or self.plugins.find("workflow", workflow.name)[1]
-            given = (RewardUse(Use("environment")),) if component.rewards else ()
+            given = (RewardUse(defaults.REWARD),) if component.rewards else ()
         found: list[RewardPart] = []
         for i, part in enumerate(given):
             path = f"reward[{i}]" if len(given) > 1 else "reward"
             reference = self.reference(path, "reward", part.use, beside=RULE_KEYS)
             if reference is not None:
-                name = reference.name.removeprefix("core/")
+                name = short_name(reference.name)
                 taken = sum(part.reference.name == reference.name for part in found)
                 rule = attrs.evolve(part.rule, name=f"{name}_{taken + 1}" if taken else name)
                 found.append(RewardPart(rule, reference))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import attrs
 
 from rlsdk.components import Use
+from rlsdk.config import defaults
+from rlsdk.plugins import short_name
 
 
 @attrs.frozen(kw_only=True)
@@ -65,18 +67,18 @@ class RolloutSection:
     sync_interval: int = 1
     oversample: float = 0.0
     dynamic_sampling: bool = False
-    buffer: Use = Use("fifo")
+    buffer: Use = defaults.BUFFER
     replay: ReplaySection = ReplaySection()
     storage: StorageSection = StorageSection()
     in_flight: bool = True
     partial_rollouts: bool = True
     max_token_staleness: int | None = None
     tail_batch: int = 0
-    stop: Use = Use("all")
+    stop: Use = defaults.STOP
     pause_timeout: float = 5.0
 
     @property
     def runs_ahead(self) -> bool:
         """True if groups may be sampled with older weights than those being trained."""
-        part = self.stop.name not in ("all", "core/all")
-        return bool(self.max_staleness or self.sync_interval > 1 or self.oversample or part)
+        other_stop = short_name(self.stop.name) != defaults.STOP.name  # the default waits for the whole batch
+        return bool(self.max_staleness or self.sync_interval > 1 or self.oversample or other_stop)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from rlsdk.components import Isolation, Use
+from rlsdk.config import defaults
 from rlsdk.config.rollout import RolloutSection
 from rlsdk.contracts import DType, HeadDType, RewardSpec, ScoringLimits
 from rlsdk.kinds import Kind
@@ -293,11 +294,11 @@ class RunConfig:
     scoring: ScoringLimits = ScoringLimits()
     max_invalid: float = 0.2
     max_empty_steps: int | None = 10
-    algorithm: Use = Use("grpo")
+    algorithm: Use = defaults.ALGORITHM
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()
-    engine: Use = Use("vllm")
-    learner: Use = Use("deepspeed")
+    engine: Use = defaults.ENGINE
+    learner: Use = defaults.LEARNER
     steps: int | None = None
     epochs: float | None = None
     batch_size: int = 64
@@ -384,10 +385,10 @@ def normalise(tree: dict[str, Any]) -> dict[str, Any]:
     if isinstance(tree.get("model"), str):
         tree["model"] = {"path": tree["model"]}
     tree = _with_lists(tree, ("reward", "trackers", "plugins"))
-    defaults = {"engine": "vllm", "learner": "deepspeed", "algorithm": "grpo", "workflow": "single_turn"}
-    for key, default in defaults.items():
+    for key in ("engine", "learner", "algorithm", "workflow"):
         if isinstance(tree.get(key), Mapping) and "use" not in tree[key]:
-            tree[key] = {"use": default, **tree[key]}  # options alone: of the default component
+            default: Use = getattr(defaults, key.upper())
+            tree[key] = {"use": default.name, **tree[key]}  # options alone: of the default component
     return tree
 
 

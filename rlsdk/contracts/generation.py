@@ -301,6 +301,16 @@ class TakesAdapter(Protocol):
 
 
 @runtime_checkable
+class LimitsConcurrency(Protocol):
+    """Optional interface of an engine that samples a limited number of continuations at once."""
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most continuations that one step advances; the others wait."""
+        ...
+
+
+@runtime_checkable
 class ShowsProgress(Protocol):
     """An engine that can show the tokens of continuations which are still being sampled."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -158,15 +158,51 @@ class Served(Protocol):
         ...
 
 
+@runtime_checkable
 class Workflow(Protocol):
     """Turns a task into one rollout, or several of one trajectory.
 
-    Each rollout is scored by itself. Where the class says `scored_at_end = True`, the last one is, and its score is
-    that of all.
+    Each rollout is scored by itself, unless the workflow is `ScoredAtEnd`.
     """
 
     async def run(self, task: Task, chat: Chat) -> Rollout | Sequence[Rollout]:
         """Run one task."""
+        ...
+
+
+@runtime_checkable
+class ScoredAtEnd(Protocol):
+    """Optional interface of a workflow whose last rollout is scored for its whole trajectory."""
+
+    @property
+    def scored_at_end(self) -> bool:
+        """True if only the last rollout is scored, and all others share its score."""
+        ...
+
+
+@runtime_checkable
+class CallsTools(Protocol):
+    """Optional interface of a workflow in which the policy calls tools.
+
+    `rlsdk debug` and `--mode serve` read and write tool calls as the workflow does.
+    """
+
+    @property
+    def dialect(self) -> Dialect:
+        """Syntax of the tool calls."""
+        ...
+
+
+@runtime_checkable
+class PlaysEpisodes(Protocol):
+    """Optional interface of a workflow whose rollouts are episodes of an environment, so that they can be replayed."""
+
+    def episode(self, task: Task) -> tuple[Use, int]:
+        """Return the environment that a task is played in, with its options, and the seed of its episodes.
+
+        Raises:
+            DataError: The task names no environment, or its seed is not an integer.
+        """
         ...
 
 
@@ -200,8 +236,8 @@ class Environment(Protocol):
     """A world that answers text with observations.
 
     Each rollout has an instance of its own, whose calls come one after the other, each in any thread. Methods may be
-    `async`: they run on the event loop of a worker, which thousands share, and must not block it. A `close()` is called
-    at the end where there is one.
+    `async`: they run on the event loop of a worker, which thousands share, and must not block it. An environment that
+    `Closes` is closed at the end.
     """
 
     def reset(self, seed: int) -> Observation:
@@ -210,6 +246,24 @@ class Environment(Protocol):
 
     def step(self, text: str) -> Step:
         """Take an action; metrics cover the episode so far, and the last value of each name is kept."""
+        ...
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """Optional interface of an environment that holds resources."""
+
+    def close(self) -> Awaitable[None] | None:
+        """Release the resources; called once, after the last step."""
+        ...
+
+
+@runtime_checkable
+class Renders(Protocol):
+    """Optional interface of an environment that can be shown; `rlsdk eval` draws some episodes."""
+
+    def render(self) -> Any:
+        """Return a picture, uint8 `[height, width, 3]`, or a text; anything else is not shown."""
         ...
 
 

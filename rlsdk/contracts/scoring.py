@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
 from rlsdk.components import Batch, component_of
 from rlsdk.errors import ValueFault
 from rlsdk.types import Score, Task
+
+if TYPE_CHECKING:
+    from rlsdk.plugins.fingerprints import Fingerprint
 
 
 @runtime_checkable
@@ -18,6 +22,36 @@ class WholeGroups(Protocol):
     @property
     def whole_groups(self) -> bool:
         """True if each call needs all rollouts of one task, as with `batch="group"`."""
+        ...
+
+
+@runtime_checkable
+class HasTimeout(Protocol):
+    """Optional interface of a reward that limits its own calls, such as requests to a server."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which the reward itself ends a call; rlsdk waits a second longer before it does."""
+        ...
+
+
+@runtime_checkable
+class UsesGPUs(Protocol):
+    """Optional interface of a reward that runs in an actor of its own."""
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of the actor; a share is allowed."""
+        ...
+
+
+@runtime_checkable
+class DrivesOtherCode(Protocol):
+    """Optional interface of a reward that calls code from outside its plugin."""
+
+    @property
+    def marks(self) -> Mapping[str, Fingerprint]:
+        """Name -> fingerprint of that code; a run with other code is not resumed."""
         ...
 
 

@@ -360,6 +360,41 @@ class GivesAdapter(Protocol):
 
 
 @runtime_checkable
+class HasClock(Protocol):
+    """Optional interface of a learner that times its work."""
+
+    def clock(self) -> dict[str, float]:
+        """Return seconds so far by name; they only grow."""
+        ...
+
+
+class HasMemory(Protocol):
+    """Optional interface of a component that remembers something between calls; checkpoints keep it.
+
+    Shapings, advantages, policy losses, corrections and rewards may have a memory.
+    """
+
+    def state(self) -> Any:
+        """Return what it remembers, as plain JSON."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Replace what it remembers by what `state()` returned."""
+        ...
+
+
+def memory_of(component: Any) -> HasMemory | None:
+    """Return a component as its memory; None if it has none.
+
+    Args:
+        component: Ready to run. One with scheduled options passes on the methods that it has at the time, which
+            `isinstance` does not see in every version of Python.
+    """
+    has: bool = callable(getattr(component, "state", None)) and callable(getattr(component, "restore", None))
+    return component if has else None
+
+
+@runtime_checkable
 class SizesCheckpoints(Protocol):
     """A learner that knows how large its checkpoints are; of any other, 16 bytes for each parameter are assumed."""
 

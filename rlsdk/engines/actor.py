@@ -18,6 +18,7 @@ from rlsdk.contracts import (
     Adapter,
     Completion,
     Finish,
+    LimitsConcurrency,
     Model,
     Request,
     Sampled,
@@ -81,6 +82,7 @@ class EngineActor:
         if log_path:
             redirect(log_path)
         self._engine: Any = Plugins().resolve(reference)
+        self._limited = isinstance(self._engine, LimitsConcurrency)
         self._boxes: dict[str, _Box] = {}
         self._streaming: list[_Box] = []
         self._failure: BaseException | None = None
@@ -247,7 +249,7 @@ class EngineActor:
     def _running(self) -> int:
         """Continuations that the next step advances; what waits for a place is not among them."""
         unfinished: int = self._engine.unfinished
-        return min(unfinished, getattr(self._engine, "max_num_seqs", unfinished))
+        return min(unfinished, self._engine.max_num_seqs) if self._limited else unfinished
 
     def _deliver(self, completions: Sequence[Completion]) -> None:
         self._clock["tokens"] += sum(len(c.token_ids) for c in completions)

@@ -18,7 +18,7 @@ from rlsdk.components import Component, Isolation
 from rlsdk.environments.apart import EnvTemplate, SubprocessEnv
 from rlsdk.errors import WorldLostError, described
 from rlsdk.isolation.threads import Threads
-from rlsdk.plugins import ComponentRef, Plugins
+from rlsdk.plugins import ComponentRef, Plugins, short_name
 from rlsdk.types import Observation, Step
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class EnvSpec:
     @property
     def name(self) -> str:
         """Name of the environment, for messages."""
-        return self.reference.name.removeprefix("core/")
+        return short_name(self.reference.name)
 
 
 class Instance(Protocol):

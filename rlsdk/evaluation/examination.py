@@ -18,8 +18,8 @@ from rlsdk import preflight
 from rlsdk.checkpoints.export import export
 from rlsdk.checkpoints.reading import local_copy
 from rlsdk.cluster.placement import layout, ray_cluster
-from rlsdk.components import Use
 from rlsdk.config import Plan
+from rlsdk.contracts import PlaysEpisodes
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.group import EngineGroup
 from rlsdk.engines.starting import start_engines, started_engines
@@ -38,7 +38,6 @@ from rlsdk.scoring.scorer import unscored
 from rlsdk.serving.context import setting_of
 from rlsdk.storage.location import is_url
 from rlsdk.types import Group, Rollout, Task
-from rlsdk.workflows.environment import environment_of, seed_of
 
 
 @contextmanager
@@ -140,28 +139,23 @@ async def _answers(
 
 async def _pictures(plan: Plan, groups: Sequence[Group], most: int) -> list[Path]:
     """Draw the first episodes of each source that were played in an environment."""
+    workflow = plan.plugins.resolve(plan.workflow)
+    if not isinstance(workflow, PlaysEpisodes):
+        return []
     drawn: Counter[str] = Counter()
     found = []
     for group in groups:
         source, rollout = group.task.source, group.rollouts[0]
-        environment = _environment(plan, group.task)
-        if environment is None or drawn[source] >= most or rollout.status == "failed":
+        if drawn[source] >= most or rollout.status == "failed":
+            continue
+        try:
+            environment, seed = workflow.episode(group.task)
+        except DataError:
             continue
         drawn[source] += 1
-        path = await draw(rollout, environment, seed_of(group.task), plan.plugins, _picture(plan, rollout))
+        path = await draw(rollout, environment, seed, plan.plugins, _picture(plan, rollout))
         found += [path] if path else []
     return found
-
-
-def _environment(plan: Plan, task: Task) -> Use | None:
-    """Return the environment in which a task is played; None if there is none."""
-    if plan.workflow.name != "core/environment":
-        return None
-    given = plan.workflow.options.get("environment")
-    try:
-        return environment_of(task if given is None else Task(id="", prompt="", metadata={"environment": given}))
-    except DataError:
-        return None
 
 
 def _picture(plan: Plan, rollout: Rollout) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlsdk.components import Use
+from rlsdk.contracts import Closes, Renders
 from rlsdk.isolation.threads import Threads
 from rlsdk.plugins import Plugins
 from rlsdk.types import Rollout
@@ -35,7 +36,7 @@ async def draw(rollout: Rollout, environment: Use, seed: int, plugins: Plugins, 
     """
     answers = [message.content for message in rollout.answers]
     made = plugins.resolve(plugins.reference("environment", environment.name, environment.options))
-    if not hasattr(made, "render"):
+    if not isinstance(made, Renders):
         return None
     frames = [f for f in await Threads(1).call(_play, made, seed, answers, seconds=SECONDS) if f is not None]
     return save(frames, path) if frames else None
@@ -52,7 +53,7 @@ def _play(environment: Any, seed: int, answers: Sequence[str]) -> list[np.ndarra
                 break
         return frames
     finally:
-        if hasattr(environment, "close"):
+        if isinstance(environment, Closes):
             _done(environment.close())
 
 

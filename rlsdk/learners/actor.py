@@ -6,10 +6,9 @@ import contextlib
 import os
 import random
 import socket
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.contracts import ActorSpec, LossSpec, Roles
+from rlsdk.contracts import ActorSpec, HasClock, LossSpec, Roles
 from rlsdk.errors import LearnerError
 from rlsdk.isolation.process import redirect, settle
 from rlsdk.isolation.vitals import Identity, identity
@@ -69,8 +68,7 @@ class LearnerActor:
 
     def clock(self) -> dict[str, float]:
         """Return the learner's timings; empty for a learner without a clock."""
-        clock: Callable[[], dict[str, float]] = getattr(self._learner, "clock", dict)
-        return clock()
+        return self._learner.clock() if isinstance(self._learner, HasClock) else {}
 
 
 def _free_port() -> int:

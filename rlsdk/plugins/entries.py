@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+from typing import Any
 
 import attrs
 
 GROUP = "rlsdk.v1"
 CORE = "core"
+"""Name of the plugin that holds rlsdk's own components."""
 CORE_MODULE = "rlsdk.builtins"
 
 
@@ -71,3 +73,8 @@ def version() -> str:
         return importlib.metadata.version("rlsdk")
     except importlib.metadata.PackageNotFoundError:
         return "0+source"
+
+
+def short_name(name: Any) -> str:
+    """Return a component's name as configurations write it: one of rlsdk's own without `core/`."""
+    return str(name).removeprefix(f"{CORE}/")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -17,7 +16,7 @@ from rlsdk.cluster.placement import gpus_short
 from rlsdk.config import Plan, TaskSource
 from rlsdk.contracts import Requires, RequiresPrograms
 from rlsdk.engines.common import end_ids, open_tokenizer
-from rlsdk.errors import ConfigError, OptionError, RlsdkError, described
+from rlsdk.errors import ConfigError, OptionError, RlsdkError, UnreachableDataError, described
 from rlsdk.plugins import ComponentRef
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.model import model_faults
@@ -29,8 +28,6 @@ PROMPTS = 64
 """Number of prompts of each source that are rendered, spread over all of its tasks."""
 ENGINES_PER_CORE = 2
 """Number of processes of one kind that a core can serve and still make progress."""
-LARGE = 2**28
-"""Total size of data files above which `explain` only checks that they exist."""
 
 
 @attrs.frozen
@@ -196,7 +193,8 @@ class _Examination:
     def source(self, path: str, source: TaskSource, codec: ChatTokenizer | None) -> Sequence[Task] | None:
         """Read the tasks of a source and render some prompts; None if they are not read."""
         try:
-            if not self.starts and _is_costly(source.reference):
+            costly = self.plan.plugins.component(source.reference).costly
+            if not self.starts and costly is not None and costly(source.reference.options):
                 return None
             tasks = opened(source, self.plan.plugins)
             count = len(tasks)
@@ -207,9 +205,10 @@ class _Examination:
             self.faults += [PlanFinding(f"{path}.{below}", text) for below, text in error.faults]
         except ConfigError as error:
             self.faults += [PlanFinding(path, text) for text in error.faults]
+        except UnreachableDataError as error:
+            self.warnings.append(PlanFinding(path, str(error)))
         except RlsdkError as error:
-            found = PlanFinding(path, str(error))
-            (self.warnings if source.reference.name == "core/hub" else self.faults).append(found)
+            self.faults.append(PlanFinding(path, str(error)))
         except Exception as error:  # noqa: BLE001 - a plugin's code
             self.faults.append(PlanFinding(path, f"source {source.name!r} failed: {described(error)}"))
         else:
@@ -219,10 +218,11 @@ class _Examination:
     def _prompts(self, path: str, tasks: Sequence[Task], count: int, codec: ChatTokenizer) -> None:
         """Render prompts as a run does: each must show the text of its task, and some must be short enough."""
         config, lengths = self.plan.config, []
+        asks = self.plan.plugins.component(self.plan.workflow).one_answer
         for task in tasks:
             length = len(codec.prompt(task)[1])
             lengths.append(length)
-            if wrong := unreadable(task, codec, length, asks=self.plan.workflow.name == "core/single_turn"):
+            if wrong := unreadable(task, codec, length, asks=asks):
                 self.faults.append(PlanFinding(path, wrong))
                 return
         limit = config.max_prompt_tokens
@@ -262,18 +262,3 @@ def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> 
                 "template reads message['content'] or message.content of each of its messages"
             )
     return "" if length else f"task {task.id!r}: its prompt {texts[-1][:40]!r} has no tokens by {by}"
-
-
-def _is_costly(reference: ComponentRef) -> bool:
-    """Return True if reading a source would download something or take long; missing files raise `DataError`."""
-    if reference.name == "core/hub":
-        return not (preflight.hub_is_offline() or Path(str(reference.options["name"])).is_dir())
-    if reference.name not in ("core/parquet", "core/jsonl"):
-        return False
-    from rlsdk.sources.tables import find
-
-    given: Any = reference.options["path"]
-    files = find(
-        [given] if isinstance(given, str) else given, str(reference.options.get("split", "train")), reference.name[5:]
-    )
-    return any("://" in file for file in files) or sum(Path(file).stat().st_size for file in files) > LARGE

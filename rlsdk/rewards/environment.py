@@ -6,7 +6,7 @@ import rlsdk
 from rlsdk.types import Rollout, Score
 
 
-@rlsdk.reward("environment", runs="driver")
+@rlsdk.reward("environment", runs="driver", reads_given=True)
 def environment(rollout: Rollout) -> Score:
     """The sum of the rewards given by workflow or environment, each on the token that earned it.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.contracts import runs_user_code
+from rlsdk.contracts import ScoredAtEnd, Workflow, runs_user_code
 from rlsdk.engines.gate import PausableClient
 from rlsdk.errors import ConfigError, DataError, EngineError, OutOfRoomError, RlsdkError, WorldLostError, described
 from rlsdk.loops import UserLoop
@@ -69,11 +69,11 @@ class RolloutGenerator:
             seed: Seed of the requests; None leaves sampling to the engines' own generators.
             observer: Called with each rollout, its score and the step it is for (-1: evaluation).
         """
-        self._run: Callable[[Task, TokenChat], Awaitable[Rollout | Sequence[Rollout]]] = getattr(
-            workflow, "run", workflow
+        self._run: Callable[[Task, TokenChat], Awaitable[Rollout | Sequence[Rollout]]] = (
+            workflow.run if isinstance(workflow, Workflow) else workflow
         )
         self._users = runs_user_code(workflow)
-        self._at_end = bool(getattr(workflow, "scored_at_end", False))
+        self._at_end = isinstance(workflow, ScoredAtEnd) and workflow.scored_at_end
         self._scorer = scorer
         self._comparing = scorer if isinstance(scorer, Scorer) and scorer.comparing else None
         self._seed = seed

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from rlsdk.runlog.metrics import read_metrics
 from rlsdk.runlog.rollouts import visible
-from rlsdk.runlog.trackers import read_metrics
 
 CURVES = (
     ("reward/mean", "training reward"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlsdk.cluster.placement import ray_cluster
 from rlsdk.config import Plan
+from rlsdk.contracts import UsesGPUs
 from rlsdk.errors import ScoringError
 from rlsdk.isolation.process import redirect
 from rlsdk.isolation.reaper import reaped
@@ -43,7 +44,7 @@ def reward_actors(plan: Plan) -> Iterator[Callable[[RewardTerm], Callable[[Seque
     def start(part: RewardTerm) -> Callable[[Sequence[Rollout]], Any]:
         name = part.rule.name.replace("/", "-")
         log_path = plan.folder.resolve() / "logs" / f"reward-{name}.log"
-        gpus = float(getattr(part.reward, "gpus", 0.0))
+        gpus = float(part.reward.gpus) if isinstance(part.reward, UsesGPUs) else 0.0
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "max_concurrency": 1}
         actor = ray.remote(RewardActor).options(**options).remote(part.reference, str(log_path))
         started.append(actor)

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from rlsdk.components import Batch, Where, component_of
-from rlsdk.contracts import RewardSpec, ScoringLimits, batch_of, runs_user_code
+from rlsdk.contracts import HasTimeout, RewardSpec, ScoringLimits, batch_of, memory_of, runs_user_code
 from rlsdk.errors import DataError, ScoringError, described
 from rlsdk.loops import UserLoop
 from rlsdk.plugins import ComponentRef
@@ -59,7 +59,7 @@ class RewardTerm:
         component = component_of(self.reward)
         if component is None:
             return "driver"
-        has_memory = hasattr(self.reward, "state") and hasattr(self.reward, "restore")
+        has_memory = memory_of(self.reward) is not None
         here = self.reference is None or has_memory or component.is_async or not hasattr(os, "fork")
         runs = component.runs(self.reward) if callable(component.runs) else component.runs
         return "driver" if runs == "pool" and here else runs
@@ -140,7 +140,7 @@ class Scorer:
                 running one, which they may block.
         """
         marks = (component_of(part.reward) for part in parts)
-        counts_given = any(mark is not None and mark.name == "environment" for mark in marks)
+        counts_given = any(mark is not None and mark.reads_given for mark in marks)
         self._ignoring = () if counts_given else tuple(part.rule.name for part in parts)
         self._limits = limits = limits or ScoringLimits()
         self._actor, self._user_loop = actor, user_loop
@@ -285,7 +285,7 @@ class Scorer:
         return begin
 
     def _timeout(self, part: RewardTerm) -> float:
-        own = getattr(part.reward, "timeout", None)
+        own = part.reward.timeout if isinstance(part.reward, HasTimeout) else None
         return max(self._limits.timeout, own + _GRACE) if isinstance(own, int | float) else self._limits.timeout
 
 

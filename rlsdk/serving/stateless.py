@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from rlsdk.config import Plan
-from rlsdk.contracts import Sampling
+from rlsdk.contracts import CallsTools, Sampling
 from rlsdk.engines.client import Answer, Watch
 from rlsdk.errors import EngineError, RlsdkError, ValueFault
 from rlsdk.rollout.chat import RolloutContext
@@ -181,8 +181,8 @@ class EngineService:
 
 def tool_parser_of(plan: Plan) -> Dialect:
     """Return how a plan's workflow has tools called; `hermes` where it calls none."""
-    calls = plan.workflow.name in ("core/agent", "core/tools")
-    return Dialect.named(str(plan.workflow.options.get("parser", "hermes")) if calls else "hermes", "serve")
+    workflow = plan.plugins.resolve(plan.workflow)
+    return workflow.dialect if isinstance(workflow, CallsTools) else Dialect.named("hermes", "serve")
 
 
 class _TextReplies:

@@ -10,9 +10,9 @@ import attrs
 import numpy as np
 
 from rlsdk.errors import RunError
+from rlsdk.runlog.metrics import read_metrics
 from rlsdk.runlog.query import query
 from rlsdk.runlog.store import Address
-from rlsdk.runlog.trackers import read_metrics
 from rlsdk.simulation.rates import Lengths, Rates
 
 WARM_UP = 3

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from rlsdk.config import Plan
+from rlsdk.contracts import LimitsConcurrency
 from rlsdk.errors import ConfigError, ValueFault
 from rlsdk.simulation.rates import Lengths, Rates
 from rlsdk.simulation.training import (
@@ -194,7 +195,8 @@ def divided(gpus: int, share: float, each: int) -> tuple[int, int]:
 def defaults_of(plan: Plan) -> tuple[Rates, Lengths]:
     """Return rates and lengths without a measurement: size of the weights, slots and limits come from the config."""
     config, own = plan.config, Rates()
-    slots = getattr(plan.plugins.resolve(plan.engine), "max_num_seqs", own.slots)
+    engine = plan.plugins.resolve(plan.engine)
+    slots = engine.max_num_seqs if isinstance(engine, LimitsConcurrency) else own.slots
     weights = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
     rates = attrs.evolve(own, slots=slots, weights_bytes=float(weights or own.weights_bytes))
     limit = config.sampling.max_tokens

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import PurePosixPath
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import attrs
 import numpy as np
 
 import rlsdk
+from rlsdk import preflight
 from rlsdk.contracts import TaskList
 from rlsdk.errors import DataError, OptionError
 from rlsdk.sources.rows import BadRowError, Columns, RowReader, Wording
 from rlsdk.sources.tables import Table, find, read_hub, read_jsonl, read_parquet
 from rlsdk.types import Task
 
+LARGE = 2**28
+"""Total size of files above which reading them is costly."""
 _SHOWN = 5
 _log = logging.getLogger(__name__)
 
 
-@rlsdk.tasks("parquet")
+def _is_large(suffix: str, options: Mapping[str, Any]) -> bool:
+    files = find(_listed(options["path"]), str(options.get("split", "train")), suffix)
+    return any("://" in file for file in files) or sum(Path(file).stat().st_size for file in files) > LARGE
+
+
+def _is_downloaded(options: Mapping[str, Any]) -> bool:
+    return not (preflight.hub_is_offline() or Path(str(options["name"])).is_dir())
+
+
+@rlsdk.tasks("parquet", costly=partial(_is_large, "parquet"))
 def parquet(
     *,
     path: str | tuple[str, ...],
@@ -56,7 +70,7 @@ def parquet(
     )
 
 
-@rlsdk.tasks("jsonl")
+@rlsdk.tasks("jsonl", costly=partial(_is_large, "jsonl"))
 def jsonl(
     *,
     path: str | tuple[str, ...],
@@ -91,7 +105,7 @@ def jsonl(
     )
 
 
-@rlsdk.tasks("hub")
+@rlsdk.tasks("hub", costly=_is_downloaded)
 def hub(
     *,
     name: str,

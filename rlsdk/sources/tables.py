@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from rlsdk.errors import DataError
+from rlsdk.errors import DataError, UnreachableDataError
 from rlsdk.options import nearest
 from rlsdk.sources.rows import BadRowError
 
@@ -183,12 +183,12 @@ def read_hub(name: str, config: str | None, split: str, revision: str | None) ->
     """Read a dataset of the Hugging Face hub, or of a folder laid out like one.
 
     Raises:
-        DataError: It cannot be read.
+        UnreachableDataError: It cannot be read.
     """
     import datasets
 
     try:
         data = datasets.load_dataset(name, config, split=split, revision=revision)
     except Exception as error:  # network, permissions, layout: named, with its cause
-        raise DataError(f"dataset {name!r}, split {split!r}: {type(error).__name__}: {error}") from error
+        raise UnreachableDataError(f"dataset {name!r}, split {split!r}: {type(error).__name__}: {error}") from error
     return Columnar(f"{name}/{split}", data)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlsdk.cluster.placement import Layout, no_room
-from rlsdk.config import Plan
+from rlsdk.config import Plan, defaults
 from rlsdk.config.rules import fresh_groups
 from rlsdk.engines.canary import TOLERANCE, Canary
 from rlsdk.engines.client import EngineClient
@@ -85,7 +85,7 @@ def explorer_of(
     def observer(rollout: Rollout, score: Score, step: int) -> None:
         observers.tell(hook, rollout=rollout, score=score, step=step)
 
-    demonstrator = RolloutGenerator(load("workflow", "demonstration"), None, None)
+    demonstrator = RolloutGenerator(load("workflow", defaults.DEMONSTRATION.name), None, None)
     return Explorer(
         plan,
         engines=_engines(plan, engines, layout, client),

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from rich.console import Console
 
-from rlsdk.contracts import Run
-from rlsdk.plugins import ComponentRef
+from rlsdk.config import defaults
+from rlsdk.contracts import Run, Tracker
+from rlsdk.plugins import ComponentRef, load, short_name
 from rlsdk.runlog.attendance import EngineScaling, asked, tell
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.report import figure_text
 from rlsdk.runlog.store import RolloutStore
 from rlsdk.runlog.tables import Entry
-from rlsdk.runlog.trackers import JsonlTracker
 from rlsdk.runlog.writer import RolloutWriter
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Logging(Callback):
 
     def __init__(self, observers: Observers, console: Console) -> None:
         self._observers, self._console = observers, console
-        self._metrics = JsonlTracker()
+        self._metrics: Tracker = load("tracker", defaults.TRACKER.name)
         self._bar: ProgressLine | None = None
         self._fates: dict[str, str] = {}
 
@@ -243,7 +243,7 @@ def named_trackers(resolve: Callable[[ComponentRef], Any], trackers: Sequence[Co
     """Return the trackers by their names in the summary; of two with one name, the second has a number."""
     found: dict[str, Any] = {}
     for reference in trackers:
-        name = reference.name.removeprefix("core/")
+        name = short_name(reference.name)
         taken = sum(other.rpartition(" ")[0] == name or other == name for other in found)
         found[f"{name} {taken + 1}" if taken else name] = resolve(reference)
     return found

@@ -15,6 +15,7 @@ from torch import Tensor
 from rlsdk.batch import Credit, CreditInputs
 from rlsdk.batch.arithmetic import adjusted
 from rlsdk.components import component_of
+from rlsdk.contracts import memory_of
 from rlsdk.errors import RlsdkError, RunError, described
 from rlsdk.isolation.threads import awaited, run_to_end
 from rlsdk.schedules import Schedule, at
@@ -93,7 +94,7 @@ class CreditAssigner:
 
     def state(self) -> dict[str, Any]:
         """Return the state of the components that have memory, as plain JSON, by position in the chain."""
-        return {str(i): part.state() for i, part in enumerate(self._parts()) if hasattr(part, "state")}
+        return {str(i): memory.state() for i, part in enumerate(self._parts()) if (memory := memory_of(part))}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the memory of the components."""

@@ -14,7 +14,7 @@ from functools import partial
 import attrs
 
 from rlsdk.components import component_of
-from rlsdk.config import Plan
+from rlsdk.config import Plan, defaults
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import ConfigError
 from rlsdk.plugins import load
@@ -26,7 +26,6 @@ from rlsdk.testing import ScriptedPolicy
 from rlsdk.types import Rollout, Task
 
 log = logging.getLogger(__name__)
-SINGLE_TURN = "core/single_turn"
 _LOOKED_AT = 16
 """Number of tasks of a source that are searched for one whose prompt is short enough for the run."""
 
@@ -67,8 +66,8 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
     """
     if not (plan.sampled and plan.rewards and plan.config.scoring.trial):
         return Rehearsal()
-    workflow = component_of(plan.plugins.resolve(plan.workflow))
-    if workflow is not None and workflow.rewards:
+    workflow = plan.plugins.component(plan.workflow)
+    if workflow.rewards:
         return Rehearsal((f"the reward is not tried before the start: workflow {workflow.name!r} gives it",))
     parts = {
         "reward" if len(plan.rewards) == 1 else f"reward[{i}]": RewardTerm(
@@ -83,7 +82,7 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
         for path, part in parts.items():
             if path not in reasons and part.rule.applies(task):
                 faults += [f"{path}: {text}" for text in await _fault(plan, part, rollouts)]
-    if faults and plan.workflow.name == SINGLE_TURN and plan.config.max_invalid < 1:
+    if faults and workflow.one_answer and plan.config.max_invalid < 1:
         raise ConfigError(faults)
     names = {path: parts[path].rule.name for path in reasons}
     skipped = (f"{path}: {names[path]!r} is not tried before the start: {why}" for path, why in reasons.items())
@@ -114,7 +113,7 @@ def _kept_from(part: RewardTerm) -> str:
 
 async def _answered(plan: Plan, sources: Sequence[Sequence[Task]]) -> list[tuple[Rollout, ...]]:
     """Return single-turn rollouts of one task of each source, by the run's own tokenizer."""
-    codec, workflow = ChatTokenizer.open(plan.model), load("workflow", "single_turn")
+    codec, workflow = ChatTokenizer.open(plan.model), load("workflow", defaults.WORKFLOW.name)
     found = []
     for tasks in sources:
         some = [tasks[i] for i in range(min(len(tasks), _LOOKED_AT))]

@@ -19,9 +19,9 @@ from rlsdk.config.renamed import current
 from rlsdk.config.schema import normalise
 from rlsdk.config.tree import leaves
 from rlsdk.errors import ConfigError, PluginError, RlsdkError
-from rlsdk.plugins import ComponentRef
+from rlsdk.plugins import CORE, ComponentRef, short_name
+from rlsdk.runlog.metrics import METRICS, garbled_lines
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
-from rlsdk.runlog.trackers import METRICS, garbled_lines
 from rlsdk.trainer.folder import is_foreign, mark, remove_run
 from rlsdk.trainer.two_process.messages import plain
 
@@ -297,7 +297,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         if reference is None:
             return None
         options = {o.name: o.default for o in plan.plugins.component(reference).options if not o.required}
-        return {"use": reference.name.removeprefix("core/"), **options, **reference.options}
+        return {"use": short_name(reference.name), **options, **reference.options}
 
     tree = attrs.asdict(plan.config)
     tree |= {"workflow": of(plan.workflow), "engine": of(plan.engine), "learner": of(plan.learner)}
@@ -312,7 +312,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
     parts = {"advantage": plan.advantage, "policy_loss": loss.policy_loss, "correction": loss.correction, "kl": loss.kl}
     lists = {"shaping": plan.shaping, "filters": plan.filters}
     tree["algorithm"] = {
-        "use": str(plan.config.algorithm.name).removeprefix("core/"),
+        "use": short_name(plan.config.algorithm.name),
         **attrs.asdict(plan.algorithm),  # type: ignore[arg-type]
         **{name: of(part) for name, part in parts.items()},
         **{name: [of(part) for part in some] for name, some in lists.items()},
@@ -344,7 +344,7 @@ def _same_code(plan: Plan, then: Mapping[str, Any], *, allow_changes: bool) -> l
     """Refuse code that differs from the checkpoint's; returns log lines where it may differ."""
     now, files = plan.code, kept_files(plan.folder)
     wrong, notices = [], []
-    for name in sorted({*then, *now} - {"core"}):
+    for name in sorted({*then, *now} - {CORE}):
         if then.get(name) == now.get(name):
             continue
         if name in then and name in now:
@@ -367,8 +367,8 @@ def _same_code(plan: Plan, then: Mapping[str, Any], *, allow_changes: bool) -> l
                 ]
             )
         )
-    if then.get("core") != now.get("core"):
-        notices.append(f"the checkpoint was made by {_mark(then.get('core') or {})}; this is {_mark(now['core'])}")
+    if then.get(CORE) != now.get(CORE):
+        notices.append(f"the checkpoint was made by {_mark(then.get(CORE) or {})}; this is {_mark(now[CORE])}")
     return notices
 
 

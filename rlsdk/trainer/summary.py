@@ -15,7 +15,7 @@ import attrs
 from rlsdk.contracts.rollouts import RolloutSummary
 from rlsdk.rollout.lifecycle import TaskCounts
 from rlsdk.rollout.producer import first_error
-from rlsdk.runlog.trackers import read_metrics
+from rlsdk.runlog.metrics import read_metrics
 from rlsdk.scoring.scorer import unscored
 from rlsdk.types import Group
 

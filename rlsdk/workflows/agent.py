@@ -80,6 +80,11 @@ class Agent:
         object.__setattr__(self, "_threads", Threads(self.threads))
 
     @property
+    def dialect(self) -> Dialect:
+        """Syntax of the tool calls, as `parser` names it."""
+        return self._dialect
+
+    @property
     def runs_user_code(self) -> bool:
         """True for an async agent, and for a parser of one's own; a sync agent runs in a thread."""
         return inspect.iscoroutinefunction(self._agent) or self.parser not in PARSERS

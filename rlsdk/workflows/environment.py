@@ -53,7 +53,7 @@ class EnvironmentWorkflow:
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Play one episode."""
-        world = chat.world(self.environment or environment_of(task), seed_of(task), step_timeout=self.step_timeout)
+        world = chat.world(*self.episode(task), step_timeout=self.step_timeout)
         metrics: dict[str, float] = {}
         status: Status = "truncated"
         try:
@@ -65,6 +65,14 @@ class EnvironmentWorkflow:
         finally:
             world.close()
         return chat.finish(status=status, metrics=metrics)
+
+    def episode(self, task: Task) -> tuple[Use, int]:
+        """Return the environment of a task's episodes, and their seed.
+
+        Raises:
+            DataError: The task names no environment and the workflow has none, or its seed is not an integer.
+        """
+        return self.environment or environment_of(task), seed_of(task)
 
     async def _play(self, world: EnvHandle, chat: Chat, metrics: dict[str, float]) -> Status:
         for _ in range(self.max_turns):

@@ -91,6 +91,11 @@ class Tools:
         object.__setattr__(self, "_threads", Threads(self.threads))
 
     @property
+    def dialect(self) -> Dialect:
+        """Syntax of the tool calls, as `parser` names it."""
+        return self._dialect
+
+    @property
     def runs_user_code(self) -> bool:
         """True with async tools, and with a parser of one's own; sync tools run in threads."""
         is_async = any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.runlog.trackers import METRICS, garbled_lines, lines_up_to, read_metrics
+from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to, read_metrics
 
 GARBLED = [b'{"step": 2, "rew', b"[1]", b"null", b"{}", b'{"step": "2"}', b"\xff\xfe\x00", b"", b"[" * 100_000]
 

@@ -1,0 +1,71 @@
+"""The metrics file of a run: one JSON object per step, whole or cut off by a kill."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+log = logging.getLogger(__name__)
+METRICS = "metrics.jsonl"
+_SHOWN = 60
+"""Characters of a garbled line in a message."""
+
+
+def lines_up_to(path: Path, step: int) -> list[str]:
+    """Return the whole lines of a metrics file whose step is at most `step`; see `garbled_lines` for the others."""
+    found = _lines(path)
+    return [f"{line.text}\n" for line in found if line.whole and line.content and line.content["step"] <= step]
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Read a run's `metrics.jsonl`; a garbled line is left out, with a warning that names it."""
+    found = list(_lines(folder / METRICS))
+    for line in found:
+        if line.fault:
+            log.warning("%s; the line is left out", line.fault)
+    return [line.content for line in found if line.content]
+
+
+def garbled_lines(path: Path) -> list[str]:
+    """Name the malformed lines of a metrics file, except a last one truncated by a kill."""
+    return [line.fault for line in _lines(path) if line.fault]
+
+
+@attrs.frozen
+class _Line:
+    """A line of a metrics file.
+
+    Attributes:
+        text: Text of the line, without the line break.
+        content: Parsed content; None if the line is garbled.
+        whole: True if it ends with a line break; otherwise it was truncated by a kill, or is being written.
+        fault: Position and description of the fault; empty if there is none, or if the line was truncated.
+    """
+
+    text: str
+    content: dict[str, Any] | None
+    whole: bool
+    fault: str
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    raw = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    for number, line in enumerate(raw, 1):
+        text, whole = line.decode("utf-8", errors="replace"), number < len(raw)
+        content = _parsed(text)
+        fault = f"{path}, line {number}: expected a JSON object with a step, got {text[:_SHOWN]!r}"
+        if text or whole:
+            yield _Line(text, content, whole, fault if whole and content is None else "")
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) and type(content.get("step")) is int else None
