@@ -20,7 +20,7 @@ import attrs
 from rich.console import Console
 
 from rlsdk.config import defaults
-from rlsdk.contracts import Run, Tracker
+from rlsdk.contracts import Run
 from rlsdk.plugins import ComponentRef, load, short_name
 from rlsdk.runlog.attendance import EngineScaling, asked, tell
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
@@ -164,7 +164,7 @@ class Logging(Callback):
 
     def __init__(self, observers: Observers, console: Console) -> None:
         self._observers, self._console = observers, console
-        self._metrics: Tracker = load("tracker", defaults.TRACKER.name)
+        self._metrics: Any = load("tracker", defaults.TRACKER.name)
         self._bar: ProgressLine | None = None
         self._fates: dict[str, str] = {}
 

@@ -203,7 +203,13 @@ def test_the_budget_of_invalid_scores_names_step_task_and_cause() -> None:
         check_budget([group], 0.1, 7)
 
 
-@pytest.mark.parametrize("name", ["one", "environment"])
+@rlsdk.reward("paid_for", runs="driver", reads_given=True)
+def paid_for(rollout: Rollout) -> float:
+    """The reward that the workflow gave."""
+    return rollout.rewards[0][1]
+
+
+@pytest.mark.parametrize("name", ["one", "environment", "paid_for"])
 def test_a_reward_that_a_workflow_gives_and_nothing_counts_is_told_once(
     codec: ChatTokenizer, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,7 +219,7 @@ def test_a_reward_that_a_workflow_gives_and_nothing_counts_is_told_once(
         chat.reward(0.25)
         return chat.finish()
 
-    chosen = one if name == "one" else "environment"
+    chosen = {"one": one, "environment": "environment", "paid_for": paid_for}[name]
     scorer = Scorer([RewardTerm(RewardSpec(name), rlsdk.load("reward", chosen))])
     groups = run_workflow(rlsdk.load("workflow", paid), [TASK, TASK], codec, lambda _: "1", scorer=scorer)
     assert [group.scores[0].value for group in groups] == [1.0 if name == "one" else 0.25] * 2

@@ -1,0 +1,78 @@
+"""The core knows no built-in component by name, except those of `rlsdk.config.defaults`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlsdk.builtins import MODULES
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = {"algorithms", "rewards", "workflows", "sources"}
+"""Folders of built-in components, which may name each other."""
+DEFAULTS = ROOT / "rlsdk" / "config" / "defaults.py"
+EXCEPTIONS = {
+    "rlsdk/cli/data.py": "a command that writes files for the tasks `countdown`",
+    "rlsdk/engines/vllm_arguments.py": "the type of options, in the engine's own room",
+    "rlsdk/kit.py": "helpers for plugins, which are those of built-in components",
+}
+BUILT_IN = {name for names in MODULES.values() for name in names}
+
+
+def core() -> Iterator[Path]:
+    """Yield the modules that are neither built-in components nor beside them."""
+    own = {ROOT / f"{name.replace('.', '/')}.py" for name in BUILT_IN}
+    for path in sorted((ROOT / "rlsdk").rglob("*.py")):
+        if path not in {*own, DEFAULTS} and path.relative_to(ROOT).parts[1] not in PARTS:
+            yield path
+
+
+def named(source: str) -> list[str]:
+    """Return the lines of a module that choose or recognise a component by a name in the code."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Constant(value=str(text)) if text.startswith("core/"):
+                pass
+            case ast.Call(func=ast.Name(id="Use"), args=[ast.Constant()]):
+                pass
+            case ast.Call(func=ast.Name(id="load") | ast.Attribute(attr="load"), args=[ast.Constant(), ast.Constant()]):
+                pass
+            case ast.Compare(
+                left=ast.Attribute(
+                    value=ast.Attribute(attr="workflow" | "reference" | "engine" | "learner" | "algorithm"), attr="name"
+                ),
+                comparators=[ast.Constant() | ast.Tuple()],
+            ):
+                pass
+            case ast.ImportFrom(module=str(module)) if module in BUILT_IN:
+                pass
+            case _:
+                continue
+        found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_no_module_of_the_core_names_a_built_in() -> None:
+    files = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in core()}
+    assert len(files) > 200
+    assert {name: lines for name, text in files.items() if name not in EXCEPTIONS and (lines := named(text))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plan.workflow.name == 'agent'",
+        "plan.workflow.name in ('agent', 'tools')",
+        "name == 'core/agent'",
+        "load('workflow', 'single_turn')",
+        "rlsdk.load('workflow', 'single_turn')",
+        "use = Use('grpo')",
+        "def late():\n    from rlsdk.rewards.countdown import countdown",
+    ],
+)
+def test_a_name_in_the_code_is_found(line: str) -> None:
+    assert len(named(line)) == 1
