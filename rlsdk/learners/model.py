@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from rlsdk.contracts import Model
 from rlsdk.errors import LearnerError
 from rlsdk.learners.head import EntropyMode, Head
+from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import Prompts, RowStyle, TokenRows
 
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
@@ -23,6 +25,7 @@ class PolicyModel(nn.Module):
 
     Attributes:
         model: A transformers causal language model whose head is a `Head`; names in its `state_dict` are as they were.
+        router_loss: Load-balancing loss that the model's config asks for, if any.
     """
 
     def __init__(self, model: Any, *, exact: bool = False) -> None:
@@ -32,15 +35,27 @@ class PolicyModel(nn.Module):
             raise LearnerError(f"{type(model).__name__} has no output embeddings; a policy is a causal language model")
         model.set_output_embeddings(Head(linear, exact=exact))
         self.model = model
+        self.router_loss = RouterLoss.of(model.config)
+        self._balance: Tensor | None = None
 
     def forward(
         self, rows: TokenRows, temperature: float = 1.0, entropy: EntropyMode = "none", squares: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logprobs, entropy and sum of squared probabilities `[t]`, float32; None for what was not asked for."""
-        states = _states(self.model.base_model, rows)
+        outputs = _outputs(self.model.base_model, rows)
+        states = _at_responses([output.last_hidden_state for output in outputs], rows)
+        self._balance = None
+        if self.router_loss is not None and torch.is_grad_enabled() and len(rows.states):
+            layers = zip(*(output.router_logits for output in outputs), strict=True)
+            self._balance = self.router_loss([_at_responses(layer, rows) for layer in layers])
         found: tuple[Tensor, Tensor | None, Tensor | None] = self.model.get_output_embeddings()(
             states, rows.targets, temperature, entropy, squares
         )
+        return found
+
+    def take_balance(self) -> Tensor | None:
+        """Return the load-balancing loss of the latest pass, once; None if there is none."""
+        found, self._balance = self._balance, None
         return found
 
 
@@ -59,23 +74,26 @@ class Critic(nn.Module):
 
     def forward(self, rows: TokenRows) -> Tensor:
         """float32 `[t]`: values of the states in which the response tokens were chosen."""
-        values: Tensor = self.value(_states(self.model, rows))
+        outputs = _outputs(self.model, rows)
+        values: Tensor = self.value(_at_responses([output.last_hidden_state for output in outputs], rows))
         return values[:, 0].float()
 
 
-def _states(backbone: nn.Module, rows: TokenRows) -> Tensor:
-    """`[t, d]`: the states in which the response tokens were chosen."""
+def _outputs(backbone: nn.Module, rows: TokenRows) -> list[Any]:
+    """Outputs of the backbone: those of shared prompts, if any, before those of the rows."""
     if rows.prompts is None:
         # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
-        output = backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False)
-        hidden = [output.last_hidden_state]
-    else:
-        hidden = _behind_prompts(backbone, rows, rows.prompts)
-    return torch.cat([h.reshape(-1, h.shape[-1]) for h in hidden])[rows.states]
+        return [backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False)]
+    return _behind_prompts(backbone, rows, rows.prompts)
 
 
-def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts) -> list[Tensor]:
-    """States of the prompts, and those of the rows, which attend to their prompt's keys and values."""
+def _at_responses(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
+    """`[t, d]`: of outputs for all tokens, those where the response tokens were chosen."""
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])[rows.states]
+
+
+def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts) -> list[Any]:
+    """Outputs for the prompts, and for the rows, which attend to their prompt's keys and values."""
     from rlsdk.learners.prefix import Prefix
 
     read = backbone(input_ids=prompts.input_ids, use_cache=True)
@@ -95,7 +113,7 @@ def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts) -> l
         past_key_values=Prefix(copies),
         use_cache=True,
     )
-    return [read.last_hidden_state, output.last_hidden_state]
+    return [read, output]
 
 
 def policy_faults(net: Any, attention: Attention, rows: RowStyle = "padded") -> list[str]:

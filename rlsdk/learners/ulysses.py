@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlsdk.errors import LearnerError
 from rlsdk.learners.ranks import Ranks
+from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import TokenRows
 
 ATTENTION = "rlsdk_ulysses"
@@ -155,6 +156,11 @@ def check_model(model: Any, path: str, size: int) -> None:
         raise LearnerError(
             f"model {path}: attention of {type(model).__name__} cannot be replaced in transformers; set "
             "sequence_parallel: 1"
+        )
+    if RouterLoss.of(model.config) is not None:
+        raise LearnerError(
+            f"model {path} is trained with a load-balancing loss (output_router_logits: true in its config), which "
+            "ranks that share rollouts do not compute; set sequence_parallel: 1, or output_router_logits: false"
         )
     heads = text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or heads

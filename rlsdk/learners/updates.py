@@ -148,7 +148,16 @@ class Updates:
             if part is None:
                 yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
                 continue
-            yield objective(objective.inputs(part, logprobs, entropy, context), context.totals, tally)
+            loss = objective(objective.inputs(part, logprobs, entropy, context), context.totals, tally)
+            policy = actor.engine.module
+            balance, trained = policy.take_balance(), int(part.loss_mask.sum())
+            if balance is not None and trained:
+                share = trained / context.totals.tokens
+                weighted = policy.router_loss.coefficient * share * balance
+                tally.add("actor/router_loss", share * float(balance.detach()), share)
+                tally.add("actor/loss", float(weighted.detach()), 0.0)
+                loss = loss + weighted
+            yield loss
             context = attrs.evolve(context, offset=context.offset + len(logprobs))
 
     def _critic_losses(

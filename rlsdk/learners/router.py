@@ -1,0 +1,55 @@
+"""The load-balancing loss of mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+
+@attrs.frozen
+class RouterLoss:
+    """Penalty on experts that get more tokens than others, in float32.
+
+    Paper: Switch Transformers, arXiv:2101.03961, eq. 4 to 6, as transformers computes it.
+    Formula: `E · Σ f_e · P_e`, with `f_e` the share of tokens that chose expert `e`, and `P_e` its mean probability.
+
+    Attributes:
+        coefficient: Weight of the penalty in the actor's loss.
+        experts: Number of experts, `E`.
+        chosen: Number of experts that a token chooses.
+    """
+
+    coefficient: float
+    experts: int
+    chosen: int
+
+    @classmethod
+    def of(cls, config: Any) -> RouterLoss | None:
+        """Build the penalty that a model's config asks for, by the rule of transformers; None if there is none.
+
+        A model is trained with it if its config has `output_router_logits: true` and a `router_aux_loss_coef` above 0.
+        """
+        text = config.get_text_config()
+        coefficient = getattr(text, "router_aux_loss_coef", None)
+        if not getattr(text, "output_router_logits", False) or not coefficient:
+            return None
+        experts = getattr(text, "num_local_experts", None) or text.num_experts
+        return cls(float(coefficient), int(experts), int(text.num_experts_per_tok))
+
+    def __call__(self, logits: Sequence[Tensor]) -> Tensor:
+        """Compute the penalty of all layers together, before the coefficient.
+
+        Args:
+            logits: Router logits of each layer `[t, E]`, of the same tokens.
+
+        Returns:
+            Scalar, float32; it is as great as `chosen` where all experts get as many tokens.
+        """
+        probabilities = torch.cat([layer.float().softmax(-1) for layer in logits])
+        chosen = probabilities.topk(self.chosen, dim=-1).indices
+        shares = torch.bincount(chosen.reshape(-1), minlength=self.experts) / len(probabilities)
+        return self.experts * (shares * probabilities.mean(0)).sum()
