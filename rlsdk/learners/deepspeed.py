@@ -16,7 +16,7 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.lora import Lora, adapter_fault, count_adapter, switched_off, wrap
 from rlsdk.learners.outlet import WeightExporter
 from rlsdk.learners.passes import MicroBatchRunner
-from rlsdk.learners.ranks import Ranks
+from rlsdk.learners.ranks import Ranks, environment
 from rlsdk.learners.rows import RowStyle
 from rlsdk.learners.saving import load_models, save_models
 from rlsdk.learners.zero import DeepSpeedConfig, Offload, PhaseTimer, Schedule, Trained, no_communication_op, schedule
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from rlsdk.batch import Totals
+
 Decay = Annotated[float, at_least(0), below(1)]
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
@@ -152,22 +153,7 @@ class DeepSpeedLearner:
         if place.world_size % self.sequence_parallel:
             needed = f"sequence_parallel: {self.sequence_parallel} needs as many learner ranks, or a multiple of them"
             raise LearnerError(f"{needed}; got {place.world_size}, change placement.learners")
-        found = place.environment() | {
-            "DS_ACCELERATOR": place.device,
-            "RANK": str(place.rank),
-            "WORLD_SIZE": str(place.world_size),
-            # Ray shows each rank its own GPU alone, as number 0; on CPUs it counts ranks.
-            "LOCAL_RANK": "0" if place.device == "cuda" else str(place.rank),
-            # DeepSpeed calls collectives by their old names, and torch says so at every call.
-            "PYTHONWARNINGS": "ignore::FutureWarning:torch.distributed.c10d_logger",
-        }
-        if place.device == "cpu":
-            if self.compile:
-                found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)
-            else:
-                # DeepSpeed's import of the compiler takes over a second.
-                found["TORCHDYNAMO_DISABLE"] = "1"
-        return found
+        return environment(place, compiled=self.compile)
 
     def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
         """Load the models; `total_updates` is the length of the learning-rate schedule, in optimiser steps.

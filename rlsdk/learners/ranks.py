@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+
+from rlsdk.contracts import ActorSpec
 
 
 @attrs.frozen
@@ -61,3 +63,28 @@ class Ranks:
         held: list[Any] = [None] * self.world
         dist.all_gather_object(held, value)
         return held
+
+
+def environment(place: ActorSpec, *, compiled: bool) -> Mapping[str, str]:
+    """Return the environment variables of a rank, which must stand before its process imports anything.
+
+    Args:
+        place: Placement of the rank.
+        compiled: True if its models are compiled.
+    """
+    found = place.environment() | {
+        "DS_ACCELERATOR": place.device,
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        # Ray shows each rank its own GPU alone, as number 0; on CPUs it counts ranks.
+        "LOCAL_RANK": "0" if place.device == "cuda" else str(place.rank),
+        # DeepSpeed calls collectives by their old names, and torch says so at every call.
+        "PYTHONWARNINGS": "ignore::FutureWarning:torch.distributed.c10d_logger",
+    }
+    if place.device == "cpu":
+        if compiled:
+            found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)
+        else:
+            # DeepSpeed's import of the compiler takes over a second.
+            found["TORCHDYNAMO_DISABLE"] = "1"
+    return found

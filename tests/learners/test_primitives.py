@@ -14,7 +14,8 @@ import torch
 from rlsdk.batch import LossInputs
 from rlsdk.contracts import LossSpec, Model, Roles, TrainBatch
 from rlsdk.errors import LearnerError
-from rlsdk.marks import policy_loss
+from rlsdk.learners.deepspeed import DeepSpeedLearner
+from rlsdk.marks import learner, policy_loss
 from rlsdk.plugins import Plugins
 
 pytestmark = pytest.mark.stack
@@ -41,6 +42,23 @@ class Counting:
 
     def restore(self, state: int) -> None:
         self.steps = state
+
+
+@learner("bare")
+class Bare:
+    """A learner with an `update`, and neither primitives nor a learning rate that can be set."""
+
+    def __init__(self) -> None:
+        self._learner = DeepSpeedLearner(lr=1e-2)
+
+    def environment(self, place: Any) -> Any:
+        return self._learner.environment(place)
+
+    def start(self, *args: Any) -> None:
+        self._learner.start(*args)
+
+    def update(self, minibatches: Any, step: int) -> dict[str, float]:
+        return self._learner.update(minibatches, step)
 
 
 def spec(loss: Any = Counting, **changes: Any) -> LossSpec:
@@ -106,6 +124,18 @@ def test_a_call_out_of_order_leaves_the_learner_whole(tied: Model, launch: Launc
     with pytest.raises(LearnerError, match="update: the gradient of actor would be lost"):
         group.update(batch, [np.arange(6)], 0)
     assert group.optimizer_step()["actor/grad_norm"] > 0
+
+
+def test_a_learner_with_update_alone_trains_and_is_not_asked_for_more(
+    tied: Model, launch: Launch, make_batch: Make
+) -> None:
+    batch, roles = make_batch(6), Roles(actor=tied)
+    group = launch(1, roles, spec())
+    group.start(Plugins().reference("learner", Bare), roles, spec(), 10)
+    for call in (lambda: group.forward_backward(batch), lambda: group.set_learning_rate(1e-3)):
+        with pytest.raises(LearnerError, match=r"the learner 'bare' .*rlsdk\.contracts\."):
+            call()
+    assert group.update(batch, [np.arange(6)], 0)["actor/grad_norm"] > 0
 
 
 def test_a_gradient_that_is_not_finite_is_skipped(tied: Model, launch: Launch, make_batch: Make) -> None:
