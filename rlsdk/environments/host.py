@@ -15,8 +15,9 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from rlsdk.components import Component, Isolation
-from rlsdk.environments.apart import EnvTemplate, SubprocessEnv
-from rlsdk.errors import WorldLostError, described
+from rlsdk.environments.subprocess_env import SubprocessEnv, prepare
+from rlsdk.errors import EnvironmentFault, PluginError, WorldLostError, described
+from rlsdk.isolation.fork_server import ForkServer, ForkServerError
 from rlsdk.isolation.threads import Threads
 from rlsdk.plugins import ComponentRef, Plugins, short_name
 from rlsdk.types import Observation, Step
@@ -89,7 +90,7 @@ class EnvHost:
         self._threads = Threads(threads)
         self._lock = _Lock()
         self._components: dict[int, asyncio.Future[Component]] = {}
-        self._templates: dict[int, EnvTemplate] = {}
+        self._fork_servers: dict[int, ForkServer] = {}
         self._guests: dict[int, _EnvSlot] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -171,9 +172,13 @@ class EnvHost:
 
     async def _instance(self, blueprint: EnvSpec, options: Mapping[str, Any]) -> Instance:
         if blueprint.isolation == "process":
-            template = self._templates.setdefault(blueprint.kind, EnvTemplate(blueprint.reference))
-            await template.ready()
-            return SubprocessEnv(template, options)
+            what = f"environments {blueprint.reference.name!r}"
+            forks = self._fork_servers.setdefault(blueprint.kind, ForkServer(what, prepare, blueprint.reference))
+            try:
+                await forks.ready()
+            except ForkServerError as error:
+                raise (PluginError if error.refused else EnvironmentFault)(str(error)) from error
+            return SubprocessEnv(forks, options)
         found = self._components.get(blueprint.kind)
         if found is None:  # once for all: those who come meanwhile wait for it
             self._plugins = self._plugins or Plugins()

@@ -1,6 +1,6 @@
 """A pool of killable scoring processes, so that no call exceeds its time limit, whatever it does.
 
-One *template* process imports the rewards; the others are its forks, so that a killed one is replaced in milliseconds.
+The processes are forks of one that has imported the rewards, so that a killed one is replaced in milliseconds.
 A call that takes much longer than others do no longer counts as one of the pool's workers: another process takes its
 place until its limit. While others wait, such a call keeps computing at the lowest priority, so that a
 hanging one costs little.
@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import pickle
-import signal
 import socket
 import time
 from collections import Counter
@@ -25,12 +23,11 @@ from typing import Any
 import attrs
 
 from rlsdk.errors import DataError, ScoringError
-from rlsdk.isolation.framing import receive_async, send_async
+from rlsdk.isolation.fork_server import Fork, ForkServer, ForkServerError
 from rlsdk.plugins import ComponentRef
-from rlsdk.scoring.template import WorkerTemplate
+from rlsdk.scoring.worker import prepare
 from rlsdk.types import Rollout, Score
 
-log = logging.getLogger(__name__)
 MAX_SLOW = 64
 """Calls that may take longer than others at one time; further ones keep their worker's place."""
 _PATIENCE = 4.0
@@ -70,23 +67,14 @@ class TooLongError(FailedError):
 class _ScoringWorker:
     """The driver's side of a process; belongs to no event loop."""
 
-    pid: int
-    connection: socket.socket
-    cpu: float  # seconds it had used when its last call ended
+    fork: Fork
+    cpu: float = 0.0  # seconds it had used when its last call ended
     called: set[int] = attrs.field(factory=set)  # rewards
-
-    async def ask(self, message: bytes) -> bytes:
-        """Send a call, wait for its reply; raises EOFError where the process ends first."""
-        try:
-            await send_async(self.connection, message)
-            return await receive_async(self.connection)
-        except ConnectionError as error:
-            raise EOFError from error
 
     def lives(self) -> bool:
         """Return True if an idle process is alive: it sends nothing, so a readable connection means it has ended."""
         try:
-            self.connection.recv(1, socket.MSG_PEEK)
+            self.fork.connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except ConnectionError:
@@ -96,7 +84,7 @@ class _ScoringWorker:
     def used(self) -> float | None:
         """Seconds of CPU that this call used; None where the system does not tell."""
         try:
-            total = int(Path(f"/proc/{self.pid}/schedstat").read_text(encoding="ascii").split()[0])
+            total = int(Path(f"/proc/{self.fork.pid}/schedstat").read_text(encoding="ascii").split()[0])
         except (OSError, ValueError, IndexError):
             return None
         return total / 1e9 - self.cpu
@@ -104,15 +92,9 @@ class _ScoringWorker:
     def starves(self) -> bool:
         """Return True if the process is waiting for a free core; False where the system does not tell."""
         try:
-            return Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "R"
+            return Path(f"/proc/{self.fork.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "R"
         except (OSError, IndexError):
             return False
-
-    def kill(self) -> None:
-        """End it, and whatever it started."""
-        self.connection.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
 
 
 class Pool:
@@ -131,9 +113,7 @@ class Pool:
         """
         self._rewards = list(rewards)
         self._workers = workers or os.cpu_count() or 1
-        self._memory = memory << 20
-        self._log_to = log_to
-        self._template: WorkerTemplate | None = None
+        self._forks = ForkServer("scoring processes", prepare, self._rewards, memory=memory << 20, log_to=log_to)
         self._idle: list[_ScoringWorker] = []
         self._busy: set[_ScoringWorker] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -176,9 +156,9 @@ class Pool:
                 return []
             # Not before there is a place: the event loop would do it for all that wait, and hear of no reply meanwhile.
             message = pickle.dumps((index, list(rollouts)), protocol=5)
-            worker = self._taken() or await self._fork()
+            worker = self._taken() or _ScoringWorker(await self._fork())
             self._busy.add(worker)
-            reply = asyncio.ensure_future(worker.ask(message))
+            reply = asyncio.ensure_future(worker.fork.ask(message))
             again = False
             try:
                 again = await self._wait(reply, index, len(rollouts), worker, slot, limit)
@@ -191,7 +171,7 @@ class Pool:
                 raise TooLongError(limit, first=index not in worker.called) from None
             except EOFError:
                 self.counts["died"] += 1
-                raise FailedError(f"its process ended: {await self._ending(worker)}") from None
+                raise FailedError(f"its process ended: {await self._forks.ending(worker.fork)}") from None
             finally:
                 self.counts["calls"] += 1
                 self._busy.discard(worker)
@@ -199,7 +179,7 @@ class Pool:
                 if again and reply.exception() is None:
                     self._idle.append(worker)
                 else:
-                    worker.kill()
+                    worker.fork.kill()
         return _scores(found)
 
     def _taken(self) -> _ScoringWorker | None:
@@ -208,7 +188,7 @@ class Pool:
             worker = self._idle.pop()
             if worker.lives():
                 return worker
-            worker.kill()
+            worker.fork.kill()
         return None
 
     async def _wait(
@@ -236,7 +216,7 @@ class Pool:
                 lowered = used >= 0.8 * patience and self._slots.locked()
                 if lowered:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.setpriority(os.PRIO_PROCESS, worker.pid, 19)
+                        os.setpriority(os.PRIO_PROCESS, worker.fork.pid, 19)
                 slot.release()
             await asyncio.wait({reply}, timeout=_HEARING)
         finally:
@@ -255,49 +235,25 @@ class Pool:
             return
         self._loop = loop
         self._slots = asyncio.Semaphore(self._workers)
-        self._starting = asyncio.Lock()
         self._slow = 0
         for worker in self._busy:
-            worker.kill()
+            worker.fork.kill()
         self._busy.clear()
-        if self._template is not None:
-            self._template.watch()
+        self._forks.enter_loop()
 
-    async def _fork(self) -> _ScoringWorker:
-        here, there = socket.socketpair()
-        with there:
-            async with self._starting:  # those who come meanwhile wait for the same template
-                if self._template is None or not self._template.fork(there):
-                    await self._start()
-                    if self._template is None or not self._template.fork(there):
-                        raise ScoringError("the scoring processes end as soon as they are started; is memory left?")
-        here.setblocking(False)
+    async def _fork(self) -> Fork:
         try:
-            pid, cpu = json.loads(await receive_async(here))
-        except (EOFError, ConnectionError) as error:
-            here.close()
-            raise ScoringError("a scoring process could not be forked; are memory and processes left?") from error
-        return _ScoringWorker(pid, here, cpu)
-
-    async def _start(self) -> None:
-        if self._template is not None:
-            log.warning("the process that scoring processes are forked from ended; it is started again")
-            self._template.close()
-        self._template = await asyncio.to_thread(WorkerTemplate, self._rewards, self._memory, self._log_to)
-        self._template.watch()
-
-    async def _ending(self, worker: _ScoringWorker) -> str:
-        return await self._template.ending(worker.pid) if self._template is not None else "nobody saw how"
+            return await self._forks.fork()
+        except ForkServerError as error:
+            raise ScoringError(f"the scoring processes did not start: {error}") from error
 
     def close(self) -> None:
         """End all processes; they start again when they are needed again."""
         for worker in [*self._idle, *self._busy]:
-            worker.kill()
+            worker.fork.kill()
         self._idle.clear()
         self._busy.clear()
-        if self._template is not None:
-            self._template.close()
-        self._template = None
+        self._forks.close()
 
 
 async def _settled(reply: asyncio.Future[bytes]) -> None:

@@ -150,13 +150,13 @@ def test_a_cancelled_call_frees_its_process(scorer: Callable[..., Scorer]) -> No
     assert asyncio.run(work()).value == 4
 
 
-def test_a_killed_template_is_started_again(scorer: Callable[..., Scorer]) -> None:
+def test_a_killed_fork_server_is_started_again(scorer: Callable[..., Scorer]) -> None:
     running = scorer("hostile_lab/one")
 
     async def work() -> list[Score]:
         first = await running.score(rollout("good"))
         for child in psutil.Process().children():
-            if "rlsdk.scoring.worker" in " ".join(child.cmdline()):
+            if "rlsdk.isolation.fork_server" in " ".join(child.cmdline()):
                 child.kill()
                 child.wait(5)
         await asyncio.sleep(0.2)  # its forks end with it

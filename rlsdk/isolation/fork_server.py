@@ -1,0 +1,326 @@
+"""A process that imports what it serves once and forks on request, so that a killed fork is replaced in milliseconds.
+
+`ForkServer` is the side of the process that wants forks, `main` that of the server. What is served is a *prepare*
+function: it runs in the server, before any fork, and returns the function that each fork runs on its connection.
+Messages to the server are pickled, since it belongs to the process that started it; forks run code of plugins on text
+of a model, so nothing that comes back is unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import pickle
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+
+from rlsdk.errors import RlsdkError
+from rlsdk.isolation.framing import receive, receive_async, send, send_async
+from rlsdk.isolation.process import fork_alone, limit_memory
+
+log = logging.getLogger(__name__)
+Work = Callable[[socket.socket], None]
+"""What a fork does with its connection; EOFError or ConnectionError, raised by it, end the fork without a fault."""
+
+_READY, _REFUSED, _FORK = b"r", b"e", b"f"
+_ENDING = struct.Struct("!ii")
+"""Process number and exit code of a fork that ended; short enough to be written and read whole."""
+_REMEMBERED = 1000
+"""Endings that are kept for someone who asks."""
+_LAST_WORDS = 0.5
+"""Seconds to wait for the server to tell how a fork ended."""
+_FULL = 0.01
+"""Seconds until a request is repeated that did not fit into the server's socket."""
+_BOOT = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from rlsdk.isolation.fork_server import main
+main(int(sys.argv[2]))
+"""
+
+
+class ForkServerError(Exception):
+    """The server did not start, or does not fork.
+
+    Attributes:
+        refused: True if its prepare function refused: it would refuse again.
+    """
+
+    def __init__(self, text: str, *, refused: bool = False) -> None:
+        super().__init__(text)
+        self.refused = refused
+
+
+@attrs.frozen(eq=False)
+class Fork:
+    """The caller's side of a fork; belongs to no event loop.
+
+    Attributes:
+        pid: Number of its process, and of its process group.
+        connection: Socket to it, non-blocking.
+    """
+
+    pid: int
+    connection: socket.socket
+
+    async def ask(self, message: bytes) -> bytes:
+        """Send a message and return the reply; raises EOFError if the process ends first."""
+        try:
+            await send_async(self.connection, message)
+            return await receive_async(self.connection)
+        except ConnectionError as error:
+            raise EOFError from error
+
+    def kill(self) -> None:
+        """End the process, and whatever it started in its group."""
+        self.connection.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class ForkServer:
+    """Starts the server when the first fork is wanted, and again if it has died."""
+
+    def __init__(
+        self,
+        what: str,
+        prepare: Callable[[Any], Work],
+        argument: Any,
+        *,
+        memory: int = 0,
+        log_to: Path | None = None,
+    ) -> None:
+        """Describe a server without starting it.
+
+        Args:
+            what: What the forks are, in the plural, for messages.
+            prepare: Function of a module, called in the server with `argument`.
+            argument: Value that can be pickled.
+            memory: Bytes of address space that a fork may use beyond its initial size (Linux); 0 for no limit.
+            log_to: File for the output of server and forks; None for standard error.
+        """
+        self._what, self._served, self._log_to = what, (prepare, argument, memory), log_to
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._endings: dict[int, int] = {}
+
+    async def ready(self) -> None:
+        """Start the server, or start it again if it has ended; it ends when this process does.
+
+        Raises:
+            ForkServerError: It did not start.
+        """
+        self.enter_loop()
+        async with self._starting:  # those who come meanwhile wait for the same server
+            if self._process is not None and self._process.poll() is not None:
+                log.warning("the process that %s are forked from ended; it is started again", self._what)
+                self.close()
+            if self._process is None:
+                await self._start()
+
+    async def fork(self) -> Fork:
+        """Return a new process; the server is started for it if need be.
+
+        Raises:
+            ForkServerError: The server did not start, or cannot fork.
+        """
+        here, there = socket.socketpair()
+        here.setblocking(False)
+        try:
+            with there:
+                await self.ready()
+                await self._request(there)
+            return Fork(int(await receive_async(here)), here)
+        except (EOFError, OSError) as error:
+            here.close()
+            why = "are memory and processes left?"
+            raise ForkServerError(f"no process could be forked for {self._what}; {why}") from error
+        except BaseException:
+            here.close()
+            raise
+
+    async def ending(self, fork: Fork) -> str:
+        """Describe how a fork ended."""
+        self.enter_loop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS):
+                while fork.pid not in self._endings:
+                    self._told.clear()
+                    await self._told.wait()
+        code = self._endings.pop(fork.pid, None)
+        if code is None:
+            return "nobody saw how"
+        return f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+    def enter_loop(self) -> None:
+        """Hear of forks that end in the running event loop, which may be another than that of the last call."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        self._loop, self._starting, self._told = loop, asyncio.Lock(), asyncio.Event()
+        if self._control is not None:
+            loop.add_reader(self._control, self._hear)
+
+    def close(self) -> None:
+        """End the server, and with it its forks; the next call starts another."""
+        if self._control is not None:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(self._control)
+            self._end()
+        self._process = self._control = None
+
+    async def _start(self) -> None:
+        import cloudpickle
+
+        self._control, theirs = socket.socketpair()
+        self._control.setblocking(False)
+        with theirs, open(self._log_to or os.devnull, "ab") as output:  # noqa: ASYNC230 - as below
+            # The threads of BLAS would be lost by the fork, and take the cores of others.
+            single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+            stream = output if self._log_to else 2
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - it takes milliseconds, once
+                [sys.executable, "-c", _BOOT, json.dumps([p or os.getcwd() for p in sys.path]), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **single},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                process_group=0,
+            )
+        self._end = weakref.finalize(self, _end, self._process, self._control)
+        try:
+            # By value where an object stands in place of a name; all else by reference.
+            await send_async(self._control, cloudpickle.dumps(self._served))
+            reply = await receive_async(self._control)
+        except (EOFError, ConnectionError) as error:
+            self.close()
+            raise ForkServerError(
+                f"the process that {self._what} are forked from did not start; see {self._log_to or 'standard error'}"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+        if reply.startswith(_REFUSED):
+            self.close()
+            raise ForkServerError(reply[1:].decode(errors="replace"), refused=True)
+        asyncio.get_running_loop().add_reader(self._control, self._hear)
+
+    async def _request(self, connection: socket.socket) -> None:
+        """Send the other end of a connection to the server."""
+        while True:
+            control = self._control
+            try:
+                if control is None:
+                    raise ConnectionResetError("the server was closed")
+                socket.send_fds(control, [_FORK], [connection.fileno()])
+                return
+            except BlockingIOError:
+                await asyncio.sleep(_FULL)
+            except ConnectionError:  # it is ending: `ready` starts another once it has
+                if control is not None and control is self._control and self._process is not None:
+                    await asyncio.to_thread(self._process.wait)
+                await self.ready()
+
+    def _hear(self) -> None:
+        assert self._control is not None and self._loop is not None
+        try:
+            heard = self._control.recv(_ENDING.size * 64)
+        except OSError:
+            heard = b""
+        if not heard:
+            self._loop.remove_reader(self._control)
+            return
+        self._endings.update(_ENDING.iter_unpack(heard))
+        while len(self._endings) > _REMEMBERED:  # nobody asks about those that were killed
+            self._endings.pop(next(iter(self._endings)))
+        self._told.set()
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    process.kill()  # its forks end with it
+    process.wait()
+
+
+def main(descriptor: int) -> None:
+    """Be the server: prepare, then fork a process for each socket that arrives, and tell how forks ended."""
+    control = socket.socket(fileno=descriptor)
+    given = receive(control)
+    try:
+        prepare, argument, memory = pickle.loads(given)  # noqa: S301 - from the process that started this one
+        work: Work = prepare(argument)
+    except (RlsdkError, ImportError) as error:
+        send(control, _REFUSED + str(error).encode())
+        return
+    gc.collect()
+    gc.freeze()  # what is imported stays shared with the forks
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    send(control, _READY)
+    with selectors.DefaultSelector() as ready:
+        ready.register(control, selectors.EVENT_READ)
+        ready.register(woken, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select():
+                if key.fileobj is not control:
+                    os.read(woken, 4096)
+                    _reap(control)
+                    continue
+                try:
+                    message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+                except ConnectionError:
+                    return
+                if message != _FORK:
+                    return
+                if os.fork() == 0:
+                    signal.set_wakeup_fd(-1)
+                    control.close()
+                    _live(socket.socket(fileno=descriptors[0]), work, memory)
+                os.close(descriptors[0])
+
+
+def _reap(control: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        control.sendall(_ENDING.pack(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _live(connection: socket.socket, work: Work, memory: int) -> NoReturn:
+    """Serve one connection; a fork never returns into the server's code."""
+    code = 1
+    try:
+        fork_alone()
+        if memory:
+            limit_memory(memory)
+        send(connection, str(os.getpid()).encode())
+        work(connection)
+        code = 0
+    except (EOFError, ConnectionError):  # its owner has gone
+        code = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
