@@ -62,7 +62,7 @@ docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name 
 # what starts a stack waits for its processes about half of the time.
 test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSpeed included
 	@$(MAKE) --no-print-directory -j 2 lint types layers docs
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu and not stack" -n 2 --dist loadfile --durations 10
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu and not stack" -n 2 --dist worksteal --durations 10
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "stack and not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --durations 20
 
 # Here, too: a training keeps little more than one core busy, as engine and learner take turns.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -18,9 +20,32 @@ settings.register_profile("rlsdk", deadline=None)
 settings.load_profile("rlsdk")
 
 
+LONGEST = ("tests/run/test_quickstart.py", "tests/learners/", "tests/run/test_training.py", "tests/engines/")
+"""What is begun with, so that no process has a long one left when the other has nothing to do."""
+SHARING = ("tests/learners", "tests/engines")
+"""Folders whose tests share Ray, engines and ranks: one process runs all of them."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, give the files of a folder that shares processes to one process."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadFolderScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = nodeid.rpartition("/")[0]
+            return folder if folder in SHARING else super()._split_scope(nodeid)
+
+    return LoadFolderScheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Of two processes one begins with the longest file, so that nobody waits for it in the end.
-    items.sort(key=lambda item: item.path.name != "test_quickstart.py")
+    def rank(item: pytest.Item) -> int:
+        return next((i for i, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
+
+    items.sort(key=rank)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
@@ -29,6 +54,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an asynchronous test in virtual time: it sleeps and waits without delay, and alike on any machine."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    from rlsdk.simulation.clock import run_virtually
+
+    run_virtually(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.actor import Progress
 from rlsdk.engines.client import EngineClient
+from rlsdk.simulation.clock import run_virtually
 
 PROMPT = np.array([1, 2, 3])
 
@@ -70,81 +71,69 @@ def client(engines: list[Engine]) -> EngineClient:
     return EngineClient(engines, lambda ids: ["x" for _ in ids])
 
 
-def test_an_answer_says_which_engine_holds_it_and_affinity_leads_back() -> None:
-    async def go() -> None:
-        engines = [Engine(), Engine()]
-        for engine in engines:
-            engine.go.set()
-        asked = client(engines)
-        answers = await asyncio.gather(*(asked.sample(f"g{i}", PROMPT, Sampling()) for i in range(4)))
-        assert sorted(answer.engine for answer in answers) == [0, 0, 1, 1]
-        again = [await asked.sample("g", PROMPT, Sampling(), affinity=1) for _ in range(3)]
-        assert [answer.engine for answer in again] == [1, 1, 1]
-
-    asyncio.run(go())
-
-
-def test_of_one_turn_what_goes_on_is_sent_before_what_begins() -> None:
-    async def go() -> None:
-        engine = Engine()
-        asked = client([engine])
-        for i, begun in enumerate((0, 2, 0, 1)):
-            asked.sample(f"g{i}", PROMPT, Sampling(), begun=begun)
-        await asyncio.sleep(0.01)
-        assert [request.begun for request in engine.asked] == [2, 1, 0, 0]
+async def test_an_answer_says_which_engine_holds_it_and_affinity_leads_back() -> None:
+    engines = [Engine(), Engine()]
+    for engine in engines:
         engine.go.set()
-        await asyncio.sleep(0.01)
-
-    asyncio.run(go())
-
-
-def test_a_request_that_nobody_waits_for_is_ended() -> None:
-    async def go() -> None:
-        engine = Engine()
-        asked = client([engine])
-        both = [asked.sample("g", PROMPT, Sampling()) for _ in range(2)]
-        other = asked.sample("h", PROMPT, Sampling())
-        never = asked.sample("i", PROMPT, Sampling())
-        never.cancel()
-        await asyncio.sleep(0.01)
-        assert [(r.id, r.n) for r in engine.asked] == [("0", 2), ("1", 1)]  # the third was never sent
-        both[0].cancel()
-        await asyncio.sleep(0.01)
-        assert engine.aborted == []  # its twin goes on
-        both[1].cancel()
-        await asyncio.sleep(0.01)
-        assert engine.aborted == ["0"]
-        engine.go.set()
-        assert (await other).text == "x"
-
-    asyncio.run(go())
+    asked = client(engines)
+    answers = await asyncio.gather(*(asked.sample(f"g{i}", PROMPT, Sampling()) for i in range(4)))
+    assert sorted(answer.engine for answer in answers) == [0, 0, 1, 1]
+    again = [await asked.sample("g", PROMPT, Sampling(), affinity=1) for _ in range(3)]
+    assert [answer.engine for answer in again] == [1, 1, 1]
 
 
-def test_what_a_dead_engine_had_not_answered_is_sampled_on_another_and_its_load_is_forgotten() -> None:
-    async def go() -> None:
-        engines = [Engine(), Engine()]
-        asked = client(engines)
-        lost: list[tuple[int, Any]] = []
-        asked.lost = lambda rank, actor, error: lost.append((rank, actor))
-        engines[0].dies_after = 1
-        first = [asked.sample(f"g{i}", PROMPT, Sampling()) for i in range(6)]
-        await asyncio.sleep(0.01)
-        assert [len(engine.asked) for engine in engines] == [3, 3]
-        engines[0].go.set()
-        await asyncio.sleep(0.01)
-        assert lost == [(0, engines[0])] and asked.sampled_again == 2
-        assert [future.done() for future in first] == [True, False, False, False, False, False]
-        engines[1].go.set()
-        answers = await asyncio.gather(*first)
-        assert [answer.engine for answer in answers] == [0, 1, 1, 1, 1, 1]
-        # A conversation whose engine is gone goes on elsewhere; one that comes back has no load.
-        assert (await asked.sample("h", PROMPT, Sampling(), affinity=0)).engine == 1
-        engines.append(Engine())
-        asked.admit(0, engines[2])
-        await asyncio.gather(*(asked.sample(f"i{i}", PROMPT, Sampling()) for i in range(4)), _later(engines[2].go.set))
-        assert len(engines[2].asked) == 2
+async def test_of_one_turn_what_goes_on_is_sent_before_what_begins() -> None:
+    engine = Engine()
+    asked = client([engine])
+    for i, begun in enumerate((0, 2, 0, 1)):
+        asked.sample(f"g{i}", PROMPT, Sampling(), begun=begun)
+    await asyncio.sleep(0.01)
+    assert [request.begun for request in engine.asked] == [2, 1, 0, 0]
+    engine.go.set()
+    await asyncio.sleep(0.01)
 
-    asyncio.run(go())
+
+async def test_a_request_that_nobody_waits_for_is_ended() -> None:
+    engine = Engine()
+    asked = client([engine])
+    both = [asked.sample("g", PROMPT, Sampling()) for _ in range(2)]
+    other = asked.sample("h", PROMPT, Sampling())
+    never = asked.sample("i", PROMPT, Sampling())
+    never.cancel()
+    await asyncio.sleep(0.01)
+    assert [(r.id, r.n) for r in engine.asked] == [("0", 2), ("1", 1)]  # the third was never sent
+    both[0].cancel()
+    await asyncio.sleep(0.01)
+    assert engine.aborted == []  # its twin goes on
+    both[1].cancel()
+    await asyncio.sleep(0.01)
+    assert engine.aborted == ["0"]
+    engine.go.set()
+    assert (await other).text == "x"
+
+
+async def test_what_a_dead_engine_had_not_answered_is_sampled_on_another_and_its_load_is_forgotten() -> None:
+    engines = [Engine(), Engine()]
+    asked = client(engines)
+    lost: list[tuple[int, Any]] = []
+    asked.lost = lambda rank, actor, error: lost.append((rank, actor))
+    engines[0].dies_after = 1
+    first = [asked.sample(f"g{i}", PROMPT, Sampling()) for i in range(6)]
+    await asyncio.sleep(0.01)
+    assert [len(engine.asked) for engine in engines] == [3, 3]
+    engines[0].go.set()
+    await asyncio.sleep(0.01)
+    assert lost == [(0, engines[0])] and asked.sampled_again == 2
+    assert [future.done() for future in first] == [True, False, False, False, False, False]
+    engines[1].go.set()
+    answers = await asyncio.gather(*first)
+    assert [answer.engine for answer in answers] == [0, 1, 1, 1, 1, 1]
+    # A conversation whose engine is gone goes on elsewhere; one that comes back has no load.
+    assert (await asked.sample("h", PROMPT, Sampling(), affinity=0)).engine == 1
+    engines.append(Engine())
+    asked.admit(0, engines[2])
+    await asyncio.gather(*(asked.sample(f"i{i}", PROMPT, Sampling()) for i in range(4)), _later(engines[2].go.set))
+    assert len(engines[2].asked) == 2
 
 
 async def _later(call: Any) -> None:
@@ -177,7 +166,7 @@ def test_a_request_that_was_answered_in_part_gives_the_same_continuations_as_if_
         assert indices == ([0, 1, 2] if seed is not None else [0, 1, 0])
         assert [request.n for request in engines[1].asked] == [asked_for, 1]
 
-    asyncio.run(go())
+    run_virtually(go())
 
 
 def test_tokens_are_shown_to_whoever_watches_that_continuation_and_still_waits() -> None:
@@ -210,31 +199,28 @@ def test_tokens_are_shown_to_whoever_watches_that_continuation_and_still_waits()
         engine.go.set()
         await asyncio.sleep(0.01)
 
-    asyncio.run(go())
+    run_virtually(go())
 
 
-def test_nobody_who_waits_for_an_engine_waits_for_ever() -> None:
-    async def go() -> None:
-        engine = Engine()
-        engine.dies_after = 0
-        engine.go.set()
-        asked = client([engine])
-        with pytest.raises(ActorDiedError):  # nobody brings it back
-            await asked.sample("g", PROMPT, Sampling())
-        asked.lost = lambda rank, actor, error: None
-        waiting = [asked.sample("g", PROMPT, Sampling()) for _ in range(2)]
-        await asyncio.sleep(0.01)
-        assert asked.actors == [] and not waiting[0].done()
-        asked.abort()  # there is no engine that could say so
-        done = [(await future).completion for future in waiting]
-        assert [(each.finish, len(each.token_ids)) for each in done] == [("abort", 0)] * 2
-        waiting = [asked.sample("g", PROMPT, Sampling()) for _ in range(2)]
-        await asyncio.sleep(0.01)
-        waiting[0].cancel()
-        asked.fail(ValueError("it will not come back"))
-        with pytest.raises(ValueError, match="will not come back"):
-            await waiting[1]
-        with pytest.raises(ValueError, match="will not come back"):
-            await asked.sample("g", PROMPT, Sampling())
-
-    asyncio.run(go())
+async def test_nobody_who_waits_for_an_engine_waits_for_ever() -> None:
+    engine = Engine()
+    engine.dies_after = 0
+    engine.go.set()
+    asked = client([engine])
+    with pytest.raises(ActorDiedError):  # nobody brings it back
+        await asked.sample("g", PROMPT, Sampling())
+    asked.lost = lambda rank, actor, error: None
+    waiting = [asked.sample("g", PROMPT, Sampling()) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    assert asked.actors == [] and not waiting[0].done()
+    asked.abort()  # there is no engine that could say so
+    done = [(await future).completion for future in waiting]
+    assert [(each.finish, len(each.token_ids)) for each in done] == [("abort", 0)] * 2
+    waiting = [asked.sample("g", PROMPT, Sampling()) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    waiting[0].cancel()
+    asked.fail(ValueError("it will not come back"))
+    with pytest.raises(ValueError, match="will not come back"):
+        await waiting[1]
+    with pytest.raises(ValueError, match="will not come back"):
+        await asked.sample("g", PROMPT, Sampling())

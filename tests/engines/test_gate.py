@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from rlsdk.engines.gate import PausableClient, beginning
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.scoring.scorer import RewardTerm, Scorer
+from rlsdk.simulation.clock import run_virtually
 from rlsdk.types import Group, Rollout, Score, Task
 from tests.rollout.codecs import plain
 
@@ -78,36 +79,26 @@ def part(tokens: list[int], version: int = 0) -> Completion:
     return Completion(request="b", index=0, versions=np.full(count, version), finish="abort", **arrays)
 
 
-def play(body: Callable[[], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        return await asyncio.wait_for(body(), 5)
-
-    return asyncio.run(main())
-
-
-def test_what_is_ended_goes_on_and_what_comes_meanwhile_waits() -> None:
-    async def body() -> None:
-        engines = Engines()
-        gate = PausableClient(engines, decode)
-        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60), seed=3))
-        await asyncio.sleep(0.02)
-        async with gate.held():
-            second = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=2)))
-            await asyncio.sleep(0.01)
-            assert len(engines.asked) == 1
-            engines.version = 1
-        one, two = (answer.completion for answer in await asyncio.gather(first, second))
-        assert one.token_ids.tolist() == list(range(10, 70))
-        assert sorted(set(one.versions.tolist())) == [0, 1]
-        assert (one.finish, two.finish) == ("length", "length")
-        count = int((one.versions == 0).sum())
-        prompt, sampling, seed, begun = engines.asked[1]
-        assert (prompt, begun) == ([5, 6, *range(10, 10 + count)], count)
-        assert sampling.max_tokens == 60 - count
-        assert seed not in (None, 3)
-        assert gate.resumed == 1
-
-    play(body)
+async def test_what_is_ended_goes_on_and_what_comes_meanwhile_waits() -> None:
+    engines = Engines()
+    gate = PausableClient(engines, decode)
+    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60), seed=3))
+    await asyncio.sleep(0.02)
+    async with gate.held():
+        second = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=2)))
+        await asyncio.sleep(0.01)
+        assert len(engines.asked) == 1
+        engines.version = 1
+    one, two = (answer.completion for answer in await asyncio.gather(first, second))
+    assert one.token_ids.tolist() == list(range(10, 70))
+    assert sorted(set(one.versions.tolist())) == [0, 1]
+    assert (one.finish, two.finish) == ("length", "length")
+    count = int((one.versions == 0).sum())
+    prompt, sampling, seed, begun = engines.asked[1]
+    assert (prompt, begun) == ([5, 6, *range(10, 10 + count)], count)
+    assert sampling.max_tokens == 60 - count
+    assert seed not in (None, 3)
+    assert gate.resumed == 1
 
 
 @pytest.mark.parametrize("partial", [True, False])
@@ -131,37 +122,31 @@ def test_a_watched_answer_that_is_ended_is_shown_as_one_or_not_at_all(partial: b
         assert [done.token_ids[s.start] for s in seen] == [s.token_ids[0] for s in seen]
         assert [s.start for s in seen] == ([0, 0, len(seen[1].token_ids)] if partial else [])
 
-    play(body)
+    run_virtually(body())
 
 
-def test_what_begins_anew_has_the_whole_of_its_tokens() -> None:
-    async def body() -> None:
-        engines = Engines()
-        gate = PausableClient(engines, decode, partial=False)
-        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60)))
-        await asyncio.sleep(0.02)
-        async with gate.held():
-            engines.version = 1
-        done = (await first).completion
-        assert done.versions.tolist() == [1] * 60
-        assert engines.asked[1][:2] == engines.asked[0][:2]
-        assert gate.dropped > 0
-        assert gate.resumed == 0
-
-    play(body)
+async def test_what_begins_anew_has_the_whole_of_its_tokens() -> None:
+    engines = Engines()
+    gate = PausableClient(engines, decode, partial=False)
+    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60)))
+    await asyncio.sleep(0.02)
+    async with gate.held():
+        engines.version = 1
+    done = (await first).completion
+    assert done.versions.tolist() == [1] * 60
+    assert engines.asked[1][:2] == engines.asked[0][:2]
+    assert gate.dropped > 0
+    assert gate.resumed == 0
 
 
-def test_the_word_to_end_is_said_again_until_it_is_heard() -> None:
-    async def body() -> None:
-        engines = Engines(deaf=3)
-        gate = PausableClient(engines, decode)
-        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=10_000)))
-        await asyncio.sleep(0.01)
-        async with gate.held(again=0.01):
-            assert engines.aborts == 4
-        first.cancel()
-
-    play(body)
+async def test_the_word_to_end_is_said_again_until_it_is_heard() -> None:
+    engines = Engines(deaf=3)
+    gate = PausableClient(engines, decode)
+    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=10_000)))
+    await asyncio.sleep(0.01)
+    async with gate.held(again=0.01):
+        assert engines.aborts == 4
+    first.cancel()
 
 
 def test_engines_that_hear_nothing_do_not_hold_the_weights_up_for_ever(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +159,7 @@ def test_engines_that_hear_nothing_do_not_hold_the_weights_up_for_ever(caplog: p
             engines.version = 1
         assert set((await first).completion.versions.tolist()) == {0, 1}  # it went on where it was
 
-    play(body)
+    run_virtually(body())
     assert "1 requests did not end" in caplog.text
 
 
@@ -187,35 +172,29 @@ def test_engines_that_hear_nothing_do_not_hold_the_weights_up_for_ever(caplog: p
         (part([10, 11, 12, 13, 14]), "length"),
     ],
 )
-def test_an_answer_of_which_nothing_is_missing_is_not_sampled(begun: Completion, finish: str) -> None:
-    async def body() -> None:
-        engines = Engines()
-        sampling = Sampling(max_tokens=5, stop=("5 4",), stop_token_ids=(9,))
-        answer = await PausableClient(engines, decode, ends=[7]).sample("g", PROMPT, sampling, begun=begun)
-        assert answer.completion.finish == finish
-        assert answer.completion.token_ids.tolist() == begun.token_ids.tolist()
-        assert engines.asked == []
-
-    play(body)
+async def test_an_answer_of_which_nothing_is_missing_is_not_sampled(begun: Completion, finish: str) -> None:
+    engines = Engines()
+    sampling = Sampling(max_tokens=5, stop=("5 4",), stop_token_ids=(9,))
+    answer = await PausableClient(engines, decode, ends=[7]).sample("g", PROMPT, sampling, begun=begun)
+    assert answer.completion.finish == finish
+    assert answer.completion.token_ids.tolist() == begun.token_ids.tolist()
+    assert engines.asked == []
 
 
-def test_interrupted_answers_are_handed_out_as_they_are_and_none_begins() -> None:
-    async def body() -> None:
-        engines = Engines()
-        gate = PausableClient(engines, decode)
-        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=500)))
-        await asyncio.sleep(0.02)
-        gate.interrupt()
-        done = (await first).completion
-        assert done.finish == "abort"
-        assert 0 < len(done.token_ids) < 500
-        late = (await gate.sample("g", PROMPT, Sampling())).completion
-        assert (late.finish, len(late.token_ids)) == ("abort", 0)
-        assert len(engines.asked) == 1
-        gate.release()
-        assert (await gate.sample("g", PROMPT, Sampling(max_tokens=3))).completion.finish == "length"
-
-    play(body)
+async def test_interrupted_answers_are_handed_out_as_they_are_and_none_begins() -> None:
+    engines = Engines()
+    gate = PausableClient(engines, decode)
+    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=500)))
+    await asyncio.sleep(0.02)
+    gate.interrupt()
+    done = (await first).completion
+    assert done.finish == "abort"
+    assert 0 < len(done.token_ids) < 500
+    late = (await gate.sample("g", PROMPT, Sampling())).completion
+    assert (late.finish, len(late.token_ids)) == ("abort", 0)
+    assert len(engines.asked) == 1
+    gate.release()
+    assert (await gate.sample("g", PROMPT, Sampling(max_tokens=3))).completion.finish == "length"
 
 
 def test_of_one_answer_at_the_end_the_beginning_is_kept_of_several_turns_nothing() -> None:
@@ -253,27 +232,24 @@ def group_of(gate: PausableClient, scored: Counted, before: Group | None, key: s
 
 
 @pytest.mark.parametrize("partial", [True, False])
-def test_a_group_goes_on_from_what_an_aborted_attempt_left(partial: bool) -> None:
-    async def body() -> None:
-        engines, scored = Engines(), Counted()
-        gate = PausableClient(engines, decode, partial=partial)
-        running = asyncio.ensure_future(group_of(gate, scored, None, "a"))
-        await asyncio.sleep(0.02)
-        gate.interrupt()
-        left = await running
-        assert [r.status for r in left.rollouts] == ["aborted", "aborted"]
-        assert not any(score.valid for score in left.scores)
-        assert scored.asked == 0  # nobody judges half an answer
-        whole = Rollout(TASK, (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
-        left = Group(TASK, (whole, left.rollouts[1]), (Score(0.5), left.scores[1]))
-        gate.release()
-        engines.version = 1
-        done = await group_of(gate, scored, left, "b")
-        assert done.rollouts[0] is whole
-        assert done.scores[0].value == 0.5
-        assert scored.asked == 1
-        versions = done.rollouts[1].policy_versions[done.rollouts[1].loss_mask]
-        assert len(versions) == 40
-        assert set(versions.tolist()) == ({0, 1} if partial else {1})
-
-    play(body)
+async def test_a_group_goes_on_from_what_an_aborted_attempt_left(partial: bool) -> None:
+    engines, scored = Engines(), Counted()
+    gate = PausableClient(engines, decode, partial=partial)
+    running = asyncio.ensure_future(group_of(gate, scored, None, "a"))
+    await asyncio.sleep(0.02)
+    gate.interrupt()
+    left = await running
+    assert [r.status for r in left.rollouts] == ["aborted", "aborted"]
+    assert not any(score.valid for score in left.scores)
+    assert scored.asked == 0  # nobody judges half an answer
+    whole = Rollout(TASK, (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
+    left = Group(TASK, (whole, left.rollouts[1]), (Score(0.5), left.scores[1]))
+    gate.release()
+    engines.version = 1
+    done = await group_of(gate, scored, left, "b")
+    assert done.rollouts[0] is whole
+    assert done.scores[0].value == 0.5
+    assert scored.asked == 1
+    versions = done.rollouts[1].policy_versions[done.rollouts[1].loss_mask]
+    assert len(versions) == 40
+    assert set(versions.tolist()) == ({0, 1} if partial else {1})

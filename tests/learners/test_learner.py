@@ -293,7 +293,7 @@ def test_a_changed_shard_is_not_opened(tied: Model, launch: Launch, make_batch: 
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    group = launch(1, Roles(actor=tied), spec(), fresh=True, **LR)
+    group = launch(1, Roles(actor=tied), spec(), **LR)
     with pytest.raises(
         CheckpointError, match=r"damaged and was not opened.*changed since they were written: actor/.*optim"
     ):

@@ -162,7 +162,7 @@ class TestOnTwoRanks:
     ) -> None:
         model = make_llama(tmp_path, num_attention_heads=3, num_key_value_heads=3, hidden_size=48)
         with pytest.raises(LearnerError, match=r"has 3 heads of attention and 3 of keys and values; .* must divide"):
-            launch(2, Roles(actor=model), make_spec(), sequence_parallel=2, fresh=True)
+            launch(2, Roles(actor=model), make_spec(), sequence_parallel=2)
 
 
 @pytest.mark.stack

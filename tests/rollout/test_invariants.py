@@ -30,7 +30,6 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -41,15 +40,9 @@ from rlsdk.algorithms.stops import enough
 from rlsdk.rollout.lifecycle import ENDS, TaskRecord, TaskStatus
 from rlsdk.rollout.production import StalenessPolicy, UnfinishedError
 from rlsdk.rollout.stream import Allocator
+from rlsdk.simulation.clock import run_virtually
 from rlsdk.types import Group
 from tests.rollout.bench import Bench, group
-
-
-def play(body: Awaitable[Any], seconds: float = 5.0) -> Any:
-    async def main() -> Any:
-        return await asyncio.wait_for(body, seconds)
-
-    return asyncio.run(main())
 
 
 def versions(ticket: TaskRecord) -> list[int]:
@@ -57,50 +50,41 @@ def versions(ticket: TaskRecord) -> list[int]:
     return ticket.group.rollouts[0].policy_versions[1:].tolist()  # type: ignore[no-any-return]
 
 
-def test_01_taking_never_opens_the_gap_and_expiry_does() -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy(ahead=2, limit=2))
-        taken = await bench.production.take(0)
-        await asyncio.sleep(0.05)
-        counts = bench.book.counts("a")
-        assert (counts.target, counts.consumed, counts.available, counts.gap) == (9, 3, 6, 0)
-        bench.production.settle(taken, [TaskStatus.TRAINED] * 4)
-        assert bench.book.counts("a").gap == 0
-        bench.production._sift(2)  # version 0 is two steps old
-        assert bench.book.counts("a").gap == 6
-
-    play(body())
+async def test_01_taking_never_opens_the_gap_and_expiry_does() -> None:
+    bench = Bench(StalenessPolicy(ahead=2, limit=2))
+    taken = await bench.production.take(0)
+    await asyncio.sleep(0.05)
+    counts = bench.book.counts("a")
+    assert (counts.target, counts.consumed, counts.available, counts.gap) == (9, 3, 6, 0)
+    bench.production.settle(taken, [TaskStatus.TRAINED] * 4)
+    assert bench.book.counts("a").gap == 0
+    bench.production._sift(2)  # version 0 is two steps old
+    assert bench.book.counts("a").gap == 6
 
 
-def test_02_targets_only_grow_and_what_is_left_over_counts_for_the_next_batch() -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy(limit=9, oversample=1.0))
-        taken = await bench.production.take(0)
-        assert bench.book.counts("a").target == 3
-        await asyncio.sleep(0.05)  # the reserve comes, too
-        assert bench.book.counts("a").available == 3
-        assert bench.drawn == 8
-        bench.production.settle(taken, [TaskStatus.TRAINED] * 4)
-        await bench.step(1)
-        assert bench.drawn == 8  # the batch was there
-        assert bench.book.counts("a").target == 6
-        bench.book.ask("a", 2)
-        assert bench.book.counts("a").target == 6
-
-    play(body())
+async def test_02_targets_only_grow_and_what_is_left_over_counts_for_the_next_batch() -> None:
+    bench = Bench(StalenessPolicy(limit=9, oversample=1.0))
+    taken = await bench.production.take(0)
+    assert bench.book.counts("a").target == 3
+    await asyncio.sleep(0.05)  # the reserve comes, too
+    assert bench.book.counts("a").available == 3
+    assert bench.drawn == 8
+    bench.production.settle(taken, [TaskStatus.TRAINED] * 4)
+    await bench.step(1)
+    assert bench.drawn == 8  # the batch was there
+    assert bench.book.counts("a").target == 6
+    bench.book.ask("a", 2)
+    assert bench.book.counts("a").target == 6
 
 
-def test_02_asking_again_for_a_step_changes_nothing() -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy(ahead=1, limit=9), lambda number: 9.0)
-        for _ in range(3):  # a take that was cancelled is begun again
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(bench.production.take(0), 0.01)
-        assert bench.book.counts("a").target == 6
-        assert len(bench.started) == 8
-        await bench.production.pause()
-
-    play(body())
+async def test_02_asking_again_for_a_step_changes_nothing() -> None:
+    bench = Bench(StalenessPolicy(ahead=1, limit=9), lambda number: 9.0)
+    for _ in range(3):  # a take that was cancelled is begun again
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(bench.production.take(0), 0.01)
+    assert bench.book.counts("a").target == 6
+    assert len(bench.started) == 8
+    await bench.production.pause()
 
 
 def test_03_a_source_that_is_not_there_is_an_error() -> None:
@@ -131,64 +115,55 @@ def test_04_what_runs_stays_within_what_is_wanted_and_the_reserve(oversample: fl
             await bench.step(step)
         await bench.production.pause()
 
-    play(body())
+    run_virtually(body())
     assert max(most) == (2 if oversample else 0)
 
 
-def test_05_a_tail_batch_is_made_of_what_expired_then_of_what_was_aborted_without_a_reserve() -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy(ahead=1, limit=1, oversample=1.0, tail=3))
-        await bench.step(0)
-        await asyncio.sleep(0.05)
-        before = bench.drawn
-        assert bench.book.counts("a").available == 6  # a batch and the reserve
-        bench.started.clear()
-        bench.seconds = lambda number: 0.01 + 0.01 * (number % 10)  # they come one after the other
-        taken = await bench.step(1)  # all of it is too old
-        assert bench.production.expired == 6 + 2
-        fresh = [n for n in bench.started if n >= before]
-        again = [t for t in taken if t.source == "a"]
-        assert [t.attempts for t in again] == [2, 2, 2]
-        # Of source b two have expired, fewer than the tail: they wait, and fresh tasks are drawn, with the reserve.
-        assert len(bench.book.tickets("b", TaskStatus.EXPIRED)) == 2
-        assert {t.attempts for t in taken if t.source == "b"} == {1}
-        assert len(fresh) == 2 + 1
-        counts = bench.book.counts("a")
-        assert counts.scheduled + counts.available == 3  # the batch ahead; no reserve, though none waits any more
-        await bench.production.pause()
-
-    play(body())
+async def test_05_a_tail_batch_is_made_of_what_expired_then_of_what_was_aborted_without_a_reserve() -> None:
+    bench = Bench(StalenessPolicy(ahead=1, limit=1, oversample=1.0, tail=3))
+    await bench.step(0)
+    await asyncio.sleep(0.05)
+    before = bench.drawn
+    assert bench.book.counts("a").available == 6  # a batch and the reserve
+    bench.started.clear()
+    bench.seconds = lambda number: 0.01 + 0.01 * (number % 10)  # they come one after the other
+    taken = await bench.step(1)  # all of it is too old
+    assert bench.production.expired == 6 + 2
+    fresh = [n for n in bench.started if n >= before]
+    again = [t for t in taken if t.source == "a"]
+    assert [t.attempts for t in again] == [2, 2, 2]
+    # Of source b two have expired, fewer than the tail: they wait, and fresh tasks are drawn, with the reserve.
+    assert len(bench.book.tickets("b", TaskStatus.EXPIRED)) == 2
+    assert {t.attempts for t in taken if t.source == "b"} == {1}
+    assert len(fresh) == 2 + 1
+    counts = bench.book.counts("a")
+    assert counts.scheduled + counts.available == 3  # the batch ahead; no reserve, though none waits any more
+    await bench.production.pause()
 
 
-def test_04_another_takes_the_place_of_what_is_left_out_while_the_trainer_works() -> None:
-    async def body() -> None:
-        late = {3: 0.05}  # the fourth of a, behind the batch
-        bench = Bench(
-            StalenessPolicy(ahead=1, limit=9), lambda n: late.get(n, 0.01), wanted=lambda group: group.task.id != "a4"
-        )
-        await bench.step(0)
-        assert bench.drawn == 8
-        await asyncio.sleep(0.2)  # nobody takes
-        assert bench.drawn == 8 + 1
-        assert bench.book.counts("a").available == 3
-
-    play(body())
+async def test_04_another_takes_the_place_of_what_is_left_out_while_the_trainer_works() -> None:
+    late = {3: 0.05}  # the fourth of a, behind the batch
+    bench = Bench(
+        StalenessPolicy(ahead=1, limit=9), lambda n: late.get(n, 0.01), wanted=lambda group: group.task.id != "a4"
+    )
+    await bench.step(0)
+    assert bench.drawn == 8
+    await asyncio.sleep(0.2)  # nobody takes
+    assert bench.drawn == 8 + 1
+    assert bench.book.counts("a").available == 3
 
 
-def test_05_expired_tasks_may_be_given_up_and_count_as_filtered() -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy(ahead=1, limit=1, tail=-1))
-        await bench.step(0)
-        await asyncio.sleep(0.05)
-        taken = await bench.step(1)
-        assert bench.production.expired == 4
-        assert {t.attempts for t in taken} == {1}
-        assert (bench.book.counts("a").filtered, bench.book.counts("a").expired) == (3, 3)
-        assert bench.drawn == 16  # four of each batch, four that were given up, four ahead
-        await bench.production.pause()
-        assert_adds_up(bench)
-
-    play(body())
+async def test_05_expired_tasks_may_be_given_up_and_count_as_filtered() -> None:
+    bench = Bench(StalenessPolicy(ahead=1, limit=1, tail=-1))
+    await bench.step(0)
+    await asyncio.sleep(0.05)
+    taken = await bench.step(1)
+    assert bench.production.expired == 4
+    assert {t.attempts for t in taken} == {1}
+    assert (bench.book.counts("a").filtered, bench.book.counts("a").expired) == (3, 3)
+    assert bench.drawn == 16  # four of each batch, four that were given up, four ahead
+    await bench.production.pause()
+    assert_adds_up(bench)
 
 
 def assert_adds_up(bench: Bench) -> None:
@@ -230,28 +205,23 @@ def test_06_every_group_is_taken_once_whatever_pauses(seed: int, tail: int, valv
         assert sum(bench.book.counts(n).trained for n in bench.names) == took.total() == 20
         assert_adds_up(bench)
 
-    play(body(), 30)
+    run_virtually(body())
 
 
 @pytest.mark.parametrize("valve", [True, False])
-def test_07_once_paused_nothing_starts(valve: bool) -> None:
-    async def body() -> None:
-        bench = Bench(
-            StalenessPolicy(ahead=1, limit=9), lambda n: 0.01 * (n + 1), valve=valve, wanted=lambda group: False
-        )
-        waiting = asyncio.ensure_future(bench.production.take(0))
-        while len(bench.started) <= 8:  # noqa: ASYNC110 - groups that are left out are replaced as they come
-            await asyncio.sleep(0.001)
-        waiting.cancel()
-        started = len(bench.started)
-        bench.deaf = True
-        await bench.production.pause(0.05, again=0.005)  # some end meanwhile
-        assert (bench.interrupts > 1) is valve  # it was said again
-        assert bench.book.counts("a").filtered > 0
-        await asyncio.sleep(0.05)
-        assert len(bench.started) == started
-
-    play(body())
+async def test_07_once_paused_nothing_starts(valve: bool) -> None:
+    bench = Bench(StalenessPolicy(ahead=1, limit=9), lambda n: 0.01 * (n + 1), valve=valve, wanted=lambda group: False)
+    waiting = asyncio.ensure_future(bench.production.take(0))
+    while len(bench.started) <= 8:  # noqa: ASYNC110 - groups that are left out are replaced as they come
+        await asyncio.sleep(0.001)
+    waiting.cancel()
+    started = len(bench.started)
+    bench.deaf = True
+    await bench.production.pause(0.05, again=0.005)  # some end meanwhile
+    assert (bench.interrupts > 1) is valve  # it was said again
+    assert bench.book.counts("a").filtered > 0
+    await asyncio.sleep(0.05)
+    assert len(bench.started) == started
 
 
 class Failing(Bench):
@@ -264,90 +234,75 @@ class Failing(Bench):
         return await super().make(ticket)
 
 
-def test_08_one_task_that_fails_loses_none_of_the_others() -> None:
-    async def body() -> None:
-        bench = Failing(StalenessPolicy(ahead=1, limit=9), lambda n: 0.02 if n == 6 else 0.01 if n != 5 else 0.04)
-        await bench.step(0)
-        with pytest.raises(ZeroDivisionError):
-            await bench.production.take(1)
-        assert not [t for n in bench.names for t in bench.book.tickets(n, TaskStatus.COMPLETED) if t.taken]
-        await asyncio.sleep(0.05)  # the one that runs is not torn down with it
-        assert bench.book.counts("a").available + bench.book.counts("b").available == 12 - 4 - 1
-        [failed] = [t for name in bench.names for t in bench.book.tickets(name, TaskStatus.ABORTED)]
-        assert failed.number == 6
-        assert_adds_up(bench)
-
-    play(body())
+async def test_08_one_task_that_fails_loses_none_of_the_others() -> None:
+    bench = Failing(StalenessPolicy(ahead=1, limit=9), lambda n: 0.02 if n == 6 else 0.01 if n != 5 else 0.04)
+    await bench.step(0)
+    with pytest.raises(ZeroDivisionError):
+        await bench.production.take(1)
+    assert not [t for n in bench.names for t in bench.book.tickets(n, TaskStatus.COMPLETED) if t.taken]
+    await asyncio.sleep(0.05)  # the one that runs is not torn down with it
+    assert bench.book.counts("a").available + bench.book.counts("b").available == 12 - 4 - 1
+    [failed] = [t for name in bench.names for t in bench.book.tickets(name, TaskStatus.ABORTED)]
+    assert failed.number == 6
+    assert_adds_up(bench)
 
 
-def test_09_what_is_stopped_goes_on_from_what_there_is_and_what_is_cancelled_from_what_there_was() -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy(limit=9), lambda n: 60.0, valve=True)
-        waiting = asyncio.ensure_future(bench.production.take(0))
-        await asyncio.sleep(0.01)
-        waiting.cancel()
-        assert await bench.production.pause(3.0) == 4
-        aborted = bench.book.tickets("a", TaskStatus.ABORTED)
-        assert [versions(t) for t in aborted] == [[0]] * 3  # the token that each had
-        bench.version, bench.deaf = 1, True
-        waiting = asyncio.ensure_future(bench.production.take(0))
-        await asyncio.sleep(0.01)
-        waiting.cancel()
-        await bench.production.pause(0.01)  # nobody listens: they are cancelled
-        assert [versions(t) for t in bench.book.tickets("a", TaskStatus.ABORTED)] == [[0]] * 3
-        bench.version, bench.deaf, bench.seconds = 2, False, lambda n: 0.01
-        taken = await bench.production.take(0)
-        assert [versions(t) for t in taken] == [[0, 2]] * 4
-        assert [t.attempts for t in taken] == [3] * 4
-        assert bench.drawn == 4
-
-    play(body())
+async def test_09_what_is_stopped_goes_on_from_what_there_is_and_what_is_cancelled_from_what_there_was() -> None:
+    bench = Bench(StalenessPolicy(limit=9), lambda n: 60.0, valve=True)
+    waiting = asyncio.ensure_future(bench.production.take(0))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    assert await bench.production.pause(3.0) == 4
+    aborted = bench.book.tickets("a", TaskStatus.ABORTED)
+    assert [versions(t) for t in aborted] == [[0]] * 3  # the token that each had
+    bench.version, bench.deaf = 1, True
+    waiting = asyncio.ensure_future(bench.production.take(0))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await bench.production.pause(0.01)  # nobody listens: they are cancelled
+    assert [versions(t) for t in bench.book.tickets("a", TaskStatus.ABORTED)] == [[0]] * 3
+    bench.version, bench.deaf, bench.seconds = 2, False, lambda n: 0.01
+    taken = await bench.production.take(0)
+    assert [versions(t) for t in taken] == [[0, 2]] * 4
+    assert [t.attempts for t in taken] == [3] * 4
+    assert bench.drawn == 4
 
 
-def test_09_a_task_that_is_cancelled_before_its_first_turn_is_there_again() -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy())
-        bench.production._ask(0)
-        bench.production._fill()
-        assert bench.started == []
-        assert await bench.production.pause() == 4
-        assert bench.book.counts("a").waiting == 3
-        assert len(await bench.step(0)) == 4
-
-    play(body())
+async def test_09_a_task_that_is_cancelled_before_its_first_turn_is_there_again() -> None:
+    bench = Bench(StalenessPolicy())
+    bench.production._ask(0)
+    bench.production._fill()
+    assert bench.started == []
+    assert await bench.production.pause() == 4
+    assert bench.book.counts("a").waiting == 3
+    assert len(await bench.step(0)) == 4
 
 
-def test_09_a_task_may_say_itself_that_it_is_unfinished() -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy(limit=9))
-        make = bench.make
+async def test_09_a_task_may_say_itself_that_it_is_unfinished() -> None:
+    bench = Bench(StalenessPolicy(limit=9))
+    make = bench.make
 
-        async def stopped(ticket: TaskRecord) -> Group:
-            if ticket.attempts == 1:
-                raise UnfinishedError(group(ticket.task, [0]))
-            return await make(ticket)
+    async def stopped(ticket: TaskRecord) -> Group:
+        if ticket.attempts == 1:
+            raise UnfinishedError(group(ticket.task, [0]))
+        return await make(ticket)
 
-        bench.production._make = stopped
-        assert [versions(t) for t in await bench.production.take(0)] == [[0, 0]] * 4
-
-    play(body())
+    bench.production._make = stopped
+    assert [versions(t) for t in await bench.production.take(0)] == [[0, 0]] * 4
 
 
 @pytest.mark.parametrize("age", [1, 2])
-def test_13_the_boundary_of_expiry_is_inclusive_and_looked_at_with_every_batch(age: int) -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy(ahead=age, limit=2))
-        await bench.step(0)
-        await asyncio.sleep(0.05)  # the batches ahead are there, of version 0
-        bench.version = age
-        for step in range(1, age):
-            await bench.step(step)
-        taken = await bench.production.take(age)
-        assert {v for t in taken for v in versions(t)} == ({0} if age == 1 else {2})
-        assert bench.production.expired == (0 if age == 1 else 4)
-        await bench.production.pause()
-
-    play(body())
+async def test_13_the_boundary_of_expiry_is_inclusive_and_looked_at_with_every_batch(age: int) -> None:
+    bench = Bench(StalenessPolicy(ahead=age, limit=2))
+    await bench.step(0)
+    await asyncio.sleep(0.05)  # the batches ahead are there, of version 0
+    bench.version = age
+    for step in range(1, age):
+        await bench.step(step)
+    taken = await bench.production.take(age)
+    assert {v for t in taken for v in versions(t)} == ({0} if age == 1 else {2})
+    assert bench.production.expired == (0 if age == 1 else 4)
+    await bench.production.pause()
 
 
 def test_13_old_tokens_are_masked_and_a_group_of_nothing_else_expires() -> None:
@@ -375,33 +330,30 @@ def test_13_old_tokens_are_masked_and_a_group_of_nothing_else_expires() -> None:
         assert [versions(t) for t in taken] == [[1]] * 4
         await bench.production.pause()
 
-    play(body())
-    play(nothing_left())
+    run_virtually(body())
+    run_virtually(nothing_left())
 
 
-def test_14_what_is_not_trained_is_counted_once_and_let_go_of() -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy(ahead=1, limit=1), wanted=lambda group: group.task.id not in ("a1", "a2"))
-        issued: list[TaskRecord] = []
-        issue = bench.book.issue
+async def test_14_what_is_not_trained_is_counted_once_and_let_go_of() -> None:
+    bench = Bench(StalenessPolicy(ahead=1, limit=1), wanted=lambda group: group.task.id not in ("a1", "a2"))
+    issued: list[TaskRecord] = []
+    issue = bench.book.issue
 
-        def kept(*arguments: Any) -> TaskRecord:
-            issued.append(issue(*arguments))
-            return issued[-1]
+    def kept(*arguments: Any) -> TaskRecord:
+        issued.append(issue(*arguments))
+        return issued[-1]
 
-        bench.book.issue = kept  # type: ignore[method-assign]
-        taken = [*await bench.step(0)]
-        await asyncio.sleep(0.05)
-        taken += await bench.step(1)
-        await bench.production.pause()
-        assert bench.book.counts("a").filtered == 2
-        assert bench.production.expired == sum(t.attempts == 2 for t in issued) > 0
-        assert not {t.task.id for t in taken} & {"a1", "a2"}
-        assert all(t.group is None for t in issued if t.state is not TaskStatus.COMPLETED)
-        assert sum(t.state is TaskStatus.FILTERED for t in issued) == 2
-        assert_adds_up(bench)
-
-    play(body())
+    bench.book.issue = kept  # type: ignore[method-assign]
+    taken = [*await bench.step(0)]
+    await asyncio.sleep(0.05)
+    taken += await bench.step(1)
+    await bench.production.pause()
+    assert bench.book.counts("a").filtered == 2
+    assert bench.production.expired == sum(t.attempts == 2 for t in issued) > 0
+    assert not {t.task.id for t in taken} & {"a1", "a2"}
+    assert all(t.group is None for t in issued if t.state is not TaskStatus.COMPLETED)
+    assert sum(t.state is TaskStatus.FILTERED for t in issued) == 2
+    assert_adds_up(bench)
 
 
 def test_15_filters_see_whole_groups_only() -> None:
@@ -422,31 +374,28 @@ def test_15_filters_see_whole_groups_only() -> None:
         await bench.step(0)
         assert seen == ["finished"] * 4
 
-    play(body())
+    run_virtually(body())
 
 
-def test_16_a_batch_is_no_larger_than_asked_for_and_in_the_order_of_issue_also_after_a_resume() -> None:
-    async def body() -> None:
-        rng = random.Random(1)
-        pace = StalenessPolicy(ahead=2, limit=9, oversample=1.0)
-        bench = Bench(pace, lambda n: rng.random() / 50)
-        await bench.step(0)
-        await asyncio.sleep(0.05)
-        there = [t.number for t in bench.book.tickets("a", TaskStatus.COMPLETED)]
-        taken = await bench.step(1)
-        assert [t.number for t in taken if t.source == "a"] == there[:3]
-        assert Counter(t.source for t in taken) == {"a": 3, "b": 1}
-        assert all(t.group is None for t in taken)  # let go of, once trained
-        other = Bench(pace, lambda n: 0.001)
-        other.drawn = bench.drawn
-        other.production.restore(json.loads(json.dumps(bench.production.state())))
-        left = sorted(t.position for t in bench.book.tickets("a", *TaskStatus))
-        await bench.production.pause()
-        again = await other.step(2)
-        assert [t.position for t in again if t.source == "a"] == left[:3]
-        await other.production.pause()
-
-    play(body())
+async def test_16_a_batch_is_no_larger_than_asked_for_and_in_the_order_of_issue_also_after_a_resume() -> None:
+    rng = random.Random(1)
+    pace = StalenessPolicy(ahead=2, limit=9, oversample=1.0)
+    bench = Bench(pace, lambda n: rng.random() / 50)
+    await bench.step(0)
+    await asyncio.sleep(0.05)
+    there = [t.number for t in bench.book.tickets("a", TaskStatus.COMPLETED)]
+    taken = await bench.step(1)
+    assert [t.number for t in taken if t.source == "a"] == there[:3]
+    assert Counter(t.source for t in taken) == {"a": 3, "b": 1}
+    assert all(t.group is None for t in taken)  # let go of, once trained
+    other = Bench(pace, lambda n: 0.001)
+    other.drawn = bench.drawn
+    other.production.restore(json.loads(json.dumps(bench.production.state())))
+    left = sorted(t.position for t in bench.book.tickets("a", *TaskStatus))
+    await bench.production.pause()
+    again = await other.step(2)
+    assert [t.position for t in again if t.source == "a"] == left[:3]
+    await other.production.pause()
 
 
 @given(weights=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=5), counts=st.lists(st.integers(1, 32), max_size=20))
@@ -458,78 +407,66 @@ def test_17_divisions_add_up_and_are_reproducible(weights: list[float], counts: 
         assert parts == two.divide(count)
 
 
-def test_18_there_are_no_empty_batches() -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy(ahead=1, limit=1), stop=lambda *, available, target: True)
-        assert len(await bench.step(0)) >= 1
-        await asyncio.sleep(0.05)
-        for step in (1, 2):  # all that is there has expired: the batch waits for what is made again
-            taken = await bench.production.take(step)
-            assert taken
-            assert {v for t in taken for v in versions(t)} == {step}
-            bench.production.settle(taken, [TaskStatus.TRAINED] * len(taken))
-            bench.version = step + 1
-            await asyncio.sleep(0.03)
-        await bench.production.pause()
-
-    play(body())
-
-
-def test_18_a_part_of_a_batch_may_be_enough_and_the_rest_is_for_the_next() -> None:
-    async def body() -> None:
-        def rule(*, available: int, target: int) -> bool:
-            return enough(available=available, target=target, share=0.5)
-
-        bench = Bench(StalenessPolicy(limit=9), lambda n: 0.01 if n in (0, 1) else 0.3, stop=rule)
-        first = await bench.step(0)
-        assert sorted(t.number for t in first) == [0, 1]
-        assert bench.book.counts("a").scheduled + bench.book.counts("b").scheduled == 2  # they run on
-        await asyncio.sleep(0.35)
-        second = await bench.step(1)
-        assert {2, 3} <= {t.number for t in second}
-        assert bench.drawn == 4 + 2  # the two that came late are part of the second four
-        await bench.production.pause()
-        assert_adds_up(bench)
-
-    play(body())
-
-
-def test_19_a_failure_while_nobody_takes_is_kept_and_raised_with_its_traceback() -> None:
-    async def body() -> None:
-        bench = Failing(StalenessPolicy(ahead=1, limit=9), lambda n: 0.02 if n == 6 else 0.01)
-        await bench.step(0)
-        await asyncio.sleep(0.05)
-        failure = bench.production.failure
-        assert isinstance(failure, ZeroDivisionError)
-        started = len(bench.started)
-        with pytest.raises(ZeroDivisionError, match="the sixth") as caught:
-            await bench.production.take(1)
-        assert caught.value is failure
-        assert any(frame.name == "make" for frame in caught.traceback)
-        assert len(bench.started) == started  # nothing starts any more
-        await bench.production.pause()
-
-    play(body())
-
-
-def test_20_a_resumed_run_makes_again_what_was_on_its_way_and_goes_on_where_its_sources_stood() -> None:
-    async def body() -> None:
-        bench = Bench(StalenessPolicy(ahead=1, limit=9, oversample=0.5))
-        await bench.step(0)
+async def test_18_there_are_no_empty_batches() -> None:
+    bench = Bench(StalenessPolicy(ahead=1, limit=1), stop=lambda *, available, target: True)
+    assert len(await bench.step(0)) >= 1
+    await asyncio.sleep(0.05)
+    for step in (1, 2):  # all that is there has expired: the batch waits for what is made again
+        taken = await bench.production.take(step)
+        assert taken
+        assert {v for t in taken for v in versions(t)} == {step}
+        bench.production.settle(taken, [TaskStatus.TRAINED] * len(taken))
+        bench.version = step + 1
         await asyncio.sleep(0.03)
-        state = json.loads(json.dumps(bench.production.state()))  # as it stands, while tasks run
-        on_the_way = {p for positions in state["on_the_way"].values() for p in positions}
-        other = Bench(StalenessPolicy(ahead=1, limit=9, oversample=0.5))
-        other.drawn = bench.drawn
-        assert other.production.restore(state) == len(on_the_way)
-        seen: list[int] = []
-        for step in range(1, 4):
-            seen += [t.position for t in await other.step(step)]
-        assert on_the_way <= {*seen, *(t.position for n in other.names for t in other.book.tickets(n, *TaskStatus))}
-        assert len(set(seen)) == len(seen)
-        ended = bench.book.counts("a").trained + bench.book.counts("b").trained
-        assert ended + len(on_the_way) == bench.drawn  # nothing is missing
-        await bench.production.pause()
-        await other.production.pause()
+    await bench.production.pause()
 
-    play(body())
+
+async def test_18_a_part_of_a_batch_may_be_enough_and_the_rest_is_for_the_next() -> None:
+    def rule(*, available: int, target: int) -> bool:
+        return enough(available=available, target=target, share=0.5)
+
+    bench = Bench(StalenessPolicy(limit=9), lambda n: 0.01 if n in (0, 1) else 0.3, stop=rule)
+    first = await bench.step(0)
+    assert sorted(t.number for t in first) == [0, 1]
+    assert bench.book.counts("a").scheduled + bench.book.counts("b").scheduled == 2  # they run on
+    await asyncio.sleep(0.35)
+    second = await bench.step(1)
+    assert {2, 3} <= {t.number for t in second}
+    assert bench.drawn == 4 + 2  # the two that came late are part of the second four
+    await bench.production.pause()
+    assert_adds_up(bench)
+
+
+async def test_19_a_failure_while_nobody_takes_is_kept_and_raised_with_its_traceback() -> None:
+    bench = Failing(StalenessPolicy(ahead=1, limit=9), lambda n: 0.02 if n == 6 else 0.01)
+    await bench.step(0)
+    await asyncio.sleep(0.05)
+    failure = bench.production.failure
+    assert isinstance(failure, ZeroDivisionError)
+    started = len(bench.started)
+    with pytest.raises(ZeroDivisionError, match="the sixth") as caught:
+        await bench.production.take(1)
+    assert caught.value is failure
+    assert any(frame.name == "make" for frame in caught.traceback)
+    assert len(bench.started) == started  # nothing starts any more
+    await bench.production.pause()
+
+
+async def test_20_a_resumed_run_makes_again_what_was_on_its_way_and_goes_on_where_its_sources_stood() -> None:
+    bench = Bench(StalenessPolicy(ahead=1, limit=9, oversample=0.5))
+    await bench.step(0)
+    await asyncio.sleep(0.03)
+    state = json.loads(json.dumps(bench.production.state()))  # as it stands, while tasks run
+    on_the_way = {p for positions in state["on_the_way"].values() for p in positions}
+    other = Bench(StalenessPolicy(ahead=1, limit=9, oversample=0.5))
+    other.drawn = bench.drawn
+    assert other.production.restore(state) == len(on_the_way)
+    seen: list[int] = []
+    for step in range(1, 4):
+        seen += [t.position for t in await other.step(step)]
+    assert on_the_way <= {*seen, *(t.position for n in other.names for t in other.book.tickets(n, *TaskStatus))}
+    assert len(set(seen)) == len(seen)
+    ended = bench.book.counts("a").trained + bench.book.counts("b").trained
+    assert ended + len(on_the_way) == bench.drawn  # nothing is missing
+    await bench.production.pause()
+    await other.production.pause()

@@ -133,13 +133,6 @@ def test_a_tracker_and_an_observer_that_fail_do_not_end_the_run(finished: Any) -
     assert "plugin rude_lab: 3 of 3 calls failed; the first: rlsdk_step_end: RuntimeError: a hook fails" in said
 
 
-def test_a_used_folder_is_not_overwritten_unasked(finished: Any) -> None:
-    finished.train(code=2)
-    assert "holds a run already; go on with it by --resume, delete it by --overwrite" in finished.console().replace(
-        "\n", " "
-    )
-
-
 @pytest.mark.slow
 def test_a_run_that_learns_nothing_ends_early_and_fails(runner: Any, tmp_path: Path) -> None:
     lab = tmp_path / "flat_lab.py"

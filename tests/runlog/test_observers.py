@@ -164,6 +164,7 @@ def test_wandb_works_offline_where_the_service_is_not_reached(tmp_path, no_login
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # the discard port: nobody listens
     monkeypatch.setattr("rlsdk.runlog.trackers.CONNECT_SECONDS", 1)
+    monkeypatch.setenv("WANDB_HTTP_TIMEOUT", "1")
     tracker = WandbTracker()
     tracker.open(run_of(tmp_path))
     tracker.log(1, {"loss": 0.5})

