@@ -76,6 +76,7 @@ PUBLIC_MODULES = (
     "rlsdk.errors",
     "rlsdk.kit",
     "rlsdk.limits",
+    "rlsdk.nano",
     "rlsdk.testing",
     "rlsdk.types",
     "rlsdk.weights",

@@ -8,6 +8,7 @@
   (`FILE.py:FUNCTION`).
 * Environments: `ActionPattern`, `PATTERN`.
 * Options: `structure`, `nearest`.
+* Marks: `Component`, and `component_of` a marked function or class.
 
 Each name is imported on first use, so that a light plugin stays light.
 """
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rlsdk.algorithms.packed import masked_mean
     from rlsdk.algorithms.ratios import Metrics, credit, log_ratio, trained
     from rlsdk.batch.arithmetic import bounded
+    from rlsdk.components import Component, component_of
     from rlsdk.contracts import TaskList
     from rlsdk.environments.actions import PATTERN, ActionPattern
     from rlsdk.options import nearest, structure
@@ -39,6 +41,7 @@ _NAMES = {
     "rlsdk.algorithms.packed": ("masked_mean",),
     "rlsdk.algorithms.ratios": ("Metrics", "credit", "log_ratio", "trained"),
     "rlsdk.batch.arithmetic": ("bounded",),
+    "rlsdk.components": ("Component", "component_of"),
     "rlsdk.contracts": ("TaskList",),
     "rlsdk.environments.actions": ("PATTERN", "ActionPattern"),
     "rlsdk.options": ("nearest", "structure"),
@@ -55,6 +58,7 @@ __all__ = [
     "PATTERN",
     "ActionPattern",
     "Aggregation",
+    "Component",
     "Dialect",
     "LateError",
     "Metrics",
@@ -62,6 +66,7 @@ __all__ = [
     "Wording",
     "attended",
     "bounded",
+    "component_of",
     "credit",
     "draw",
     "evaluate",

@@ -131,11 +131,11 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """Distributions of one test; what was imported from them is forgotten behind it."""
-    from rlsdk import plugins
     from rlsdk.plugins import fingerprints
+    from rlsdk.testing import find_plugins_again
 
     def forget() -> None:
-        plugins.loading._default.cache_clear()
+        find_plugins_again()
         fingerprints._package_hash.cache_clear()
 
     folder = tmp_path / "site"

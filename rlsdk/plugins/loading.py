@@ -18,6 +18,11 @@ def _default() -> Plugins:
     return Plugins()
 
 
+def find_plugins_again() -> None:
+    """Have `rlsdk.load` and `rlsdk.names` look for installed plugins again, after a test installed or removed some."""
+    _default.cache_clear()
+
+
 def load(kind: Kind, name: Any, /, **options: Any) -> Any:
     """Load a component by name, or a marked object, check its options, and instantiate it.
 

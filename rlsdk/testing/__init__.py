@@ -1,4 +1,4 @@
-"""Test tools for plugin authors: a scripted policy in place of a model, and the conformance suite.
+"""Test tools for plugin authors: a scripted policy in place of a model, hostile answers, and the conformance suite.
 
 The suite is also the command `rlsdk check PLUGIN`, and `pytest --rlsdk-plugin PLUGIN`.
 """
@@ -9,24 +9,51 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlsdk.config import check as check_config
+    from rlsdk.plugins.loading import find_plugins_again
+    from rlsdk.rollout.codec import ChatTokenizer
+    from rlsdk.scoring.scorer import RewardTerm, Scorer
     from rlsdk.testing.conformance import check_component, check_plugin
     from rlsdk.testing.findings import Finding, Report
-    from rlsdk.testing.scripted import ScriptedPolicy, run_workflow
+    from rlsdk.testing.samples import HOSTILE
+    from rlsdk.testing.scripted import ScriptedPolicy, run_workflow, scripted_chat
 
 _LAZY = {
+    "HOSTILE": "rlsdk.testing.samples",
+    "ChatTokenizer": "rlsdk.rollout.codec",
     "Finding": "rlsdk.testing.findings",
     "Report": "rlsdk.testing.findings",
+    "RewardTerm": "rlsdk.scoring.scorer",
+    "Scorer": "rlsdk.scoring.scorer",
     "ScriptedPolicy": "rlsdk.testing.scripted",
     "check_component": "rlsdk.testing.conformance",
+    "check_config": "rlsdk.config:check",
     "check_plugin": "rlsdk.testing.conformance",
+    "find_plugins_again": "rlsdk.plugins.loading",
     "run_workflow": "rlsdk.testing.scripted",
+    "scripted_chat": "rlsdk.testing.scripted",
 }
-"""Imported on first use: pytest imports this package in every project, for its plugin alone."""
+"""Name -> module, or `module:name`; imported on first use: pytest imports this package in every project."""
 
-__all__ = ["Finding", "Report", "ScriptedPolicy", "check_component", "check_plugin", "run_workflow"]
+__all__ = [
+    "HOSTILE",
+    "ChatTokenizer",
+    "Finding",
+    "Report",
+    "RewardTerm",
+    "Scorer",
+    "ScriptedPolicy",
+    "check_component",
+    "check_config",
+    "check_plugin",
+    "find_plugins_again",
+    "run_workflow",
+    "scripted_chat",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'rlsdk.testing' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    module, _, there = _LAZY[name].partition(":")
+    return getattr(importlib.import_module(module), there or name)

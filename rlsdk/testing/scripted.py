@@ -10,7 +10,7 @@ import numpy as np
 
 from rlsdk.contracts import Completion, Finish, Sampled, Sampling
 from rlsdk.engines.client import Answer, Watch
-from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.scoring.scorer import Scorer
@@ -71,6 +71,22 @@ class ScriptedPolicy:
         return future
 
 
+def scripted_chat(
+    task: Task, codec: ChatTokenizer, script: Callable[[str], str], *, max_tokens: int = 64, max_length: int = 512
+) -> TokenChat:
+    """Open a conversation about a task with a script, as a workflow gets it.
+
+    Args:
+        task: The task.
+        codec: Chat tokenizer of the model whose tokens are used.
+        script: Maps the text so far to the answer.
+        max_tokens: Most tokens of one response.
+        max_length: Most tokens of the whole conversation.
+    """
+    setting = _context(codec, script, max_tokens, max_length)
+    return TokenChat(Prompt(task, *codec.prompt(task)), setting, "test", 0)
+
+
 def run_workflow(
     workflow: Any,
     tasks: Sequence[Task],
@@ -94,8 +110,11 @@ def run_workflow(
         max_tokens: Most tokens of one response.
         max_length: Most tokens of a whole conversation.
     """
-    policy: Any = ScriptedPolicy(codec, script)
-    setting = RolloutContext(
-        codec=codec, client=policy, sampling=Sampling(max_tokens=max_tokens), max_length=max_length, recorder=Recorder
-    )
+    setting = _context(codec, script, max_tokens, max_length)
     return asyncio.run(RolloutGenerator(workflow, scorer, seed=0).produce(tasks, setting, group_size, "test"))
+
+
+def _context(codec: ChatTokenizer, script: Callable[[str], str], max_tokens: int, max_length: int) -> RolloutContext:
+    policy: Any = ScriptedPolicy(codec, script)
+    sampling = Sampling(max_tokens=max_tokens)
+    return RolloutContext(codec=codec, client=policy, sampling=sampling, max_length=max_length, recorder=Recorder)

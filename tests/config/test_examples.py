@@ -9,7 +9,7 @@ import yaml
 
 import rlsdk
 from rlsdk.config import check
-from rlsdk.plugins import loading
+from rlsdk.testing import find_plugins_again
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
@@ -24,9 +24,9 @@ def gridworlds(tmp_path, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlsdk-gridworlds\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[rlsdk.v1]\ngridworlds = rlsdk_gridworlds\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    loading._default.cache_clear()
+    find_plugins_again()
     yield
-    loading._default.cache_clear()
+    find_plugins_again()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.relative_to(ROOT / "examples").as_posix())

@@ -12,9 +12,7 @@ import pytest
 import rlsdk
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import OptionError
-from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.scoring.scorer import RewardTerm, Scorer
-from rlsdk.testing import run_workflow
+from rlsdk.testing import ChatTokenizer, RewardTerm, Scorer, run_workflow
 from rlsdk.types import Message, Task
 
 pytest.importorskip("agents", reason="openai-agents is not installed here; make test-slow runs these where it is")
@@ -78,7 +76,7 @@ def run(codec, file, name, *answers, task=TASK, size=1, **options):
 
 
 def test_an_agent_with_a_tool_is_one_rollout_token_by_token(codec, file):
-    from rlsdk.plugins.importing import find
+    from rlsdk.kit import find
 
     group = run(codec, file, "assistant", CALL, "3")
     (rollout,), (score,) = group.rollouts, group.scores

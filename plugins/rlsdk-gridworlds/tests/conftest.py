@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.plugins import loading
+from rlsdk.testing import find_plugins_again
 
 pytest.importorskip("gymnasium")
 
@@ -30,6 +30,6 @@ def installed(tmp_path, monkeypatch):
     declared = "".join(f"{name} = {value}\n" for name, value in project["entry-points"]["rlsdk.v1"].items())
     (info / "entry_points.txt").write_text(f"[rlsdk.v1]\n{declared}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    loading._default.cache_clear()
+    find_plugins_again()
     yield tmp_path
-    loading._default.cache_clear()
+    find_plugins_again()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rlsdk.config import check
 from rlsdk.errors import ConfigError
+from rlsdk.testing import check_config
 
 CONFIG = Path(__file__).with_name("groups.yaml")
 
@@ -22,7 +22,7 @@ def roll(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_rolls_configuration_passes_the_check(installed: Path) -> None:
-    plan = check(roll(installed))
+    plan = check_config(roll(installed))
     assert plan.config.batch_size == 128 and plan.config.group_size == 8
     held_out = plan.plugins.resolve(plan.tasks_eval[0].reference)
     assert Counter(t.source for t in held_out) == dict.fromkeys(
@@ -41,12 +41,12 @@ def test_a_wrong_number_of_workers_is_told_with_the_other_faults(installed: Path
     config["environments"] = {"workers": 0, "isolation": "cell"}
     config["tasks"]["eval"]["environments"]["FrozenLake"]["is_slipery"] = True
     with pytest.raises(ConfigError) as caught:
-        check(config)
+        check_config(config)
     text = str(caught.value)
     assert "environments.isolation" in text and "tasks.eval.environments.FrozenLake.is_slipery" in text
     config["environments"] = {"workers": 0}
     config["eval"]["environments"] = {"threads": 0}
     with pytest.raises(ConfigError) as caught:
-        check(config)
+        check_config(config)
     assert "environments.workers: at least 1, got 0" in str(caught.value)
     assert "eval.environments.threads: at least 1, got 0" in str(caught.value)

@@ -10,8 +10,7 @@ from rlsdk_gridworlds.levels import levels
 import rlsdk
 from rlsdk import Message, nano
 from rlsdk.errors import DataError, OptionError, ValueFault
-from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.testing import run_workflow
+from rlsdk.testing import ChatTokenizer, find_plugins_again, run_workflow
 
 pytestmark = pytest.mark.usefixtures("installed")
 CONSTANT = """
@@ -93,7 +92,7 @@ def test_an_environment_that_ignores_its_seed_has_no_levels(installed, tmp_path)
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: constant\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[rlsdk.v1]\nlab = constant_lab\n")
-    rlsdk.plugins.loading._default.cache_clear()
+    find_plugins_again()
     found = 0
     for split in ("train", "test"):
         try:

@@ -22,10 +22,9 @@ from rlsdk_gridworlds.picture import TILE, save_png
 from rlsdk_gridworlds.sokoban import LargerSokoban, SimpleSokoban, Sokoban, SokobanDifferentGridVocab
 
 import rlsdk
-from rlsdk.components import Component, own_mark
 from rlsdk.errors import ValueFault
-from rlsdk.testing import check_component
-from rlsdk.testing.samples import HOSTILE
+from rlsdk.kit import Component, component_of
+from rlsdk.testing import HOSTILE, check_component
 
 ROLL = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent / "roll.yaml"), resolve=True)
 VARIANTS = {
@@ -37,7 +36,7 @@ VARIANTS = {
 }
 OF_THE_ENVIRONMENT = ("max_tokens_per_step", "user_prompt_format", "added_text")
 MODULES = (rlsdk_gridworlds.frozen_lake, rlsdk_gridworlds.sokoban, rlsdk_gridworlds.levels)
-MARKED = {c.name: c for module in MODULES for c in map(own_mark, vars(module).values()) if c}
+MARKED = {c.name: c for module in MODULES for c in map(component_of, vars(module).values()) if c}
 
 
 def options_of(variant: str) -> dict:
@@ -48,7 +47,7 @@ def options_of(variant: str) -> dict:
 def test_these_are_all_variants():
     assert set(ROLL["custom_envs"]) == set(VARIANTS)
     names = {component.name for component in MARKED.values() if component.kind == "environment"}
-    snake = {own_mark(cls).name for cls in VARIANTS.values()}
+    snake = {component_of(cls).name for cls in VARIANTS.values()}
     assert names == snake | {"sokoban"}
 
 
@@ -167,7 +166,7 @@ TRAJECTORIES = """
 import json
 import rlsdk
 from rlsdk import nano
-from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.testing import ChatTokenizer
 from rlsdk.testing import run_workflow
 from rlsdk_gridworlds.frozen_lake import FrozenLake
 from rlsdk_gridworlds.sokoban import Sokoban

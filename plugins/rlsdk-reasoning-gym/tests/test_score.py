@@ -14,7 +14,7 @@ from rlsdk_reasoning_gym.tasks import tasks as source
 
 import rlsdk
 from rlsdk.errors import DataError
-from rlsdk.testing.samples import HOSTILE
+from rlsdk.testing import HOSTILE
 from rlsdk.types import Rollout, Task
 
 SMALLER = {

@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.contracts import Sampling
-from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
-from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.testing.scripted import ScriptedPolicy
+from rlsdk.testing import ChatTokenizer, scripted_chat
 
 TOYS = Path(__file__).resolve().parents[3] / "tests" / "packages" / "vf-toys"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
@@ -48,9 +45,7 @@ def chat(codec):
 
     def make(task, *answers):
         left = list(answers)
-        policy = ScriptedPolicy(codec, lambda _: left.pop(0))
-        setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(max_tokens=64), max_length=2048)
-        made = TokenChat(Prompt(task, *codec.prompt(task)), setting, "test", 0)
+        made = scripted_chat(task, codec, lambda _: left.pop(0), max_length=2048)
         made.left = left
         return made
 

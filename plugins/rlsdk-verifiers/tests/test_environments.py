@@ -11,8 +11,7 @@ import pytest
 import rlsdk
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import DataError, EngineError, OptionError
-from rlsdk.scoring.scorer import RewardTerm, Scorer
-from rlsdk.testing import run_workflow
+from rlsdk.testing import RewardTerm, Scorer, run_workflow
 from rlsdk.types import Message, Rollout, Task
 
 

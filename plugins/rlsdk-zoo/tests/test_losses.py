@@ -16,8 +16,8 @@ from torch import Tensor
 
 import rlsdk
 from rlsdk.batch import AGGREGATIONS
-from rlsdk.components import component_of
 from rlsdk.errors import MissingFieldError, OptionError
+from rlsdk.kit import component_of
 
 VARIANTS = [
     (sppo, {}),

@@ -15,7 +15,7 @@ import torch
 
 import rlsdk
 from rlsdk.batch import aggregate
-from rlsdk.components import Component, own_mark
+from rlsdk.kit import Component, component_of
 
 NAMES = ["dppo", "kimi", "mix_chord", "rec", "sppo", "vespo"]
 
@@ -25,7 +25,7 @@ def marked(kind: str) -> dict[str, Component]:
     found = {}
     for name in rlsdk_zoo.MODULES[kind]:
         module = importlib.import_module(name)
-        marks = (own_mark(value) for value in vars(module).values())
+        marks = (component_of(value) for value in vars(module).values())
         found |= {m.name: m for m in marks if m is not None and m.obj.__module__ == name}
     return found
 
