@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,8 +31,10 @@ class Watch(Protocol):
         """Watch an actor no more."""
         ...
 
-    def add_loop(self, loop: asyncio.AbstractEventLoop, name: str, *, says: bool = True) -> Callable[[], None]:
-        """Watch an event loop, and log that it stands still if `says`; returns what ends that."""
+    def add_loop(
+        self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, name: str, *, says: bool = True
+    ) -> Callable[[], None]:
+        """Watch an event loop that a thread runs, and log that it stands still if `says`; returns what ends that."""
         ...
 
     def add_run(self, task: asyncio.Task[Any], finish: Callable[[], object]) -> Callable[[], None]:
@@ -81,23 +84,6 @@ def forget_actor(actor: Any) -> None:
 
 
 @contextmanager
-def watch_loop(loop: asyncio.AbstractEventLoop, name: str) -> Iterator[None]:
-    """Have the watchdog say during a block when an event loop stands still, and which plugin holds it.
-
-    Args:
-        loop: Loop, in whichever thread it runs.
-        name: Name of the loop in messages.
-    """
-    watch = CURRENT.get()
-    stop = watch.add_loop(loop, name) if watch is not None else None
-    try:
-        yield
-    finally:
-        if stop is not None:
-            stop()
-
-
-@contextmanager
 def main_loop(finish: Callable[[], object]) -> Iterator[None]:
     """Have the watchdog watch the running loop, and be able to end the run, during a block.
 
@@ -108,9 +94,10 @@ def main_loop(finish: Callable[[], object]) -> Iterator[None]:
     if watch is None or task is None:
         yield
         return
-    stop = watch.add_run(task, finish)
+    forget_run = watch.add_run(task, finish)
+    forget_loop = watch.add_loop(asyncio.get_running_loop(), threading.current_thread(), "the run")
     try:
-        with watch_loop(asyncio.get_running_loop(), "the run"):
-            yield
+        yield
     finally:
-        stop()
+        forget_loop()
+        forget_run()

@@ -85,7 +85,7 @@ class UserLoop:
             self._thread.start()
             self._watch = LoopWatch(loop, self._thread, "users' code", self._blocked_seconds)
             if (watchdog := CURRENT.get()) is not None:  # which ends a run whose users' code never comes back
-                watchdog.add_loop(loop, "users' code", says=False)
+                watchdog.add_loop(loop, self._thread, "users' code", says=False)
         return self._loop
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:

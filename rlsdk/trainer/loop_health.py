@@ -19,6 +19,7 @@ class LoopHealth:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        thread: threading.Thread,
         name: str,
         warn: float = BLOCKED_SECONDS,
         now: Callable[[], float] = time.monotonic,
@@ -27,18 +28,18 @@ class LoopHealth:
         """Watch a loop.
 
         Args:
-            loop: Loop, in whichever thread it runs.
+            loop: Event loop.
+            thread: Thread that runs it. The loop cannot be asked for it: code may block it before its first turn.
             name: Name in messages.
             warn: Seconds without a turn after which it counts as blocked, up to `BLOCKED_SECONDS`; infinite for never.
             now: Time in seconds.
             spent: CPU seconds of the thread with a native id; left out, as the operating system has them.
         """
-        self._loop, self._name, self._now = loop, name, now
+        self._loop, self._thread, self._name, self._now = loop, thread, name, now
         self._limit = warn if warn == float("inf") else min(warn, BLOCKED_SECONDS)
         self._spent = spent or thread_seconds
         self._idle, self._stood = now(), 0.0
         self._asked: float | None = None
-        self._thread: threading.Thread | None = None
         self._cpu = 0.0
         self._said: float | None = None
 
@@ -62,28 +63,23 @@ class LoopHealth:
         if self.blocked_for < (self._limit if self._said is None else 2 * self._said):
             return ""
         self._said = self.blocked_for
-        return f"{self.describe()}, and all that runs on it waits:\n{self._stack()}"
+        return f"{self.describe()}, and all that runs on it waits:\n{stack(self._thread).rstrip()}"
 
     def idle_for(self, now: float) -> float:
         """Seconds for which the loop has stood still while its thread used no CPU."""
-        asked, thread = self._asked, self._thread  # the loop's own thread sets both
-        if asked is None or thread is None or thread.native_id is None:
+        asked = self._asked  # the loop's own thread clears it
+        if asked is None or self._thread.native_id is None:
             return 0.0
-        cpu = self._spent(thread.native_id)
+        cpu = self._spent(self._thread.native_id)
         if cpu - self._cpu >= IDLE_SHARE * max(now - self._idle, 0.5):
             self._cpu, self._idle = cpu, now
         return min(now - self._idle, now - asked)
 
     def describe(self) -> str:
         """Say for how long the loop has stood still, and in whose code."""
-        where = "a thread that is not known yet" if self._thread is None else culprit(self._thread)
-        return f"the event loop of {self._name} has stood still for {self.blocked_for:.0f} s in {where}"
-
-    def _stack(self) -> str:
-        return "" if self._thread is None else stack(self._thread).rstrip()
+        return f"the event loop of {self._name} has stood still for {self.blocked_for:.0f} s in {culprit(self._thread)}"
 
     def _tick(self) -> None:
-        self._thread = threading.current_thread()
         self._cpu = self._spent(threading.get_native_id())
         self._stood, self._asked = self.blocked_for, None
 

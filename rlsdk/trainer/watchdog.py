@@ -179,9 +179,11 @@ class Watchdog:
             if vitals.state in ("gone", "zombie"):
                 self._lose(each)
 
-    def add_loop(self, loop: asyncio.AbstractEventLoop, name: str, *, says: bool = True) -> Callable[[], None]:
-        """Watch an event loop, logging stalls if `says`; returns a function that stops watching."""
-        watch = LoopHealth(loop, name, self._warn if says else float("inf"), self._now)
+    def add_loop(
+        self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, name: str, *, says: bool = True
+    ) -> Callable[[], None]:
+        """Watch an event loop that a thread runs, logging stalls if `says`; returns a function that stops watching."""
+        watch = LoopHealth(loop, thread, name, self._warn if says else float("inf"), self._now)
         with self._lock:
             self._loops.append(watch)
 

@@ -248,7 +248,7 @@ def test_a_loop_that_stands_still_is_named_with_the_code_that_holds_it() -> None
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    health = LoopHealth(loop, "the run", 60, lambda: clock[0], lambda _: spent[0])
+    health = LoopHealth(loop, thread, "the run", 60, lambda: clock[0], lambda _: spent[0])
     health.look()
     wait_until(lambda: health.blocked_for == 0 and health._asked is None)
     loop.call_soon_threadsafe(held.wait)
@@ -270,15 +270,30 @@ def test_a_loop_that_stands_still_is_named_with_the_code_that_holds_it() -> None
     thread.join(30)
 
 
+def test_a_loop_that_is_blocked_before_its_first_turn_is_named_too() -> None:
+    clock, held = [0.0], threading.Event()
+    loop = asyncio.new_event_loop()
+    loop.call_soon(held.wait)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    health = LoopHealth(loop, thread, "the run", 60, lambda: clock[0], lambda _: 0.0)
+    health.look()
+    clock[0] = 20.0
+    assert "20 s" in health.look() and health.idle_for(20.0) == 20.0 and "wait" in health.describe()
+    held.set()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)
+
+
 def test_a_loop_that_ticks_while_it_is_looked_at_is_not_idle() -> None:
     loop = asyncio.new_event_loop()
-    health = LoopHealth(loop, "the run", 60, lambda: 50.0, lambda _: tick())
+    health = LoopHealth(loop, threading.current_thread(), "the run", 60, lambda: 50.0, lambda _: tick())
 
     def tick() -> float:
         health._asked = None  # as the loop's own thread does, at any moment
         return 0.0
 
-    health._thread, health._asked = threading.current_thread(), 10.0
+    health._asked = 10.0
     assert health.idle_for(50.0) >= 0
     loop.close()
 
