@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-__all__ = ["CURRENT", "Watch", "forget_actor", "main_loop", "stage", "watch_actor", "watch_loop"]
+__all__ = ["CURRENT", "Watch", "forget_actor", "main_loop", "stage", "watch_actor"]
 
 
 class Watch(Protocol):
