@@ -38,10 +38,10 @@ def test_the_text_may_lack_what_was_written_for_the_model():
 
 
 def test_a_search_ends():
-    start = time.monotonic()
+    start = time.thread_time()
     assert ActionPattern("(a+)+$").find("a" * 5_000 + "b") is None
     assert ActionPattern().find("<answer>" * (LONGEST // 8)) is None
-    assert time.monotonic() - start < 5
+    assert time.thread_time() - start < 5
     assert ActionPattern().find("<answer>Up</answer>" + "a" * LONGEST) is None
 
 
