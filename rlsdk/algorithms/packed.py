@@ -12,7 +12,7 @@ _BLOCK = 64  # tokens that one matrix product sums; wider blocks cost more arith
 
 
 @attrs.frozen(eq=False)
-class Sampled:
+class SampledTokens:
     """The sampled tokens alone, with the tool results and observations between them taken out.
 
     Attributes:
@@ -26,7 +26,7 @@ class Sampled:
     total: int
 
     @classmethod
-    def of(cls, x: CreditInputs) -> Sampled:
+    def of(cls, x: CreditInputs) -> SampledTokens:
         """The sampled tokens of `x`."""
         total = len(x.loss_mask)
         if bool(x.loss_mask.all()):

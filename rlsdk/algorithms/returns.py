@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.packed import Sampled, sums_to_go
+from rlsdk.algorithms.packed import SampledTokens, sums_to_go
 from rlsdk.algorithms.parts import in_parts, whiten_sampled
 from rlsdk.batch import Credit, CreditInputs, Groups, row_sums, wide
 from rlsdk.contracts import RunFacts
@@ -37,7 +37,7 @@ def gae(x: CreditInputs, *, gamma: Share = 1.0, lam: Share = 1.0, whiten: bool =
     """
 
     def estimate(part: CreditInputs) -> tuple[Tensor, Tensor]:
-        sampled = Sampled.of(part)
+        sampled = SampledTokens.of(part)
         values = sampled.take(part.values)
         targets = sampled.rewards(part).to(values.dtype)
         if gamma * (1 - lam):
@@ -63,7 +63,7 @@ def reinforce_plus_plus(x: CreditInputs, *, gamma: Share = 1.0) -> Credit:
     """
 
     def estimate(part: CreditInputs) -> tuple[Tensor]:
-        sampled = Sampled.of(part)
+        sampled = SampledTokens.of(part)
         return (sampled.put(sums_to_go(sampled.rewards(part), sampled.counts, gamma)),)
 
     (returns,) = in_parts(estimate, x)
@@ -80,7 +80,7 @@ def remax(x: CreditInputs) -> Credit:
     """
 
     def estimate(part: CreditInputs) -> tuple[Tensor, Tensor]:
-        sampled = Sampled.of(part)
+        sampled = SampledTokens.of(part)
         returns = sums_to_go(sampled.rewards(part), sampled.counts, 1.0)
         baseline = sampled.per_token(wide(part.baseline_rewards))
         return sampled.put(returns - baseline), sampled.put(returns)
@@ -104,7 +104,7 @@ def segment_returns(x: CreditInputs, *, gamma: Share = 1.0, whiten: bool = False
     """
 
     def estimate(part: CreditInputs) -> tuple[Tensor]:
-        sampled = Sampled.of(part)
+        sampled = SampledTokens.of(part)
         starts = _turn_starts(sampled)
         turn = starts.cumsum(0) - 1
         per_rollout = row_sums(starts.float(), sampled.counts).long()
@@ -142,7 +142,7 @@ def on_policy_distill(x: CreditInputs, *, coef: float = 1.0) -> Tensor:
         x: The batch.
         coef: Scale.
     """
-    sampled = Sampled.of(x)
+    sampled = SampledTokens.of(x)
     return sampled.put(coef * (sampled.take(x.ref_logprobs) - sampled.take(x.logprobs)))
 
 
@@ -160,7 +160,7 @@ def optimal_token_baseline(x: CreditInputs) -> Credit:
 
 def _against_token_baseline(x: CreditInputs) -> tuple[Tensor, Tensor]:
     """Advantages and returns of whole groups."""
-    sampled = Sampled.of(x)
+    sampled = SampledTokens.of(x)
     returns = sums_to_go(sampled.rewards(x), sampled.counts, 1.0)
     energy = sampled.take(x.logprobs).exp().mul_(-2).add_(1).add_(sampled.take(x.probs_squared_sum)).clamp_(min=0)
     # Summed from the front: the same sums of the tokens in reverse order.
@@ -176,7 +176,7 @@ def _against_token_baseline(x: CreditInputs) -> tuple[Tensor, Tensor]:
     return sampled.put(torch.where(several, above.sub_(mean.index_select(0, cell)), 0)), sampled.put(returns)
 
 
-def _turn_starts(sampled: Sampled) -> Tensor:
+def _turn_starts(sampled: SampledTokens) -> Tensor:
     """Bool `[s]`: True where a run of sampled tokens begins."""
     if sampled.index is None:
         starts = torch.zeros(sampled.total, dtype=torch.bool, device=sampled.counts.device)
@@ -186,7 +186,7 @@ def _turn_starts(sampled: Sampled) -> Tensor:
     return starts
 
 
-def _cells(groups: Tensor, sampled: Sampled) -> Tensor:
+def _cells(groups: Tensor, sampled: SampledTokens) -> Tensor:
     """int64 `[s]`: an index shared by the tokens at the same place of the same group's rollouts."""
     longest = int(sampled.counts.max()) if len(sampled.counts) else 0
     place = torch.arange(int(sampled.counts.sum()), device=groups.device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms import kl
-from rlsdk.algorithms.packed import Sampled
+from rlsdk.algorithms.packed import SampledTokens
 from rlsdk.batch import EPSILON, CreditInputs, Groups, row_sums, wide
 from rlsdk.contracts import RunFacts
 from rlsdk.errors import ValueFault
@@ -63,7 +63,7 @@ class KLPenalty:
 
     def __call__(self, x: CreditInputs) -> Tensor:
         """New rewards, `[t]`."""
-        sampled = Sampled.of(x)
+        sampled = SampledTokens.of(x)
         divergence = ESTIMATORS[self.estimator](sampled.take(x.logprobs), sampled.take(x.ref_logprobs))
         rewards = sampled.put(sampled.rewards(x) - self.value * divergence)
         some = sampled.counts > 0

@@ -50,7 +50,7 @@ from rlsdk.contracts.scoring import (
     WholeGroups,
     batch_of,
 )
-from rlsdk.contracts.tasks import Ordered, TaskList
+from rlsdk.contracts.tasks import KeepsOrder, TaskList
 from rlsdk.contracts.training import (
     ExaminesModel,
     GivesAdapter,
@@ -91,12 +91,12 @@ __all__ = [
     "HasMemory",
     "HasTimeout",
     "HeadDType",
+    "KeepsOrder",
     "Learner",
     "LearnerHandle",
     "LimitsConcurrency",
     "LossSpec",
     "Model",
-    "Ordered",
     "PlaysEpisodes",
     "Renders",
     "Request",

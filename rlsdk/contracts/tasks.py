@@ -50,7 +50,7 @@ class TaskList(Sequence[Task]):
 
 
 @runtime_checkable
-class Ordered(Protocol):
+class KeepsOrder(Protocol):
     """Optional interface of a source of tasks that says whether training keeps its order."""
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from rlsdk.components import Component, Isolation
-from rlsdk.environments.subprocess_env import SubprocessEnv, prepare
+from rlsdk.environments.subprocess_env import RaisedInProcessError, SubprocessEnv, prepare
 from rlsdk.errors import EnvironmentFault, PluginError, WorldLostError, described
 from rlsdk.isolation.fork_server import ForkServer, ForkServerError
 from rlsdk.isolation.threads import Threads
@@ -152,6 +152,8 @@ class EnvHost:
             raise
         except TimeoutError as error:
             raise TimeoutError(f"{where}: {error}") from error
+        except RaisedInProcessError as error:
+            raise RuntimeError(f"{where} raised {error}") from error
         except Exception as error:  # the environment's code; its rollout fails, the run goes on
             raise RuntimeError(f"{where} raised {described(error)}") from error
         finally:

@@ -75,6 +75,10 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
+class RaisedInProcessError(Exception):
+    """An exception of an environment in its own process: the name of its type, and its message."""
+
+
 class SubprocessEnv:
     """An environment that runs in its own process."""
 
@@ -120,8 +124,7 @@ class SubprocessEnv:
         async with self._limited(seconds):
             found: dict[str, Any] = json.loads(await self._fork.ask(json.dumps(call).encode()))
         if "raised" in found:
-            name, text = found["raised"]
-            raise type(name, (Exception,), {})(text)  # named as what was raised there
+            raise RaisedInProcessError(": ".join(found["raised"]))
         return found
 
     @asynccontextmanager

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from rlsdk.config import TaskSource
-from rlsdk.contracts import Ordered, TaskList
+from rlsdk.contracts import KeepsOrder, TaskList
 from rlsdk.errors import DataError
 from rlsdk.plugins import Plugins
 from rlsdk.types import Task
@@ -18,7 +18,7 @@ from rlsdk.types import Task
 class TaskStream:
     """Endless stream of tasks: each epoch's permutation depends on seed and epoch alone, so only a position is saved.
 
-    A source that is `Ordered` is read in its own order, in every epoch.
+    A source that is `KeepsOrder` is read in its own order, in every epoch.
 
     Attributes:
         position: Number of tasks drawn so far, dropped ones included.
@@ -88,7 +88,7 @@ def opened(source: TaskSource, plugins: Plugins) -> Sequence[Task]:
 
 def is_ordered(tasks: Sequence[Task]) -> bool:
     """Return True if training reads these tasks in their own order, not shuffled."""
-    return isinstance(tasks, Ordered) and tasks.ordered
+    return isinstance(tasks, KeepsOrder) and tasks.ordered
 
 
 class Allocator:

@@ -23,14 +23,12 @@ class Cache:
         self._run = run
         self._entries = entries
         self._kept: OrderedDict[bytes, Score] = OrderedDict()
-        self.hits = 0
 
     async def __call__(self, rollout: Rollout) -> Score:
         """The score of one rollout."""
         key = _key(rollout)
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
-            self.hits += 1
             return kept
         result = self._run(rollout)
         result = await result if inspect.isawaitable(result) else result

@@ -12,12 +12,12 @@ import attrs
 
 from rlsdk.serving.http_server import HttpServer, read_json
 from rlsdk.serving.messages import APIError
-from rlsdk.serving.replies import Reply
+from rlsdk.serving.replies import HttpReply
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-Routes = Mapping[str, Callable[[Any], Awaitable[Reply]]]
+Routes = Mapping[str, Callable[[Any], Awaitable[HttpReply]]]
 """`"POST /chat/completions"` -> handler of a JSON body (None for GET)."""
 
 
@@ -74,7 +74,7 @@ class Endpoint:
             _ENDPOINTS.pop(asyncio.get_running_loop(), None)
             await server.stop()
 
-    async def _reply(self, request: web.Request) -> Reply:
+    async def _reply(self, request: web.Request) -> HttpReply:
         secret, _, path = request.match_info["path"].partition("/")
         # Looked up by its digest: how long that takes tells nothing of a secret.
         mounted = self._mounted.get(_digest(secret))
@@ -91,7 +91,7 @@ class Endpoint:
             refused(refusal)
             raise
 
-    async def _routed(self, request: web.Request, path: str, routes: Routes) -> Reply:
+    async def _routed(self, request: web.Request, path: str, routes: Routes) -> HttpReply:
         answer = routes.get(f"{request.method} /{path.removeprefix('v1/')}") if path.startswith("v1/") else None
         if answer is None:
             there = ", ".join(each.replace(" /", " …/v1/") for each in routes)

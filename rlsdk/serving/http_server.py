@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.errors import RlsdkError
 from rlsdk.serving.messages import APIError
-from rlsdk.serving.replies import Reply
+from rlsdk.serving.replies import HttpReply
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -29,7 +29,7 @@ MAX_CONNECTIONS = 4096
 """Maximum connections at once, where the limit of open files allows as many."""
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 
-Answer = Callable[["web.Request"], Awaitable[Reply]]
+Answer = Callable[["web.Request"], Awaitable[HttpReply]]
 
 
 class HttpServer:

@@ -126,7 +126,8 @@ def read_number(fields: Mapping[str, Any], name: str, kind: type, default: Any) 
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
-        raise APIError(f"{name}: expected a {'whole ' * (kind is int)}number, got {_kind(value)}", param=name)
+        expected = "a whole number" if kind is int else "a number"
+        raise APIError(f"{name}: expected {expected}, got {_kind(value)}", param=name)
     return value
 
 

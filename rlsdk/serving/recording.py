@@ -20,7 +20,7 @@ from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.seeds import derive
 from rlsdk.serving.endpoint import endpoint
 from rlsdk.serving.messages import APIError, ChatMessage
-from rlsdk.serving.replies import Head, Reply, models
+from rlsdk.serving.replies import AnswerHead, HttpReply, models
 from rlsdk.serving.requests import MODEL, ChatAnswer, ChatReplies, answered, expect_room, full, opening
 from rlsdk.serving.streaming import LiveAnswer
 from rlsdk.serving.wire import ChatCompletionRequest, read_chat
@@ -195,10 +195,10 @@ class Recorder:
     def _note(self, refusal: APIError) -> None:
         self.refusal = str(refusal)
 
-    async def _models(self, _: Any) -> Reply:
+    async def _models(self, _: Any) -> HttpReply:
         return models([MODEL])
 
-    async def _answer(self, body: Any) -> Reply:
+    async def _answer(self, body: Any) -> HttpReply:
         asked = read_chat(body)
         if asked.n != 1:
             raise APIError("n: one answer a request is served; ask again for another", param="n")
@@ -211,12 +211,12 @@ class Recorder:
         self.calls += 1
         serial = next(self._serial)
         turn = await self._turn(asked, serial)
-        head = Head(id=f"chatcmpl-{serial}", model=asked.model or MODEL)
+        head = AnswerHead(id=f"chatcmpl-{serial}", model=asked.model or MODEL)
         replies = ChatReplies(asked=asked, head=head, codec=self._setting.codec, dialect=self._dialect)
         start = partial(self._sampled, turn)
         if asked.stream:
-            return Reply(events=replies.streamed([start]))
-        return Reply(body=await replies.whole([start]))
+            return HttpReply(events=replies.streamed([start]))
+        return HttpReply(body=await replies.whole([start]))
 
     async def _turn(self, asked: ChatCompletionRequest, serial: int) -> _Turn:
         """Find or begin the conversation that a request continues, and add the new messages."""

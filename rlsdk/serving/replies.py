@@ -18,7 +18,7 @@ LEAST_LOGPROB = -9999.0
 
 
 @attrs.frozen(kw_only=True)
-class Reply:
+class HttpReply:
     """Reply to a request.
 
     Attributes:
@@ -35,7 +35,7 @@ class Reply:
 
 
 @attrs.frozen(kw_only=True)
-class Head:
+class AnswerHead:
     """Fields that all parts of one answer share.
 
     Attributes:
@@ -120,7 +120,7 @@ def tokens_used(prompt: int, sampled: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def models(names: Sequence[str], **facts: Any) -> Reply:
+def models(names: Sequence[str], **facts: Any) -> HttpReply:
     """Answer `/models`; `facts` are of each."""
     listed = [{"id": name, "object": "model", "created": 0, "owned_by": "rlsdk", **facts} for name in names]
-    return Reply(body={"object": "list", "data": listed})
+    return HttpReply(body={"object": "list", "data": listed})

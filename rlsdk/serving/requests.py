@@ -18,7 +18,7 @@ from rlsdk.errors import ConfigError, ValueFault
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.messages import APIError, ChatMessage, ToolCall
-from rlsdk.serving.replies import Head, TokenLogprobs, chat_logprobs, tokens_used
+from rlsdk.serving.replies import AnswerHead, TokenLogprobs, chat_logprobs, tokens_used
 from rlsdk.serving.streaming import LiveAnswer, sampled_live
 from rlsdk.serving.wire import ChatCompletionRequest
 from rlsdk.tool_calls import Dialect, Malformed, hermes
@@ -137,7 +137,7 @@ class ChatReplies:
     """
 
     asked: ChatCompletionRequest
-    head: Head
+    head: AnswerHead
     codec: ChatTokenizer
     dialect: Dialect
 

@@ -14,7 +14,7 @@ import attrs
 from rlsdk.errors import ConfigError, EnvironmentFault
 from rlsdk.serving.http_server import HttpServer, read_json
 from rlsdk.serving.messages import APIError
-from rlsdk.serving.replies import Reply
+from rlsdk.serving.replies import HttpReply
 from rlsdk.serving.stateless import EngineService
 
 if TYPE_CHECKING:
@@ -101,16 +101,16 @@ class PublicServer:
         """Take no more requests, and let those under way finish within the grace."""
         await self._http.stop()
 
-    async def _answer(self, request: web.Request) -> Reply:
+    async def _answer(self, request: web.Request) -> HttpReply:
         path = f"/{request.match_info['path']}"
         if (request.method, path) == ("GET", "/health"):
-            return Reply(body={"status": "ok", "step": self._service.step})
+            return HttpReply(body={"status": "ok", "step": self._service.step})
         self._admit(request)
         self._requests += 1
         if (request.method, path) == ("GET", "/metrics"):
             found = {"requests_total": self._requests, "step": self._service.step or 0, **self._counters()}
             lines = (f"rlsdk_serve_{name} {value:g}\n" for name, value in found.items())
-            return Reply(text="".join(lines), headers={"content-type": _METRICS})
+            return HttpReply(text="".join(lines), headers={"content-type": _METRICS})
         if request.method == "GET" and path.startswith("/v1/models/"):
             return self._service.model(path.removeprefix("/v1/models/"))
         route = f"{request.method} {path.removeprefix('/v1')}" if path.startswith("/v1/") else ""

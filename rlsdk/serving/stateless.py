@@ -19,7 +19,7 @@ from rlsdk.errors import EngineError, RlsdkError, ValueFault
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.serving.endpoint import Routes
 from rlsdk.serving.messages import APIError
-from rlsdk.serving.replies import Head, Reply, TokenLogprobs, models, text_logprobs, tokens_used
+from rlsdk.serving.replies import AnswerHead, HttpReply, TokenLogprobs, models, text_logprobs, tokens_used
 from rlsdk.serving.requests import ChatAnswer, ChatReplies, answered, expect_room, full, opening
 from rlsdk.serving.streaming import LiveAnswer, sampled_live
 from rlsdk.serving.wire import ChatCompletionRequest, CompletionRequest, GenerationRequest, read_chat, read_completion
@@ -58,7 +58,7 @@ class EngineService:
             "GET /models": self._models,
         }
 
-    def model(self, name: str) -> Reply:
+    def model(self, name: str) -> HttpReply:
         """Answer `/models/NAME`.
 
         Raises:
@@ -66,20 +66,20 @@ class EngineService:
         """
         if name != self._model:
             raise self._no_model(name)
-        return Reply(body=self._listed().body["data"][0])
+        return HttpReply(body=self._listed().body["data"][0])
 
-    def _listed(self) -> Reply:
+    def _listed(self) -> HttpReply:
         facts = {} if self.step is None else {"step": self.step}
         return models([self._model], max_model_len=self._setting.max_length, **facts)
 
-    async def _models(self, _: Any) -> Reply:
+    async def _models(self, _: Any) -> HttpReply:
         return self._listed()
 
     def _no_model(self, name: str) -> APIError:
         said = f"model: there is no {name!r}; {self._model!r} is served"
         return APIError(said, status=404, code="model_not_found", param="model")
 
-    async def _chat(self, body: Any) -> Reply:
+    async def _chat(self, body: Any) -> HttpReply:
         asked = read_chat(body, strict=self._strict)
         head = self._head(asked, "chatcmpl")
         expect_room(asked, self._setting)
@@ -97,7 +97,7 @@ class EngineService:
             return self._reply(head, events=replies.streamed(starts))
         return self._reply(head, body=await replies.whole(starts))
 
-    async def _complete(self, body: Any) -> Reply:
+    async def _complete(self, body: Any) -> HttpReply:
         asked = read_completion(body, strict=self._strict)
         head = self._head(asked, "cmpl")
         prompts = await self._prompts(asked)
@@ -112,17 +112,17 @@ class EngineService:
         answers = await _gathered([start(None) for start in starts])
         return self._reply(head, body=replies.whole(answers))
 
-    def _head(self, asked: GenerationRequest, kind: str) -> Head:
+    def _head(self, asked: GenerationRequest, kind: str) -> AnswerHead:
         if self._strict and asked.model not in ("", self._model):
             raise self._no_model(asked.model)
         model = self._model if self._strict else asked.model or self._model
         fingerprint = None if self.step is None else f"step-{self.step}"
-        return Head(id=f"{kind}-{next(self._serial)}", model=model, fingerprint=fingerprint)
+        return AnswerHead(id=f"{kind}-{next(self._serial)}", model=model, fingerprint=fingerprint)
 
     @staticmethod
-    def _reply(head: Head, **what: Any) -> Reply:
+    def _reply(head: AnswerHead, **what: Any) -> HttpReply:
         known = head.fingerprint
-        return Reply(**what, headers={} if known is None else {"x-rlsdk-step": known.removeprefix("step-")})
+        return HttpReply(**what, headers={} if known is None else {"x-rlsdk-step": known.removeprefix("step-")})
 
     async def _prompts(self, asked: CompletionRequest) -> list[np.ndarray]:
         """Tokenise the prompts; each is checked before any is tokenised."""
@@ -189,7 +189,7 @@ class _TextReplies:
     """Writer of the answers to one request of `/completions`."""
 
     def __init__(
-        self, asked: CompletionRequest, head: Head, setting: RolloutContext, prompts: Sequence[np.ndarray]
+        self, asked: CompletionRequest, head: AnswerHead, setting: RolloutContext, prompts: Sequence[np.ndarray]
     ) -> None:
         self._asked, self._head, self._codec, self._prompts = asked, head, setting.codec, prompts
 

@@ -12,14 +12,14 @@ from rlsdk.errors import OutOfRoomError
 
 
 @attrs.define
-class Limit:
+class CutOff:
     """Record of whether a conversation was cut off."""
 
     reached: bool = False
 
 
 @asynccontextmanager
-async def limited(seconds: float | None) -> AsyncIterator[Limit]:
+async def limited(seconds: float | None) -> AsyncIterator[CutOff]:
     """Leave the block once the conversation fills the model's context length, or takes longer than `seconds`.
 
     Args:
@@ -28,7 +28,7 @@ async def limited(seconds: float | None) -> AsyncIterator[Limit]:
     Yields:
         Record that tells, after the block, whether a limit was reached.
     """
-    limit = Limit()
+    limit = CutOff()
     try:
         async with asyncio.timeout(seconds) as clock:
             yield limit

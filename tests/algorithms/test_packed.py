@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlsdk
-from rlsdk.algorithms.packed import Sampled, sums_to_go
+from rlsdk.algorithms.packed import SampledTokens, sums_to_go
 from rlsdk.batch import AGGREGATIONS, CreditInputs, LossInputs, Totals, aggregate
 from rlsdk.batch.arithmetic import adjusted, whiten
 from rlsdk.errors import MissingFieldError, ValueFault
@@ -146,7 +146,7 @@ def test_lengths_run_to_the_last_sampled_token():
 def test_sampled_takes_and_puts(lengths, seed):
     values, mask, segments = random_batch(lengths, seed)
     x = CreditInputs(torch.arange(1.0, len(lengths) + 1), torch.zeros(len(lengths)).long(), torch.tensor(lengths), mask)
-    sampled = Sampled.of(x)
+    sampled = SampledTokens.of(x)
     assert torch.equal(sampled.put(sampled.take(values)), torch.where(mask, values, 0))
     assert sampled.counts.tolist() == [int(mask[segments == i].sum()) for i in range(len(lengths))]
     rewards = sampled.put(sampled.rewards(x))

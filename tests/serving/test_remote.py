@@ -18,7 +18,7 @@ from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.serving.endpoint import Routes, endpoint
 from rlsdk.serving.recording import Recorder
 from rlsdk.serving.remote import RemoteClient
-from rlsdk.serving.replies import Reply, models
+from rlsdk.serving.replies import HttpReply, models
 from rlsdk.serving.stateless import EngineService
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.tool_calls import Dialect
@@ -156,13 +156,13 @@ def test_servers_that_tell_less(ids):
     codec = chatml()
     asked: list[Any] = []
 
-    async def complete(body: Any) -> Reply:
+    async def complete(body: Any) -> HttpReply:
         asked.append(body)
         choice = {"text": "Yes.", "finish_reason": "stop", "logprobs": None}
         told = {"token_ids": [*codec.encode("Yes.").tolist(), codec.end]} if ids else {}
-        return Reply(body={"choices": [{**choice, **told}]})
+        return HttpReply(body={"choices": [{**choice, **told}]})
 
-    async def listed(_: Any) -> Reply:
+    async def listed(_: Any) -> HttpReply:
         return models(["theirs"])
 
     routes = {"POST /completions": complete, "GET /models": listed}
@@ -178,8 +178,8 @@ def test_servers_that_tell_less(ids):
 def test_servers_that_are_not_there_or_speak_otherwise():
     codec = chatml()
 
-    async def odd(_: Any) -> Reply:
-        return Reply(body={"answer": 42})
+    async def odd(_: Any) -> HttpReply:
+        return HttpReply(body={"answer": 42})
 
     async def use(client: Any, _: ChatTokenizer) -> None:
         with pytest.raises(EngineError, match="is no completion"):
