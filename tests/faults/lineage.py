@@ -346,7 +346,7 @@ class Lineage:
                 for path in self.run.glob("rollouts.db*"):
                     path.write_bytes(b"\xff" * path.stat().st_size)
             case "corrupted checkpoint":
-                _damage(max(checkpoints.glob("step-*"), key=lambda p: int(p.name[5:])), cell.how)
+                _damage(_newest(checkpoints), cell.how)
             case "garbled metrics.jsonl":
                 self._garbled = True
                 *lines, last = (self.run / "metrics.jsonl").read_text().splitlines()
@@ -446,6 +446,11 @@ class Lineage:
         per_step = Counter(step for *_, step in groups)
         if any(per_step[step] != BATCH for step in range(min(per_step, default=1), max(per_step, default=0) + 1)):
             raise FaultError(f"groups by step in the store: {dict(per_step)}")
+
+
+def _newest(checkpoints: Path) -> Path:
+    """The newest checkpoint that was not set aside as damaged."""
+    return max((p for p in checkpoints.glob("step-*") if p.name[5:].isdigit()), key=lambda p: int(p.name[5:]))
 
 
 def _damage(checkpoint: Path, how: str) -> None:
