@@ -19,6 +19,7 @@ from rlsdk import preflight
 from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.checkpoints.export import export
 from rlsdk.checkpoints.reading import local_copy, newest_step
+from rlsdk.cluster.actor_failures import described
 from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.config import Plan
 from rlsdk.contracts import Weights
@@ -192,7 +193,7 @@ class _Serving:
                 try:
                     clock = await engine.clock.remote()
                 except Exception as error:
-                    raise EngineError(f"engine {rank} died while it served: {type(error).__name__}: {error}") from error
+                    raise EngineError(f"engine {rank} failed while it served: {described(error)}") from error
                 for name, shown in _COUNTERS.items():
                     key = f'{shown}{{engine="{rank}"}}'
                     self._counters[key] = clock[name]

@@ -1,4 +1,4 @@
-"""Failed calls of actors: tell a dead process or node from an error in the actor's code."""
+"""Why a call of an actor failed: tell a dead process or node from an error in the actor's code."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ def died(error: BaseException) -> bool:
         exceptions.WorkerCrashedError,
     )
     return isinstance(error, gone)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return what the actor's own code raised; the error itself if it was something else that failed."""
+    return getattr(error, "cause", None) or error
+
+
+def described(error: BaseException) -> str:
+    """Say in one line why a call of an actor failed: by a death, or by an exception of its code."""
+    cause = cause_of(error)
+    return f"its process died: {reason(cause)}" if died(cause) else f"{type(cause).__name__}: {cause}"
 
 
 def reason(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import attrs
 
+from rlsdk.cluster.actors import spawn
 from rlsdk.isolation import vitals
 from rlsdk.isolation.vitals import Identity, Vitals
 from rlsdk.isolation.watching import CURRENT
@@ -106,15 +107,10 @@ class Prober:
         return node.found.get(process, Vitals("disk"))  # not looked at yet: nothing against it
 
     def _look_at_node(self, machine: str, processes: tuple[Identity, ...]) -> None:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         now = self._now()
         node = self._nodes.get(machine)
         if node is None:
-            place = NodeAffinitySchedulingStrategy(processes[0].node, soft=False)
-            probe = ray.remote(NodeProbe).options(num_cpus=0, scheduling_strategy=place).remote()
-            node = self._nodes[machine] = _Node(probe, now)
+            node = self._nodes[machine] = _Node(spawn(NodeProbe, node=processes[0].node), now)
         if node.pending is not None:
             ended, found = _ready(node.pending)
             if not ended:

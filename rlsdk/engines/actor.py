@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from rlsdk import weights as transport
+from rlsdk.cluster.actors import RunActor, spawn
 from rlsdk.contracts import (
     ActorSpec,
     Adapter,
@@ -27,8 +28,7 @@ from rlsdk.contracts import (
     Weights,
 )
 from rlsdk.errors import EngineError
-from rlsdk.isolation.process import redirect, settle
-from rlsdk.isolation.vitals import Identity, identity
+from rlsdk.isolation.process import settle
 from rlsdk.plugins import ComponentRef, Plugins
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ CLOCK = (*STEP, "tokens", "prompt_tokens", "load_seconds")
 """What an engine counts; the first are of its steps."""
 
 
-class EngineActor:
+class EngineActor(RunActor):
     """An engine with one owner: this actor's event loop.
 
     `generate` streams completions; a background task steps the engine while there is work and sleeps when there is
@@ -79,8 +79,7 @@ class EngineActor:
             reference: Reference to the engine component.
             log_path: File that takes everything this process prints; empty leaves that to Ray.
         """
-        if log_path:
-            redirect(log_path)
+        super().__init__(log_path)
         self._engine: Any = Plugins().resolve(reference)
         self._limited = isinstance(self._engine, LimitsConcurrency)
         self._boxes: dict[str, _Box] = {}
@@ -90,12 +89,6 @@ class EngineActor:
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._clock = dict.fromkeys(CLOCK, 0.0)
-
-    async def identity(self) -> Identity:
-        """Identify this process; whoever asks learns that it lives, and can have it write its stacks."""
-        import ray
-
-        return identity(ray.get_runtime_context().get_node_id())
 
     async def start(self, model: Model, place: ActorSpec, adapter: Adapter | None = None) -> None:
         """Load the model; weights of the folder are version 0, and with an `adapter`, such adapters follow."""
@@ -328,6 +321,8 @@ def launch(
     resources: Mapping[str, float] | None = None,
     name: str = "",
     log_path: Path | str = "",
+    watched: bool = False,
+    replaced: bool = False,
 ) -> Any:
     """Launch the actor of an engine; the caller must then call its `start(model, place)`.
 
@@ -339,16 +334,22 @@ def launch(
         resources: Further resources that Ray reserves, by name.
         name: Actor name in Ray's listings; empty for none.
         log_path: File that takes what its process prints; empty leaves that to Ray.
+        watched: Have the watchdog watch it.
+        replaced: True if another engine takes its place when it dies.
 
     Returns:
         A handle; `handle.method.remote(…)` calls a method of `EngineActor`.
     """
-    import ray
-
-    environment = dict(Plugins().resolve(reference).environment(place))
-    options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
-    if name:
-        options["name"] = name
-    if resources:
-        options["resources"] = dict(resources)
-    return ray.remote(EngineActor).options(**options).remote(reference, str(log_path))
+    return spawn(
+        EngineActor,
+        reference,
+        str(log_path),
+        cpus=cpus,
+        gpus=gpus,
+        resources=resources,
+        environment=Plugins().resolve(reference).environment(place),
+        name=name,
+        watched_as=f"engine {place.rank}" if watched else "",
+        log_path=log_path,
+        replaced=replaced,
+    )

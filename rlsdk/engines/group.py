@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actor_failures import died, reason
+from rlsdk.cluster.actor_failures import described, died, reason
+from rlsdk.cluster.actors import kill
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineClient
@@ -247,12 +248,10 @@ class EngineGroup:
 
     def close(self) -> None:
         """End those that came in the place of others."""
-        import ray
-
         for revival in self._revivals:
             revival.cancel()
         for actor in self._started:
-            ray.kill(actor)
+            kill(actor)
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -272,8 +271,7 @@ class EngineGroup:
             raise self._named(rank, method, error) from error
 
     def _named(self, rank: int, method: str, error: Exception) -> EngineError:
-        cause = getattr(error, "cause", None) or error
-        return EngineError(f"step {self.step}: engine {rank} failed in {method}: {type(cause).__name__}: {cause}")
+        return EngineError(f"step {self.step}: engine {rank} failed in {method}: {described(error)}")
 
     def _lose(self, rank: int, actor: Any, error: Exception) -> None:
         """Take note of a death, whoever met it first; further calls to the same actor say nothing new."""
@@ -294,9 +292,7 @@ class EngineGroup:
         clock.past, clock.now = clock.past + clock.now, np.zeros(len(COUNTED))
 
     def _bury(self, revival: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
-        import ray
-
-        ray.kill(actor)  # what cannot be reached may live
+        kill(actor)  # what cannot be reached may live
         deaths, said = self._deaths[rank], f"step {self.step}: engine {rank}: {reason(error)}"
         deaths.append(said)
         self.lost.append(said)
@@ -322,8 +318,6 @@ class EngineGroup:
 
     async def _retire(self, revival: RestartPolicy, rank: int) -> None:
         """Have an engine answer what it has, and end it."""
-        import ray
-
         await revival.client.drain(rank)
         async with self._syncing:
             for counted in await self._call(rank, "clock"):
@@ -331,7 +325,7 @@ class EngineGroup:
             actor = self._actors.get(rank)
             if actor is not None:  # else it died meanwhile
                 self._forget(rank)
-                ray.kill(actor)
+                kill(actor)
         self._leaving.discard(rank)
         log.info("engine %d has left", rank)
 

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from rlsdk.cluster.actor_failures import described
 from rlsdk.cluster.placement import Layout, placed_everywhere
 from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, Adapter, GivesAdapter, TakesAdapter, Weights
 from rlsdk.engines.actor import launch as launch_engine
 from rlsdk.errors import EngineError
-from rlsdk.isolation.watching import watch_actor
 
 
 def start_engines(plan: Plan, found: Layout, adapter: Adapter | None = None) -> list[tuple[Any, Any]]:
@@ -38,11 +38,17 @@ def start_engine(plan: Plan, found: Layout, adapter: Adapter | None, rank: int, 
     place = ActorSpec(role="engine", rank=rank, world_size=world, threads=found.engine_threads, cache=cache, **common)
     # Ray gives a name back when the last handle of a dead actor is gone, whenever that is.
     name, path = f"engine-{rank}" + (f"-life-{life + 1}" if life else ""), folder / "logs" / f"engine-{rank}.log"
-    wanted = plan.config.placement.engine_resources
     engine = launch_engine(
-        plan.engine, place, cpus=1, gpus=found.engine_gpus, resources=wanted, name=name, log_path=path
+        plan.engine,
+        place,
+        cpus=1,
+        gpus=found.engine_gpus,
+        resources=plan.config.placement.engine_resources,
+        name=name,
+        log_path=path,
+        watched=True,
+        replaced=plan.config.placement.engine_restarts > 0,
     )
-    watch_actor(f"engine {rank}", engine, path, replaced=plan.config.placement.engine_restarts > 0)
     return engine, engine.start.remote(plan.model, place, adapter)
 
 
@@ -58,10 +64,8 @@ def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any
         try:
             ray.get(started)
         except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or error
             path = plan.folder.resolve() / "logs" / f"engine-{rank}.log"
-            said = f"{type(cause).__name__}: {cause}"
-            raise EngineError(f"engine {rank} did not start: {said}; its log is {path}") from error
+            raise EngineError(f"engine {rank} did not start: {described(error)}; its log is {path}") from error
     return [engine for engine, _ in starting]
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import attrs
 
+from rlsdk.cluster.actors import RunActor
 from rlsdk.components import Isolation
 from rlsdk.environments.host import EnvHost, EnvSpec
 from rlsdk.errors import RlsdkError, WorldLostError
-from rlsdk.isolation.process import redirect, settle
-from rlsdk.isolation.vitals import Identity, identity
+from rlsdk.isolation.process import settle
 from rlsdk.plugins import ComponentRef
 
 INTERVAL = 0.005
@@ -84,12 +84,11 @@ Answer = tuple[int, Any]
 """The number of an environment; `Observation`, `Step`, `Failed`, or an RlsdkError that ends the run."""
 
 
-class EnvWorkerActor:
+class EnvWorkerActor(RunActor):
     """Environments of many rollouts, in one process."""
 
     def __init__(self, threads: int, log_path: str) -> None:
-        if log_path:
-            redirect(log_path)
+        super().__init__(log_path)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         self._host = EnvHost(threads)
         self._kinds: dict[int, EnvSpec] = {}
@@ -99,12 +98,6 @@ class EnvWorkerActor:
         self._due = 0
         self._some = asyncio.Event()
         settle()
-
-    async def identity(self) -> Identity:
-        """Identify this process, and have it write its stacks when it is asked to."""
-        import ray
-
-        return identity(ray.get_runtime_context().get_node_id())
 
     async def about(self) -> int:
         """The number of this process; whoever asks learns that it lives."""

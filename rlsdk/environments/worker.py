@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlsdk.cluster.actor_failures import described
+from rlsdk.cluster.actors import kill, spawn
 from rlsdk.environments.actor import FAILURES, Act, Call, EnvWorkerActor, Failed, Learn, Leave, Reset
 from rlsdk.environments.host import EnvSpec
 from rlsdk.errors import EnvironmentFault, RlsdkError, WorldLostError
-from rlsdk.isolation.watching import forget_actor, watch_actor
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +33,17 @@ class Worker:
             silence: Seconds without an answer after which the worker must confirm that it is alive.
             lost: Callback for the loss of the worker, called once with the reason.
         """
-        import ray
-
         self.name, self.guests, self.gone, self.stuck = name, 0, "", 0
         self._log_path, self._silence, self._lost = log_path, silence, lost
-        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 10_000}
-        self._actor = ray.remote(EnvWorkerActor).options(**options).remote(threads, str(log_path or ""))
-        watch_actor(f"environment worker {name}", self._actor, log_path or "Ray's", replaced=True)
+        self._actor = spawn(
+            EnvWorkerActor,
+            threads,
+            str(log_path or ""),
+            concurrency=10_000,
+            watched_as=f"environment worker {name}",
+            log_path=log_path or "",
+            replaced=True,
+        )
         self._told: set[int] = set()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._outbox: list[Call] = []
@@ -93,11 +98,8 @@ class Worker:
 
     def end(self) -> None:
         """Kill the actor, and with it what it started."""
-        import ray
-
         self.gone = self.gone or f"{self.name} was ended"
-        forget_actor(self._actor)
-        ray.kill(self._actor)
+        kill(self._actor)
         for task in self._tasks:
             if not task.get_loop().is_closed():
                 task.cancel()
@@ -129,14 +131,12 @@ class Worker:
                     if waiting is not None and not waiting.done():
                         waiting.set_result(answer)
             self.lose("it ended")
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayError as error:
             if getattr(error, "actor_init_failed", False):
                 self.gone = f"{self.name} did not start: {error}; {self.log}"
                 self._fail(EnvironmentFault(self.gone))
             else:
-                self.lose("its process ended")
-        except ray.exceptions.RayError as error:
-            self.lose(f"{type(error).__name__}: {error}")
+                self.lose(described(error))
 
     async def _watch(self) -> None:
         """Lose a worker that says nothing, though it is asked: a call holds its whole process."""

@@ -8,10 +8,10 @@ import random
 import socket
 from typing import TYPE_CHECKING, Any
 
+from rlsdk.cluster.actors import RunActor
 from rlsdk.contracts import ActorSpec, HasClock, LossSpec, Roles
 from rlsdk.errors import LearnerError
-from rlsdk.isolation.process import redirect, settle
-from rlsdk.isolation.vitals import Identity, identity
+from rlsdk.isolation.process import settle
 from rlsdk.plugins import ComponentRef, Plugins
 
 if TYPE_CHECKING:
@@ -22,18 +22,12 @@ _PORTS = range(20_000, 32_000)
 program would be given the port, or a rank that tries to reach it would be connected to itself."""
 
 
-class LearnerActor:
+class LearnerActor(RunActor):
     """Ray actor of one learner rank; the wrapped plugin learner does not depend on Ray."""
 
     def __init__(self, log_path: str) -> None:
-        redirect(log_path)
+        super().__init__(log_path)
         self._learner: Learner
-
-    def identity(self) -> Identity:
-        """Identify this process; whoever asks learns that it does not work, and can have it write its stacks."""
-        import ray
-
-        return identity(ray.get_runtime_context().get_node_id())
 
     def where(self) -> tuple[str, int]:
         """Address of this process's node, and a port that is free there."""

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import numpy as np
 
+from rlsdk.cluster.actor_failures import cause_of, described, died
+from rlsdk.cluster.actors import kill, spawn
 from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, TrainedRole, Weights
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
-from rlsdk.isolation.watching import forget_actor, watch_actor
 from rlsdk.learners.actor import LearnerActor
 from rlsdk.learners.microbatch import split
 from rlsdk.learners.open_steps import OpenSteps
@@ -81,19 +82,24 @@ class LearnerGroup:
         Raises:
             LearnerError: A rank did not start, or cannot see the folder.
         """
-        import ray
-
         log_dir.mkdir(parents=True, exist_ok=True)
         template = Plugins().resolve(reference)
         actors, logs, places = [], [], []
         for rank in range(place.world_size):
             own = attrs.evolve(place, rank=rank, cache=str(cache / f"learner-{rank}") if cache else place.cache)
             logs.append(log_dir / f"learner-{rank}.log")
-            runtime = {"env_vars": dict(template.environment(own))}
-            options = {"num_cpus": cpus, "num_gpus": gpus, "runtime_env": runtime, "max_restarts": 0}
-            remote = ray.remote(LearnerActor).options(**options, resources=dict(resources or {}))
-            actors.append(remote.remote(str(logs[-1].resolve())))
-            watch_actor(f"learner rank {rank}", actors[-1], logs[-1].resolve())
+            actors.append(
+                spawn(
+                    LearnerActor,
+                    str(logs[-1].resolve()),
+                    cpus=cpus,
+                    gpus=gpus,
+                    resources=resources,
+                    environment=template.environment(own),
+                    watched_as=f"learner rank {rank}",
+                    log_path=logs[-1].resolve(),
+                )
+            )
             places.append(own)
         group = cls(actors, places, logs)
         group._see(log_dir)
@@ -318,12 +324,9 @@ class LearnerGroup:
 
     def stop(self) -> None:
         """End all ranks."""
-        import ray
-
         self.ended = True
         for actor in self.actors:
-            forget_actor(actor)
-            ray.kill(actor)
+            kill(actor)
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "") -> list[Any]:
         refs = [actor.call.remote(method, *args) for actor, args in zip(self.actors, arguments, strict=True)]
@@ -350,15 +353,15 @@ class LearnerGroup:
         for ref in done:
             try:
                 ray.get(ref)
-            except ray.exceptions.RayActorError as death:
-                failed, error = ref, death
-                break
-            except ray.exceptions.RayError:
-                continue
+            except ray.exceptions.RayError as other:
+                if died(other):
+                    failed, error = ref, other
+                    break
         rank = first + list(refs).index(failed)
         self.stop()
-        cause = getattr(error, "cause", None) or error
-        text = f"learner rank {rank} failed in {what}: {_describe(cause)}; its log is {self.logs[rank]}"
+        cause = cause_of(error)
+        said = str(cause) if isinstance(cause, RlsdkError) else described(error)
+        text = f"learner rank {rank} failed in {what}: {said}; its log is {self.logs[rank]}"
         # An error whose constructor takes its message alone keeps its kind.
         kind = type(cause) if isinstance(cause, RlsdkError) and "__init__" not in vars(type(cause)) else LearnerError
         return kind(text)
@@ -367,12 +370,6 @@ class LearnerGroup:
 def bounded_below(logprobs: np.ndarray) -> np.ndarray:
     """Logprobs of at least `LEAST_LOGPROB`; NaN stays, for it is a fault and must show."""
     return np.asarray(np.maximum(logprobs, np.float32(LEAST_LOGPROB)))
-
-
-def _describe(cause: BaseException) -> str:
-    if type(cause).__name__ in ("ActorDiedError", "RayActorError"):
-        return "its process died"
-    return str(cause) if isinstance(cause, RlsdkError) else f"{type(cause).__name__}: {cause}"
 
 
 def _by_value(reference: ComponentRef | None) -> None:

@@ -7,11 +7,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlsdk.cluster.actor_failures import cause_of
+from rlsdk.cluster.actors import RunActor, kill, spawn
 from rlsdk.cluster.placement import ray_cluster
 from rlsdk.config import Plan
 from rlsdk.contracts import UsesGPUs
 from rlsdk.errors import ScoringError
-from rlsdk.isolation.process import redirect
 from rlsdk.isolation.reaper import reaped
 from rlsdk.loops import UserLoop
 from rlsdk.plugins import ComponentRef, Plugins
@@ -19,11 +20,11 @@ from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Rollout, Score
 
 
-class RewardActor:
+class RewardActor(RunActor):
     """A reward, ready to run, in a process of its own."""
 
     def __init__(self, reference: ComponentRef, log_path: str) -> None:
-        redirect(log_path)
+        super().__init__(log_path)
         self._reward = Plugins().resolve(reference)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -45,15 +46,13 @@ def reward_actors(plan: Plan) -> Iterator[Callable[[RewardTerm], Callable[[Seque
         name = part.rule.name.replace("/", "-")
         log_path = plan.folder.resolve() / "logs" / f"reward-{name}.log"
         gpus = float(part.reward.gpus) if isinstance(part.reward, UsesGPUs) else 0.0
-        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "max_concurrency": 1}
-        actor = ray.remote(RewardActor).options(**options).remote(part.reference, str(log_path))
+        actor = spawn(RewardActor, part.reference, str(log_path), gpus=gpus)
         started.append(actor)
         try:
             ray.get(actor.ready.remote())
         except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or error
             raise ScoringError(
-                f"the actor of reward {part.rule.name!r} did not start: {cause}; see {log_path}"
+                f"the actor of reward {part.rule.name!r} did not start: {cause_of(error)}; see {log_path}"
             ) from error
         call: Callable[[Sequence[Rollout]], Any] = actor.score.remote
         return call
@@ -62,7 +61,7 @@ def reward_actors(plan: Plan) -> Iterator[Callable[[RewardTerm], Callable[[Seque
         yield start
     finally:
         for actor in started:
-            ray.kill(actor)
+            kill(actor)
 
 
 @contextmanager

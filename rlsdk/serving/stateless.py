@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlsdk.cluster.actor_failures import cause_of
 from rlsdk.config import Plan
 from rlsdk.contracts import CallsTools, Sampling
 from rlsdk.engines.client import Answer, Watch
@@ -256,7 +257,7 @@ async def _gathered(waiting: Sequence[Any]) -> list[Any]:
 
 def _failed(error: Exception) -> Exception:
     """Turn an engine's error into the client's error; the traceback of its process stays in the log."""
-    cause = getattr(error, "cause", None) or error
+    cause = cause_of(error)
     if isinstance(cause, ValueFault):  # the engine refuses this request, and lives
         return APIError(str(cause))
     return cause if isinstance(cause, RlsdkError) else EngineError(f"{type(cause).__name__}; see the log")

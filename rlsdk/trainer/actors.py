@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from rlsdk.cluster.actors import kill
 from rlsdk.cluster.placement import Layout, layout
 from rlsdk.config import Plan
 from rlsdk.engines.starting import exchanged_adapter, start_engines, started_engines
@@ -25,11 +26,9 @@ class Actors:
 
     def stop(self) -> None:
         """End the learner and all engines."""
-        import ray
-
         self.learner.stop()
         for engine in self.engines:
-            ray.kill(engine)
+            kill(engine)
 
 
 def start_actors(plan: Plan, gpus: int, steps: int) -> Actors:

@@ -57,7 +57,7 @@ def test_killed_hung_and_raising_fail_alone(in_workers, tmp_path) -> None:
         assert "(seed 666): reset raised ValueError: no such level" in by_seed[666].scores[0].reason
         # What ran in the killed worker began anew, in the worker that took its place.
         [reason] = stage.worlds.lost
-        assert "environments-0" in reason and "its process ended" in reason
+        assert "environments-0" in reason and "its process died: " in reason
         assert stage.producer.run_again >= 1
         again = [pid for seed, pid in noted(notes, "reset") if seed == 0 and pid != killed[0]]
         assert again and by_seed[0].rollouts[0].metrics["turns"] == 3
@@ -77,7 +77,7 @@ def test_a_rollout_whose_workers_are_always_lost_fails_at_last(in_workers) -> No
     async def body(stage) -> None:
         bad, good = await stage.play([stage.task(1), stage.task(2)], on_seed({1: "77"}))
         assert bad.rollouts[0].status == "failed"
-        assert "WorldLostError: environments-3 is gone: its process ended" in bad.scores[0].reason
+        assert "WorldLostError: environments-3 is gone: its process died: " in bad.scores[0].reason
         assert len(stage.worlds.lost) == 4
         assert stage.producer.run_again >= 3
         assert good.task.metadata["seed"] == 2  # it may have shared its worker with the bad one each time

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import attrs
 
 from rlsdk.cluster.actor_failures import died, reason
+from rlsdk.cluster.actors import spawn
 from rlsdk.config import Plan
 from rlsdk.config.tree import leaves
 from rlsdk.errors import ConfigError, RunError
@@ -110,12 +111,10 @@ def namespace(plan: Plan) -> str:
 def open_mailbox(plan: Plan, half: Program) -> PeerInfo:
     """Create this program's mailbox, on its own node, under a name that the other program finds."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     name = f"{half}-{uuid.uuid4().hex}"
-    options: dict[str, Any] = {"name": name, "namespace": namespace(plan), "num_cpus": 0, "scheduling_strategy": here}
-    mailbox = ray.remote(Mailbox).options(**options).remote()
+    here = ray.get_runtime_context().get_node_id()
+    mailbox = spawn(Mailbox, name=name, namespace=namespace(plan), node=here)
     where = f"process {os.getpid()} on {socket.gethostname()}"
     return PeerInfo(name=name, mailbox=mailbox, where=where, tree=plain(plan.tree), code=plan.code)
 

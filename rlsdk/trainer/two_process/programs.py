@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from rlsdk import preflight
+from rlsdk.cluster.actors import kill
 from rlsdk.cluster.placement import Layout, layout, ray_cluster
 from rlsdk.config import Plan, check
 from rlsdk.engines.starting import exchanged_adapter, start_engines, started_engines
@@ -149,7 +150,8 @@ async def _explorer(plan: Plan, gpus: int, console: Console) -> str:
         try:
             found = _apart(plan, gpus)
             engines = await asyncio.to_thread(_engines, plan, found)
-            stack.callback(_kill, engines)
+            for engine in engines:
+                stack.callback(kill, engine)
             user_loop = stack.enter_context(UserLoop())
             log_file = plan.folder / "logs" / "scoring.log"
             scorer = stack.enter_context(scoring(plan, log_to=log_file, user_loop=user_loop))
@@ -163,13 +165,6 @@ async def _explorer(plan: Plan, gpus: int, console: Console) -> str:
         raise RunError("the trainer has failed; its log is logs/driver.log in the run's folder")
     log.info("the run has ended: %s", status)
     return status
-
-
-def _kill(engines: Sequence[Any]) -> None:
-    import ray
-
-    for engine in engines:
-        ray.kill(engine)
 
 
 def _engines(plan: Plan, found: Layout) -> list[Any]:

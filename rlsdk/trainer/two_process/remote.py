@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlsdk.cluster.actors import kill
 from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import (
     EngineStatus,
@@ -285,12 +286,10 @@ class RemoteExplorer:
         Raises:
             RunError: No explorer came in time.
         """
-        import ray
-
         while True:
             log.warning("the explorer is gone: %s", gone)
             if self._mailbox is not None:
-                ray.kill(self._mailbox)  # what cannot be reached may live; it ends by this
+                kill(self._mailbox)  # what cannot be reached may live; it ends by this
             self._lost.append(str(gone))
             self._past, self._now = added(self._past, self._now), RolloutCounters({}, 0)
             self._mailbox = None
