@@ -11,7 +11,12 @@ from rlsdk.errors import ConfigError
 from rlsdk.types import Message
 
 _QUESTION = Message("user", "Q")
-_ANSWER = Message("assistant", "<think>\nT\n</think>\n\nA")
+_THOUGHT, _TEXT = "rlsdkthought", "rlsdkanswer"
+_ANSWERS: tuple[Mapping[str, str], ...] = (
+    {"content": _TEXT, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT, "thinking": _THOUGHT},
+    {"content": f"<think>\n{_THOUGHT}\n</think>\n\n{_TEXT}"},
+)
+"""An answer with a thought: in a field of its own, under the names that templates use, and within the text."""
 
 
 @attrs.frozen
@@ -25,6 +30,14 @@ class Between:
 
     closing: str
     text: str
+
+
+@attrs.frozen
+class Rewrite:
+    """Text of an answer that a template alters once messages follow it: as it was written, and as it becomes."""
+
+    written: str
+    found: str
 
 
 class ChatTemplate:
@@ -59,13 +72,18 @@ class ChatTemplate:
         goes_on = messages[-1].role == "assistant"
         return self._render(messages, tools, add_generation_prompt=not goes_on, continue_final_message=goes_on)
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), **how: bool) -> str:
+    def _render(
+        self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **how: bool
+    ) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [_plain(m) for m in messages], tools=list(tools) or None, tokenize=False, **how
+                [_plain(m) if isinstance(m, Message) else dict(m) for m in messages],
+                tools=list(tools) or None,
+                tokenize=False,
+                **how,
             )
         except Exception as error:
-            roles = ", ".join(m.role for m in messages)
+            roles = ", ".join(m.role if isinstance(m, Message) else m["role"] for m in messages)
             raise ConfigError([f"{self._name} refuses a conversation of {roles}: {error}"]) from error
         return text
 
@@ -100,21 +118,56 @@ class ChatTemplate:
         """Refuse a template that alters an answer once messages of these roles follow it."""
         if self._keep_history or roles in self._checked:
             return
-        wanted = self.render([_QUESTION]) + _ANSWER.content
-        behind = [Message(role, "R") for role in roles]  # type: ignore[arg-type]
-        found = self._render([_QUESTION, _ANSWER, *behind], add_generation_prompt=True)
-        if not found.startswith(wanted):
-            at = max(0, _alike(wanted, found) - 10)
+        if rewrite := self.rewrite(roles):
             following = ", ".join(roles) or "assistant"
             raise ConfigError(
                 [
-                    f"{self._name} rewrites an earlier answer once a message ({following}) follows: {wanted[at:]!r} "
-                    f"becomes {found[at : at + 50]!r}, which is not what the policy wrote. Let model.tokenizer name a "
-                    "folder whose template leaves answers as they are; or set model.keep_history, and later turns "
-                    "follow the tokens as they were sampled, thoughts included"
+                    f"{self._name} rewrites an earlier answer once a message ({following}) follows: "
+                    f"{rewrite.written!r} becomes {rewrite.found!r}, which is not what the policy wrote. Let "
+                    "model.tokenizer name a folder whose template leaves answers as they are; or set "
+                    "model.keep_history, and later turns follow the tokens as they were sampled, thoughts included"
                 ]
             )
         self._checked.add(roles)
+
+    def rewrite(self, roles: Sequence[str]) -> Rewrite | None:
+        """Compare an answer as the policy writes it with the same answer once messages of these roles follow.
+
+        What the policy writes begins where the generation prompt ends. If that prompt opens a thought, the answer
+        continues it; if it closes one, too, the answer has none. The template itself writes the answer, since each
+        model has its own form of thoughts.
+
+        Returns:
+            The first difference; None if there is none.
+
+        Raises:
+            ConfigError: The template refuses the conversation.
+        """
+        opened, answer = self.render([_QUESTION]), self._answer()
+        written = self._up_to_answer([answer])
+        if not written.startswith(opened):
+            # Thoughts that the template does not write at all, or writes otherwise than the prompt opened them
+            written = opened + f"<think>\n{_THOUGHT}\n</think>\n\n{_TEXT}".removeprefix(_thought_begun(opened))
+        found = self._up_to_answer([answer, *({"role": role, "content": "R"} for role in roles)])
+        if found == written:
+            return None
+        at = max(0, _alike(written, found) - 10)
+        return Rewrite(written[at : at + 50], found[at : at + 50])
+
+    def _answer(self) -> dict[str, str]:
+        """Return the message of an answer in the form that the template understands, with a thought if it can."""
+        if "</think>" in self.render([_QUESTION])[-20:]:
+            return {"role": "assistant", "content": _TEXT}
+        for answer in _ANSWERS:
+            if _THOUGHT in self._up_to_answer([message := {"role": "assistant", **answer}]):
+                return message
+        return {"role": "assistant", **_ANSWERS[1]}
+
+    def _up_to_answer(self, following: Sequence[Mapping[str, Any]]) -> str:
+        """Render a question and what follows it, up to the end of the first answer's text."""
+        text = self._render([_QUESTION, *following], add_generation_prompt=False)
+        begin, text_of_answer, _ = text.partition(_TEXT)
+        return begin + text_of_answer
 
     @property
     def _name(self) -> str:
@@ -129,3 +182,8 @@ def _plain(message: Message) -> dict[str, str]:
 def _alike(one: str, other: str) -> int:
     """Return the length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _thought_begun(opened: str) -> str:
+    """Return the beginning of a thought with which a generation prompt ends; empty if it opens none."""
+    return next((begun for begun in ("<think>\n", "<think>") if opened.endswith(begun)), "")

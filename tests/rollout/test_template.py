@@ -1,0 +1,65 @@
+"""Chat templates that open a thought in the generation prompt, and what they do with earlier answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlsdk.errors import ConfigError
+from rlsdk.rollout.template import ChatTemplate
+from tests.rollout.codecs import CHATML
+
+HEAD = "<|im_start|>assistant\n"
+OPENS = CHATML.replace("{% if add_generation_prompt %}" + HEAD, "{% if add_generation_prompt %}" + HEAD + "<think>\n")
+SPLIT = (
+    "{% if m.role == 'assistant' and '</think>' in m.content %}"
+    "{% set thought = m.content.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+    "{% if KEPT %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\n') }}"
+    "{% else %}{{ m.content }}{% endif %}"
+)
+KEEPS = OPENS.replace("{{ m.content }}", SPLIT.replace("KEPT", "true"))
+"""As Qwen3.5's when a tool's result follows: the thought is normalised, and kept."""
+UNTIL_NEXT_QUESTION = OPENS.replace("{{ m.content }}", SPLIT.replace("KEPT", "messages[-1].role != 'user'"))
+IN_A_FIELD = OPENS.replace(
+    "{{ m.content }}",
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}",
+)
+CLOSES = OPENS.replace(HEAD + "<think>\n", HEAD + "<think>\n\n</think>\n\n")
+CLOSES_IN_HISTORY = CLOSES.replace(
+    "{{ m.role }}\n", "{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def template(text: str) -> ChatTemplate:
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.rollout.codecs import chatml
+
+    made: Any = chatml(text)._tokenizer
+    assert isinstance(made, PreTrainedTokenizerFast)
+    return ChatTemplate(made)
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize("text", [CHATML, KEEPS, IN_A_FIELD, CLOSES_IN_HISTORY])
+def test_a_template_that_leaves_the_answer_alone_has_no_rewrite(text: str, role: str) -> None:
+    assert template(text).rewrite([role]) is None
+
+
+@pytest.mark.parametrize("text", [UNTIL_NEXT_QUESTION, CLOSES])
+def test_a_template_that_drops_the_thought_before_a_question_is_refused(text: str) -> None:
+    found = template(text).rewrite(["user"])
+    assert found is not None and "<think>" in found.written and "<think>" not in found.found
+
+
+def test_a_template_that_drops_the_thought_before_a_question_keeps_it_before_a_result() -> None:
+    assert template(UNTIL_NEXT_QUESTION).rewrite(["tool"]) is None
+
+
+def test_a_conversation_that_a_template_refuses_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no tools"):
+        template("{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + CHATML).rewrite(
+            ["tool"]
+        )
