@@ -171,7 +171,9 @@ def part_faults(
 ) -> Iterator[str]:
     """Faults of parts that do not go together, or cannot take effect in the run."""
     for part in chosen:
-        yield from _not_defined(part, run)
+        allowed = part.component.aggregates
+        if allowed and run.aggregate not in allowed:
+            yield f"algorithm.aggregate: {part} is defined for {' and '.join(allowed)}; got {run.aggregate!r}"
         yield from _no_effect(part, config, algorithm)
         yield from part.faults(run)
     loss = next((part for part in chosen if part.component.kind == "policy_loss"), None)
@@ -192,12 +194,6 @@ def reward_readers(chosen: Sequence[Chosen]) -> list[str]:
         return component.kind in ("advantage", "filter", "buffer") and component.reads_rewards
 
     return [str(part) for part in chosen if reads(part.component)]
-
-
-def _not_defined(part: Chosen, run: RunFacts) -> Iterator[str]:
-    allowed = part.component.aggregates
-    if allowed and run.aggregate not in allowed:
-        yield f"algorithm.aggregate: {part} is defined for {' and '.join(allowed)}; got {run.aggregate!r}"
 
 
 def _no_effect(part: Chosen, config: RunConfig, algorithm: AlgorithmDefaults) -> Iterator[str]:

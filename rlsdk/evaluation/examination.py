@@ -37,7 +37,7 @@ from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import unscored
 from rlsdk.serving.context import setting_of
 from rlsdk.storage.location import is_url
-from rlsdk.types import Group, Rollout, Task
+from rlsdk.types import Group, Task
 
 
 @contextmanager
@@ -153,14 +153,10 @@ async def _pictures(plan: Plan, groups: Sequence[Group], most: int) -> list[Path
         except DataError:
             continue
         drawn[source] += 1
-        path = await draw(rollout, environment, seed, plan.plugins, _picture(plan, rollout))
+        name = re.sub(r"[^\w.-]+", "-", f"{source}-{rollout.task.id}")[-100:]
+        path = await draw(rollout, environment, seed, plan.plugins, plan.folder / "pictures" / name)
         found += [path] if path else []
     return found
-
-
-def _picture(plan: Plan, rollout: Rollout) -> Path:
-    name = re.sub(r"[^\w.-]+", "-", f"{rollout.task.source}-{rollout.task.id}")
-    return plan.folder / "pictures" / name[-100:]
 
 
 def _saved(plan: Plan, answers: Answers, seconds: dict[str, float], drawn: Sequence[Path]) -> dict[str, Any]:

@@ -247,7 +247,8 @@ class TokenChat:
         sampling = self._sampling(min(room, max_tokens or self._setting.sampling.max_tokens), stop)
         if top_logprobs:
             sampling = attrs.evolve(sampling, top_logprobs=top_logprobs)
-        ids = self._token_ids(sending)
+        before = [part[0] for part in self._parts]
+        ids = np.concatenate([*before, sending]) if len(before) > 1 or len(sending) else before[0]
         more = {} if watch is None else {"watch": watch}
         seed, engine = self._request_seed(), self._engine
         answer = await self._at_home(
@@ -415,11 +416,6 @@ class TokenChat:
             return base
         strings, ids = self._setting.codec.split_stops(stop) if stop else (base.stop, base.stop_token_ids)
         return attrs.evolve(base, max_tokens=max_tokens, stop=strings, stop_token_ids=ids)
-
-    def _token_ids(self, more: np.ndarray) -> np.ndarray:
-        if len(self._parts) == 1 and not len(more):
-            return self._parts[0][0]
-        return np.concatenate([*(part[0] for part in self._parts), more])
 
     def _append(self, ids: np.ndarray, sampled: bool, logprobs: np.ndarray | None, versions: np.ndarray | None) -> None:
         if not len(ids):

@@ -128,7 +128,9 @@ class RolloutGenerator:
             EngineError: Generation failed.
         """
         prompt = Prompt(task, *setting.codec.prompt(task))
-        left = before if before is not None and _one_each(before, group_size) else None
+        left = before
+        if before is not None and (len(before.rollouts) != group_size or any(r.trajectory for r in before.rollouts)):
+            left = None  # step-wise workflows return several rollouts per member: which of these are whole is not known
         async with asyncio.TaskGroup() as running:
             members = [
                 running.create_task(self._member(prompt, setting, key, member, step, left))
@@ -194,7 +196,7 @@ class RolloutGenerator:
             # A scope of anyio, or of a client built on it, leaked its own cancellation.
             raise _FailedError(f"its code raised {described(error)}") from error
         except Exception as error:
-            if _from_ray(error):
+            if any(f"{kind.__module__}.".startswith("ray.") for kind in type(error).__mro__):
                 raise EngineError(f"{group}, task {task.id!r}: the engine failed: {error}") from error
             raise _FailedError(described(error)) from error
         finally:
@@ -243,15 +245,6 @@ class RolloutGenerator:
 
 class _FailedError(Exception):
     """Raised when the workflow raises: its rollout has failed, and the run continues."""
-
-
-def _one_each(group: Group, members: int) -> bool:
-    """Check for one rollout per member, in order; step-wise workflows return several."""
-    return len(group.rollouts) == members and not any(rollout.trajectory for rollout in group.rollouts)
-
-
-def _from_ray(error: BaseException) -> bool:
-    return type(error).__module__.startswith("ray.") or any("ray." in c.__module__ for c in type(error).__mro__)
 
 
 def first_error(error: BaseException) -> BaseException:

@@ -198,10 +198,13 @@ class RolloutScheduler:
             BaseException: The first exception that `make` raised, with its traceback; no group is taken then.
             RunError: The policy dropped `most_dropped` groups in a row.
         """
-        self._resume()
+        self._paused = False
+        if self._valve is not None:
+            self._valve.release()
         batch = self._ask(step)
         self._sift(step)
-        self._tails = frozenset(s for s in self._streams.names if self._has_tail(s))
+        expired = {s: len(self._book.tickets(s, TaskStatus.EXPIRED)) for s in self._streams.names}
+        self._tails = frozenset(s for s, count in expired.items() if 0 < self._pace.tail <= count)
         while True:
             if self.failure is not None:
                 raise self.failure
@@ -215,7 +218,7 @@ class RolloutScheduler:
                 await self._changed.wait()
         taken = [ticket for source, count in batch.items() for ticket in ranks[source][:count]]
         for ticket in taken:
-            self._hand_over(ticket, step)
+            ticket.group = self._pace.trimmed(self._book.take(ticket), step)
         for source, count in batch.items():  # what did not come in time is for the batches that follow
             self._owed[source] += count - sum(ticket.source == source for ticket in taken)
         del self._batches[step]
@@ -295,11 +298,6 @@ class RolloutScheduler:
             await asyncio.wait(self._running)
         return len(running)
 
-    def _resume(self) -> None:
-        self._paused = False
-        if self._valve is not None:
-            self._valve.release()
-
     def _ask(self, step: int) -> Mapping[str, int]:
         """Request every batch for which groups begun now are fresh enough; returns the parts of the batch of `step`."""
         while self._asked <= step - step % self._pace.interval + self._pace.ahead:
@@ -320,9 +318,6 @@ class RolloutScheduler:
 
     def _available(self, source: str) -> list[TaskRecord]:
         return [t for t in self._book.tickets(source, TaskStatus.COMPLETED) if not t.taken]
-
-    def _hand_over(self, ticket: TaskRecord, step: int) -> None:
-        ticket.group = self._pace.trimmed(self._book.take(ticket), step)
 
     def _sift(self, step: int) -> dict[str, list[TaskRecord]]:
         """Drop expired groups and those that the policy drops; returns the rest of each source in order of priority.
@@ -358,9 +353,6 @@ class RolloutScheduler:
                 f"buffer: its policy dropped {self._dropped_in_a_row} groups in a row (as many as max_empty_steps "
                 "batches have), so no batch gets full; let it return a priority for some, or choose another policy"
             )
-
-    def _has_tail(self, source: str) -> bool:
-        return 0 < self._pace.tail <= len(self._book.tickets(source, TaskStatus.EXPIRED))
 
     def _fill(self) -> None:
         """Start the tasks that are due; nothing else can happen between the look at what runs and the start."""

@@ -32,13 +32,16 @@ def encode(group: Group) -> bytes:
     Values of a task that are no plain data (numbers, text, bytes, lists, tuples, mappings, arrays) are noted by type
     alone: `decode` then wants the task.
     """
-    tasks = _distinct([group.task, *(r.task for r in group.rollouts)])
+    # Each object once; nearly always there is one.
+    tasks = list({id(task): task for task in (group.task, *(r.task for r in group.rollouts))}.values())
     told = {
         "format": FORMAT,
         "uid": group.uid,
         "tasks": [_task(task) for task in tasks],
         "rollouts": [_rollout(r, tasks) for r in group.rollouts],
-        "scores": [_score(s) for s in group.scores],
+        "scores": [
+            {**attrs.asdict(score, recurse=False), "metrics": _plain(dict(score.metrics))} for score in group.scores
+        ],
         "lengths": [len(r.token_ids) for r in group.rollouts],
     }
     out = io.BytesIO()
@@ -78,7 +81,7 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
     cuts = np.cumsum(told["lengths"])[:-1]
     parts = zip(*(np.split(array, cuts) for array in arrays), strict=True)
     rollouts = [_read_rollout(each, tasks, part) for each, part in zip(told["rollouts"], parts, strict=True)]
-    scores = [_read_score(each) for each in told["scores"]]
+    scores = [Score(**{**each, "metrics": _value(each["metrics"])}) for each in told["scores"]]
     named = {"uid": told["uid"]} if "uid" in told else {}  # stored before groups had one
     return Group(tasks[0], rollouts, scores, **named)
 
@@ -90,11 +93,6 @@ def _write(out: io.BytesIO, array: np.ndarray) -> None:
 def _read(source: io.BytesIO) -> np.ndarray:
     array: np.ndarray = np.lib.format.read_array(source, allow_pickle=False)  # type: ignore[no-untyped-call]
     return array
-
-
-def _distinct(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks, each object once; nearly always there is one."""
-    return list({id(task): task for task in tasks}.values())
 
 
 def _task(task: Task) -> dict[str, Any]:
@@ -134,14 +132,6 @@ def _read_rollout(told: Mapping[str, Any], tasks: Sequence[Task], arrays: Sequen
     messages = [_read_message(*m) for m in told["messages"]]
     fields: dict[str, Any] = dict(zip(ARRAYS, arrays, strict=True))
     return Rollout(tasks[told["task"]], messages, **fields, metrics=_value(told["metrics"]), **given)
-
-
-def _score(score: Score) -> dict[str, Any]:
-    return {**attrs.asdict(score, recurse=False), "metrics": _plain(dict(score.metrics))}
-
-
-def _read_score(told: Mapping[str, Any]) -> Score:
-    return Score(**{**told, "metrics": _value(told["metrics"])})
 
 
 def _plain(value: Any) -> Any:

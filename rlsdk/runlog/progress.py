@@ -110,14 +110,11 @@ class ProgressLine:
         if self._progress is not None:
             self._progress.update(self._bar, completed=step, shown=shown)
         elif step % self._every == 0 or step == self._total:
-            parts = (f"step {step}/{self._total}", shown, f"left {self._left(step)}")
+            pace = (time.monotonic() - self._began) / max(step - self._first, 1)
+            left = timedelta(seconds=round(pace * (self._total - step)))
+            parts = (f"step {step}/{self._total}", shown, f"left {left}")
             lines = ["  ".join(filter(None, parts)), *(f"  {line}" for line in source_lines(self._standings()))]
             self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-
-    def _left(self, step: int) -> str:
-        """Time left, at the pace of the steps so far."""
-        pace = (time.monotonic() - self._began) / max(step - self._first, 1)
-        return str(timedelta(seconds=round(pace * (self._total - step))))
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""

@@ -105,7 +105,8 @@ class RolloutStore:
             RunError: The database cannot be reached, or is none.
         """
         self.address = address
-        self._engine = address.engine(poolclass=sa.pool.StaticPool, **_how(address))
+        how = {"connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS}} if address.is_file else {}
+        self._engine = address.engine(poolclass=sa.pool.StaticPool, **how)
         self._run = address.run
         with self._explained():
             self._connection = self._engine.connect()
@@ -284,11 +285,6 @@ def set_aside(file: Path) -> Path:
         if beside.exists():
             beside.rename(aside.with_name(aside.name + suffix))
     return aside
-
-
-def _how(address: Address) -> dict[str, Any]:
-    """Options of a connection that writes."""
-    return {"connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS}} if address.is_file else {}
 
 
 def _chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -42,10 +42,11 @@ def combine(parts: Sequence[Scored], *, last_token: int | None = None) -> Score:
     value = factor * total
     if not is_reward(value):
         return Score.invalid(f"the parts combine to {value:g}, beyond ±{REWARD_LIMIT:g}")
+    low = [(rule.name, score) for rule, score in parts if score is not None and score.reason]
     return Score(
         value,
         metrics=_metrics(parts),
-        reason="; ".join(_reasons(parts)),
+        reason="; ".join(score.reason if len(parts) == 1 else _because(name, score) for name, score in low),
         token_rewards=_token_rewards(summands, factor, last_token),
     )
 
@@ -61,12 +62,6 @@ def _value(rule: RewardSpec, score: Score | None) -> float:
 
 def _because(name: str, score: Score) -> str:
     return score.reason if score.reason.startswith(f"{name}:") else f"{name}: {score.reason or 'no reason given'}"
-
-
-def _reasons(parts: Sequence[Scored]) -> list[str]:
-    """Why the score is low; the name of a part where there are several."""
-    scores = [(rule.name, score) for rule, score in parts if score is not None and score.reason]
-    return [score.reason if len(parts) == 1 else _because(name, score) for name, score in scores]
 
 
 def _metrics(parts: Sequence[Scored]) -> dict[str, float]:

@@ -175,7 +175,8 @@ class Pool:
             finally:
                 self.counts["calls"] += 1
                 self._busy.discard(worker)
-                await _settled(reply)
+                reply.cancel()
+                await asyncio.wait({reply})  # until nobody reads the connection any longer
                 if again and reply.exception() is None:
                     self._idle.append(worker)
                 else:
@@ -254,12 +255,6 @@ class Pool:
         self._idle.clear()
         self._busy.clear()
         self._forks.close()
-
-
-async def _settled(reply: asyncio.Future[bytes]) -> None:
-    """Wait until nobody reads the connection any longer."""
-    reply.cancel()
-    await asyncio.wait({reply})
 
 
 class _Slot:

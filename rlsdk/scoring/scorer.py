@@ -232,7 +232,8 @@ class Scorer:
             task = tally.rollout.task
             parts = "; ".join(f"{part.rule.name}: {', '.join(part.rule.sources)}" for part in self._parts)
             raise DataError(f"task {task.id!r}: no part of the reward is for its source {task.source!r} ({parts})")
-        return combine(scored, last_token=_last_token(tally.rollout) if rewards_tokens(scored) else None)
+        sampled = tally.rollout.loss_mask.any() and rewards_tokens(scored)
+        return combine(scored, last_token=tally.rollout.span[1] - 1 if sampled else None)
 
     def close(self) -> None:
         """End the processes of the pool; they start again when they are needed again."""
@@ -287,10 +288,6 @@ class Scorer:
     def _timeout(self, part: RewardTerm) -> float:
         own = part.reward.timeout if isinstance(part.reward, HasTimeout) else None
         return max(self._limits.timeout, own + _GRACE) if isinstance(own, int | float) else self._limits.timeout
-
-
-def _last_token(rollout: Rollout) -> int | None:
-    return rollout.span[1] - 1 if rollout.loss_mask.any() else None
 
 
 def _cause(error: FailedError, part: RewardTerm) -> str:

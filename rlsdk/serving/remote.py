@@ -94,7 +94,7 @@ class RemoteClient:
         body |= {name: value for name, value in more.items() if value}  # servers refuse what they do not know
         body |= {"seed": seed} if seed is not None else {}
         start = time.perf_counter()
-        answer = self._read(await self._post(body))
+        answer = self._read(await self._request("POST", "/completions", body))
         self.served.append(Timed(time.perf_counter() - start, len(answer.completion.token_ids)))
         return answer
 
@@ -143,9 +143,6 @@ class RemoteClient:
             return str(found["data"][0]["id"])
         except (LookupError, TypeError) as error:
             raise EngineError(f"{self._url}/models lists no model: {found!r:.{_SAID}}; name one") from error
-
-    async def _post(self, body: Mapping[str, Any]) -> Any:
-        return await self._request("POST", "/completions", body)
 
     async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         import httpx

@@ -157,7 +157,10 @@ class SimulatedEngine:
         call = _Call(sum(request.n for request in requests))
         for request in requests:
             tokens = enumerate(self._tokens(request))
-            self._sequences[request.id] = [_Sequence(call, request, i, t, _rest(request, t)) for i, t in tokens]
+            # A continued response lacks what is not yet part of its prompt.
+            self._sequences[request.id] = [
+                _Sequence(call, request, i, token, max(1, token % WIDTH - request.begun)) for i, token in tokens
+            ]
             self._waiting.extend(self._sequences[request.id])
         self._advance()
         self._admit()
@@ -266,8 +269,3 @@ class SimulatedEngine:
                 versions = versions if versions.flags.writeable else versions.copy()
                 versions[first:] = version
         return versions
-
-
-def _rest(request: Request, token: int) -> int:
-    """Return the length that a response still lacks, after the part of it in the prompt."""
-    return max(1, token % WIDTH - request.begun)

@@ -60,7 +60,9 @@ class Environments:
     ordered: ClassVar[bool] = True
 
     def __attrs_post_init__(self) -> None:
-        faults = [*self._own_faults(), *self._faults_of_environments()]
+        faults = self._own_faults()
+        for tag, use in self.environments.items():
+            faults += faults_of("environment", use, f"environments.{tag}")
         if faults:
             raise OptionError(NAME, faults)
         object.__setattr__(self, "_tasks", self._all())
@@ -120,10 +122,6 @@ class Environments:
             ),
         ]
         return [(option, text) for option, text, kept in rules if not kept]
-
-    def _faults_of_environments(self) -> list[tuple[str, str]]:
-        found = (faults_of("environment", use, f"environments.{tag}") for tag, use in self.environments.items())
-        return [fault for each in found for fault in each]
 
 
 @attrs.frozen(kw_only=True)

@@ -176,7 +176,9 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
                     raise row
                 task = reader.task(row, f"{names[number]}:{index}", names[number])
                 if columns.id:  # other ids differ as the rows do
-                    _check_unique(task.id, table.label(index), seen)
+                    if task.id in seen:
+                        raise BadRowError(f"its id {task.id!r} is taken by {seen[task.id]}")
+                    seen[task.id] = table.label(index)
             except BadRowError as error:
                 bad.append(f"{table.label(index)}: {error}")
             else:
@@ -190,12 +192,6 @@ def _names(tables: Sequence[Table]) -> tuple[str, ...]:
     stems = [PurePosixPath(table.name).name.partition(".")[0] for table in tables]
     count = Counter(stems)
     return tuple(stem if count[stem] == 1 else f"{stem}-{number}" for number, stem in enumerate(stems))
-
-
-def _check_unique(task_id: str, label: str, seen: dict[str, str]) -> None:
-    if task_id in seen:
-        raise BadRowError(f"its id {task_id!r} is taken by {seen[task_id]}")
-    seen[task_id] = label
 
 
 def _judge(good: int, bad: Sequence[str], skip_bad: float, names: Sequence[str]) -> None:
