@@ -142,31 +142,28 @@ async def _later(call: Any) -> None:
 
 
 @pytest.mark.parametrize(("seed", "asked_for"), [(None, 1), (7, 3)])
-def test_a_request_that_was_answered_in_part_gives_the_same_continuations_as_if_nobody_had_died(
+async def test_a_request_that_was_answered_in_part_gives_the_same_continuations_as_if_nobody_had_died(
     seed: int | None, asked_for: int
 ) -> None:
-    async def go() -> None:
-        engines = [Engine()]
-        engines[0].parts, engines[0].dies_after = 2, 1
-        engines[0].go.set()
-        asked = client(engines)
-        asked.lost = lambda rank, actor, error: None
-        three = [asked.sample("g", PROMPT, Sampling(), seed=seed) for _ in range(3)]
-        await asyncio.sleep(0.01)
-        assert [future.done() for future in three] == [True, True, False]
-        # No engine is left: what is asked now waits, too, and nobody polls.
-        other = asked.sample("h", PROMPT, Sampling())
-        await asyncio.sleep(0.01)
-        assert not other.done()
-        engines.append(Engine())
-        engines[1].go.set()
-        asked.admit(0, engines[1])
-        await other
-        indices = [(await future).completion.index for future in three]
-        assert indices == ([0, 1, 2] if seed is not None else [0, 1, 0])
-        assert [request.n for request in engines[1].asked] == [asked_for, 1]
-
-    run_virtually(go())
+    engines = [Engine()]
+    engines[0].parts, engines[0].dies_after = 2, 1
+    engines[0].go.set()
+    asked = client(engines)
+    asked.lost = lambda rank, actor, error: None
+    three = [asked.sample("g", PROMPT, Sampling(), seed=seed) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert [future.done() for future in three] == [True, True, False]
+    # No engine is left: what is asked now waits, too, and nobody polls.
+    other = asked.sample("h", PROMPT, Sampling())
+    await asyncio.sleep(0.01)
+    assert not other.done()
+    engines.append(Engine())
+    engines[1].go.set()
+    asked.admit(0, engines[1])
+    await other
+    indices = [(await future).completion.index for future in three]
+    assert indices == ([0, 1, 2] if seed is not None else [0, 1, 0])
+    assert [request.n for request in engines[1].asked] == [asked_for, 1]
 
 
 def test_tokens_are_shown_to_whoever_watches_that_continuation_and_still_waits() -> None:

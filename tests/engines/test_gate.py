@@ -16,7 +16,6 @@ from rlsdk.engines.gate import PausableClient, beginning
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.scoring.scorer import RewardTerm, Scorer
-from rlsdk.simulation.clock import run_virtually
 from rlsdk.types import Group, Rollout, Score, Task
 from tests.rollout.codecs import plain
 
@@ -102,7 +101,7 @@ async def test_what_is_ended_goes_on_and_what_comes_meanwhile_waits() -> None:
 
 
 @pytest.mark.parametrize("partial", [True, False])
-def test_a_watched_answer_that_is_ended_is_shown_as_one_or_not_at_all(partial: bool) -> None:
+async def test_a_watched_answer_that_is_ended_is_shown_as_one_or_not_at_all(partial: bool) -> None:
     class Shown(Engines):
         async def sample(self, *given: Any, watch: Any = None, begun: int = 0, **how: Any) -> Answer:
             if watch is not None:
@@ -111,18 +110,15 @@ def test_a_watched_answer_that_is_ended_is_shown_as_one_or_not_at_all(partial: b
                 watch(Sampled(request="r", index=0, start=0, **arrays))
             return await super().sample(*given, begun=begun, **how)
 
-    async def body() -> None:
-        seen: list[Sampled] = []
-        gate = PausableClient(Shown(), decode, partial=partial)
-        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60), watch=seen.append))
-        await asyncio.sleep(0.02)
-        async with gate.held():
-            pass
-        done = (await first).completion
-        assert [done.token_ids[s.start] for s in seen] == [s.token_ids[0] for s in seen]
-        assert [s.start for s in seen] == ([0, 0, len(seen[1].token_ids)] if partial else [])
-
-    run_virtually(body())
+    seen: list[Sampled] = []
+    gate = PausableClient(Shown(), decode, partial=partial)
+    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60), watch=seen.append))
+    await asyncio.sleep(0.02)
+    async with gate.held():
+        pass
+    done = (await first).completion
+    assert [done.token_ids[s.start] for s in seen] == [s.token_ids[0] for s in seen]
+    assert [s.start for s in seen] == ([0, 0, len(seen[1].token_ids)] if partial else [])
 
 
 async def test_what_begins_anew_has_the_whole_of_its_tokens() -> None:
@@ -149,17 +145,14 @@ async def test_the_word_to_end_is_said_again_until_it_is_heard() -> None:
     first.cancel()
 
 
-def test_engines_that_hear_nothing_do_not_hold_the_weights_up_for_ever(caplog: pytest.LogCaptureFixture) -> None:
-    async def body() -> None:
-        engines = Engines(deaf=1000)
-        gate = PausableClient(engines, decode)
-        first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60)))
-        await asyncio.sleep(0.01)
-        async with gate.held(again=0.01, patience=0.03):
-            engines.version = 1
-        assert set((await first).completion.versions.tolist()) == {0, 1}  # it went on where it was
-
-    run_virtually(body())
+async def test_engines_that_hear_nothing_do_not_hold_the_weights_up_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    engines = Engines(deaf=1000)
+    gate = PausableClient(engines, decode)
+    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60)))
+    await asyncio.sleep(0.01)
+    async with gate.held(again=0.01, patience=0.03):
+        engines.version = 1
+    assert set((await first).completion.versions.tolist()) == {0, 1}  # it went on where it was
     assert "1 requests did not end" in caplog.text
 
 
