@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import psutil
 import pytest
 
 from tests.environments.simulated import Load, measure, side_by_side
@@ -12,7 +13,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 def test_a_thousand_environments_run_on_few_threads_and_nobody_waits_for_the_slowest(cluster: None) -> None:
-    load = Load(median=0.07, turns=3)
+    load, imported = Load(median=0.07, turns=3), psutil.Process().memory_info().rss / 2**20
     took = asyncio.run(measure(load, side_by_side))
     played = took.asked[-load.count * load.turns :]
     of_turn = [[at for at, length in enumerate(played) if length == each] for each in sorted(set(played))]
@@ -21,4 +22,4 @@ def test_a_thousand_environments_run_on_few_threads_and_nobody_waits_for_the_slo
     assert sum(at < slowest for at in of_turn[2]) > load.count / 10
     # Ray has about forty threads in each process; none is an environment's.
     assert took.threads < 200
-    assert took.megabytes < 1000
+    assert took.megabytes - imported < 800  # not what other tests imported
