@@ -234,10 +234,11 @@ class Checkpoints:
             raise self._unreadable(step, error) from error
         if not isinstance(state, dict):
             raise DamagedCheckpointError(f"{path} holds no object, but {json.dumps(state)[:_SHOWN]}")
-        if state.get("format") != FORMAT:
-            raise CheckpointError(
-                f"checkpoint {self.path(step)} has format {state.get('format')}; this rlsdk reads {FORMAT}"
-            )
+        written = state.get("format")
+        if not isinstance(written, int):  # no version of rlsdk wrote this
+            raise DamagedCheckpointError(f"{path} has no number under format, but {json.dumps(written)[:_SHOWN]}")
+        if written != FORMAT:
+            raise CheckpointError(f"checkpoint {self.path(step)} has format {written}; this rlsdk reads {FORMAT}")
         digest = state.pop("sha256", None)  # checkpoints of earlier versions have none
         if digest is not None and digest != _digest(state):
             raise DamagedCheckpointError(f"{path} changed since it was written")

@@ -93,6 +93,16 @@ def test_a_state_of_wrong_shape_is_named_with_its_file(tmp_path: Path, content: 
         checkpoints.read(1)
 
 
+@pytest.mark.parametrize("content", ["{}", '{"format": null}', '{"format": "two"}'])
+def test_a_newest_state_without_a_format_is_damaged_and_the_one_before_is_taken(tmp_path: Path, content: str) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        checkpoints.save(step, STATE, write)
+    (checkpoints.path(2) / "state.json").write_text(content)
+    newest, damaged = checkpoints.newest_whole()
+    assert newest == 1 and "has no number under format" in damaged[2]
+
+
 def test_a_state_that_changed_is_found_although_it_is_well_formed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     file = checkpoints.save(1, {**STATE, "position": 17}, write) / "state.json"
