@@ -1,0 +1,75 @@
+"""`rlsdk new`."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import click
+
+from rlsdk.kinds import KINDS, Kind
+
+
+@click.group()
+def new() -> None:
+    """Write a plugin to begin from: a package, or one file.
+
+    A package installs, has tests and a configuration that trains with it, and passes `rlsdk check`.
+    """
+
+
+def _write(kind: Kind, given: str, folder: Path, *, as_file: bool) -> None:
+    from rlsdk.scaffold.writing import package, plugin_name, single_file, write
+
+    name = plugin_name(given.removesuffix(".py"))
+    if as_file:
+        files = single_file(kind, name)
+        write(files, folder)
+        lines = [f"rlsdk check {name}.py", "rlsdk model new nano model", f"rlsdk train {name}.yaml"]
+        if folder != Path():
+            lines[0] = f"cd {folder} && {lines[0]}"
+    else:
+        files, folder = package(kind, name), folder / name
+        if folder.exists():
+            raise click.UsageError(f"{folder} is there already; choose another name or --dir, or remove it first")
+        write(files, folder)
+        lines = [
+            f"cd {folder} && pip install -e .",
+            f"rlsdk check {name}",
+            "rlsdk model new nano model && rlsdk train train.yaml",
+        ]
+    for path in files:
+        click.echo(str(folder / path))
+    click.echo("\nNext:\n" + "\n".join(f"  {line}" for line in lines))
+
+
+FOLDER = click.option(
+    "--dir",
+    "folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Write into this folder; left out, into the working one.",
+)
+
+
+@new.command()
+@click.argument("name")
+@click.option("--kind", type=click.Choice(KINDS), default="reward", show_default=True, help="Kind of its component.")
+@FOLDER
+def plugin(name: str, kind: Kind, folder: Path) -> None:
+    """Write a package NAME with one component."""
+    _write(kind, name, folder, as_file=False)
+
+
+def _of_kind(name: str, folder: Path, as_file: bool, kind: Kind) -> None:
+    _write(kind, name, folder, as_file=as_file or name.endswith(".py"))
+
+
+for _kind in KINDS:
+    command = click.command(_kind, help=f"Write a package NAME of the kind {_kind}, or one file (NAME.py, or --file).")
+    options = (FOLDER, click.option("--file", "as_file", is_flag=True, help="Write one file and its configuration."))
+    callback = functools.partial(_of_kind, kind=_kind)
+    for decorate in (*options, click.argument("name")):
+        callback = decorate(callback)
+    new.add_command(command(callback))

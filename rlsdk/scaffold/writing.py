@@ -1,0 +1,147 @@
+"""Names of new plugins, and the files that they consist of."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import sys
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from rlsdk.errors import ValueFault
+from rlsdk.kinds import Kind
+from rlsdk.plugins.entries import discover, version
+from rlsdk.scaffold.kinds import ALGORITHM, REWARD, TASKS, TEMPLATES
+
+RESERVED = frozenset({"rlsdk", "test", "tests"})
+FILES = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "train.yaml": "train.yaml",
+    ".gitignore": "gitignore",
+    ".github/workflows/tests.yml": "ci.yml",
+}
+"""File of a package -> its template."""
+REQUIREMENTS = {"attrs": "attrs>=24.2", "torch": "torch>=2.9"}
+
+
+def plugin_name(given: str) -> str:
+    """Return the name of a plugin: its folder, the prefix of its components, and its component.
+
+    Args:
+        given: As typed; `-` becomes `_`, and the prefix `rlsdk-` of its distribution may be there or not.
+
+    Raises:
+        ValueFault: No module, entry point and distribution can have that name.
+    """
+    name = re.sub(r"^rlsdk[-_]", "", given).replace("-", "_")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]", name) or keyword.iskeyword(name):
+        raise ValueFault(
+            f"{given!r} cannot name a plugin: expected small letters, digits and underscores, a letter first, and no "
+            "word of Python's, such as my_lab"
+        )
+    claims = discover().get(name)
+    if claims:
+        origin = claims[0].origin
+        raise ValueFault(f"a plugin {name!r} is installed already ({origin}); choose another name, or uninstall it")
+    if name in RESERVED or name in sys.stdlib_module_names or _importable(name):
+        raise ValueFault(f"{name!r} is the name of a module of Python, which a plugin would hide; choose another")
+    return name
+
+
+def _importable(name: str) -> bool:
+    """True if an installed package has that name; folders without code, such as the working one's, do not count."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
+
+
+def package(kind: Kind, name: str) -> dict[str, str]:
+    """Return the files of a package with one component: path -> text.
+
+    Args:
+        kind: Kind of the component.
+        name: Checked name of the plugin and of its component.
+    """
+    values = _values(kind, name)
+    code = f'"""The plugin `{name}` of rlsdk."""\n\n{_render(f"code/{kind}.py", values)}'
+    tests = _render("tests.py", values) + _render(f"tests/{kind}.py", values)
+    return {
+        **{path: _render(template, values) for path, template in FILES.items()},
+        f"{values['module']}/__init__.py": code,
+        f"{values['module']}/py.typed": "",
+        f"tests/test_{name}.py": tests,
+    }
+
+
+def single_file(kind: Kind, name: str) -> dict[str, str]:
+    """Return a plugin in one file, and a configuration that trains with it: path -> text."""
+    values = _values(kind, name) | {"module": name}
+    config = _render("train.yaml", values).replace("seed: 0\n", f"seed: 0\nplugins: [{name}.py]\n")
+    return {
+        f"{name}.py": f'"""A plugin of rlsdk in one file."""\n\n{_render(f"code/{kind}.py", values)}',
+        f"{name}.yaml": config,
+    }
+
+
+def write(files: Mapping[str, str], folder: Path) -> None:
+    """Write files below a folder.
+
+    Raises:
+        ValueFault: One of them is there already; nothing is written then.
+    """
+    taken = [str(folder / path) for path in files if (folder / path).exists()]
+    if taken:
+        raise ValueFault(f"{taken[0]} is there already; choose another name or --dir, or remove it first")
+    for path, text in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+
+
+def _values(kind: Kind, name: str) -> dict[str, str]:
+    """Values of the placeholders of all templates."""
+    new = TEMPLATES[kind]
+    symbol = "".join(part.capitalize() for part in name.split("_")) if new.is_class else name
+    usage = {section: Template(text).substitute(name=name) for section, text in new.usage.items()}
+    sections = {
+        "tasks": TASKS,
+        "reward": REWARD,
+        "algorithm": ALGORITHM,
+        "more": "",
+        "engine": "transformers",
+        "learner": "{use: deepspeed, lr: 1.0e-3}",
+    }
+    written = [f"{key}: {text}" if key in ("engine", "learner") else text for key, text in usage.items()]
+    requirements = [_rlsdk_requirement(), *(REQUIREMENTS[each] for each in new.imports)]
+    return {
+        **sections,
+        **usage,
+        "name": name,
+        "module": f"rlsdk_{name}",
+        "distribution": f"rlsdk-{name.replace('_', '-')}",
+        "symbol": symbol,
+        "words": new.words,
+        "summary": f"The {new.words} `{name}/{name}`.",
+        "usage": "\n".join(written),
+        "dependencies": ", ".join(f'"{each}"' for each in requirements),
+        "test_imports": new.tests,
+        "max_tokens": str(new.max_tokens),
+        "max_length": str(new.max_length),
+    }
+
+
+def _rlsdk_requirement() -> str:
+    """The versions of rlsdk that keep what a plugin relies on: those of this minor version."""
+    found = re.match(r"(\d+)\.(\d+)", version())
+    if found is None or version().startswith("0+"):
+        return "rlsdk"
+    major, minor = map(int, found.groups())
+    return f"rlsdk>={major}.{minor},<{major}.{minor + 1}"
+
+
+def _render(template: str, values: Mapping[str, str]) -> str:
+    source = resources.files("rlsdk.scaffold").joinpath("templates", f"{template}.tmpl")
+    return Template(source.read_text(encoding="utf-8")).substitute(values)
