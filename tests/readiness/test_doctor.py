@@ -1,0 +1,136 @@
+"""`rlsdk doctor` on this machine, and on ones with something missing."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from huggingface_hub import constants
+from packaging.requirements import Requirement
+
+from rlsdk.cli import root
+from rlsdk.readiness import doctor, network
+
+
+def diagnosed(name: str) -> doctor.Diagnosis:
+    (found,) = (each for each in doctor.diagnose() if each.name == name)
+    return found
+
+
+@pytest.fixture
+def closed_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_every_check_says_what_it_found_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ran = CliRunner().invoke(root, ["doctor", "--json"])
+    checks = json.loads(ran.stdout)["checks"]
+    names = [each["name"] for each in checks]
+    assert {"python", "torch", "ray", "gpu", "C++ compiler", "open files", "sandbox", "loopback"} <= set(names)
+    assert len(names) == len(set(names))
+    for each in checks:
+        assert set(each) == {"name", "ok", "status", "found", "remedy"} and each["found"]
+        assert each["status"] == "ok" or each["remedy"]
+    assert ran.exit_code == (0 if all(each["ok"] for each in checks) else 1)
+
+
+def test_it_imports_neither_torch_nor_ray() -> None:
+    code = (
+        "import sys, rlsdk.readiness.doctor as d; d.diagnose()\n"
+        "print(sorted({'torch', 'ray', 'vllm', 'deepspeed', 'transformers'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_address_without_a_cluster_fails_with_a_remedy(monkeypatch: pytest.MonkeyPatch, closed_port: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", closed_port)
+    ran = CliRunner().invoke(root, ["doctor"], env={"COLUMNS": "200"})
+    assert ran.exit_code == 1
+    assert f"RAY_ADDRESS={closed_port} cannot be reached: Connection refused" in ran.output
+    assert "unset RAY_ADDRESS" in ran.output
+
+
+@pytest.mark.parametrize(("address", "words"), [("somewhere", "is no address"), ("host:port", "is no address")])
+def test_an_address_that_is_none_fails(monkeypatch: pytest.MonkeyPatch, address: str, words: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert network.ray_address()["status"] == "fail" and words in network.ray_address()["found"]
+
+
+def test_few_open_files_fail() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    try:
+        found = doctor.open_files()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found.status == "fail" and found.found.startswith("1000 ") and found.remedy.startswith("ulimit -n ")
+
+
+def test_another_version_than_the_tested_one_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_requirements", lambda _: {"transformers": Requirement("transformers<1")})
+    (found,) = (each for each in doctor.versions() if each.name == "transformers")
+    assert found.status == "warn" and "tested with <1" in found.found and "pip install 'rlsdk[" in found.remedy
+
+
+def test_a_gpu_beside_a_build_of_torch_for_cpus_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H200, 570.10, 143771 MiB'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(doctor, "cuda_of_torch", lambda: "")
+    found = diagnosed("gpu")
+    assert found.status == "warn" and "NVIDIA H200" in found.found and "built for CPUs" in found.found
+
+
+def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    found = diagnosed("C++ compiler")
+    assert found.status == "warn" and found.found == "no no-such-compiler on PATH"
+
+
+def test_the_hub_is_looked_for_through_the_proxy(monkeypatch: pytest.MonkeyPatch, closed_port: str) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for name in network.PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", f"http://{closed_port}")
+    found = network.hub()
+    assert found["status"] == "warn" and "by the proxy 127.0.0.1 cannot be reached" in found["found"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert network.hub()["status"] == "ok"
+
+
+def test_a_hub_that_may_not_be_asked_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in network.hub()["found"]
+
+
+def test_logins_are_found_and_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_TOKEN", "HF_TOKEN_PATH", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert [each["found"][:13] for each in network.logins()] == ["not logged in", "not logged in"]
+    (tmp_path / "token").write_text("hf_secret")
+    (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password secret\n")
+    found = network.logins()
+    assert [each["found"] for each in found] == ["logged in", "logged in"] and "secret" not in str(found)
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> str:
+        raise PermissionError("/proc is not readable")
+
+    monkeypatch.setattr(doctor.sandbox, "missing", broken)
+    found = diagnosed("sandbox")
+    assert found.status == "warn" and "could not be checked: PermissionError: /proc is not readable" in found.found
