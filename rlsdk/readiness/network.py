@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict
 from urllib.parse import urlsplit
 
 from rlsdk import preflight
@@ -24,7 +24,7 @@ class Finding(TypedDict):
     """Fields of a `Diagnosis`."""
 
     name: str
-    status: str
+    status: Literal["ok", "warn", "fail"]
     found: str
     remedy: str
 
