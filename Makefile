@@ -58,8 +58,9 @@ layers: $(STAMP)  ## import-linter: which module may import which
 docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# One OpenMP thread for each process: tests start several at once, and waiting threads spin. Two files of tests at a time:
-# what starts a stack waits for its processes about half of the time.
+# One OpenMP thread for each process: tests start several at once, and waiting threads spin. Fast tests are dealt out one by
+# one; tests of the stack by file, those of the engines and of the learners by folder, since they share processes
+# (tests/conftest.py).
 test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSpeed included
 	@$(MAKE) --no-print-directory -j 2 lint types layers docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu and not stack" -n 2 --dist worksteal --durations 10

@@ -118,8 +118,8 @@ def test_a_wrong_configuration_ends_with_status_2_and_no_traceback():
         "rlsdk: the configuration has a fault:\n  - nowhere.yaml: there is no such file (working folder: "
         f"{os.path.basename(os.getcwd())}/)\n"
     )
-    assert "Traceback" in start("--debug", "explain", "nowhere.yaml").stderr
-    assert start("--debug", "explain", "nowhere.yaml").returncode == 2
+    debugged = start("--debug", "explain", "nowhere.yaml")
+    assert "Traceback" in debugged.stderr and debugged.returncode == 2
 
 
 @pytest.mark.parametrize(
