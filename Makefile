@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults memory bench curves lint types layers docs
+.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves lint types layers docs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -75,6 +75,9 @@ soak: $(STAMP)  ## kill, stop and end parts of a training at random moments, KIL
 
 faults: $(STAMP)  ## make a training fail in every way of the fault matrix (CELLS=engine/SIGKILL/sync,…: these); write docs/faults.md; an hour
 	@$(BIN)/python tools/faults.py "$(CELLS)"
+
+models: $(STAMP)  ## try tiny models of many architectures on both engines (MODELS=qwen3-moe,…: these); write docs/models.md; half an hour
+	@$(BIN)/python tools/architectures.py $(MODELS)
 
 memory: $(STAMP)  ## watch the memory of every process over 2,000 steps; write docs/memory.md; a quarter of an hour
 	@$(BIN)/python tools/memory.py

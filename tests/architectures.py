@@ -8,7 +8,7 @@ from typing import Any
 
 _SIZES = {
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -68,6 +68,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """name -> (class of transformers, its arguments beside those that all share)."""
+_WITHOUT = {"gpt2": tuple(_SIZES), "gpt-neox": ("num_key_value_heads", "head_dim")}
+"""Sizes that a class does not have: it would keep them in its config, where vLLM reads them."""
 MOE = ("qwen3-moe", "mixtral", "deepseek-v3", "glm4-moe", "gpt-oss")
 
 
@@ -93,7 +95,7 @@ def make(folder: Path, name: str, *, tied: bool = False, dtype: str = "float32",
     tokenizer = make_tokenizer(100)
     kind, own = ARCHITECTURES[name]
     build: Callable[..., Any] = getattr(transformers, kind)
-    sizes = {} if name == "gpt2" else _SIZES
+    sizes = {key: size for key, size in _SIZES.items() if key not in _WITHOUT.get(name, ())}
     config = build(
         **{**sizes, **own, **options},
         vocab_size=len(tokenizer),

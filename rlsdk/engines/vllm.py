@@ -72,7 +72,7 @@ class Vllm:
     _place: Any = attrs.field(init=False, default=None)
     _tokenizer: Any = attrs.field(init=False, default=None)
     _ends: Any = attrs.field(init=False, default=())
-    _expected: Any = attrs.field(init=False, default=None)
+    _expected: Mapping[str, tuple[int, ...]] = attrs.field(init=False, factory=dict)
     _version: int = attrs.field(init=False, default=0)
     _asleep: bool = attrs.field(init=False, default=False)
     _adapter: Any = attrs.field(init=False, default=None)
@@ -131,6 +131,8 @@ class Vllm:
         self._model, self._place = model, place
         self._tokenizer = open_tokenizer(model)
         self._ends = end_ids(model, self._tokenizer)
+        # Before vLLM is started: it replaces classes of transformers that it runs by its own means, such as GPT-NeoX's.
+        self._expected = trained_shapes(model) or {}
         if place.device == "cpu":
             import_architectures(model)
         self._llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model, place, self, self._adapter)))
@@ -300,8 +302,6 @@ class Vllm:
     def _load_whole(self, weights: Weights) -> None:
         tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
         weights = with_tied_head(weights, tied)
-        if self._expected is None:
-            self._expected = trained_shapes(self._model) or {}
         check_names(weights, self._expected)
         if self.tensor_parallel_size > 1:
             with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rlsdk-weights-") as folder:

