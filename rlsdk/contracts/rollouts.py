@@ -7,6 +7,7 @@ explorer that runs as another program, and, in tests, a script. All values are p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -14,9 +15,97 @@ import attrs
 if TYPE_CHECKING:
     import numpy as np
 
-    from rlsdk.evaluation.evaluation import Evaluation
-    from rlsdk.rollout.lifecycle import TaskCounts, TaskRecord, TaskStatus
     from rlsdk.types import Group, Task
+
+
+class TaskStatus(StrEnum):
+    """Status of a task that was issued, and of the group that is sampled for it."""
+
+    INIT = "init"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    TRAINED = "trained"
+
+
+@attrs.define(eq=False)
+class TaskRecord:
+    """A task that was issued and has not ended.
+
+    Attributes:
+        number: Position in the order of issue.
+        source: Name of the source of the task.
+        task: The task.
+        position: Position in the stream of the source, which a checkpoint keeps of an unfinished task.
+        state: Current status; changed by `TaskLedger.move` alone.
+        group: Sampled group, once completed; for an aborted task that runs again, the part sampled so far. Dropped when
+            no longer needed.
+        attempts: Number of times it was started.
+        taken: True once the trainer has the group; only its final status is open then.
+    """
+
+    number: int
+    source: str
+    task: Task
+    position: int = 0
+    state: TaskStatus = TaskStatus.INIT
+    group: Group | None = None
+    attempts: int = 0
+    taken: bool = False
+
+
+@attrs.frozen
+class TaskCounts:
+    """Counts of one source since the run began.
+
+    Attributes:
+        target: Groups that the trainer has requested.
+        consumed: Groups that the trainer took, whatever their final status.
+        available: Groups ready for the trainer.
+        scheduled: Tasks that are running.
+        waiting: Tasks that are issued, were aborted or have expired; they are started before fresh ones.
+        trained: Groups that were trained.
+        filtered: Groups that a filter dropped.
+        failed: Tasks without a group that could be trained on.
+        expired: Groups that were too old once they could be trained on: their tasks are sampled again or, with a
+            negative `tail`, count as filtered, too.
+    """
+
+    target: int = 0
+    consumed: int = 0
+    available: int = 0
+    scheduled: int = 0
+    waiting: int = 0
+    trained: int = 0
+    filtered: int = 0
+    failed: int = 0
+    expired: int = 0
+
+    @property
+    def gap(self) -> int:
+        """Number of requested groups that are neither taken nor available."""
+        return max(0, self.target - self.consumed - self.available)
+
+
+@attrs.frozen
+class Evaluation:
+    """Result of an evaluation.
+
+    A figure is None if none of its scores is valid: a reward that failed does not count as zero.
+
+    Attributes:
+        accuracy: `greedy`, `sampled`, and `pass@k` for each k asked for, over the answers with a valid score.
+        metrics: The same, the mean rewards, the number of unscored trajectories (`eval/invalid`), and the
+            workflow's metrics in sampled answers, under `eval/`; with several sources also per source, `eval/SOURCE/`.
+        samples: A few sampled answers, for a person.
+    """
+
+    accuracy: dict[str, float | None]
+    metrics: dict[str, float | None]
+    samples: tuple[dict[str, Any], ...]
 
 
 @attrs.frozen(kw_only=True, eq=False)

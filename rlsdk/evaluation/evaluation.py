@@ -11,6 +11,7 @@ import attrs
 
 from rlsdk.config import Plan, defaults
 from rlsdk.config.schema import EvalSection
+from rlsdk.contracts.rollouts import Evaluation
 from rlsdk.plugins import load
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.producer import Observer, RolloutGenerator
@@ -18,24 +19,6 @@ from rlsdk.rollout.stream import opened
 from rlsdk.runlog.rollouts import prompt_text
 from rlsdk.scoring.scorer import Scorer, check_budget, unscored
 from rlsdk.types import Group, Score, Task
-
-
-@attrs.frozen
-class Evaluation:
-    """Result of an evaluation.
-
-    A figure is None if none of its scores is valid: a reward that failed does not count as zero.
-
-    Attributes:
-        accuracy: `greedy`, `sampled`, and `pass@k` for each k asked for, over the answers with a valid score.
-        metrics: The same, the mean rewards, the number of unscored trajectories (`eval/invalid`), and the
-            workflow's metrics in sampled answers, under `eval/`; with several sources also per source, `eval/SOURCE/`.
-        samples: A few sampled answers, for a person.
-    """
-
-    accuracy: dict[str, float | None]
-    metrics: dict[str, float | None]
-    samples: tuple[dict[str, Any], ...]
 
 
 @attrs.frozen

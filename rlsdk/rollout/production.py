@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import attrs
 
 from rlsdk.config.rollout import RolloutSection
+from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
-from rlsdk.rollout.lifecycle import TaskLedger, TaskRecord, TaskStatus
+from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.staleness import expires_at, is_trainable, staleness, without_old
 from rlsdk.types import Group, Task
 

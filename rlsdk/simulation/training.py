@@ -11,12 +11,13 @@ import numpy as np
 
 from rlsdk.config.rollout import RolloutSection
 from rlsdk.contracts import Completion, Sampling, TaskList
+from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.gate import PausableClient
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.rollout.chat import STATUS
 from rlsdk.rollout.experience import ReplayBuffer
-from rlsdk.rollout.lifecycle import TaskLedger, TaskRecord, TaskStatus, sampled_tokens
+from rlsdk.rollout.lifecycle import TaskLedger, sampled_tokens
 from rlsdk.rollout.production import BufferPolicy, RolloutScheduler, StalenessPolicy, first_come
 from rlsdk.rollout.stream import Source, TaskStream, TaskStreams
 from rlsdk.simulation.clock import VirtualLoop, run_virtually

@@ -18,10 +18,14 @@ from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts.rollouts import (
     EngineStatus,
+    Evaluation,
     RolloutCounters,
     RolloutSnapshot,
     RolloutSummary,
     TakenBatch,
+    TaskCounts,
+    TaskRecord,
+    TaskStatus,
     WeightSender,
 )
 from rlsdk.engines.canary import Canary
@@ -29,9 +33,9 @@ from rlsdk.engines.client import EngineClient
 from rlsdk.engines.gate import PausableClient
 from rlsdk.engines.group import EngineGroup
 from rlsdk.environments.fleet import EnvWorkerPool
-from rlsdk.evaluation.evaluation import Evaluation, evaluate, figures, held_out
+from rlsdk.evaluation.evaluation import evaluate, figures, held_out
 from rlsdk.rollout.chat import RolloutContext
-from rlsdk.rollout.lifecycle import TaskCounts, TaskLedger, TaskRecord, TaskStatus
+from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.rollout.production import RolloutScheduler, StalenessPolicy, UnfinishedError
 from rlsdk.rollout.stream import TaskStreams

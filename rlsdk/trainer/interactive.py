@@ -23,8 +23,7 @@ from rlsdk.contracts.rollouts import (
 )
 
 if TYPE_CHECKING:
-    from rlsdk.evaluation.evaluation import Evaluation
-    from rlsdk.rollout.lifecycle import TaskCounts, TaskStatus
+    from rlsdk.contracts.rollouts import Evaluation, TaskCounts, TaskStatus
     from rlsdk.types import Group, Task
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.rollout.experience import ReplayedGroup
-from rlsdk.rollout.lifecycle import TaskRecord, TaskStatus
 from rlsdk.runlog.tables import Entry
 
 if TYPE_CHECKING:

@@ -45,8 +45,7 @@ from rlsdk.trainer.summary import RunCounters, log_background_failure, summarise
 from rlsdk.types import Group
 
 if TYPE_CHECKING:
-    from rlsdk.evaluation.evaluation import Evaluation
-    from rlsdk.rollout.lifecycle import TaskCounts
+    from rlsdk.contracts.rollouts import Evaluation, TaskCounts
     from rlsdk.runlog.store import RolloutStore
     from rlsdk.runlog.tables import Entry
     from rlsdk.trainer.run import RunRecord

@@ -12,11 +12,12 @@ import tiny
 
 import rlsdk
 from rlsdk.contracts import Model, RewardSpec, Sampling
+from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.gate import PausableClient
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.lifecycle import TaskLedger, TaskRecord, TaskStatus
+from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.rollout.production import RolloutScheduler, StalenessPolicy
 from rlsdk.scoring.scorer import RewardTerm, Scorer

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlsdk.rollout.lifecycle import TaskLedger, TaskRecord, TaskStatus
+from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
+from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.production import RolloutScheduler, StalenessPolicy
 from rlsdk.types import Group, Rollout, Score, Status, Task
 

@@ -37,7 +37,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.algorithms.stops import enough
-from rlsdk.rollout.lifecycle import ENDS, TaskRecord, TaskStatus
+from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
+from rlsdk.rollout.lifecycle import ENDS
 from rlsdk.rollout.production import StalenessPolicy, UnfinishedError
 from rlsdk.rollout.stream import Allocator
 from rlsdk.simulation.clock import run_virtually

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.errors import RunError
-from rlsdk.rollout.lifecycle import TaskStatus
 from rlsdk.rollout.production import StalenessPolicy
 from rlsdk.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.types import Group

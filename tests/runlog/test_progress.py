@@ -7,7 +7,7 @@ import time
 
 from rich.console import Console
 
-from rlsdk.rollout.lifecycle import TaskCounts
+from rlsdk.contracts.rollouts import TaskCounts
 from rlsdk.runlog import progress
 
 

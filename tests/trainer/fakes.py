@@ -14,17 +14,19 @@ from rlsdk.config import Plan, check
 from rlsdk.contracts import Sampling, TrainBatch, TrainedRole
 from rlsdk.contracts.rollouts import (
     EngineStatus,
+    Evaluation,
     RolloutCounters,
     RolloutSnapshot,
     RolloutSummary,
     TakenBatch,
+    TaskCounts,
+    TaskStatus,
     WeightSender,
 )
 from rlsdk.engines.actor import STEP
-from rlsdk.evaluation.evaluation import Evaluation
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.lifecycle import TaskCounts, TaskLedger, TaskStatus
+from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.types import Group, Score, Task

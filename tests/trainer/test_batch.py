@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import rlsdk
 from rlsdk.algorithms.buffers import fifo
 from rlsdk.contracts import TrainBatch
+from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
 from rlsdk.rollout.experience import ReplayBuffer
-from rlsdk.rollout.lifecycle import TaskRecord, TaskStatus
 from rlsdk.trainer.batch import labels, minibatches, pack, spans
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.ledger import final_states, used_of

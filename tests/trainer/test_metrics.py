@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.engines.actor import STEP
-from rlsdk.rollout.lifecycle import TaskLedger, TaskStatus
+from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.trainer.metrics import decode_rates, skipped_updates, staleness_metrics, time_metrics
 from rlsdk.types import Group, Rollout, Score, Task
 

@@ -8,7 +8,7 @@ import logging
 import pytest
 from rich.console import Console
 
-from rlsdk.rollout.lifecycle import TaskCounts
+from rlsdk.contracts.rollouts import TaskCounts
 from rlsdk.runlog.report import print_report
 from rlsdk.trainer import summary
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlsdk.rollout.lifecycle import TaskStatus
+from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.trainer import Callback, Trainer
 from rlsdk.trainer.batch import StepBatch
 from rlsdk.trainer.callbacks import standard_callbacks

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.contracts.rollouts import RolloutCounters, TakenBatch
+from rlsdk.contracts.rollouts import RolloutCounters, TakenBatch, TaskStatus
 from rlsdk.errors import ConfigError, EngineError, RunError
-from rlsdk.rollout.lifecycle import TaskStatus
 from rlsdk.rollout.production import StalenessPolicy
 from rlsdk.trainer.two_process.messages import (
     GoneError,

@@ -15,15 +15,16 @@ from rlsdk.cluster.actors import kill
 from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import (
     EngineStatus,
+    Evaluation,
     RolloutCounters,
     RolloutSnapshot,
     RolloutSummary,
     TakenBatch,
+    TaskCounts,
+    TaskStatus,
     WeightSender,
 )
 from rlsdk.errors import ConfigError, RunError
-from rlsdk.evaluation.evaluation import Evaluation
-from rlsdk.rollout.lifecycle import TaskCounts, TaskStatus
 from rlsdk.trainer.two_process.messages import GoneError, PeerInfo, ask, mailboxes, opened, tell
 from rlsdk.types import Group, Task
 

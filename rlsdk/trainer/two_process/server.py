@@ -12,9 +12,8 @@ import numpy as np
 from rlsdk import weights as transport
 from rlsdk.cluster.actor_failures import died, reason
 from rlsdk.config import Plan
-from rlsdk.contracts.rollouts import TakenBatch
+from rlsdk.contracts.rollouts import TakenBatch, TaskStatus
 from rlsdk.errors import RunError
-from rlsdk.rollout.lifecycle import TaskStatus
 from rlsdk.rollout.producer import first_error
 from rlsdk.trainer.explorer import Explorer
 from rlsdk.trainer.two_process.messages import PeerInfo, disagreement, mailboxes, opened, reply, tell, until_gone
