@@ -18,6 +18,7 @@ COMMANDS = {
     "eval": "Evaluate a model on held-out tasks, without a training.",
     "explain": "Check a configuration and say what it would run; nothing starts.",
     "export": "Write a run's model to a folder that transformers opens.",
+    "migrate": "Turn a configuration of another trainer into one of rlsdk.",
     "model": "Make models.",
     "new": "Write a plugin to begin from: a package, or one file.",
     "plugins": "List plugins, and the components and options that they offer.",
@@ -28,7 +29,7 @@ COMMANDS = {
 }
 """Name -> help; each is the attribute of that name in the module `rlsdk.cli.NAME`."""
 
-READS_MODELS = frozenset({"data", "debug", "eval", "explain", "export", "model", "simulate", "train"})
+READS_MODELS = frozenset({"data", "debug", "eval", "explain", "export", "migrate", "model", "simulate", "train"})
 """Commands that import transformers, and so meet a torchvision that does not fit this torch."""
 
 

@@ -24,7 +24,10 @@ class SettingsCommand(click.Command):
         except click.NoSuchOption as error:
             key = error.option_name.lstrip("-")
             if error.option_name.startswith("--") and (key.partition(".")[0] in _SETTINGS or not error.possibilities):
-                hint = f"{error.message} Settings have no dashes: {key}=…{_written(error.option_name, given)}"
+                from rlsdk.migration.aliases import hint as counterpart
+
+                known = "" if key.partition(".")[0] in _SETTINGS else counterpart(key)
+                hint = f"{error.message} Settings have no dashes: {key}=…{_written(error.option_name, given)}{known}"
                 raise click.NoSuchOption(error.option_name, hint, ctx=ctx) from None
             raise
 

@@ -10,6 +10,7 @@ import attrs
 
 from rlsdk.components import Use, component_of
 from rlsdk.config import defaults
+from rlsdk.config.foreign import explained
 from rlsdk.config.groups import group_faults
 from rlsdk.config.parts import (
     NORMED,
@@ -169,7 +170,10 @@ def check(
     Raises:
         ConfigError: With every fault: its path, the value, what was expected.
     """
-    tree, faults = read(source, overrides)
+    try:
+        tree, faults = read(source, overrides)
+    except ConfigError as error:
+        raise ConfigError(explained(source, {}, error.faults)) from error
     tree = normalise(tree)
     broken = {fault.partition(":")[0] for fault in faults}
     values, wrong = structure(tree, RunConfig)
@@ -178,10 +182,10 @@ def check(
     resolver.activate([*plugins, *_items(tree.get("plugins"))])
     if values is None:
         resolver.check_loosely(tree)
-        raise ConfigError(faults)
+        raise ConfigError(explained(source, tree, faults))
     plan = resolver.plan(values, tree)
     if faults or plan is None:
-        raise ConfigError(faults)
+        raise ConfigError(explained(source, tree, faults))
     return plan
 
 

@@ -1,0 +1,128 @@
+"""`rlsdk migrate`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import yaml
+from rich.table import Table
+from rich.text import Text
+
+from rlsdk.cli.listing import console
+from rlsdk.errors import ConfigError
+from rlsdk.migration import FRAMEWORKS, Entry, Migration
+from rlsdk.migration import migrate as convert
+from rlsdk.migration.rows import Status
+
+STATUSES: Mapping[Status, str] = {
+    "missing": "no counterpart: to do",
+    "changed": "mapped, with a change of meaning",
+    "mapped": "mapped",
+    "ignored": "needs nothing",
+}
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("trainer", metavar="|".join(FRAMEWORKS), type=click.Choice(FRAMEWORKS))
+@click.argument("source", metavar="FILE|COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the config to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print config and account as JSON.")
+def migrate(trainer: str, source: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+    """Turn a configuration of another trainer into one of rlsdk, with an account of every key.
+
+    FILE is a YAML file, a shell script that starts a training, or a Python file (XTuner, TRL); overrides may follow.
+    COMMAND is what starts a training, in words or in one quoted text. Nothing of it is run. Environment variables that
+    hold numbers must be set.
+
+    Without --out the config is printed to standard output and the account to standard error.
+    """
+    found = convert(trainer, source, os.environ)
+    if out is not None and out.exists():
+        raise ConfigError([f"{out} exists; name another file, or delete it"])
+    faults = _faults(found)
+    written = _as_yaml(found, source[0] if len(source) == 1 else " ".join(source))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(written, encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(_as_json(found, faults), indent=2, default=str))
+        return
+    if out is None:
+        click.echo(written, nl=False)
+    _print(found, faults, out, to_stderr=out is None)
+
+
+def _faults(found: Migration) -> tuple[str, ...]:
+    """What rlsdk's own check says of the config."""
+    from rlsdk.config import check
+
+    try:
+        check(yaml.safe_load(yaml.safe_dump(found.config)))
+    except ConfigError as error:
+        return error.faults
+    return ()
+
+
+def _as_yaml(found: Migration, origin: str) -> str:
+    title = found.framework.title
+    shown = origin if len(origin) <= 80 else origin[:77] + "..."
+    head = f"# From a {title} configuration, by `rlsdk migrate {found.framework.name}`: {' '.join(shown.split())}\n"
+    todo = [f"# To do: {entry.key}: {entry.note}\n" for entry in found.entries if entry.status == "missing"]
+    body = yaml.safe_dump(dict(found.config), sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+    return head + "".join(todo) + body
+
+
+def _as_json(found: Migration, faults: Sequence[str]) -> dict[str, Any]:
+    return {
+        "trainer": found.framework.name,
+        "config": found.config,
+        "keys": [attrs.asdict(entry) for entry in found.entries],
+        "defaults": [attrs.asdict(entry) for entry in found.defaults],
+        "notes": list(found.notes),
+        "faults": list(faults),
+    }
+
+
+def _print(found: Migration, faults: Sequence[str], out: Path | None, *, to_stderr: bool) -> None:
+    told = console()
+    told.stderr = to_stderr
+    title = found.framework.title
+    for status, heading in STATUSES.items():
+        if entries := [entry for entry in found.entries if entry.status == status]:
+            told.print(_table(f"{heading} ({len(entries)})", entries))
+    if found.defaults:
+        told.print(_table(f"not given: {title}'s defaults, where rlsdk's may differ", found.defaults))
+    counts = Counter(entry.status for entry in found.entries)
+    summary = ", ".join(f"{counts[status]} {heading}" for status, heading in STATUSES.items() if counts[status])
+    click.echo(f"{len(found.entries)} keys: {summary}", err=to_stderr)
+    for note in found.notes:
+        click.echo(f"note: {note}", err=to_stderr)
+    if out is not None:
+        click.echo(f"written: {out}", err=to_stderr)
+    if faults:
+        click.echo("before it runs (rlsdk explain):", err=to_stderr)
+        for fault in faults:
+            click.echo(f"  - {fault}", err=to_stderr)
+    else:
+        click.echo("rlsdk explain finds no fault in it", err=to_stderr)
+
+
+def _table(title: str, entries: Iterable[Entry]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")
+    for entry in entries:
+        value = str(entry.value)
+        shown = value if len(value) <= 40 else value[:37] + "…"
+        told = " ".join(
+            filter(None, [", ".join(entry.to), f"({entry.note})" if entry.to and entry.note else entry.note])
+        )
+        table.add_row(Text(f"{entry.key}={shown}"), Text(told))
+    return table

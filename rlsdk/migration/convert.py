@@ -1,0 +1,219 @@
+"""Turn another trainer's configuration into one of rlsdk, with an account of every key."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import attrs
+
+from rlsdk.errors import ConfigError
+from rlsdk.migration.python_files import Unread
+from rlsdk.migration.reading import Source, given, read
+from rlsdk.migration.rows import NOTES, Framework, Given, Row, Status, UnfitError
+from rlsdk.options import nearest
+
+FRAMEWORKS = ("verl", "roll", "trinity", "xtuner", "trl", "openrlhf")
+_ORDER = (
+    *("name", "seed", "out", "log_level", "model", "tasks", "max_prompt_tokens", "long_prompts", "workflow"),
+    *("environments", "reward", "scoring", "algorithm", "sampling", "rollout", "steps", "epochs", "batch_size"),
+    *("group_size", "minibatches", "passes", "old_logprobs", "engine", "learner", "placement", "eval", "checkpoint"),
+    *("trackers", "save_rollouts"),
+)
+"""Sections in the order in which a person reads them; others follow."""
+_SECRET = re.compile(r"(api_?key|token|password|secret|\bkey)$", re.IGNORECASE)
+_OTHER_UNITS = ("tokenizer", "token_len", "tokens", "num_token")
+
+
+@attrs.frozen
+class Entry:
+    """What became of one key.
+
+    Attributes:
+        key: Dotted path in the other trainer's configuration.
+        value: Its value; that of a secret is not kept.
+        status: What became of it.
+        to: Settings that it led to, as `path=value`.
+        note: What changed, what to do, or why nothing is needed.
+    """
+
+    key: str
+    value: Any
+    status: Status
+    to: tuple[str, ...] = ()
+    note: str = ""
+
+
+@attrs.frozen
+class Migration:
+    """A configuration that was carried over.
+
+    Attributes:
+        framework: Whose it was.
+        config: The configuration for rlsdk.
+        entries: Every key that was given.
+        defaults: Keys that were not given, whose defaults were carried over because rlsdk's differ.
+        notes: What could not be read.
+    """
+
+    framework: Framework
+    config: Mapping[str, Any]
+    entries: tuple[Entry, ...]
+    defaults: tuple[Entry, ...]
+    notes: tuple[str, ...]
+
+
+@cache
+def framework(name: str) -> Framework:
+    """The table of another trainer.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if name not in FRAMEWORKS:
+        near = nearest(name, FRAMEWORKS)
+        hint = f", did you mean {near!r}?" if near else ""
+        raise ConfigError([f"unknown trainer {name!r}{hint} There are: {', '.join(FRAMEWORKS)}"])
+    found: Framework = importlib.import_module(f"rlsdk.migration.{name}").FRAMEWORK
+    return found
+
+
+def migrate(name: str, arguments: Sequence[str], environ: Mapping[str, str]) -> Migration:
+    """Read and convert a configuration.
+
+    Args:
+        name: Whose it is: one of `FRAMEWORKS`.
+        arguments: A file and overrides, or a command.
+        environ: Environment variables, for numbers and flags that a command takes from them.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    table = framework(name)
+    return convert(table, read(table, arguments, environ))
+
+
+def convert(table: Framework, source: Source) -> Migration:
+    """Convert what was read; every key is accounted for."""
+    values = given(source, table)
+    order = {row.key: position for position, row in enumerate(table.rows)}
+    config: dict[str, Any] = {}
+    accounts: dict[str, Entry] = {}
+    keys = {**dict.fromkeys(values.flat, True), **{key: False for key in table.defaults if key not in values.flat}}
+    rows = {key: table.row(key) for key in keys}
+    for key in sorted(keys, key=lambda each: order.get(rows[each].key, len(order)) if rows[each] else len(order)):  # type: ignore[union-attr]
+        value = values.flat[key] if keys[key] else table.defaults[key]
+        accounts[key] = _entry(table, key, value, rows[key], values, config)
+    try:
+        finished = dict(table.finish(values))
+    except UnfitError as error:  # the account of a key says the same
+        finished = {NOTES: (str(error),)}
+    notes = (*finished.pop(NOTES, ()), *_one_ratio_per_rollout(config))
+    for path, value in finished.items():
+        put(config, path, value)
+    accounts = {key: _used(entry, rows[key], config) for key, entry in accounts.items()}
+    return Migration(
+        table,
+        _ordered(config),
+        tuple(accounts[key] for key in values.flat),
+        tuple(entry for key, entry in accounts.items() if not keys[key] and entry.to),
+        (*source.notes, *notes),
+    )
+
+
+def _one_ratio_per_rollout(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Give losses whose ratio is that of a whole answer an aggregation by answers, and tell of it."""
+    loss, aggregate = _at(config, "algorithm.policy_loss.use"), _at(config, "algorithm.aggregate")
+    loss = "dpo" if _at(config, "algorithm.use") == "dpo" else loss
+    if loss not in ("gspo", "geo_mean", "dpo") or aggregate in (None, "seq-mean-token-mean"):
+        return ()
+    config["algorithm"]["aggregate"] = "seq-mean-token-mean"
+    return (f"algorithm.aggregate: {loss} is defined for seq-mean-token-mean, in place of {aggregate}",)
+
+
+def _ordered(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections in the order in which they are read, components' names before their options."""
+    done: dict[int, Any] = {}  # a mapping that is used twice stays one, which YAML writes once
+
+    def named_first(value: Any) -> Any:
+        if isinstance(value, list):
+            return [named_first(each) for each in value]
+        if not isinstance(value, Mapping):
+            return value
+        if id(value) not in done:
+            first = {"use": value["use"]} if "use" in value else {}
+            done[id(value)] = first | {key: named_first(below) for key, below in value.items()}
+        return done[id(value)]
+
+    order = sorted(config, key=lambda key: _ORDER.index(key) if key in _ORDER else len(_ORDER))
+    return {key: named_first(config[key]) for key in order}
+
+
+def _entry(table: Framework, key: str, value: Any, row: Row | None, values: Given, config: dict[str, Any]) -> Entry:
+    shown = "***" if _SECRET.search(key) and not key.endswith(_OTHER_UNITS) and value else value
+    if isinstance(value, Unread) and row is not None and row.status == "ignored":
+        return Entry(key, "?", "ignored", (), row.note)
+    if isinstance(value, Unread):
+        return Entry(
+            key, "?", "missing", (), f"{value}; set {' and '.join(row.to) if row and row.to else 'it by hand'}"
+        )
+    if row is None:
+        near = nearest(key, [each.key for each in table.rows if "*" not in each.key])
+        hint = f"; did you mean {near}?" if near else ""
+        return Entry(key, shown, "missing", (), f"unknown to this table of {table.title}'s keys: look it up{hint}")
+    if value is None:
+        return Entry(key, value, "ignored", (), "null: not set")
+    try:
+        outcome = row.settings(value, values)
+    except UnfitError as error:
+        wanted = f" ({' and '.join(row.to)})" if row.to else ""
+        return Entry(key, shown, "missing", (), f"{error}{wanted}")
+    for path, setting in outcome.values.items():
+        put(config, path, setting)
+    told = tuple(f"{path.removesuffix('[]')}={_brief(setting)}" for path, setting in outcome.values.items())
+    return Entry(key, shown, outcome.status, told, outcome.note)
+
+
+def _used(entry: Entry, row: Row | None, config: Mapping[str, Any]) -> Entry:
+    """Say where a value went that others were needed for; one that no setting took is of no effect."""
+    if row is None or not row.to or entry.to or entry.status not in ("mapped", "changed"):
+        return entry
+    found = {path: _at(config, path) for path in row.to}
+    there = tuple(path for path, value in found.items() if value is False or value not in (None, [], {}, 0))
+    if there:
+        return attrs.evolve(entry, to=there)
+    return attrs.evolve(entry, status="ignored", note="of no effect with the other settings")
+
+
+def _at(tree: Any, path: str) -> Any:
+    for key in path.split("."):
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def put(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Set a value under a dotted path; one that ends with `[]` is appended to."""
+    *sections, last = path.removesuffix("[]").split(".")
+    node = tree
+    for section in sections:
+        below = node.get(section)
+        node[section] = below if isinstance(below, dict) else {} if below is None else {"use": below}
+        node = node[section]
+    if path.endswith("[]"):
+        node.setdefault(last, []).append(value)
+    elif isinstance(node.get(last), dict) and not isinstance(value, dict) and last != "params":
+        node[last] = {"use": value, **{k: v for k, v in node[last].items() if k != "use"}}
+    else:
+        node[last] = value
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_brief(below)}" for key, below in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_brief, value)) + "]"
+    told = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return told if len(told) <= 60 else told[:57] + "…"

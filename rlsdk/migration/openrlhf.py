@@ -1,0 +1,572 @@
+"""Flags of OpenRLHF (openrlhf.cli.train_ppo_ray): today's dotted names, and those of older versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlsdk.migration.parts import (
+    ATTENTION,
+    DTYPE,
+    SCHEDULE,
+    dataset,
+    layout,
+    likely_reward,
+    minibatches,
+    no_cut,
+    share_of_steps,
+    switched,
+)
+from rlsdk.migration.rows import (
+    NOTES,
+    Choice,
+    Framework,
+    Given,
+    Outcome,
+    changed,
+    choice,
+    count,
+    flag,
+    ignored,
+    interval,
+    missing,
+    number,
+    numbers,
+    part,
+    same,
+    text,
+    texts,
+    unless,
+    whole,
+)
+
+ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gae": ("ppo", {"use": "gae"}),
+    "reinforce": ("reinforce_plus_plus", {"use": "reinforce_plus_plus"}),
+    "reinforce_baseline": ("reinforce_plus_plus_baseline", {"use": "reinforce_plus_plus_baseline"}),
+    "rloo": ("rloo", {"use": "rloo"}),
+    "group_norm": ("grpo", {"use": "grpo", "std_normalize": True}),
+    "dr_grpo": ("dr_grpo", {"use": "grpo", "std_normalize": False}),
+}
+"""Estimator -> the algorithm whose other parts are replaced, and the advantage."""
+KL = {"k1": "k1", "k2": "k2", "k3": "k3"}
+
+
+def _critic(given: Given) -> bool:
+    return str(given.get("algo.advantage.estimator")) == "gae"
+
+
+def _gpus(given: Given) -> int:
+    return given.whole("actor.num_nodes") * given.whole("actor.num_gpus_per_node", 8)
+
+
+def _length(given: Given) -> int:
+    older = given.whole("data.prompt_max_len", 1024) + given.whole("rollout.max_new_tokens", 1024)
+    return older if "data.prompt_max_len" in given.flat else given.whole("data.max_len", 2048)
+
+
+def _updates(given: Given) -> int:
+    rollouts = given.whole("rollout.batch_size", 1024) * given.whole("rollout.n_samples_per_prompt")
+    return minibatches(rollouts, given.whole("train.batch_size", 128))
+
+
+def _estimator(name: str, given: Given) -> dict[str, Any]:
+    algorithm, advantage = ESTIMATORS[name]
+    options = dict(advantage)
+    if name in ("gae", "reinforce"):
+        options["gamma"] = given.read("algo.advantage.gamma", number, 1.0)
+    if name == "gae":
+        options["lam"] = given.read("algo.advantage.lambd", number, 1.0)
+    if name == "group_norm" and given.read("algo.advantage.no_std_norm", flag, False):
+        options["std_normalize"] = False
+    return {
+        "algorithm.use": algorithm,
+        "algorithm.advantage": options,
+        "algorithm.critic": name == "gae",
+        "algorithm.value_clip": given.read("critic.value_clip", number, 0.5) if name == "gae" else None,
+        "algorithm.aggregate": "token-mean",
+        **_kl(given),
+        "algorithm.shaping": _shaping(given),
+    }
+
+
+def _kl(given: Given) -> dict[str, Any]:
+    coefficient = given.read("algo.kl.init_coef", number, 0.01)
+    if not given.read("algo.kl.use_loss", flag, False) or coefficient == 0:
+        return {"algorithm.kl_coef": 0.0}
+    return {"algorithm.kl_coef": coefficient, "algorithm.kl": str(given.get("algo.kl.estimator", "k1"))}
+
+
+def _shaping(given: Given) -> list[dict[str, Any]]:
+    bounds = given.read("reward.clip_range", numbers, [-10.0, 10.0])
+    found: list[dict[str, Any]] = []
+    if given.read("reward.normalize_enable", flag, False):
+        found.append({"use": "reward_norm", "by": "batch", "method": "mean_std"})
+    if len(bounds) == 2:
+        found.append({"use": "reward_clip", "low": bounds[0], "high": bounds[1]})
+    if buffer := given.whole("reward.overlong_buffer_len", 0):
+        penalty = given.read("reward.overlong_penalty_factor", number, 1.0)
+        found.append({"use": "overlong", "buffer": buffer, "penalty": penalty})
+    coefficient = given.read("algo.kl.init_coef", number, 0.01)
+    if coefficient and not given.read("algo.kl.use_loss", flag, False):
+        part = {"use": "kl_penalty", "coef": coefficient, "estimator": str(given.get("algo.kl.estimator", "k1"))}
+        target = given.read("algo.kl.target", number)
+        found.append({**part, "target": target, "horizon": given.whole("algo.kl.horizon", 10000)} if target else part)
+    return found
+
+
+def _loss(name: str, given: Given) -> dict[str, Any]:
+    both = given.read("actor.eps_clip", number, 0.2)
+    low, high = given.read("actor.eps_clip_low_high", numbers, [both, both])
+    cap = given.read("actor.dual_clip", number)
+    return {"algorithm.policy_loss": {"use": name, "clip_low": low, "clip_high": high, "dual_clip": cap}}
+
+
+def _correction(value: bool, given: Given) -> dict[str, Any]:
+    low, high = given.read("algo.advantage.is_correction_threshold", numbers, [0.5, 5.0])
+    known = {
+        "tis": {"use": "tis", "cap": high},
+        "icepop": {"use": "icepop", "low": low, "high": high},
+        "seq-mask-tis": {"use": "sequence_mask", "low": low, "high": high},
+    }
+    found = known.get(str(given.get("algo.advantage.is_correction_type", "tis")))
+    return {"algorithm.correction": found} if value and found else {}
+
+
+def _filters(value: bool, given: Given) -> Outcome:
+    if not value:
+        return Outcome({}, "ignored", "off")
+    low, high = given.read("algo.dynamic_filtering_range", numbers, [0.0, 1.0])
+    values = {
+        "algorithm.filters": [{"use": "pass_rate", "low": low, "high": high}],
+        "rollout.dynamic_sampling": True,
+    }
+    return Outcome(values, "changed", "the share of rollouts that pass counts, OpenRLHF takes the mean reward")
+
+
+def _micro(value: int, given: Given) -> Outcome:
+    if given.read("train.dynamic_batch_enable", flag, False):
+        return Outcome({}, "ignored", "train.max_tokens_per_gpu counts")
+    return Outcome({"learner.micro_batch_tokens": value * _length(given)}, "changed",
+                   "rlsdk counts tokens, padding included: sequences × data.max_len")  # fmt: skip
+
+
+def _tokens(value: int, given: Given) -> Outcome:
+    if not given.read("train.dynamic_batch_enable", flag, False):
+        return Outcome({}, "ignored", "train.dynamic_batch_enable is off")
+    return Outcome({"learner.micro_batch_tokens": value}, "changed", "with padding, which OpenRLHF does not count")
+
+
+def _mini(value: int, given: Given) -> Outcome:
+    return Outcome({"minibatches": _updates(given)}, "changed",
+                   "rlsdk counts optimiser steps in a batch, OpenRLHF the rollouts of each")  # fmt: skip
+
+
+def _warmup(value: float, given: Given) -> Outcome:
+    if value == 0:
+        return share_of_steps(None, 0.0)
+    samples = given.whole("data.max_samples", 0)
+    batch = given.whole("rollout.batch_size", 1024)
+    known = 0 < samples < 10**8
+    steps = samples // batch * given.whole("train.num_episodes") * _updates(given) if known else None
+    return share_of_steps(steps, value)
+
+
+def _critic_lr(value: float, given: Given) -> Outcome:
+    if not _critic(given):
+        return Outcome({}, "ignored", "the algorithm has no critic")
+    return Outcome({"learner.critic_lr": value}, "mapped", "")
+
+
+def _engines(value: int, given: Given) -> dict[str, Any]:
+    tensor = given.whole("vllm.tensor_parallel_size")
+    return {
+        **layout(_gpus(given), tensor),
+        "placement.engines": max(1, value),
+        "placement.gpus_per_engine": tensor,
+        "placement.colocate": given.read("train.colocate_all", flag, False),
+        "engine.use": "vllm" if value else "transformers",
+    }
+
+
+def _agent(value: Any, given: Given) -> Outcome:
+    return Outcome(
+        {}, "missing", "write a workflow (howto/workflow.md), or workflow: {use: agent, agent: 'FILE.py:solve'}"
+    )
+
+
+def _lora(value: int, given: Given) -> dict[str, Any]:
+    if not value:
+        return {}
+    targets = given.read("ds.lora.target_modules", texts, ["all-linear"])
+    named = {} if targets == ["all-linear"] else {"targets": targets}
+    return {"learner.lora": {"rank": value, "alpha": given.read("ds.lora.alpha", number, 16.0), **named}}
+
+
+def _wandb(value: Any, given: Given) -> dict[str, Any]:
+    return {"trackers[]": {"use": "wandb", "project": str(given.get("logger.wandb.project", "openrlhf_train_ppo"))}}
+
+
+def _reward(given: Given) -> dict[str, Any]:
+    remote = given.get("reward.remote_url")
+    if isinstance(remote, str) and remote.endswith(".py"):
+        return {"reward": {"use": "foreign", "path": f"{remote}:reward_func", "style": "openrlhf"}}
+    if given.get("reward.model_name_or_path") is not None:
+        return {"reward": {"use": "reward_model", "path": str(given.get("reward.model_name_or_path"))}}
+    if remote is not None:
+        return {NOTES: (f"reward: {remote} is a server: write a reward that asks it (howto/reward.md)",)}
+    return likely_reward(given.get("data.prompt_dataset"))
+
+
+def _finish(given: Given) -> dict[str, Any]:
+    found: dict[str, Any] = {"model.max_length": _length(given)}
+    prompt, label = given.get("data.input_key", "input"), given.get("data.label_key")
+    columns = {"prompt": str(prompt), **({"answer": str(label)} if label else {})}
+    chat = {"chat": True} if given.read("data.apply_chat_template", flag, False) else {}
+    for key, split, to in (("data.prompt_dataset", "data.prompt_split", "tasks.train"),
+                           ("eval.dataset", "eval.split", "tasks.eval")):  # fmt: skip
+        if given.get(key) is not None:
+            names = [each for name in given.read(key, texts, []) for each in name.split(",") if each]
+            if names:
+                found[to] = dataset(names, str(given.get(split, "train")), columns, **chat)
+    found |= _reward(given)
+    if given.get("vllm.num_engines") is None:
+        found |= layout(_gpus(given), given.whole("vllm.tensor_parallel_size"))
+    return found
+
+
+_PLACED = "engines and ranks share the GPUs: placement"
+_DS = "DeepSpeed's settings that rlsdk's learner needs are its options"
+_DATA = "tasks are read as they are used"
+
+ROWS = (
+    # Models
+    same("actor.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
+    changed("critic.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B", "the critic starts from model.path",
+            lambda v, given: Outcome({}, "ignored" if v == given.get("actor.model_name_or_path") else "missing",
+                                     "rlsdk's critic always starts from model.path")),
+    part("reward.model_name_or_path", "reward", text, "org/reward-model"),
+    part("reward.remote_url", "reward", text, "my_reward.py", "a file is called as it is; for a server write a reward"),
+    changed("train.agent_func_path", "workflow", text, "agent.py", "a workflow", _agent),
+    same("ds.param_dtype", "model.dtype", DTYPE, "bf16"),
+    same("ds.attn_implementation", "learner.attention", ATTENTION, "flash_attention_2"),
+    changed("flash_attn", "learner.attention", flag, True, "an older flag",
+            switched({"learner.attention": "flash_attention_2"})),
+    changed("bf16", "model.dtype", flag, True, "an older flag", switched({"model.dtype": "bfloat16"})),
+    ignored("ds.value_head_prefix", "the critic's head is made here", "score"),
+    ignored("actor_init_on_gpu", "models are read where they are needed", True),
+    # Data
+    part("data.prompt_dataset", "tasks.train", text, "OpenRLHF/prompt-collection-v0.1", "becomes a source of tasks"),
+    part("data.prompt_split", "tasks.train.split", text, "train"),
+    missing("data.prompt_probs", "tasks.train: a list of sources, each with its weight", "0.5,0.5"),
+    part("eval.dataset", "tasks.eval", text, "OpenRLHF/prompt-collection-v0.1", "becomes a source of tasks"),
+    part("eval.split", "tasks.eval.split", text, "train"),
+    part("data.input_key", "tasks.train.columns.prompt", text, "context_messages"),
+    part("data.label_key", "tasks.train.columns.answer", text, "answer"),
+    part("data.apply_chat_template", "tasks.train.chat", flag, True),
+    missing("data.input_template", "write the prompts as they shall be", "User: {}"),
+    part("data.max_len", "model.max_length", count, 2048),
+    same("data.prompt_max_len", "max_prompt_tokens", count, 1024),
+    missing("data.max_samples", "take a part of the data: split train[:1000] of the source hub", 1000),
+    same("rollout.max_new_tokens", "sampling.max_tokens", count, 1024),
+    missing("data.image_key", "rlsdk trains on text", "images"),
+    missing("data.max_images_per_prompt", "rlsdk trains on text", 0),
+    ignored("data.disable_fast_tokenizer", "the tokenizer's own setting holds", True),
+    ignored("data.dataloader_num_workers", _DATA, 0),
+    # Batches
+    same("rollout.batch_size", "batch_size", count, 1024),
+    same("rollout.n_samples_per_prompt", "group_size", count, 8),
+    changed("train.batch_size", "minibatches", count, 128, "optimiser steps in a batch", _mini),
+    changed("train.micro_batch_size", "learner.micro_batch_tokens", count, 8, "tokens", _micro),
+    changed("train.max_tokens_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding", _tokens),
+    ignored("train.dynamic_batch_enable", "micro-batches are always counted in tokens", True),
+    same("train.max_epochs", "passes", count, 1),
+    same("train.num_episodes", "epochs", number, 1),
+    ignored("rollout.micro_batch_size", "forward passes have the micro-batches of learner.micro_batch_tokens", 16),
+    ignored("rollout.max_tokens_per_gpu", "forward passes have the micro-batches of learner.micro_batch_tokens", 16384),
+    missing("rollout.vllm_generate_batch_size", "rollout.oversample asks for more tasks than a step needs", 1024),
+    # Sampling
+    same("rollout.temperature", "sampling.temperature", number, 1.0),
+    no_cut("rollout.top_p", 1.0),
+    same("vllm.num_engines", "placement.engines placement.gpus_per_engine engine.use", whole, 4, _engines),
+    same("vllm.tensor_parallel_size", "engine.tensor_parallel_size", count, 1),
+    same("vllm.gpu_memory_utilization", "engine.gpu_memory_utilization", number, 0.6),
+    same("vllm.enforce_eager", "engine.enforce_eager", flag, True),
+    same("vllm.enable_prefix_caching", "engine.args.enable_prefix_caching", flag, True),
+    ignored("vllm.sync_backend", "weights are sent from ranks to engines directly", "nccl"),
+    ignored("vllm.sync_with_ray", "weights are sent from ranks to engines directly", True),
+    ignored("vllm.enable_sleep", "engines that share GPUs sleep while the learner works", True),
+    # Algorithm
+    same("algo.advantage.estimator", "algorithm.use algorithm.advantage algorithm.critic",
+         choice(ESTIMATORS, "the estimator"), "group_norm", _estimator),
+    part("algo.advantage.gamma", "algorithm.advantage.gamma", number, 1.0),
+    part("algo.advantage.lambd", "algorithm.advantage.lam", number, 0.95),
+    part("algo.advantage.no_std_norm", "algorithm.advantage.std_normalize", flag, True),
+    same("algo.advantage.is_correction_enable", "algorithm.correction", flag, True, _correction),
+    part("algo.advantage.is_correction_threshold", "algorithm.correction", numbers, [0.5, 5.0]),
+    part("algo.advantage.is_correction_type", "algorithm.correction", text, "tis"),
+    part("algo.kl.init_coef", "algorithm.kl_coef algorithm.shaping", number, 0.001,
+         "in the loss with algo.kl.use_loss, else in the reward"),
+    part("algo.kl.use_loss", "algorithm.kl", flag, True),
+    part("algo.kl.estimator", "algorithm.kl algorithm.shaping", Choice(KL, "the estimator"), "k3"),
+    part("algo.kl.target", "algorithm.shaping", number, 0.1),
+    part("algo.kl.horizon", "algorithm.shaping", count, 10000),
+    same("actor.policy_loss_type", "algorithm.policy_loss", Choice({"ppo": "ppo", "gspo": "gspo"}, "the loss"), "ppo",
+         _loss),
+    part("actor.eps_clip", "algorithm.policy_loss.clip_low algorithm.policy_loss.clip_high", number, 0.2),
+    part("actor.eps_clip_low_high", "algorithm.policy_loss.clip_low algorithm.policy_loss.clip_high", numbers, [0.2, 0.27]),
+    part("actor.dual_clip", "algorithm.policy_loss.dual_clip", number, 3.0),
+    part("critic.value_clip", "algorithm.value_clip", number, 0.5),
+    same("actor.entropy_coef", "algorithm.entropy_coef", number, 0.001),
+    missing("actor.aux_loss_coef", "the learner adds no loss for balanced experts", 0.01),
+    missing("ptx_coef", "algorithm: mix trains on demonstrations beside rollouts", 0.05),
+    part("reward.normalize_enable", "algorithm.shaping", flag, True, "over the batch; OpenRLHF keeps a running mean"),
+    part("reward.clip_range", "algorithm.shaping", numbers, [-10, 10]),
+    part("reward.overlong_buffer_len", "algorithm.shaping", number, 512),
+    part("reward.overlong_penalty_factor", "algorithm.shaping", number, 1.0),
+    missing("reward.stop_properly_penalty_coef", "algorithm.filters: [truncated], or zero_truncated of a reward", 0.5),
+    changed("algo.dynamic_filtering_enable", "algorithm.filters rollout.dynamic_sampling", flag, True, "pass rates",
+            _filters),
+    part("algo.dynamic_filtering_range", "algorithm.filters", numbers, [0, 1]),
+    missing("critic.freezing_steps", "actor and critic are trained from the first step", -1),
+    # Optimisation
+    same("actor.adam.lr", "learner.lr", number, 5e-7),
+    same("critic.adam.lr", "learner.critic_lr", number, 9e-6, _critic_lr),
+    same("actor.adam.betas", "learner.betas", numbers, [0.9, 0.95]),
+    same("actor.adam.eps", "learner.eps", number, 1e-8),
+    same("actor.adam.weight_decay", "learner.weight_decay", number, 0.0),
+    same("actor.max_norm", "learner.grad_clip", number, 1.0),
+    same("actor.lr_scheduler", "learner.schedule", SCHEDULE, "cosine_with_min_lr"),
+    changed("actor.lr_warmup_ratio", "learner.warmup_steps", number, 0.03, "in optimiser steps", _warmup),
+    same("actor.min_lr_ratio", "learner.final_ratio", number, 0.1),
+    unless("actor.optim", ("adam",), "the learner's optimiser is AdamW", "muon"),
+    ignored("actor.muon.**", "the learner's optimiser is AdamW", 0.02),
+    ignored("critic.adam.**", "the critic shares it with the actor", 0.9),
+    same("actor.gradient_checkpointing_enable", "learner.gradient_checkpointing", flag, True),
+    ignored("actor.gradient_checkpointing_reentrant", "checkpoints are not re-entrant", True),
+    missing("actor.freeze_visual_encoder", "rlsdk trains on text", True),
+    same("ds.zero_stage", "learner.zero_stage", whole, 3),
+    changed("ds.adam_offload", "learner.offload", flag, True, "the optimiser's state in main memory",
+            switched({"learner.offload": "optimizer"})),
+    changed("ds.packing_samples", "learner.rows", flag, True, "pays with flash_attention_2",
+            switched({"learner.rows": "packed"}, "pays with learner.attention=flash_attention_2")),
+    changed("ds.ring_attn_size", "learner.sequence_parallel", count, 1, "Ulysses in place of rings"),
+    ignored("ds.ring_attn_head_stride", "Ulysses in place of rings", 1),
+    same("ds.lora.rank", "learner.lora.rank", whole, 16, _lora),
+    part("ds.lora.alpha", "learner.lora.alpha", number, 32),
+    part("ds.lora.target_modules", "learner.lora.targets", texts, "q_proj"),
+    unless("ds.lora.dropout", (0, 0.0), "adapters have no dropout: engine and learner must agree", 0.05),
+    unless("ds.load_in_4bit", (False,), "models are not quantised", True),
+    unless("ds.use_liger_kernel", (False,), "losses never hold all logits at once, so none are needed", True),
+    unless("ds.tensor_parallel_size", (1,), "the learner shards by ZeRO and Ulysses", 2),
+    ignored("ds.**", _DS, 1),
+    missing("train.enable_ema", "examples/own_loop/weight_averaging.py averages weights", True),
+    missing("train.ema_beta", "examples/own_loop/weight_averaging.py averages weights", 0.992),
+    # Placement
+    part("actor.num_nodes", "placement.learners", count, 1),
+    part("actor.num_gpus_per_node", "placement.learners", count, 8),
+    part("train.colocate_all", "placement.colocate", flag, True),
+    ignored("train.colocate_*", _PLACED, True),
+    ignored("ref.*", "the reference model is where the learner is", 8),
+    ignored("reward.num_*", "a reward model has actors of its own: its option gpus", 8),
+    ignored("reward.offload", "a reward model has actors of its own", True),
+    ignored("critic.num_*", "the critic is where the actor is", 8),
+    changed("train.async_enable", "rollout.max_staleness", flag, True, "rollouts run ahead",
+            switched({"rollout.max_staleness": 1}, "the next batch is sampled while the learner works on this one")),
+    part("train.async_queue_size", "rollout.max_staleness", count, 1, "set rollout.max_staleness for more"),
+    changed("train.partial_rollout_enable", "rollout.partial_rollouts", flag, True, "on wherever rollouts run ahead",
+            lambda v, given: {"rollout.in_flight": v} if not v else {}),
+    same("train.seed", "seed", whole, 42),
+    ignored("train.full_determinism_enable", "runs of one seed sample the same with one engine", True),
+    # Evaluation, checkpoints, trackers
+    same("eval.steps", "eval.every", interval, 10),
+    same("eval.n_samples_per_prompt", "eval.samples", count, 4),
+    missing("eval.temperature", "evaluations are greedy, and sampled at temperature 1", 0.6),
+    same("ckpt.save_steps", "checkpoint.every", interval, 20),
+    same("ckpt.max_num", "checkpoint.keep", count, 3),
+    changed("ckpt.output_dir", "out", text, "ckpt/final", "a run's folder is out/name",
+            lambda v, given: Outcome({}, "ignored", "the model is exported to the run's folder, out/name")),
+    changed("ckpt.path", "out", text, "ckpt", "a run's folder is out/name",
+            lambda v, given: Outcome({}, "ignored", "checkpoints are in the run's folder, out/name")),
+    changed("ckpt.save_hf", "checkpoint.export", flag, True, "a model with every checkpoint",
+            switched({"checkpoint.export": "every"}, "a model with every checkpoint")),
+    missing("ckpt.load_enable", "rlsdk train CONFIG --resume", True),
+    missing("ckpt.best_metric_key", "compare checkpoints: rlsdk train --mode bench", "x"),
+    ignored("ckpt.**", "checkpoint.keep bounds their number", 1),
+    ignored("critic.save_value_network", "checkpoints hold actor and critic", True),
+    changed("logger.wandb.key", "trackers", text, "True", "log in with wandb login", _wandb),
+    part("logger.wandb.project", "trackers", text, "my-project"),
+    missing("logger.wandb.org", "entity of the tracker wandb", "org"),
+    missing("logger.wandb.group", "WANDB_RUN_GROUP in the environment", "group"),
+    same("logger.wandb.run_name", "name", text, "my-run"),
+    changed("logger.tensorboard_dir", "trackers", text, "tb", "event files are in the run's folder",
+            lambda v, given: {"trackers[]": "tensorboard"}),
+    ignored("logger.logging_steps", "every step is logged", 1),
+    ignored("local_rank", "ranks are placed by Ray", -1),
+    ignored("perf", "times of each stage are in metrics.jsonl", True),
+    missing("use_ms", "give a folder, or the name on the Hugging Face hub", True),
+    # Arguments of `ray job submit`, where the command is given with them
+    ignored("address", "placement.ray names a running cluster", "x"),
+    ignored("runtime_env_json", "Ray gets the working folder by itself", "x"),
+)  # fmt: skip
+
+RENAMED: Mapping[str, str] = {
+    **{f"{role}_num_{kind}": f"{role}.num_{kind}"
+       for role in ("actor", "critic", "ref", "reward") for kind in ("nodes", "gpus_per_node")},
+    "pretrain": "actor.model_name_or_path",
+    "critic_pretrain": "critic.model_name_or_path",
+    "reward_pretrain": "reward.model_name_or_path",
+    "remote_rm_url": "reward.remote_url",
+    "agent_func_path": "train.agent_func_path",
+    "colocate_all_models": "train.colocate_all",
+    "colocate_actor_ref": "train.colocate_actor_ref",
+    "colocate_critic_reward": "train.colocate_critic_reward",
+    "vllm_num_engines": "vllm.num_engines",
+    "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
+    "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization",
+    "vllm_sync_backend": "vllm.sync_backend",
+    "vllm_sync_with_ray": "vllm.sync_with_ray",
+    "vllm_enable_sleep": "vllm.enable_sleep",
+    "enable_prefix_caching": "vllm.enable_prefix_caching",
+    "enforce_eager": "vllm.enforce_eager",
+    "async_train": "train.async_enable",
+    "async_queue_size": "train.async_queue_size",
+    "partial_rollout": "train.partial_rollout_enable",
+    "eval_steps": "eval.steps",
+    "save_steps": "ckpt.save_steps",
+    "logging_steps": "logger.logging_steps",
+    "ckpt_path": "ckpt.path",
+    "save_path": "ckpt.output_dir",
+    "save_hf_ckpt": "ckpt.save_hf",
+    "disable_ds_ckpt": "ckpt.disable_ds",
+    "max_ckpt_num": "ckpt.max_num",
+    "max_ckpt_mem": "ckpt.max_mem",
+    "load_checkpoint": "ckpt.load_enable",
+    "use_ds_universal_ckpt": "ds.use_universal_ckpt",
+    "zero_stage": "ds.zero_stage",
+    "gradient_checkpointing": "actor.gradient_checkpointing_enable",
+    "gradient_checkpointing_use_reentrant": "actor.gradient_checkpointing_reentrant",
+    "deepcompile": "ds.deepcompile",
+    "enable_ema": "train.enable_ema",
+    "ema_beta": "train.ema_beta",
+    "zpg": "ds.zpg",
+    "adam_offload": "ds.adam_offload",
+    "use_liger_kernel": "ds.use_liger_kernel",
+    "grad_accum_dtype": "ds.grad_accum_dtype",
+    "overlap_comm": "ds.overlap_comm",
+    "disable_fast_tokenizer": "data.disable_fast_tokenizer",
+    "deepspeed_enable_sleep": "ds.enable_sleep",
+    "ds_tensor_parallel_size": "ds.tensor_parallel_size",
+    "packing_samples": "ds.packing_samples",
+    "load_in_4bit": "ds.load_in_4bit",
+    "lora_rank": "ds.lora.rank",
+    "lora_alpha": "ds.lora.alpha",
+    "target_modules": "ds.lora.target_modules",
+    "lora_dropout": "ds.lora.dropout",
+    "num_episodes": "train.num_episodes",
+    "rollout_batch_size": "rollout.batch_size",
+    "vllm_generate_batch_size": "rollout.vllm_generate_batch_size",
+    "micro_rollout_batch_size": "rollout.micro_batch_size",
+    "max_epochs": "train.max_epochs",
+    "prompt_max_len": "data.prompt_max_len",
+    "generate_max_len": "rollout.max_new_tokens",
+    "max_len": "data.max_len",
+    "max_samples": "data.max_samples",
+    "max_norm": "actor.max_norm",
+    "l2": "actor.adam.weight_decay",
+    "eps_clip": "actor.eps_clip",
+    "eps_clip_low_high": "actor.eps_clip_low_high",
+    "dual_clip": "actor.dual_clip",
+    "policy_loss_type": "actor.policy_loss_type",
+    "value_clip": "critic.value_clip",
+    "lambd": "algo.advantage.lambd",
+    "gamma": "algo.advantage.gamma",
+    "micro_train_batch_size": "train.micro_batch_size",
+    "train_batch_size": "train.batch_size",
+    "use_dynamic_batch": "train.dynamic_batch_enable",
+    "train_max_tokens_per_gpu": "train.max_tokens_per_gpu",
+    "normalize_reward": "reward.normalize_enable",
+    "top_p": "rollout.top_p",
+    "temperature": "rollout.temperature",
+    "seed": "train.seed",
+    "full_determinism": "train.full_determinism_enable",
+    "freezing_actor_steps": "critic.freezing_steps",
+    "n_samples_per_prompt": "rollout.n_samples_per_prompt",
+    "save_value_network": "critic.save_value_network",
+    "actor_learning_rate": "actor.adam.lr",
+    "critic_learning_rate": "critic.adam.lr",
+    "lr_warmup_ratio": "actor.lr_warmup_ratio",
+    "lr_scheduler": "actor.lr_scheduler",
+    "kl_target": "algo.kl.target",
+    "kl_horizon": "algo.kl.horizon",
+    "init_kl_coef": "algo.kl.init_coef",
+    "kl_estimator": "algo.kl.estimator",
+    "use_kl_loss": "algo.kl.use_loss",
+    "aux_loss_coef": "actor.aux_loss_coef",
+    "entropy_loss_coef": "actor.entropy_coef",
+    "adam_betas": "actor.adam.betas",
+    "reward_clip_range": "reward.clip_range",
+    "advantage_estimator": "algo.advantage.estimator",
+    "no_advantage_std_norm": "algo.advantage.no_std_norm",
+    "overlong_buffer_len": "reward.overlong_buffer_len",
+    "overlong_penalty_factor": "reward.overlong_penalty_factor",
+    "ring_attn_size": "ds.ring_attn_size",
+    "ring_head_stride": "ds.ring_attn_head_stride",
+    "value_head_prefix": "ds.value_head_prefix",
+    "ref_reward_offload": "ref.offload",
+    "prompt_data": "data.prompt_dataset",
+    "prompt_data_probs": "data.prompt_probs",
+    "prompt_split": "data.prompt_split",
+    "eval_dataset": "eval.dataset",
+    "eval_split": "eval.split",
+    "eval_temperature": "eval.temperature",
+    "eval_n_samples_per_prompt": "eval.n_samples_per_prompt",
+    "input_key": "data.input_key",
+    "label_key": "data.label_key",
+    "input_template": "data.input_template",
+    "apply_chat_template": "data.apply_chat_template",
+    "use_wandb": "logger.wandb.key",
+    "wandb_org": "logger.wandb.org",
+    "wandb_group": "logger.wandb.group",
+    "wandb_project": "logger.wandb.project",
+    "wandb_run_name": "logger.wandb.run_name",
+    "use_tensorboard": "logger.tensorboard_dir",
+    "dynamic_filtering": "algo.dynamic_filtering_enable",
+    "dynamic_filtering_reward_range": "algo.dynamic_filtering_range",
+    "enable_vllm_is_correction": "algo.advantage.is_correction_enable",
+    "vllm_is_truncated_threshold": "algo.advantage.is_correction_threshold",
+}  # fmt: skip
+"""Flags of versions up to 0.9 -> today's."""
+
+DEFAULTS: Mapping[str, Any] = {
+    "algo.advantage.estimator": "gae",
+    "actor.policy_loss_type": "ppo",
+    "actor.num_nodes": 1,
+    "actor.num_gpus_per_node": 8,
+    "actor.adam.lr": 1e-6,
+    "critic.adam.lr": 9e-6,
+    "actor.adam.betas": [0.9, 0.95],
+    "actor.lr_scheduler": "cosine_with_min_lr",
+    "actor.min_lr_ratio": 0.1,
+    "rollout.batch_size": 1024,
+    "rollout.n_samples_per_prompt": 1,
+    "rollout.max_new_tokens": 1024,
+    "train.batch_size": 128,
+    "train.micro_batch_size": 1,
+    "train.num_episodes": 1,
+    "train.max_epochs": 1,
+    "train.seed": 42,
+    "ds.zero_stage": 2,
+    "ds.param_dtype": "bf16",
+    "logger.wandb.run_name": "openrlhf-run",
+}
+
+FRAMEWORK = Framework(
+    name="openrlhf",
+    title="OpenRLHF",
+    rows=ROWS,
+    defaults=DEFAULTS,
+    finish=_finish,
+    renamed=RENAMED,
+    entries=("openrlhf.cli.train_ppo_ray", "openrlhf.cli.train_ppo", "train_ppo_ray.py"),
+)

@@ -1,0 +1,159 @@
+"""Readers and arithmetic that the tables of several trainers share."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rlsdk.migration.rows import NOTES, Choice, Give, Given, Outcome, Row, UnfitError, flag, number, text, texts, whole
+
+KL = Choice(
+    {
+        **dict.fromkeys(("kl", "k1"), "k1"),
+        **dict.fromkeys(("mse", "k2"), "k2"),
+        **dict.fromkeys(("low_var_kl", "k3", "low_var", "corrected_k3"), "low_var"),
+        "abs": "abs",
+    },
+    "the estimator",
+)
+DTYPE = Choice(
+    {
+        **dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), "bfloat16"),
+        **dict.fromkeys(("float16", "fp16", "half", "torch.float16"), "float16"),
+        **dict.fromkeys(("float32", "fp32", "float", "torch.float32"), "float32"),
+    },
+    "the dtype",
+)
+SCHEDULE = Choice(
+    {
+        **dict.fromkeys(("constant", "constant_with_warmup"), "constant"),
+        "linear": "linear",
+        **dict.fromkeys(("cosine", "cosine_with_min_lr", "cosine_with_warmup"), "cosine"),
+    },
+    "the schedule",
+)
+ATTENTION = Choice(
+    {
+        **dict.fromkeys(("fa2", "flash_attention_2", "flash_attn", "flash_attention"), "flash_attention_2"),
+        **dict.fromkeys(("sdpa", "auto"), "sdpa"),
+        "eager": "eager",
+    },
+    "the attention",
+)
+TRACKERS = {"wandb": "wandb", "tensorboard": "tensorboard", "mlflow": "mlflow"}
+BUILT_IN = {"console", "stdout", "file", "jsonl", "rich", "none"}
+"""Trackers for which rlsdk needs none: it shows steps in the terminal and writes metrics.jsonl."""
+KNOWN_TASKS = (
+    ("countdown", re.compile(r"countdown|tiny_?zero", re.IGNORECASE)),
+    ("math", re.compile(r"gsm8k|math|aime|amc|olympiad|polaris", re.IGNORECASE)),
+)
+"""Reward -> what data sets that it fits are called."""
+LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
+
+
+def trackers(value: Any, given: Given) -> Outcome:
+    """Trackers by name; those that rlsdk lacks are told."""
+    names = [name.lower() for name in texts(value)]
+    found = {"trackers": [TRACKERS[name] for name in names if name in TRACKERS]}
+    lacking = [name for name in names if name not in TRACKERS and name not in BUILT_IN]
+    if lacking:
+        return Outcome(found, "missing", f"there is no tracker {' or '.join(lacking)}: write one (howto/plugin.md)")
+    return Outcome(found, "mapped", "" if found["trackers"] else "metrics.jsonl and the terminal always get them")
+
+
+def minibatches(batch: int, mini: int) -> int:
+    """Optimiser steps that a batch is divided into."""
+    return max(1, math.ceil(batch / max(mini, 1)))
+
+
+def layout(gpus: int, per_engine: int) -> dict[str, Any]:
+    """Counts of engines and ranks that share all GPUs."""
+    per_engine = max(1, min(per_engine, gpus))
+    return {
+        "placement.learners": gpus,
+        "placement.engines": max(1, gpus // per_engine),
+        "placement.gpus_per_engine": per_engine,
+    }
+
+
+def share_of_steps(steps: int | None, ratio: float) -> Outcome:
+    """Warm-up steps that are given as a share of all optimiser steps."""
+    if ratio == 0:
+        return Outcome({"learner.warmup_steps": 0}, "mapped", "")
+    if steps is None:
+        note = f"a share of all steps, whose number depends on the data: set learner.warmup_steps to {ratio:g} times it"
+        return Outcome({}, "missing", note)
+    found = round(steps * ratio)
+    return Outcome({"learner.warmup_steps": found}, "changed", f"in optimiser steps: {ratio:g} of {steps}")
+
+
+def no_cut(key: str, sample: Any = 0.9, name: str = "top_p") -> Row:
+    """`top_p` and `top_k` of training, which rlsdk has off, because the learner would not know what was cut."""
+    off = {"top_p": (1.0,), "top_k": (0.0, -1.0), "min_p": (0.0,), "repetition_penalty": (1.0,)}[name]
+
+    def give(value: Any, _: Given) -> Outcome:
+        if number(value) in off:
+            known: dict[str, dict[str, Any]] = {"top_p": {"sampling.top_p": 1.0}, "top_k": {"sampling.top_k": 0}}
+            return Outcome(known.get(name, {}), "mapped" if name in known else "ignored", "off")
+        advice = "the learner would train on other probabilities than those sampled from; lower sampling.temperature"
+        return Outcome({}, "missing", f"must be off while training: {advice}")
+
+    return Row(key, "missing", (f"sampling.{name}",) if name in ("top_p", "top_k") else (), "", sample, give=give)
+
+
+def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> dict[str, Any]:
+    """A source of tasks from files or a data set of the hub.
+
+    Args:
+        paths: Texts: files, folders or the name of a data set.
+        split: Which part of it.
+        columns: What rlsdk calls a column -> its name.
+        more: Further options of the source.
+    """
+    found = [each for each in texts(paths) if each not in ("nan", "")]
+    if not found:
+        raise UnfitError("no data is named")
+    beside = {**({"columns": dict(columns)} if columns else {}), **more}
+    endings = {name.rsplit("@")[0].rsplit(".", 1)[-1].lower() for name in found}
+    path = found[0] if len(found) == 1 else found
+    if endings <= {"parquet"}:
+        return {"use": "parquet", "path": path, **beside}
+    if endings <= {"jsonl", "json", "gz"} and endings:
+        return {"use": "jsonl", "path": path, **beside}
+    if len(found) == 1:
+        return {"use": "hub", "name": found[0], "split": split, **beside}
+    return {"use": "jsonl", "path": path, "split": split, **beside}
+
+
+def likely_reward(*hints: Any) -> dict[str, Any]:
+    """Settings with a built-in reward, if a data set or project is known by its name, and a note that tells of it."""
+    for name, pattern in KNOWN_TASKS:
+        found = next((str(hint) for hint in hints if hint is not None and pattern.search(str(hint))), None)
+        if found is not None:
+            reward = {"use": name} if name == "countdown" else {"use": name, "strict": False}
+            return {"reward": reward, NOTES: (f"reward: {name} is a guess, from the name {found!r}: compare it",)}
+    return {NOTES: ("reward: no key names one; add it (rlsdk plugins reward lists those that are there)",)}
+
+
+def function(path: Any, name: Any, style: str, arguments: Any = None) -> dict[str, Any]:
+    """A reward function of another trainer, by file and name."""
+    found = {"use": "foreign", "path": f"{text(path)}:{text(name)}", "style": style}
+    return {**found, "arguments": dict(arguments)} if isinstance(arguments, Mapping) and arguments else found
+
+
+def switched(values: Mapping[str, Any], note: str = "") -> Give:
+    """Settings that a flag turns on; turned off, it sets nothing."""
+
+    def give(value: Any, _: Given) -> Outcome:
+        if flag(value):
+            return Outcome(values, "changed" if note else "mapped", note)
+        return Outcome({}, "ignored", "off")
+
+    return give
+
+
+def at_least_one(value: Any) -> int:
+    """A whole number, where less than one stands for one."""
+    return max(1, whole(value))

@@ -1,0 +1,201 @@
+"""Read a Python configuration by its syntax tree: assignments, literals and calls; nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from rlsdk.errors import ConfigError
+
+_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+_CASTS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "Path": str, "bool": bool}
+_GREATEST = 10**15
+KIND = "class"
+"""Key under which a mapping that was made by a call holds the name of what was called."""
+
+
+class _UnknownError(Exception):
+    """The value is known only to whoever runs the file."""
+
+
+def read(
+    source: str, name: str, constructors: Sequence[str], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Collect the arguments of the calls that configure a training.
+
+    Args:
+        source: Python code.
+        name: Its file.
+        constructors: Names of classes and functions whose keyword arguments are keys, outermost first: if an
+            assigned value is a call of one of them, its arguments are the configuration; arguments of several are
+            merged.
+        environ: Environment variables, from which numbers are read.
+
+    Returns:
+        Nested values, in which a call is a mapping of its arguments; and what could not be read.
+
+    Raises:
+        ConfigError: It is no valid Python.
+    """
+    try:
+        module = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError([f"{name} is no valid Python: {str(error) or 'it is nested too deeply'}"]) from error
+    reader = _Reader(environ)
+    try:
+        reader.run(module.body)
+        tree: dict[str, Any] = {}
+        for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
+            if _name(call.func) in constructors:
+                tree |= {k: v for k, v in reader.call(call).items() if k != KIND}
+    except RecursionError as error:
+        raise ConfigError([f"{name} is nested too deeply to be read"]) from error
+    return tree, tuple(dict.fromkeys(reader.notes))
+
+
+def _name(node: ast.expr) -> str:
+    """The last part of a dotted name; empty for anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+@attrs.define
+class _Reader:
+    environ: Mapping[str, str]
+    names: dict[str, Any] = attrs.field(factory=dict)
+    notes: list[str] = attrs.field(factory=list)
+
+    def run(self, body: Sequence[ast.stmt]) -> None:
+        """Keep what is assigned to names; what an `if` assigns depends on its run."""
+        for statement in body:
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        self.names[target.id] = self.kept(statement.value)
+            elif isinstance(statement, ast.FunctionDef) or (isinstance(statement, ast.If) and _is_main(statement)):
+                self.run(statement.body)
+            elif isinstance(statement, ast.If | ast.For | ast.While | ast.With | ast.Try):
+                changed = {
+                    n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+                }
+                for name in changed & self.names.keys():
+                    self.notes.append(f"{name} may change in line {statement.lineno}, which is not run: compare it")
+
+    def kept(self, node: ast.expr) -> Any:
+        """A value, or a mark for one that cannot be read."""
+        try:
+            return self.value(node)
+        except _UnknownError as error:
+            return Unread(str(error))
+        except (TypeError, ValueError, ArithmeticError, KeyError, IndexError) as error:
+            return Unread(f"line {node.lineno}: {error}")
+
+    def value(self, node: ast.expr) -> Any:  # noqa: PLR0911 - one line for each kind of expression
+        """The value of an expression.
+
+        Raises:
+            _UnknownError: It is known only at run time.
+        """
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name) and node.id in self.names:
+            if isinstance(found := self.names[node.id], Unread):
+                raise _UnknownError(found.why)
+            return found
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
+            return [self.value(each) for each in node.elts]
+        if isinstance(node, ast.Dict):
+            return {self.value(k): self.kept(v) for k, v in zip(node.keys, node.values, strict=True) if k is not None}
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -self.value(node.operand)
+        if isinstance(node, ast.BinOp):
+            return self.arithmetic(node)
+        if isinstance(node, ast.Subscript):
+            return self.environment(node.value, [node.slice])
+        if isinstance(node, ast.Call):
+            return self.called(node)
+        if isinstance(node, ast.JoinedStr):
+            return "".join(str(self.value(p.value if isinstance(p, ast.FormattedValue) else p)) for p in node.values)
+        if isinstance(node, ast.Attribute) and isinstance(base := self.kept(node.value), Mapping) and node.attr in base:
+            return base[node.attr]
+        raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
+
+    def arithmetic(self, node: ast.BinOp) -> Any:
+        left, right = self.value(node.left), self.value(node.right)
+        if isinstance(node.op, ast.Pow) and isinstance(left, int) and isinstance(right, int) and 0 <= right < 64:
+            return left**right if abs(left) <= 1024 else _too_much(node)
+        plain = isinstance(left, int | float) and isinstance(right, int | float)
+        texts = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
+        if type(node.op) not in _OPERATORS or not (plain or texts):
+            raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
+        found = _OPERATORS[type(node.op)](left, right)
+        return _too_much(node) if plain and abs(found) > _GREATEST else found
+
+    def environment(self, base: ast.expr, arguments: Sequence[ast.expr]) -> Any:
+        """`os.environ["NAME"]` and its relatives, as an rlsdk config writes them."""
+        if _name(base) in ("environ", "getenv") and arguments:
+            name = self.value(arguments[0])
+            if isinstance(name, str) and name.isidentifier():
+                fallback = self.value(arguments[1]) if len(arguments) > 1 else None
+                found = self.environ.get(name, fallback)
+                if re.fullmatch(r"-?\d{1,15}", str(found)):
+                    return int(str(found))
+                return f"${{oc.env:{name}}}" if fallback is None else f"${{oc.env:{name},{fallback}}}"
+        raise _UnknownError(f"line {base.lineno}: {ast.unparse(base)[:60]} is known only when the file runs")
+
+    def called(self, node: ast.Call) -> Any:
+        name = _name(node.func)
+        if name == "getenv" or (
+            name == "get" and isinstance(node.func, ast.Attribute) and _name(node.func.value) == "environ"
+        ):
+            return self.environment(ast.Name("environ", lineno=node.lineno, col_offset=0), node.args)
+        if name in _CASTS and len(node.args) == 1 and not node.keywords:
+            value = self.value(node.args[0])
+            if isinstance(value, str) and value.startswith("${oc.env:"):
+                return value  # read where the environment is known
+            return _CASTS[name](value)
+        if name != "dict" and hasattr(builtins, name):
+            raise _UnknownError(f"line {node.lineno}: {ast.unparse(node)[:60]} is known only when the file runs")
+        return self.call(node)
+
+    def call(self, node: ast.Call) -> dict[str, Any]:
+        """A call as a mapping of its keyword arguments, with the name of what is called."""
+        found: dict[str, Any] = {} if _name(node.func) == "dict" else {KIND: _name(node.func)}
+        for position, argument in enumerate(node.args):
+            found[f"argument_{position + 1}"] = self.kept(argument)
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                found[keyword.arg] = self.kept(keyword.value)
+            elif isinstance(spread := self.kept(keyword.value), Mapping):
+                found |= spread
+        return found
+
+
+@attrs.frozen
+class Unread:
+    """Stands for a value that only a run of the file would tell."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"not read: {self.why}"
+
+
+def _too_much(node: ast.expr) -> Any:
+    raise _UnknownError(f"line {node.lineno}: the number is too great for a configuration")
+
+
+def _is_main(statement: ast.If) -> bool:
+    return isinstance(statement.test, ast.Compare) and _name(statement.test.left) == "__name__"

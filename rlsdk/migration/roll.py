@@ -1,0 +1,616 @@
+"""Keys of ROLL's pipelines: RLVR (rewards by domain) and agentic (environments)."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from rlsdk.migration.parts import (
+    ATTENTION,
+    DTYPE,
+    KL,
+    LEARNER_NOTE,
+    SCHEDULE,
+    dataset,
+    layout,
+    minibatches,
+    no_cut,
+    share_of_steps,
+    switched,
+    trackers,
+)
+from rlsdk.migration.rows import (
+    Framework,
+    Given,
+    Outcome,
+    Row,
+    UnfitError,
+    changed,
+    choice,
+    count,
+    flag,
+    ignored,
+    interval,
+    missing,
+    number,
+    part,
+    same,
+    text,
+    texts,
+    unless,
+    whole,
+)
+
+TRAIN, INFER = "actor_train", "actor_infer"
+ENVIRONMENTS = {"sokoban": "gridworlds/sokoban", "frozen_lake": "gridworlds/frozen_lake"}
+"""`env_type` -> an environment of the plugin rlsdk-gridworlds, whose options have ROLL's names."""
+BESIDE = ("user_prompt_format", "added_text", "max_tokens_per_step")
+"""Keys beside `env_config` that are options of the environment here."""
+REWARDS: Mapping[str, Mapping[str, Any]] = {
+    "MathRuleRewardWorker": {"use": "math"},
+    "CodeSandboxRewardWorker": {"use": "code_tests"},
+    "CrossThinkQARuleRewardWorker": {"use": "exact_match", "where": "answer"},
+}
+"""Worker of a reward -> what is nearest here."""
+ZERO = {"deepspeed_zero": 1, "deepspeed_zero2": 2, "deepspeed_zero3": 3, "deepspeed_zero3_cpuoffload": 3}
+_GRID_NOTE = "an option of the environment, under the same name (pip install rlsdk-gridworlds)"
+
+
+def devices(value: Any) -> int:
+    """The number of GPUs of a device mapping such as `list(range(0,8))`, which is not evaluated."""
+    if isinstance(value, list):
+        return len(value)
+    try:
+        node = ast.parse(str(value), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise UnfitError(f"expected list(range(first, last)), got {value!r}") from error
+    return _devices(node, value)
+
+
+def _devices(node: ast.expr, value: Any) -> int:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _devices(node.left, value) + _devices(node.right, value)
+    if isinstance(node, ast.List):
+        return len(node.elts)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+        if node.func.id == "list":
+            return _devices(node.args[0], value)
+        bounds = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, int)]
+        if node.func.id == "range" and len(bounds) == len(node.args) <= 3 and 0 not in bounds[2:]:
+            return len(range(*bounds))
+    raise UnfitError(f"expected list(range(first, last)), got {value!r}")
+
+
+def _agentic(given: Given) -> bool:
+    return isinstance(given.tree.get("custom_envs"), Mapping) or "train_env_manager" in given.tree
+
+
+def _group(given: Given) -> int:
+    if _agentic(given):
+        return given.whole("train_env_manager.group_size")
+    return max(
+        given.whole("num_return_sequences_in_group"), given.whole(f"{INFER}.generating_args.num_return_sequences")
+    )
+
+
+def _rollouts(given: Given) -> int:
+    """Rollouts in a step: an agentic pipeline counts trajectories, RLVR prompts."""
+    batch = given.whole("rollout_batch_size")
+    return batch if _agentic(given) else batch * _group(given)
+
+
+def _gpus(given: Given) -> int:
+    found: int | None = given.read(f"{TRAIN}.device_mapping", devices)
+    return found or given.whole("num_gpus_per_node") * given.whole("num_nodes")
+
+
+def _updates(given: Given) -> int:
+    arguments = f"{TRAIN}.training_args"
+    rows = given.whole(f"{arguments}.per_device_train_batch_size") * given.whole(
+        f"{arguments}.gradient_accumulation_steps"
+    )
+    return minibatches(_rollouts(given), rows * _gpus(given))
+
+
+def _length(given: Given) -> int:
+    length = given.whole("sequence_length", 0)
+    return length or given.whole("prompt_length") + given.whole("response_length", 1024)
+
+
+def _batch(value: int, given: Given) -> Outcome:
+    if not _agentic(given):
+        return Outcome({"batch_size": value}, "mapped", "")
+    return Outcome({"batch_size": max(1, value // _group(given))}, "changed",
+                   "ROLL counts trajectories, rlsdk tasks of group_size rollouts each")  # fmt: skip
+
+
+def _micro(value: int, given: Given) -> dict[str, Any]:
+    return {"learner.micro_batch_tokens": value * _length(given), "minibatches": _updates(given)}
+
+
+def _estimator(value: Any, given: Given) -> Outcome:
+    """The advantage: ROLL normalises rewards first, then takes discounted sums of what is left."""
+    grouping = str(given.get("reward_normalization.grouping", ""))
+    method = str(given.get("reward_normalization.method", ""))
+    mean, std = given.get("norm_mean_type"), given.get("norm_std_type")
+    grouped = method != "identity" and ("group" in (grouping, mean) or "traj_group_id" in grouping)
+    shaping: list[dict[str, Any]] = []
+    note = ""
+    gae = {"use": "gae", **{k: given.read(j, number, 1.0) for k, j in (("gamma", "gamma"), ("lam", "lambd"))}}
+    gigpo = {
+        "use": "gigpo",
+        "omega": given.read("step_reward_weight", number, 1.0),
+        "gamma": given.read("step_reward_gamma", number, 0.95),
+    }
+    if value == "grpo" or (value in ("reinforce", "step_reinforce") and grouped):
+        spread = method in ("", "mean_std", "asym_clip") and (std is not None or value == "grpo" or bool(method))
+        algorithm, advantage = "grpo", {"use": "grpo", "std_normalize": spread}
+        note = "normalisation of rewards by group is part of the advantage here"
+    elif value == "gae":
+        algorithm, advantage = "ppo", gae
+    elif value == "gigpo":
+        algorithm, advantage = "gigpo", gigpo
+    elif value == "agentic_reinforce":
+        algorithm, advantage = "reinforce_plus_plus", {"use": "segment_returns", "gamma": gae["gamma"]}
+    else:
+        algorithm, advantage = "reinforce_plus_plus", {"use": "reinforce_plus_plus", "gamma": gae["gamma"]}
+        note = "returns are always whitened over the batch here"
+    by = {"batch": "batch", "tags": "source"}.get(grouping)
+    if by and method in ("mean", "mean_std", "asym_clip") and algorithm != "grpo":
+        shaping.append({"use": "reward_norm", "by": by, "method": method})
+    bound = given.read("reward_clip", number)
+    if bound:
+        shaping.append({"use": "reward_clip", "low": -bound, "high": bound})
+    values: dict[str, Any] = {
+        "algorithm.use": algorithm,
+        "algorithm.advantage": advantage,
+        "algorithm.critic": value == "gae",
+        "algorithm.value_clip": given.read("value_clip", number) if value == "gae" else None,
+        "algorithm.shaping": [*shaping, *_kl_in_reward(given)],
+    }
+    return Outcome(values, "changed" if note else "mapped", note)
+
+
+def _kl_in_reward(given: Given) -> list[dict[str, Any]]:
+    coefficient = given.read("init_kl_coef", number, 0.2)
+    if not given.read("add_token_level_kl", flag, False) or coefficient == 0:
+        return []
+    found = {"use": "kl_penalty", "coef": coefficient, "estimator": given.read("kl_penalty", KL, "k1")}
+    target = given.read("target_kl", number)
+    return [{**found, "target": target, "horizon": given.whole("kl_horizon", 10000)} if target else found]
+
+
+def _clip(value: float, given: Given) -> dict[str, Any]:
+    two = given.read("use_pg_clip_range", flag, False)
+    bounds = {"clip_low": value, "clip_high": value}
+    if two:
+        bounds = {f"clip_{end}": given.read(f"pg_clip_{end}", number, value) for end in ("low", "high")}
+    cap = 1 + 2 * value if given.read("dual_clip_loss", flag, False) else None
+    loss = {"use": "ppo", **bounds, "dual_clip": cap}
+    if str(given.get("importance_sampling")) == "seq":
+        loss["use"] = "gspo"
+    return {"algorithm.policy_loss": loss}
+
+
+def _variant(value: str, given: Given) -> dict[str, Any]:
+    options = {
+        "ppo": _clip(given.read("pg_clip", number, 0.2), given)["algorithm.policy_loss"],
+        "vanilla": {"use": "reinforce"},
+        "tis": {"use": "tis", "cap": 1.0},
+        "topr": {"use": "topr", "cap": 1.0},
+        "cispo": {"use": "cispo", "clip_low": 0.1, "clip_high": 0.1},
+    }
+    return {"algorithm.policy_loss": options[value]}
+
+
+def _kl_loss(value: bool, given: Given) -> dict[str, Any]:
+    if not value:
+        return {"algorithm.kl_coef": 0.0}
+    return {"algorithm.kl_coef": given.read("kl_loss_coef", number, 0.0), "algorithm.kl": "low_var"}
+
+
+def _warmup_ratio(value: float, given: Given) -> Outcome:
+    if given.whole(f"{TRAIN}.training_args.warmup_steps", 0):
+        return Outcome({}, "ignored", "warmup_steps counts")
+    return share_of_steps(given.whole("max_steps", 0) * _updates(given) or None, value)
+
+
+def _tracker(value: Any, given: Given) -> Outcome:
+    found = trackers(value, given)
+    project = given.get("tracker_kwargs.project")
+    if "wandb" in found.values["trackers"] and project:
+        return Outcome({"trackers": [{"use": "wandb", "project": str(project)}]}, found.status, found.note)
+    return found
+
+
+def _strategy(role: str) -> Row:
+    key = f"{role}.strategy_args.strategy_name"
+    if role == INFER:
+        known = {"vllm": "vllm", "hf_infer": "transformers", "sglang": "vllm"}
+
+        def engine(value: Any, _: Given) -> Outcome:
+            if str(value) not in known:
+                raise UnfitError(f"there is no engine {value!r}; vllm and transformers are there")
+            lacking = value == "sglang"
+            note = "there is no SGLang engine; vLLM takes its place" if lacking else ""
+            return Outcome({"engine.use": known[str(value)]}, "missing" if lacking else "mapped", note)
+
+        return same(key, "engine.use", text, "vllm", engine)
+
+    def learner(value: Any, given: Given) -> Outcome:
+        if str(value).startswith("deepspeed"):
+            config = given.tree.get(role, {}).get("strategy_args", {}).get("strategy_config")
+            stage = config.get("zero_optimization", {}).get("stage") if isinstance(config, Mapping) else None
+            named = next((s for n, s in ZERO.items() if str(config) == f"${{{n}}}"), None)
+            found = stage if isinstance(stage, int) else named
+            return Outcome({"learner.zero_stage": found} if found is not None else {}, "mapped", "")
+        return Outcome({"learner.zero_stage": 1}, "changed", f"{LEARNER_NOTE}, without tensor or pipeline parallelism")
+
+    return changed(key, "learner.zero_stage", text, "megatron_train", LEARNER_NOTE, learner)
+
+
+def _lora(value: int, given: Given) -> dict[str, Any]:
+    alpha = given.read(f"{TRAIN}.model_args.lora_alpha", number, 2.0 * value)
+    return {"learner.lora": {"rank": value, "alpha": alpha}} if value else {}
+
+
+def _recompute(value: bool, given: Given) -> dict[str, Any]:
+    return {"learner.gradient_checkpointing": not value}
+
+
+def _environments(given: Given) -> dict[str, dict[str, Any]]:
+    """Tag -> environment with its options."""
+    found: dict[str, dict[str, Any]] = {}
+    for tag, entry in given.tree.get("custom_envs", {}).items():
+        if not isinstance(entry, Mapping):
+            continue
+        options = dict(entry.get("env_config") or {})
+        options |= {key: entry[key] for key in BESIDE if entry.get(key) is not None}
+        penalty = given.read("train_env_manager.format_penalty", number)
+        options = {"format_penalty": penalty, **options} if penalty is not None else options
+        if "<think>" in str(options.get("user_prompt_format", "")):
+            options.setdefault("think", True)
+        name = str(entry.get("env_type", ""))
+        found[tag] = {"use": ENVIRONMENTS.get(name, name), **options}
+    return found
+
+
+def _played(given: Given, manager: str, split: str, environments: Mapping[str, Any]) -> dict[str, Any]:
+    """Groups of environments as a source of tasks."""
+    tags = [tag for tag in given.read(f"{manager}.tags", texts, [*environments]) if tag in environments]
+    groups = given.whole(f"{manager}.num_env_groups", 128)
+    found = {"use": "environments", "split": split, "groups": groups, "tags": tags, "environments": environments}
+    shares = given.read(f"{manager}.num_groups_partition", lambda value: [whole(each) for each in texts(value)], [])
+    return {**found, "partition": shares} if len(shares) == len(tags) and sum(shares) == groups else found
+
+
+def _workers(given: Given, manager: str) -> dict[str, int]:
+    total = given.whole(f"{manager}.num_env_groups", 128) * given.whole(f"{manager}.group_size")
+    each = given.whole(f"{manager}.max_env_num_per_worker", 0)
+    each = each if each > 0 else total
+    return {"workers": math.ceil(total / each), "per_worker": each, "threads": min(each, 64)}
+
+
+def _finish_agentic(given: Given) -> dict[str, Any]:
+    environments = _environments(given)
+    turns = given.whole("max_actions_per_traj", 0)
+    steps = [whole(each["max_steps"]) for each in environments.values() if "max_steps" in each]
+    found: dict[str, Any] = {
+        "tasks.train": _played(given, "train_env_manager", "train", environments),
+        "workflow": {"use": "environment", "max_turns": turns or max(steps, default=20)},
+        "environments": _workers(given, "train_env_manager"),
+        "group_size": _group(given),
+    }
+    if "val_env_manager" in given.tree:
+        found["tasks.eval"] = _played(given, "val_env_manager", "test", environments)
+        found["eval.environments"] = _workers(given, "val_env_manager")
+        found["eval.samples"] = given.whole("val_env_manager.group_size")
+    return found
+
+
+def _finish_rlvr(given: Given) -> dict[str, Any]:
+    found: dict[str, Any] = {"group_size": _group(given), "max_prompt_tokens": given.whole("prompt_length", 1024)}
+    for key, to in ((f"{TRAIN}.data_args", "tasks.train"), ("validation.data_args", "tasks.eval")):
+        prompt = given.get(f"{key}.prompt") or given.get(f"{key}.messages")
+        names = {"prompt": prompt, "answer": given.get(f"{key}.response"), "source": given.get(f"{key}.tag")}
+        columns = {name: str(column) for name, column in names.items() if column}
+        source = given.read(f"{key}.file_name", partial(dataset, split="train", columns=columns))
+        found |= {to: source} if source else {}
+    rewards = []
+    for domain in given.tree.get("rewards") or {}:
+        name = str(given.get(f"rewards.{domain}.worker_cls", "")).rsplit(".", 1)[-1]
+        if name in REWARDS:
+            tags = given.get(f"rewards.{domain}.tag_included")
+            rewards.append({**REWARDS[name], **({"sources": texts(tags)} if tags else {})})
+    return {**found, "reward": rewards} if rewards else found
+
+
+def _finish(given: Given) -> dict[str, Any]:
+    found = _finish_agentic(given) if _agentic(given) else _finish_rlvr(given)
+    per_engine = given.whole(f"{INFER}.strategy_args.strategy_config.tensor_parallel_size")
+    train, infer = _gpus(given), given.read(f"{INFER}.device_mapping", devices) or _gpus(given)
+    return {**found, **layout(infer, per_engine), "placement.learners": train}
+
+
+_ROLE = "roles are placed and divided together: see placement"
+_ENV = "an option of the environment"
+_HERE = ("the rest of a role's settings have no effect on rlsdk's engines and learner", 1)
+
+ROWS = (
+    # Run
+    same("exp_name", "name", text, "my-run"),
+    same("seed", "seed", whole, 42),
+    changed("output_dir", "out", text, "./output", "a run's folder is out/name"),
+    ignored("base_dir", "a run's folder is out/name", "x"),
+    ignored("logging_dir", "logs are in the run's folder", "x"),
+    missing("render_save_dir", "rollouts are saved as text: rlsdk rollouts RUN", "x"),
+    ignored("rollout_dump_dir", "rollouts are saved: rlsdk rollouts RUN", "x"),
+    missing("system_envs.**", "set it in the environment of rlsdk train", "1"),
+    same("track_with", "trackers", text, "tensorboard", _tracker),
+    part("tracker_kwargs.project", "trackers", text, "my-project"),
+    ignored("tracker_kwargs.log_dir", "event files are in the run's folder", "x"),
+    missing("tracker_kwargs.**", "see rlsdk plugins tracker", "x"),
+    ignored("checkpoint_config.type", "checkpoints are in the run's folder; out may be a URL of fsspec", "file_system"),
+    ignored("checkpoint_config.output_dir", "checkpoints are in the run's folder; out may be a URL of fsspec", "x"),
+    missing("checkpoint_config.**", "checkpoints are in the run's folder; out may be a URL of fsspec", 1),
+    same("max_steps", "steps", count, 100),
+    same("save_steps", "checkpoint.every", interval, 100),
+    changed("max_ckpt_to_keep", "checkpoint.keep", whole, 2, "0 keeps all in ROLL",
+            lambda v, given: {"checkpoint.keep": v} if v > 0 else {}),
+    ignored("logging_steps", "every step is logged"),
+    same("eval_steps", "eval.every", interval, 10),
+    changed("resume_from_checkpoint", "", lambda v: v, False, "rlsdk train --resume",
+            lambda v, given: Outcome({}, "ignored", "rlsdk never resumes by itself: rlsdk train CONFIG --resume")),
+    part("num_gpus_per_node", "placement.learners", count, 8, "where no device_mapping says otherwise"),
+    part("num_nodes", "placement.learners", count, 1, "where no device_mapping says otherwise"),
+    ignored("rpc_timeout", "the watchdog ends a run whose processes are silent", 3600),
+    missing("model_download_type", "give a folder, or the name on the Hugging Face hub", "x"),
+    ignored("model_update_buffer_size_mb", "weights are sent from ranks to engines directly", 1024),
+    ignored("profiler_*", "times of each stage are in metrics.jsonl", True),
+    ignored("*_profiler_dir", "times of each stage are in metrics.jsonl", "x"),
+    ignored("length_profiler_dir", "times of each stage are in metrics.jsonl", "x"),
+    ignored("report_length_and_rewards", "lengths and rewards are in metrics.jsonl", True),
+    missing("rollout_mock.**", "rlsdk simulate and the scripted policy of rlsdk.testing", 1),
+    ignored("defaults", "Hydra's list of files; DeepSpeed's settings are options of the learner", []),
+    ignored("hydra.**", "where Hydra puts its logs", "."),
+    ignored("is_offload_*", "engines that share GPUs sleep while the learner works", True),
+    ignored("local_rank", "ranks are placed by Ray", -1),
+    # Lengths and sizes
+    changed("rollout_batch_size", "batch_size", count, 128, "an agentic pipeline counts trajectories", _batch),
+    ignored("val_batch_size", "an evaluation takes all tasks, as many at once as the engines hold", 1024),
+    same("num_return_sequences_in_group", "group_size", count, 8),
+    same("sequence_length", "model.max_length", count, 2048),
+    same("prompt_length", "max_prompt_tokens", count, 512),
+    changed("response_length", "sampling.max_tokens model.max_length", count, 1024,
+            "model.max_length is prompt and response together", lambda v, given: {
+                "sampling.max_tokens": v, **({} if given.get("sequence_length") else {"model.max_length": _length(given)})}),
+    ignored("val_prompt_length", "as in training", 512),
+    ignored("val_sequence_length", "as in training", 2048),
+    same("ppo_epochs", "passes", count, 1),
+    # Model
+    same("pretrain", "model.path", text, "Qwen/Qwen2.5-0.5B"),
+    ignored("reward_pretrain", "rewards name their own models: reward: {use: reward_model, path: ...}", "x"),
+    same(f"{TRAIN}.model_args.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
+    same(f"{TRAIN}.model_args.dtype", "model.dtype", DTYPE, "bf16"),
+    same(f"{TRAIN}.model_args.attn_implementation", "learner.attention", ATTENTION, "fa2"),
+    same(f"{TRAIN}.model_args.disable_gradient_checkpointing", "learner.gradient_checkpointing", flag, False, _recompute),
+    same(f"{TRAIN}.model_args.lora_rank", "learner.lora.rank", whole, 16, _lora),
+    part(f"{TRAIN}.model_args.lora_alpha", "learner.lora.alpha", number, 32),
+    same(f"{TRAIN}.model_args.lora_target", "learner.lora.targets", texts, "q_proj",
+         lambda v, given: {"learner.lora.targets": v} if given.whole(f"{TRAIN}.model_args.lora_rank", 0) else {}),
+    changed(f"{TRAIN}.model_args.ulysses_size", "learner.sequence_parallel", count, 1, "divides placement.learners"),
+    ignored(f"{TRAIN}.model_args.**", "the model's own config.json is read", 1),
+    # Optimisation
+    same(f"{TRAIN}.training_args.learning_rate", "learner.lr", number, 1e-6),
+    same(f"{TRAIN}.training_args.weight_decay", "learner.weight_decay", number, 0.0),
+    same(f"{TRAIN}.training_args.adam_beta1", "learner.betas", number, 0.9, lambda v, given: {
+        "learner.betas": [v, given.read(f"{TRAIN}.training_args.adam_beta2", number, 0.999)]}),
+    part(f"{TRAIN}.training_args.adam_beta2", "learner.betas", number, 0.999),
+    same(f"{TRAIN}.training_args.adam_epsilon", "learner.eps", number, 1e-8),
+    same(f"{TRAIN}.training_args.warmup_steps", "learner.warmup_steps", whole, 10),
+    changed(f"{TRAIN}.training_args.warmup_ratio", "learner.warmup_steps", number, 0.1, "in optimiser steps",
+            _warmup_ratio),
+    same(f"{TRAIN}.training_args.lr_scheduler_type", "learner.schedule learner.final_ratio", SCHEDULE, "cosine",
+         lambda v, given: {"learner.schedule": v, "learner.final_ratio": 0.0}),
+    changed(f"{TRAIN}.training_args.per_device_train_batch_size", "learner.micro_batch_tokens minibatches", count, 2,
+            "rlsdk counts tokens of a micro-batch (rollouts × sequence_length), and optimiser steps in a batch", _micro),
+    part(f"{TRAIN}.training_args.gradient_accumulation_steps", "minibatches", count, 64,
+         "rollouts of an optimiser step are micro-batch × accumulation × ranks"),
+    ignored(f"{TRAIN}.training_args.num_train_epochs", "max_steps counts", 50),
+    ignored(f"{TRAIN}.training_args.**", "a default of rlsdk's learner holds", 1),
+    same("max_grad_norm", "learner.grad_clip", number, 1.0),
+    _strategy(TRAIN),
+    ignored(f"{TRAIN}.strategy_args.strategy_config.**", LEARNER_NOTE, 1),
+    ignored(f"{TRAIN}.strategy_args.strategy_config", LEARNER_NOTE, "x"),
+    part(f"{TRAIN}.device_mapping", "placement.learners", devices, "list(range(0,8))", "the number of GPUs counts"),
+    ignored(f"{TRAIN}.infer_batch_size", "forward passes have the micro-batches of learner.micro_batch_tokens", 2),
+    same(f"{TRAIN}.pg_variant", "algorithm.policy_loss", choice((
+        "ppo", "vanilla", "tis", "topr", "cispo"), "the loss"), "ppo", _variant),
+    changed(f"{TRAIN}.use_sequence_packing", "learner.rows", flag, True, "pays with flash_attention_2",
+            switched({"learner.rows": "packed"}, "pays with flash_attention_2")),
+    # Data
+    part(f"{TRAIN}.data_args.file_name", "tasks.train", texts, ["data/math.jsonl"]),
+    part(f"{TRAIN}.data_args.prompt", "tasks.train.columns.prompt", text, "question"),
+    part(f"{TRAIN}.data_args.messages", "tasks.train.columns.prompt", text, "messages"),
+    part(f"{TRAIN}.data_args.response", "tasks.train.columns.answer", text, "solution"),
+    part(f"{TRAIN}.data_args.tag", "tasks.train.columns.source", text, "tag"),
+    missing(f"{TRAIN}.data_args.domain_interleave_probs.**",
+            "tasks.train: one source for each domain, each with its weight", 0.5),
+    ignored(f"{TRAIN}.data_args.template", "the tokenizer's chat template is used", "qwen2_5"),
+    ignored(f"{TRAIN}.data_args.**", "tasks are read as they are used", 1),
+    part("validation.data_args.file_name", "tasks.eval", texts, ["data/test.jsonl"]),
+    ignored("validation.generating_args.**", "evaluations sample greedily, and at temperature 1", 0.6),
+    ignored("validation.**", "evaluations take all tasks of tasks.eval", 1),
+    same("val_n_sample", "eval.samples", count, 4),
+    ignored("val_greedy", "evaluations always have greedy answers, too", True),
+    # Inference
+    same(f"{INFER}.model_args.dtype", "model.dtype", DTYPE, "bf16"),
+    ignored(f"{INFER}.model_args.**", "engines load the model of model.path", 1),
+    same(f"{INFER}.generating_args.max_new_tokens", "sampling.max_tokens", count, 128),
+    same(f"{INFER}.generating_args.temperature", "sampling.temperature", number, 0.99),
+    no_cut(f"{INFER}.generating_args.top_p", 1.0),
+    no_cut(f"{INFER}.generating_args.top_k", 0, "top_k"),
+    no_cut(f"{INFER}.generating_args.repetition_penalty", 1.0, "repetition_penalty"),
+    unless(f"{INFER}.generating_args.num_beams", (1,), "rollouts are sampled, one token after the other", 4),
+    part(f"{INFER}.generating_args.num_return_sequences", "group_size", count, 1, "RLVR; agentic has a group_size"),
+    same(f"{INFER}.generating_args.stop_strings", "sampling.stop", texts, ["</answer>"]),
+    ignored(f"{INFER}.generating_args.**", "an answer ends at the end of text, at sampling.stop or at max_tokens", 1),
+    ignored(f"{INFER}.data_args.**", "the tokenizer's chat template is used", "qwen2_5"),
+    _strategy(INFER),
+    same(f"{INFER}.strategy_args.strategy_config.gpu_memory_utilization", "engine.gpu_memory_utilization", number, 0.8),
+    same(f"{INFER}.strategy_args.strategy_config.tensor_parallel_size", "engine.tensor_parallel_size", count, 1),
+    same(f"{INFER}.strategy_args.strategy_config.max_num_seqs", "engine.max_num_seqs", count, 128),
+    same(f"{INFER}.strategy_args.strategy_config.max_num_batched_tokens", "engine.max_num_batched_tokens", count, 8192),
+    same(f"{INFER}.strategy_args.strategy_config.enforce_eager", "engine.enforce_eager", flag, True),
+    same(f"{INFER}.strategy_args.strategy_config.block_size", "engine.args.block_size", count, 16),
+    ignored(f"{INFER}.strategy_args.strategy_config.max_model_len", "model.max_length", 8000),
+    ignored(f"{INFER}.strategy_args.strategy_config.load_format", "engines take the learner's weights at the start", "auto"),
+    missing(f"{INFER}.strategy_args.strategy_config.*", "put it into engine.args, if vLLM's EngineArgs has it", 1),
+    part(f"{INFER}.device_mapping", "placement.engines", devices, "list(range(0,8))", "the number of GPUs counts"),
+    ignored(f"{INFER}.**", *_HERE),
+    ignored(f"{TRAIN}.**", *_HERE),
+    ignored("reference.**", f"the reference model is where the learner is; {_ROLE}", 1),
+    same("critic.training_args.learning_rate", "learner.critic_lr", number, 1e-5),
+    ignored("critic.**", "the critic shares the actor's settings", 1),
+    ignored("reward.**", "rewards run in processes of their own; see scoring", 1),
+    # Algorithm
+    same("adv_estimator", "algorithm.use algorithm.advantage", choice((
+        "gae", "reinforce", "grpo", "gigpo", "step_reinforce", "agentic_reinforce"), "the estimator"), "grpo",
+        _estimator),
+    part("gamma", "algorithm.advantage.gamma", number, 1.0),
+    part("lambd", "algorithm.advantage.lam", number, 0.95),
+    same("pg_clip", "algorithm.policy_loss", number, 0.2, _clip),
+    part("pg_clip_low", "algorithm.policy_loss.clip_low", number, 0.2),
+    part("pg_clip_high", "algorithm.policy_loss.clip_high", number, 0.28),
+    part("use_pg_clip_range", "algorithm.policy_loss", flag, True),
+    part("dual_clip_loss", "algorithm.policy_loss.dual_clip", flag, True, "ROLL's cap is 1 + 2 × pg_clip"),
+    part("importance_sampling", "algorithm.policy_loss", text, "token"),
+    part("value_clip", "algorithm.value_clip", number, 0.5),
+    part("add_token_level_kl", "algorithm.shaping", flag, True),
+    part("init_kl_coef", "algorithm.shaping", number, 0.1),
+    part("kl_penalty", "algorithm.shaping", KL, "kl"),
+    part("target_kl", "algorithm.shaping", number, 0.1),
+    part("kl_horizon", "algorithm.shaping", count, 10000),
+    same("use_kl_loss", "algorithm.kl_coef algorithm.kl", flag, True, _kl_loss),
+    part("kl_loss_coef", "algorithm.kl_coef", number, 0.001),
+    same("entropy_loss_coef", "algorithm.entropy_coef", number, 0.0),
+    same("loss_agg_mode", "algorithm.aggregate", choice((
+        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"),
+        "seq-mean-token-mean"),
+    same("whiten_advantages", "algorithm.whiten_advantages", flag, True),
+    same("advantage_clip", "algorithm.clip_advantages", number, 0.2),
+    part("reward_clip", "algorithm.shaping", number, 10.0),
+    part("reward_normalization.grouping", "algorithm.advantage", text, "traj_group_id"),
+    part("reward_normalization.method", "algorithm.advantage.std_normalize", text, "mean_std"),
+    missing("reward_normalization.**", "algorithm.shaping: [{use: reward_norm, ...}]", 1),
+    part("norm_mean_type", "algorithm.advantage", text, "group"),
+    part("norm_std_type", "algorithm.advantage.std_normalize", text, "group"),
+    part("step_reward_weight", "algorithm.advantage.omega", number, 1.0),
+    part("step_reward_gamma", "algorithm.advantage.gamma", number, 0.95),
+    unless("episode_reward_weight", (1, 1.0), "the trajectory's part of gigpo has weight 1; change omega", 0.5),
+    unless("use_reward_scaling", (False,), "algorithm.shaping: [reward_norm]", True),
+    unless("use_reward_norm", (False,), "algorithm.shaping: [reward_norm]", True),
+    unless("whiten_rewards", (False,), "algorithm.shaping: [{use: reward_norm, by: batch}]", True),
+    unless("add_len_reward", (False,), "reward: [..., length_penalty]", True),
+    unless("max_len_mask", (False,), "algorithm.filters: [truncated] leaves out rollouts that a limit cut off", True),
+    unless("difficulty_mask", (False,), "algorithm.filters: [{use: pass_rate, low: ..., high: ...}]", True),
+    missing("difficulty_low_threshold", "algorithm.filters: [{use: pass_rate, low: ...}]", 0.1),
+    missing("difficulty_high_threshold", "algorithm.filters: [{use: pass_rate, high: ...}]", 0.95),
+    unless("error_max_len_clip", (False,), "algorithm.shaping: [overlong]", True),
+    missing("error_max_len_threshold", "algorithm.shaping: [overlong]", 1000),
+    unless("difficulty_loss_weight", (False,), "write a policy loss or a shaping", True),
+    unless("length_loss_weight", (False,), "algorithm.aggregate", True),
+    unless("use_topr_loss", (False,), "algorithm.policy_loss: topr", True),
+    unless("use_opd", (False,), "algorithm: on_policy_distill with model.reference", True),
+    unless("dirty_data_mask", (False,), "a rollout that failed is left out by itself", True),
+    unless("enable_old_logprobs_recompute", (True, False), "old_logprobs: learner", True),
+    changed("async_generation_ratio", "rollout.max_staleness", number, 0, "steps that rollouts may be behind",
+            lambda v, given: {"rollout.max_staleness": math.ceil(v)}),
+    missing("critic_warmup", "actor and critic are trained from the first step", 10),
+    missing("train_infer_correction.**", "algorithm.correction: tis, mis, token_mask or geometric", 1),
+    changed("is_use_additional_prompts", "rollout.dynamic_sampling", flag, True, "another task for each dropped group",
+            switched({"rollout.dynamic_sampling": True}, "another task takes the place of each dropped group")),
+    ignored("is_num_return_sequences_expand", "each rollout is a request of its own", True),
+    ignored("max_running_requests", "engine.max_num_seqs", 128),
+    ignored("max_additional_running_prompts", "rollout.oversample", 16),
+    ignored("generate_opt_level", "requests are balanced over engines", 1),
+    # Rewards of RLVR
+    part("rewards.*.worker_cls", "reward", text, "roll.x.MathRuleRewardWorker", "the nearest built-in reward"),
+    part("rewards.*.tag_included", "reward", texts, ["math"], "sources of the reward"),
+    missing("rewards.*.query_filter_config.**", "algorithm.filters: [min_std] or [pass_rate]", 1),
+    missing("rewards.*.judge_*", "reward: {use: judge, base_url: ..., model: ...}", "x"),
+    missing("rewards.*.reward_type", "rewards are numbers; gate and multiply combine them", "soft"),
+    ignored("rewards.**", "rewards run in processes of their own; see scoring", 1),
+    # Environments
+    part("train_env_manager.num_env_groups", "tasks.train.groups", count, 128, "tasks in a round of the source environments"),
+    part("train_env_manager.group_size", "group_size", count, 8),
+    part("train_env_manager.tags", "tasks.train.tags", texts, ["FrozenLake"]),
+    part("train_env_manager.num_groups_partition", "tasks.train.partition", texts, [128]),
+    part("train_env_manager.max_env_num_per_worker", "environments.workers environments.per_worker", whole, 16,
+         "workers are processes, each with so many environments"),
+    part("train_env_manager.format_penalty", "tasks.train.environments", number, -0.15, _ENV),
+    missing("train_env_manager.group_filter_cls", "algorithm.filters, see rlsdk plugins filter", "x"),
+    missing("train_env_manager.group_size_redundancy", "rollout.oversample asks for more tasks than a step needs", 1),
+    ignored("train_env_manager.**", "rlsdk's scheduler needs no such limit", 1),
+    part("val_env_manager.num_env_groups", "tasks.eval.groups", count, 256, "tasks of an evaluation"),
+    part("val_env_manager.group_size", "eval.samples", count, 1, "beside one greedy answer"),
+    part("val_env_manager.tags", "tasks.eval.tags", texts, ["FrozenLake"]),
+    part("val_env_manager.num_groups_partition", "tasks.eval.partition", texts, [256]),
+    part("val_env_manager.max_env_num_per_worker", "eval.environments.workers", whole, 32, "workers are processes"),
+    ignored("val_env_manager.**", "rlsdk's scheduler needs no such limit", 1),
+    part("custom_envs.*.env_type", "tasks.train.environments", text, "frozen_lake", "environments of rlsdk-gridworlds"),
+    part("custom_envs.*.env_config.**", "tasks.train.environments", lambda v: v, 1, _GRID_NOTE),
+    *(part(f"custom_envs.*.{name}", "tasks.train.environments", lambda v: v, 1, _GRID_NOTE) for name in BESIDE),
+    ignored("custom_envs.*.env_manager_cls", "the workflow environment plays whole trajectories", "x"),
+    ignored("custom_envs.*.use_thread_lock", "environments draw from random generators of their own", True),
+    ignored("custom_envs.**", "texts of the environment are options of it", 1),
+    part("max_actions_per_traj", "workflow.max_turns", count, 10),
+    part("max_tokens_per_step", "tasks.train.environments", count, 128, f"{_ENV} where custom_envs refers to it"),
+    *(part(name, "tasks.train.environments", text, "x", f"{_ENV} where custom_envs refers to it") for name in (
+        "action_pattern", "think_action_pattern", "user_prompt_no_think_format", "user_prompt_think_format",
+        "user_prompt_format", "added_text_no_think", "added_text_think")),
+    ignored("env_monitor.**", "the watchdog names silent environments", 1),
+    unless("use_token_reward", (False,), "environments give each action's reward to its tokens anyway", True),
+    ignored("batch_adjust_mode", "batches need not be padded with copies", "copy"),
+    missing("ratio_type", "algorithm.policy_loss: gspo for ratios of whole answers", "segment"),
+)  # fmt: skip
+
+DEFAULTS: Mapping[str, Any] = {
+    "exp_name": "roll-run",
+    "seed": 42,
+    "max_steps": 500,
+    "save_steps": 50,
+    "eval_steps": 10,
+    "rollout_batch_size": 128,
+    "prompt_length": 1024,
+    "num_gpus_per_node": 8,
+    "num_nodes": 1,
+    "ppo_epochs": 1,
+    "max_grad_norm": 1.0,
+    "gamma": 1.0,
+    "lambd": 0.95,
+    "pg_clip": 0.2,
+    "adv_estimator": "gae",
+    "use_kl_loss": False,
+    "entropy_loss_coef": 0.0,
+    "loss_agg_mode": "seq-mean-token-mean",
+    f"{TRAIN}.training_args.learning_rate": 5e-5,
+    f"{TRAIN}.training_args.weight_decay": 0.0,
+    f"{TRAIN}.training_args.adam_beta1": 0.9,
+    f"{TRAIN}.training_args.lr_scheduler_type": "linear",
+    f"{TRAIN}.training_args.per_device_train_batch_size": 8,
+    f"{INFER}.generating_args.temperature": 0.95,
+    f"{INFER}.strategy_args.strategy_name": "vllm",
+}
+
+FRAMEWORK = Framework(
+    name="roll",
+    title="ROLL",
+    rows=ROWS,
+    defaults=DEFAULTS,
+    finish=_finish,
+    entries=("start_rlvr_pipeline", "start_agentic_pipeline"),
+)

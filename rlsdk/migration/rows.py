@@ -1,0 +1,291 @@
+"""Rows of the tables that say what a key of another trainer becomes here, and readers of the values that they hold."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import attrs
+
+Status = Literal["mapped", "changed", "missing", "ignored"]
+"""mapped: same meaning; changed: the note says how it differs; missing: no counterpart, the note says what to do;
+ignored: needs nothing, the note says why."""
+
+
+NOTES = "notes"
+"""Key under which a table's `finish` returns notes for the user."""
+
+
+class UnfitError(ValueError):
+    """A value that cannot be carried over; the message says why, and what to do."""
+
+
+@attrs.frozen
+class Outcome:
+    """Settings that a value leads to, where its status or note differs from that of its row.
+
+    Attributes:
+        values: Path in an rlsdk config -> value; a path that ends with `[]` is appended to.
+        status: What became of the key.
+        note: Takes the place of the row's note.
+    """
+
+    values: Mapping[str, Any]
+    status: Status
+    note: str
+
+
+@attrs.frozen(eq=False)
+class Given:
+    """What a configuration says, by dotted path, over the other trainer's defaults.
+
+    Attributes:
+        flat: Path -> value, as given.
+        tree: The same, nested.
+        defaults: Values that the other trainer takes where nothing is given.
+    """
+
+    flat: Mapping[str, Any]
+    tree: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    def get(self, key: str, fallback: Any = None) -> Any:
+        """The value of a key, or the other trainer's default; null counts as not given."""
+        value = self.flat.get(key)
+        value = self.defaults.get(key) if value is None else value
+        return fallback if value is None else value
+
+    def read(self, key: str, reader: Callable[[Any], Any], fallback: Any = None) -> Any:
+        """The value of a key as a reader takes it; the fallback where there is none, or it cannot be read."""
+        value = self.get(key)
+        try:
+            return fallback if value is None else reader(value)
+        except UnfitError:  # the row of that key reports it
+            return fallback
+
+    def whole(self, key: str, fallback: int = 1) -> int:
+        """The value of a key as a whole number."""
+        return int(self.read(key, whole, fallback))
+
+
+Give = Callable[[Any, Given], Mapping[str, Any] | Outcome]
+
+
+@attrs.frozen
+class Row:
+    """What a key becomes.
+
+    Attributes:
+        key: Dotted path in the other trainer's configuration; `*` stands for one part of it, `**` for all that follow.
+        status: What becomes of it in general.
+        to: Paths in an rlsdk config that it sets or helps to set.
+        note: How the meaning changes, what to do instead, or why nothing is needed.
+        sample: A typical value, which tests migrate.
+        read: Reads the value.
+        give: Makes settings of the value; None sets `to` to it.
+    """
+
+    key: str
+    status: Status
+    to: tuple[str, ...] = ()
+    note: str = ""
+    sample: Any = None
+    read: Callable[[Any], Any] = lambda value: value
+    give: Give | None = None
+
+    def settings(self, value: Any, given: Given) -> Outcome:
+        """Convert a value.
+
+        Raises:
+            UnfitError: The value has no counterpart.
+        """
+        if self.status in ("missing", "ignored") and self.give is None:
+            return Outcome({}, self.status, self.note)
+        found = self.read(value)
+        made = dict.fromkeys(self.to, found) if self.give is None else self.give(found, given)
+        return made if isinstance(made, Outcome) else Outcome(made, self.status, self.note)
+
+
+@attrs.frozen(kw_only=True)
+class Framework:
+    """Another trainer, as far as its configuration goes.
+
+    Attributes:
+        name: As typed after `rlsdk migrate`.
+        title: As it calls itself.
+        rows: Its keys.
+        defaults: Its defaults, where rlsdk's differ or where others are computed from them.
+        finish: Settings that many keys make together, such as tasks and rewards; applied last.
+        renamed: Older names of keys -> the name in `rows`.
+        entries: Parts of a command line that start its training.
+        constructors: Names of classes and functions whose arguments are its keys, in Python files.
+    """
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    defaults: Mapping[str, Any] = {}
+    finish: Callable[[Given], Mapping[str, Any]] = lambda _: {}
+    renamed: Mapping[str, str] = {}
+    entries: tuple[str, ...] = ()
+    constructors: tuple[str, ...] = ()
+
+    def row(self, key: str) -> Row | None:
+        """The row of a key, by name or by pattern."""
+        exact = next((row for row in self.rows if row.key == key), None)
+        return exact or next((row for row in self.rows if "*" in row.key and _pattern(row.key).fullmatch(key)), None)
+
+
+def _pattern(key: str) -> re.Pattern[str]:
+    parts = [".+" if each == "**" else re.escape(each).replace(r"\*", "[^.]+") for each in key.split(".")]
+    return re.compile(r"\.".join(parts))
+
+
+def same(key: str, to: str, read: Callable[[Any], Any], sample: Any, give: Give | None = None) -> Row:
+    """A key whose counterpart means the same."""
+    return Row(key, "mapped", tuple(to.split()), "", sample, read, give)
+
+
+def changed(key: str, to: str, read: Callable[[Any], Any], sample: Any, note: str, give: Give | None = None) -> Row:
+    """A key whose counterpart means something else; the note says what."""
+    return Row(key, "changed", tuple(to.split()), note, sample, read, give)
+
+
+def part(key: str, to: str, read: Callable[[Any], Any], sample: Any, note: str = "") -> Row:
+    """A key that makes a setting together with others; the row of another, or the table's `finish`, sets it."""
+
+    def give(value: Any, _: Given) -> Mapping[str, Any]:
+        return {}
+
+    return Row(key, "changed" if note else "mapped", tuple(to.split()), note, sample, read, give)
+
+
+def missing(key: str, note: str, sample: Any = 1) -> Row:
+    """A key without a counterpart; the note says what to do."""
+    return Row(key, "missing", (), note, sample)
+
+
+def ignored(key: str, note: str, sample: Any = 1) -> Row:
+    """A key that needs none; the note says why."""
+    return Row(key, "ignored", (), note, sample)
+
+
+def unless(key: str, harmless: tuple[Any, ...], note: str, sample: Any) -> Row:
+    """A key without a counterpart, which does not matter while it has one of the harmless values."""
+
+    def give(value: Any, _: Given) -> Outcome:
+        if value in harmless or str(value).lower() in [str(each).lower() for each in harmless]:
+            return Outcome({}, "ignored", "off, as always in rlsdk")
+        return Outcome({}, "missing", note)
+
+    return Row(key, "missing", (), note, sample, give=give)
+
+
+def unset(value: Any) -> str:
+    """A hint where a value is an environment variable that is not set."""
+    names = re.findall(r"\$\{oc\.env:(\w+)", value) if isinstance(value, str) else []
+    if not names:
+        return ""
+    return f"; set {' and '.join(names)} in the environment of this command, or write the value"
+
+
+def number(value: Any) -> float:
+    """Read a number, which may be text."""
+    if isinstance(value, str):
+        try:
+            value = float(value.replace("_", "").strip())
+        except ValueError:
+            raise UnfitError(f"expected a number, got {value!r}{unset(value)}") from None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UnfitError(f"expected a finite number, got {value!r}")
+    return float(value)
+
+
+def whole(value: Any) -> int:
+    """Read a whole number, which may be text or a float such as 1e8."""
+    if isinstance(value, str) and unset(value):
+        raise UnfitError(f"expected a whole number, got {value!r}{unset(value)}")
+    found = number(value)
+    if found != int(found):
+        raise UnfitError(f"expected a whole number, got {value!r}")
+    return int(found)
+
+
+def count(value: Any) -> int:
+    """Read a whole number of at least one."""
+    if (found := whole(value)) < 1:
+        raise UnfitError(f"expected a whole number above 0, got {value!r}; rlsdk's default is taken")
+    return found
+
+
+def interval(value: Any) -> int:
+    """Read a number of steps between two events; below one is never, which is 0 here."""
+    return max(whole(value), 0)
+
+
+def flag(value: Any) -> bool:
+    """Read a yes or a no, which may be text."""
+    known = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+    found = known.get(str(value).strip().lower())
+    if found is None:
+        raise UnfitError(f"expected true or false, got {value!r}{unset(value)}")
+    return found
+
+
+def text(value: Any) -> str:
+    """Read a text."""
+    if not isinstance(value, str | int | float) or isinstance(value, bool) or value == "":
+        raise UnfitError(f"expected text, got {value!r}")
+    return str(value)
+
+
+def texts(value: Any) -> list[str]:
+    """Read a text, a list of them, or a list in the form `[a,b]` that shells pass."""
+    if isinstance(value, str):
+        inner = value.strip()
+        parts = inner[1:-1].split(",") if inner[:1] == "[" and inner[-1:] == "]" else [inner]
+        value = [part.strip().strip("'\"") for part in parts]
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str | int | float) for each in value):
+        raise UnfitError(f"expected text, or a list of texts, got {value!r}")
+    return [str(each) for each in value if each != ""]
+
+
+def one_or_list(value: Any) -> Any:
+    """Read texts; a single one needs no list."""
+    found = texts(value)
+    return found[0] if len(found) == 1 else found
+
+
+def numbers(value: Any) -> list[float]:
+    """Read a list of numbers."""
+    return [number(each) for each in texts(value)]
+
+
+@attrs.frozen
+class Choice:
+    """A reader that looks a name up, in any case.
+
+    Attributes:
+        known: Name -> what it stands for here.
+        what: What is named, for messages.
+    """
+
+    known: Mapping[str, Any]
+    what: str
+
+    def __call__(self, value: Any) -> Any:
+        """Look a name up; of a reference to the environment, what it falls back on."""
+        fallback = re.fullmatch(r"\$\{oc\.env:\w+,(.*)\}", str(value))
+        name = (fallback[1] if fallback else str(value)).strip().lower()
+        for each, found in self.known.items():
+            if each.lower() == name:
+                return found
+        known = ", ".join(self.known)
+        raise UnfitError(f"{self.what} {value!r} has no counterpart here; known are {known}{unset(value)}")
+
+
+def choice(names: Iterable[str], what: str) -> Choice:
+    """A reader of names that are the same here."""
+    return Choice({name: name for name in names}, what)

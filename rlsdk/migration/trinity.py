@@ -1,0 +1,529 @@
+"""Keys of Trinity-RFT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlsdk.migration.parts import (
+    DTYPE,
+    LEARNER_NOTE,
+    SCHEDULE,
+    dataset,
+    likely_reward,
+    minibatches,
+    no_cut,
+    share_of_steps,
+    trackers,
+)
+from rlsdk.migration.rows import (
+    Choice,
+    Framework,
+    Given,
+    Outcome,
+    UnfitError,
+    changed,
+    choice,
+    count,
+    flag,
+    ignored,
+    interval,
+    missing,
+    number,
+    numbers,
+    part,
+    same,
+    text,
+    unless,
+    whole,
+)
+
+ALGORITHMS: Mapping[str, tuple[str, str, str]] = {
+    "ppo": ("ppo", "ppo", "ppo"),
+    "grpo": ("grpo", "grpo", "ppo"),
+    "grpo_verl": ("grpo", "grpo", "ppo"),
+    "dapo": ("dapo", "grpo", "ppo"),
+    "gspo": ("gspo", "grpo", "gspo"),
+    "cispo": ("cispo", "grpo", "cispo"),
+    "sapo": ("sapo", "grpo", "sapo"),
+    "reinforceplusplus": ("reinforce_plus_plus", "reinforceplusplus", "ppo"),
+    "rloo": ("rloo", "rloo", "ppo"),
+    "opmd": ("opmd", "opmd", "opmd"),
+    "asymre": ("opmd", "asymre", "opmd"),
+    "topr": ("topr", "reinforce", "topr"),
+    "rec": ("grpo", "rec", "ppo"),
+    "multi_step_grpo": ("grpo", "step_wise_grpo", "ppo"),
+    "gigpo": ("gigpo", "gigpo", "ppo"),
+    "sft": ("sft", "", "sft"),
+    "dpo": ("dpo", "", "dpo"),
+}
+"""Algorithm -> rlsdk's, and Trinity's own default advantage and loss for it."""
+ADVANTAGES: Mapping[str, Mapping[str, Any]] = {
+    "ppo": {"use": "gae"},
+    "grpo": {"use": "grpo"},
+    "step_wise_grpo": {"use": "step_grpo"},
+    "gigpo": {"use": "gigpo"},
+    "rloo": {"use": "rloo"},
+    "remax": {"use": "remax"},
+    "reinforceplusplus": {"use": "reinforce_plus_plus"},
+    "reinforce": {"use": "reinforce_plus_plus"},
+    "opmd": {"use": "opmd"},
+    "asymre": {"use": "asymre"},
+    "rec": {"use": "rec"},
+}
+LOSSES: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"use": name} for name in ("ppo", "gspo", "cispo", "sapo", "topr", "opmd")},
+    "importance_sampling": {"use": "tis"},
+}
+KL = Choice(
+    {**dict.fromkeys(("k1", "k2", "k3"), ""), "low_var_kl": "", "abs": "", "corrected_k3": "", "none": ""}, "KL"
+)
+KL_HERE = {
+    "k1": "k1",
+    "k2": "k2",
+    "k3": "k3",
+    "low_var_kl": "low_var",
+    "abs": "abs",
+    "corrected_k3": "k3",
+    "none": None,
+}
+WORKFLOWS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **{name: ("single_turn", {}) for name in ("simple_workflow", "async_simple_workflow")},
+    **{name: ("single_turn", {"use": "math", "strict": False})
+       for name in ("math_workflow", "async_math_workflow", "math_eval_workflow", "async_math_eval_workflow")},
+    **{name: ("single_turn", {"use": "math"}) for name in ("math_boxed_workflow", "async_math_boxed_workflow")},
+}  # fmt: skip
+"""Workflow -> rlsdk's, and the reward that is part of it."""
+REWARDS: Mapping[str, Mapping[str, Any]] = {
+    "math_reward": {"use": "math", "strict": False},
+    "math_boxed_reward": {"use": "math"},
+    "math_dapo_reward": {"use": "math"},
+    "countdown_reward": {"use": "countdown"},
+    "accuracy_reward": {"use": "exact_match"},
+    "format_reward": {"use": "format"},
+}
+INPUT = "buffer.explorer_input"
+TASKSETS = (f"{INPUT}.taskset", f"{INPUT}.tasksets.*")
+
+
+def _where(given: Given) -> str:
+    return f"{INPUT}.taskset" if f"{INPUT}.taskset.path" in given.flat else f"{INPUT}.tasksets.0"
+
+
+def _type(given: Given) -> str:
+    return str(given.get("algorithm.algorithm_type", "ppo"))
+
+
+def _group(given: Given) -> int:
+    return given.whole("algorithm.repeat_times")
+
+
+def _updates(given: Given) -> int:
+    rollouts = given.whole("buffer.batch_size") * _group(given)
+    return minibatches(rollouts, given.whole("buffer.train_batch_size", 0) or rollouts)
+
+
+def _length(given: Given) -> int:
+    explicit = given.whole("model.max_model_len", 0)
+    return explicit or given.whole("model.max_prompt_tokens", 1024) + given.whole("model.max_response_tokens", 1024)
+
+
+def _response(given: Given) -> int:
+    found = given.whole("model.max_response_tokens", 0) or given.whole("explorer.rollout_model.max_response_tokens", 0)
+    return found or min(_length(given) // 2, 1024)
+
+
+def _algorithm(name: str, given: Given) -> dict[str, Any]:
+    algorithm, advantage, loss = ALGORITHMS[name]
+    values: dict[str, Any] = {"algorithm.use": algorithm, "algorithm.critic": name == "ppo"}
+    if advantage and "algorithm.advantage_fn" not in given.flat:
+        values |= _advantage(advantage, given)
+    if loss and name not in ("sft", "dpo") and "algorithm.policy_loss_fn" not in given.flat:
+        values |= _loss(loss, given)
+    if name not in ("sft", "dpo"):
+        values |= _kl(given)
+    return values
+
+
+def _arguments(given: Given, key: str) -> Mapping[str, Any]:
+    found = given.tree.get("algorithm", {}).get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _advantage(name: str, given: Given) -> dict[str, Any]:
+    arguments = _arguments(given, "advantage_fn_args")
+    options: dict[str, Any] = {}
+    if name == "ppo":
+        options = {to: number(arguments.get(key, 1.0)) for to, key in (("gamma", "gamma"), ("lam", "lam"))}
+    elif name == "opmd" and "tau" in arguments:
+        options = {"tau": number(arguments["tau"])}
+    elif name == "grpo" and arguments.get("std_cal_level") == "batch":
+        options = {"std_over": "batch"}
+    return {"algorithm.advantage": {**ADVANTAGES[name], **options}}
+
+
+def _loss(name: str, given: Given) -> dict[str, Any]:
+    arguments = _arguments(given, "policy_loss_fn_args")
+    options: dict[str, Any] = {}
+    if name in ("ppo", "gspo", "cispo"):
+        fallback = {"ppo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}[name]
+        both = arguments.get("clip_range")
+        ends = (("clip_low", "clip_range_low"), ("clip_high", "clip_range_high"))
+        for (to, key), usual in zip(ends, fallback, strict=True):
+            value = arguments.get(key, both)
+            options[to] = usual if value is None else number(value)
+    elif name == "sapo":
+        options = {"tau_pos": number(arguments.get("tau_pos", 1.0)), "tau_neg": number(arguments.get("tau_neg", 1.05))}
+    elif name == "opmd":
+        options = {"tau": number(arguments.get("tau", 1.0))}
+    elif name == "importance_sampling":
+        options = {"cap": 1e6}
+    return {"algorithm.policy_loss": {**LOSSES[name], **options}}
+
+
+def _kl(given: Given) -> dict[str, Any]:
+    """KL in loss and reward; Trinity's default is k2 in the loss, with a coefficient of .001."""
+    usual = "none" if _type(given) in ("asymre", "dapo") else "k2"
+    name = str(given.get("algorithm.kl_loss_fn", usual))
+    coefficient = number(_arguments(given, "kl_loss_fn_args").get("kl_coef", 0.001))
+    found: dict[str, Any] = {"algorithm.kl_coef": 0.0}
+    if name != "none" and name in KL_HERE and coefficient:
+        found = {"algorithm.kl_coef": coefficient, "algorithm.kl": KL_HERE[name]}
+    penalty = KL_HERE.get(str(given.get("algorithm.kl_penalty_fn", "none")))
+    in_reward = number(_arguments(given, "kl_penalty_fn_args").get("kl_coef", 0.001))
+    part = {"use": "kl_penalty", "coef": in_reward, "estimator": penalty}
+    return {**found, "algorithm.shaping": [part] if penalty and in_reward else []}
+
+
+def _entropy(value: Mapping[str, Any] | float, given: Given) -> dict[str, Any]:
+    return {"algorithm.entropy_coef": number(value)}
+
+
+def _total(value: int, given: Given) -> dict[str, Any]:
+    return {"steps": value}
+
+
+def _epochs(value: float, given: Given) -> Outcome:
+    if given.whole("buffer.total_steps", 0) or given.whole("trainer.total_steps", 0):
+        return Outcome({}, "ignored", "total_steps counts")
+    return Outcome({"epochs": value}, "mapped", "")
+
+
+def _warmup_ratio(value: float, given: Given) -> Outcome:
+    if given.whole("algorithm.optimizer.lr_warmup_steps", -1) >= 0:
+        return Outcome({}, "ignored", "lr_warmup_steps counts")
+    steps = given.whole("buffer.total_steps", 0) or given.whole("trainer.total_steps", 0)
+    return share_of_steps(steps * _updates(given) or None, value)
+
+
+def _engine(value: str, given: Given) -> Outcome:
+    if value == "vllm":
+        return Outcome({"engine.use": "vllm"}, "mapped", "")
+    return Outcome({"engine.use": "vllm"}, "missing", f"there is no engine {value!r}; vLLM takes its place")
+
+
+def _gpus(given: Given) -> dict[str, Any]:
+    nodes, each = given.whole("cluster.node_num", 0), given.whole("cluster.gpu_per_node", 0)
+    engines = given.whole("explorer.rollout_model.engine_num")
+    tensor = given.whole("explorer.rollout_model.tensor_parallel_size")
+    shared = str(given.get("mode", "both")) == "colocate"
+    ranks = nodes * each - (0 if shared else engines * tensor)
+    return {
+        "placement.engines": engines,
+        "placement.gpus_per_engine": tensor,
+        "placement.learners": max(1, ranks),
+        "placement.colocate": shared or nodes * each <= engines * tensor,
+    }
+
+
+def _out(value: Any, given: Given) -> Outcome:
+    project = str(given.get("project", "Trinity-RFT"))
+    return Outcome({"out": f"{text(value).rstrip('/')}/{project}"}, "changed", "a run's folder is out/name")
+
+
+def _monitor(value: Any, given: Given) -> Outcome:
+    found = trackers(value, given)
+    if "wandb" in found.values["trackers"]:
+        return Outcome(
+            {"trackers": [{"use": "wandb", "project": str(given.get("project", "Trinity-RFT"))}]}, "mapped", ""
+        )
+    return found
+
+
+def _mode(value: Any, given: Given) -> Outcome:
+    if value in ("both", "colocate"):
+        return Outcome({}, "mapped", "")
+    return Outcome({}, "missing", f"rlsdk train CONFIG --mode {value}")
+
+
+def _source(given: Given, where: str) -> dict[str, Any] | None:
+    """A taskset as a source of tasks."""
+    path = given.read(f"{where}.path", text)
+    if path is None:
+        return None
+    columns = {
+        name: str(given.get(f"{where}.format.{key}", usual))
+        for name, key, usual in (("prompt", "prompt_key", "prompt"), ("answer", "response_key", "response"))
+    }
+    more: dict[str, Any] = {"chat": True}
+    if given.get(f"{where}.subset_name"):
+        more["config"] = str(given.get(f"{where}.subset_name"))
+    if given.get(f"{where}.format.system_prompt"):
+        more["system"] = str(given.get(f"{where}.format.system_prompt"))
+    found = dataset(path, str(given.get(f"{where}.split", "train")), columns, **more)
+    if found["use"] != "hub":
+        found.pop("config", None)
+    return found
+
+
+def _finish(given: Given) -> dict[str, Any]:
+    where = _where(given)
+    found: dict[str, Any] = {
+        **_gpus(given),
+        "model.max_length": _length(given),
+        "sampling.max_tokens": _response(given),
+        "max_prompt_tokens": given.whole("model.max_prompt_tokens", 0) or max(1, _length(given) - _response(given)),
+    }
+    train = _source(given, where)
+    if train:
+        found["tasks.train"] = train
+    held_out = [source for i in range(64) if (source := _source(given, f"{INPUT}.eval_tasksets.{i}"))]
+    names = [given.get(f"{INPUT}.eval_tasksets.{i}.name") for i in range(len(held_out))]
+    if held_out:
+        labelled = [{**s, "source": str(name)} if name else s for s, name in zip(held_out, names, strict=True)]
+        found["tasks.eval"] = labelled[0] if len(labelled) == 1 else labelled
+    kind = str(given.get(f"{where}.default_workflow_type") or given.get(f"{INPUT}.default_workflow_type") or "")
+    function = str(given.get(f"{where}.default_reward_fn_type") or given.get(f"{INPUT}.default_reward_fn_type") or "")
+    workflow, reward = WORKFLOWS.get(kind, (None, {}))
+    if workflow:
+        found["workflow"] = workflow
+    if chosen := REWARDS.get(function) or reward:
+        return {**found, "reward": dict(chosen)}
+    return found | likely_reward(given.get(f"{where}.path"), given.get(f"{where}.name"))
+
+
+def _workflow(value: str, given: Given) -> Outcome:
+    if value in WORKFLOWS:
+        return Outcome({}, "changed", "the reward is a component of its own: reward")
+    note = "workflow: tools, environment or agent, or one of your own (howto/workflow.md), and its reward"
+    return Outcome({}, "missing", note)
+
+
+def _reward(value: str, given: Given) -> Outcome:
+    if value in REWARDS:
+        return Outcome({}, "mapped", "")
+    return Outcome(
+        {}, "missing", f"reward: {{use: foreign, path: 'FILE.py:CLASS', style: trinity}} runs {value} as it is"
+    )
+
+
+def _unread_arguments(value: Any, _: Given) -> Outcome:
+    raise UnfitError("unknown argument: see the options of the component (rlsdk plugins NAME)")
+
+
+_EVAL = "evaluations sample greedily, and at temperature 1"
+_BUFFER = "rollouts go from engines to the learner through the run's own scheduler and database"
+_ROLLOUT = "explorer.rollout_model"
+
+ROWS = (
+    # Run
+    changed("mode", "", text, "both", "rlsdk train --mode", _mode),
+    part("project", "out trackers", text, "my-project", "a folder of runs, and wandb's project"),
+    missing("group", "put it into out or name", "x"),
+    same("name", "name", text, "my-run"),
+    changed("checkpoint_root_dir", "out", text, "./checkpoints", "a run's folder is out/name", _out),
+    missing("continue_from_checkpoint", "rlsdk train CONFIG --resume", True),
+    ignored("ray_namespace", "each run has a namespace of its own", "x"),
+    ignored("ignore_validator_suggestions", "rlsdk explain tells faults and warnings", True),
+    missing("stages.**", "one config for each stage: the next names the model that the last exported", "x"),
+    # Algorithm
+    same("algorithm.algorithm_type", "algorithm.use algorithm.advantage algorithm.policy_loss",
+         choice(ALGORITHMS, "the algorithm"), "grpo", _algorithm),
+    same("algorithm.repeat_times", "group_size", count, 8),
+    same("algorithm.advantage_fn", "algorithm.advantage", choice(ADVANTAGES, "the advantage"), "grpo", _advantage),
+    part("algorithm.advantage_fn_args.*", "algorithm.advantage", lambda v: v, 1.0, "arguments are options of the advantage"),
+    same("algorithm.policy_loss_fn", "algorithm.policy_loss", choice(LOSSES, "the loss"), "ppo", _loss),
+    same("algorithm.policy_loss_fn_args.loss_agg_mode", "algorithm.aggregate", text, "token-mean"),
+    part("algorithm.policy_loss_fn_args.*", "algorithm.policy_loss", lambda v: v, 0.2, "arguments are options of the loss"),
+    part("algorithm.kl_loss_fn", "algorithm.kl", KL, "k2"),
+    part("algorithm.kl_loss_fn_args.kl_coef", "algorithm.kl_coef", number, 0.001),
+    part("algorithm.kl_penalty_fn", "algorithm.shaping", KL, "k1"),
+    part("algorithm.kl_penalty_fn_args.kl_coef", "algorithm.shaping", number, 0.001),
+    missing("algorithm.kl_penalty_fn_args.*", "options of the shaping kl_penalty: target and horizon", 1),
+    missing("algorithm.kl_loss_fn_args.*", "algorithm.kl_coef may be a schedule", 1),
+    unless("algorithm.entropy_loss_fn", ("default", "none"), "algorithm.entropy_coef", "mix"),
+    same("algorithm.entropy_loss_fn_args.entropy_coef", "algorithm.entropy_coef", number, 0.0),
+    unless("algorithm.sample_strategy", ("default", "warmup"), "rollout.max_staleness, or algorithm: mix", "mix"),
+    changed("algorithm.sample_strategy_args.max_staleness", "rollout.max_staleness", whole, 1,
+            "older groups are sampled again"),
+    missing("algorithm.sample_strategy_args.*", "algorithm: mix has its options", 1),
+    same("algorithm.loss_agg_mode", "algorithm.aggregate", choice((
+        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"),
+        "token-mean"),
+    same("algorithm.optimizer.lr", "learner.lr", number, 1e-6),
+    same("algorithm.optimizer.betas", "learner.betas", numbers, [0.9, 0.999]),
+    same("algorithm.optimizer.weight_decay", "learner.weight_decay", number, 0.01),
+    same("algorithm.optimizer.clip_grad", "learner.grad_clip", number, 1.0),
+    same("algorithm.optimizer.lr_scheduler_type", "learner.schedule", SCHEDULE, "constant"),
+    same("algorithm.optimizer.warmup_style", "learner.schedule", SCHEDULE, "constant"),
+    same("algorithm.optimizer.min_lr_ratio", "learner.final_ratio", number, 0.01),
+    changed("algorithm.optimizer.lr_warmup_steps", "learner.warmup_steps", whole, 10, "in optimiser steps",
+            lambda v, given: {"learner.warmup_steps": v * _updates(given)} if v >= 0 else {}),
+    changed("algorithm.optimizer.lr_warmup_steps_ratio", "learner.warmup_steps", number, 0.1, "in optimiser steps",
+            _warmup_ratio),
+    unless("algorithm.optimizer.optimizer_type", ("adam", "adamw"), "the learner's optimiser is AdamW", "sgd"),
+    # Model
+    same("model.model_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
+    changed("model.critic_model_path", "model.path", text, "x", "the critic starts from model.path",
+            lambda v, given: Outcome({}, "missing", "rlsdk's critic always starts from model.path")),
+    same("model.trust_remote_code", "model.trust_remote_code", flag, False),
+    part("model.max_model_len", "model.max_length", count, 2048),
+    part("model.max_prompt_tokens", "max_prompt_tokens", count, 512),
+    part("model.max_response_tokens", "sampling.max_tokens", count, 512),
+    same("model.temperature", "sampling.temperature", number, 1.0),
+    no_cut("model.top_p", 1.0),
+    no_cut("model.top_k", -1, "top_k"),
+    no_cut("model.repetition_penalty", 1.0, "repetition_penalty"),
+    changed("model.enable_prompt_truncation", "long_prompts", flag, True, "longer prompts are dropped, never cut",
+            lambda v, given: {"long_prompts": "drop"}),
+    ignored("model.min_response_tokens", "an answer ends where the policy ends it", 0),
+    ignored("model.logprobs", "engines always give the logprobs they sampled with", 0),
+    missing("model.custom_chat_template", "put the template into the tokenizer's folder", "x"),
+    missing("model.chat_template_path", "put the template into the tokenizer's folder", "x"),
+    missing("model.enable_thinking", "put it into the tokenizer's chat template", True),
+    missing("model.lora_configs.*.lora_rank", "learner.lora: {rank: ...}", 32),
+    missing("model.lora_configs.**", "learner.lora: rank, alpha, targets", 32),
+    missing("model.**", "change config.json in the model's folder", 1),
+    # Cluster
+    part("cluster.node_num", "placement.learners", count, 1, "GPUs that no engine has are the learner's"),
+    part("cluster.gpu_per_node", "placement.learners", count, 2, "GPUs that no engine has are the learner's"),
+    changed("cluster.ray_address", "placement.ray", text, "auto", "null starts Ray for this run",
+            lambda v, given: {} if v == "auto" else {"placement.ray": v}),
+    ignored("cluster.**", "counts are in placement", 1),
+    # Data
+    same("buffer.batch_size", "batch_size", count, 96),
+    changed("buffer.train_batch_size", "minibatches", count, 96, "optimiser steps in a batch",
+            lambda v, given: Outcome({"minibatches": _updates(given)}, "changed",
+                                     "Trinity counts experiences of a trainer step, rlsdk divides a batch of rollouts")),
+    same("buffer.total_epochs", "epochs", number, 1, _epochs),
+    same("buffer.total_steps", "steps", count, 100, _total),
+    *(row for where in TASKSETS for row in (
+        part(f"{where}.path", "tasks.train", text, "openai/gsm8k", "becomes a source of tasks"),
+        part(f"{where}.name", "tasks.train", text, "gsm8k"),
+        part(f"{where}.split", "tasks.train.split", text, "train"),
+        part(f"{where}.subset_name", "tasks.train.config", text, "main"),
+        part(f"{where}.format.prompt_key", "tasks.train.columns.prompt", text, "question"),
+        part(f"{where}.format.response_key", "tasks.train.columns.answer", text, "answer"),
+        part(f"{where}.format.system_prompt", "tasks.train.system", text, "Think first."),
+        missing(f"{where}.format.reply_prefix", "tasks.train.prefill: the beginning of every answer", "x"),
+        missing(f"{where}.format.**", "write the rows as they shall be, or a source of tasks", "x"),
+        same(f"{where}.rollout_args.temperature", "sampling.temperature", number, 1.0),
+        no_cut(f"{where}.rollout_args.top_p", 1.0),
+        missing(f"{where}.rollout_args.**", "sampling has temperature, max_tokens and stop", 1),
+        changed(f"{where}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward apart", _workflow),
+        same(f"{where}.default_reward_fn_type", "reward", text, "math_reward", _reward),
+        missing(f"{where}.workflow_args.**", "options of the workflow", 1),
+        missing(f"{where}.reward_fn_args.**", "options of the reward", 1),
+        missing(f"{where}.data_selector.**", "the order is drawn by seed; write a source of tasks that is ordered", "x"),
+        missing(f"{where}.task_selector.**", "the order is drawn by seed; write a source of tasks that is ordered", "x"),
+        ignored(f"{where}.storage_type", "files and data sets of the hub are told apart by their names", "file"),
+        ignored(f"{where}.**", "the run's own settings hold", 1),
+    )),
+    part(f"{INPUT}.eval_tasksets.*.path", "tasks.eval", text, "openai/gsm8k", "becomes a source of tasks"),
+    part(f"{INPUT}.eval_tasksets.*.name", "tasks.eval", text, "gsm8k-eval"),
+    part(f"{INPUT}.eval_tasksets.*.split", "tasks.eval", text, "test"),
+    part(f"{INPUT}.eval_tasksets.*.subset_name", "tasks.eval", text, "main"),
+    part(f"{INPUT}.eval_tasksets.*.format.*", "tasks.eval", text, "question"),
+    missing(f"{INPUT}.eval_tasksets.*.rollout_args.**", _EVAL, 0.6),
+    ignored(f"{INPUT}.eval_tasksets.*.**", "evaluations have the training's workflow and reward", "x"),
+    changed(f"{INPUT}.default_workflow_type", "workflow reward", text, "math_workflow", "its reward apart", _workflow),
+    same(f"{INPUT}.default_reward_fn_type", "reward", text, "math_reward", _reward),
+    missing(f"{INPUT}.default_eval_workflow_type", "evaluations have the training's workflow", "x"),
+    missing("buffer.trainer_input.experience_buffer.replay_buffer.enable", "rollout.replay.share", True),
+    missing("buffer.trainer_input.experience_buffer.replay_buffer.**", "rollout.buffer: {use: priority, ...}", 1),
+    missing("buffer.trainer_input.auxiliary_buffers.**", "algorithm: mix with demonstrations in the tasks", "x"),
+    ignored("buffer.trainer_input.**", _BUFFER, "x"),
+    ignored("buffer.explorer_output.**", _BUFFER, "x"),
+    ignored("buffer.**", _BUFFER, "x"),
+    missing("data_processor.**", "algorithm.filters and algorithm.shaping, or a source of tasks", "x"),
+    # Explorer
+    same("explorer.eval_interval", "eval.every", interval, 50),
+    same("explorer.eval_on_startup", "eval.before", flag, True),
+    part(f"{_ROLLOUT}.engine_num", "placement.engines", count, 1),
+    same(f"{_ROLLOUT}.engine_type", "engine.use", text, "vllm", _engine),
+    same(f"{_ROLLOUT}.tensor_parallel_size", "engine.tensor_parallel_size", count, 1),
+    same(f"{_ROLLOUT}.gpu_memory_utilization", "engine.gpu_memory_utilization", number, 0.9),
+    same(f"{_ROLLOUT}.enforce_eager", "engine.enforce_eager", flag, True),
+    same(f"{_ROLLOUT}.enable_prefix_caching", "engine.args.enable_prefix_caching", flag, False),
+    same(f"{_ROLLOUT}.enable_chunked_prefill", "engine.args.enable_chunked_prefill", flag, True),
+    same(f"{_ROLLOUT}.dtype", "model.dtype", DTYPE, "bfloat16"),
+    same(f"{_ROLLOUT}.temperature", "sampling.temperature", number, 1.0),
+    part(f"{_ROLLOUT}.max_response_tokens", "sampling.max_tokens", count, 512),
+    ignored(f"{_ROLLOUT}.seed", "one seed for everything", 42),
+    missing(f"{_ROLLOUT}.tool_call_parser", "parser of the workflow tools", "hermes"),
+    ignored(f"{_ROLLOUT}.**", "the engine's own default is kept; engine.args takes vLLM's settings", 1),
+    missing("explorer.auxiliary_models.**", "reward: judge, for a model behind an endpoint", "x"),
+    changed("explorer.over_rollout.ratio", "rollout.stop", number, 0.1, "part of a batch is enough",
+            lambda v, given: {"rollout.stop": {"use": "enough", "share": 1 - v}} if v else {}),
+    missing("explorer.max_timeout", "timeout of the workflow", 1800),
+    missing("explorer.max_retry_times", "a rollout that fails is left out; max_invalid bounds their share", 2),
+    ignored("explorer.runner_per_model", "rollouts are coroutines; engine.max_num_seqs bounds them", 8),
+    missing("explorer.env_vars.**", "set it in the environment of rlsdk train", "x"),
+    ignored("explorer.bench_on_latest_checkpoint", "rlsdk train --mode bench evaluates each checkpoint", True),
+    ignored("explorer.**", "rlsdk's scheduler needs no such limit", 1),
+    # Trainer
+    same("trainer.save_interval", "checkpoint.every", interval, 100),
+    same("trainer.max_checkpoints_to_keep", "checkpoint.keep", count, 2),
+    same("trainer.save_hf_checkpoint", "checkpoint.export", Choice(
+        {"last": "last", "always": "every", "never": "never"}, "the choice"), "last"),
+    same("trainer.total_steps", "steps", count, 100, _total),
+    same("trainer.grad_clip", "learner.grad_clip", number, 1.0),
+    changed("trainer.max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384, "with padding"),
+    changed("trainer.ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1, "divides placement.learners"),
+    ignored("trainer.use_dynamic_bsz", "micro-batches are always counted in tokens", True),
+    ignored("trainer.trainer_type", LEARNER_NOTE, "verl"),
+    ignored("trainer.trainer_strategy", LEARNER_NOTE, "fsdp"),
+    ignored("trainer.enable_preview", "rlsdk rollouts RUN shows what was sampled", True),
+    missing("trainer.trainer_config.**", "veRL's own settings: see rlsdk migrate verl", 1),
+    ignored("trainer.**", LEARNER_NOTE, 1),
+    # Synchroniser, monitor, rest
+    same("synchronizer.sync_interval", "rollout.sync_interval", count, 1),
+    same("synchronizer.sync_offset", "rollout.max_staleness", whole, 0),
+    ignored("synchronizer.sync_method", "weights are sent from ranks to engines directly", "nccl"),
+    missing("synchronizer.sync_style", "rollout.max_staleness lets rollouts run ahead", "fixed"),
+    ignored("synchronizer.**", "the watchdog ends a run whose processes are silent", 1200),
+    same("monitor.monitor_type", "trackers", text, "tensorboard", _monitor),
+    missing("monitor.monitor_args.**", "options of the tracker: rlsdk plugins tracker", "x"),
+    ignored("monitor.**", "metrics of every step are in metrics.jsonl", True),
+    changed("log.level", "log_level", text, "INFO", "in lower case",
+            lambda v, given: {"log_level": v.lower()} if v.lower() in ("debug", "info", "warning", "error") else {}),
+    ignored("log.**", "logs are in the run's folder", "x"),
+    missing("service.**", "prepare data before the run", "x"),
+)  # fmt: skip
+
+DEFAULTS: Mapping[str, Any] = {
+    "name": "trinity-run",
+    "algorithm.algorithm_type": "ppo",
+    "algorithm.repeat_times": 1,
+    "algorithm.loss_agg_mode": "token-mean",
+    "algorithm.optimizer.lr": 1e-6,
+    "algorithm.optimizer.betas": [0.9, 0.999],
+    "algorithm.optimizer.weight_decay": 0.01,
+    "buffer.batch_size": 1,
+    "buffer.total_epochs": 1,
+    "explorer.eval_interval": 100,
+    f"{_ROLLOUT}.engine_type": "vllm",
+    f"{_ROLLOUT}.dtype": "bfloat16",
+    f"{_ROLLOUT}.gpu_memory_utilization": 0.9,
+    "monitor.monitor_type": "tensorboard",
+    "trainer.save_hf_checkpoint": "last",
+}
+
+FRAMEWORK = Framework(
+    name="trinity",
+    title="Trinity-RFT",
+    rows=ROWS,
+    defaults=DEFAULTS,
+    finish=_finish,
+    entries=("trinity run",),
+)

@@ -1,0 +1,502 @@
+"""Keys of TRL: GRPOConfig, RLOOConfig and the arguments of `trl grpo`; those of transformers' trainer among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlsdk.migration.parts import (
+    ATTENTION,
+    DTYPE,
+    SCHEDULE,
+    TRACKERS,
+    dataset,
+    likely_reward,
+    minibatches,
+    no_cut,
+    share_of_steps,
+    switched,
+    trackers,
+)
+from rlsdk.migration.rows import (
+    Choice,
+    Framework,
+    Given,
+    Outcome,
+    changed,
+    choice,
+    count,
+    flag,
+    ignored,
+    missing,
+    number,
+    numbers,
+    part,
+    same,
+    text,
+    texts,
+    unless,
+    whole,
+)
+
+LOSSES: Mapping[str, str] = {
+    "grpo": "seq-mean-token-mean",
+    "dapo": "token-mean",
+    "bnpo": "token-mean",
+    "dr_grpo": "seq-mean-token-sum-norm",
+    "cispo": "token-mean",
+    "sapo": "seq-mean-token-mean",
+    "luspo": "seq-mean-token-sum",
+}
+"""`loss_type` -> the aggregation."""
+REWARDS: Mapping[str, Mapping[str, Any]] = {
+    "accuracy_reward": {"use": "math"},
+    "reasoning_accuracy_reward": {"use": "math"},
+    "think_format_reward": {"use": "format", "pattern": r"(?s)^<think>(?!.*<think>)(.*?)</think>.*$"},
+}
+"""Reward functions that TRL ships -> what is nearest here."""
+
+
+def _ranks(given: Given) -> int:
+    return given.whole("num_processes")
+
+
+def _rollouts(given: Given) -> int:
+    """Completions that are generated at once."""
+    explicit = given.whole("generation_batch_size", 0)
+    accumulated = given.whole("gradient_accumulation_steps")
+    return explicit or given.whole("per_device_train_batch_size", 8) * _ranks(given) * given.whole(
+        "steps_per_generation", accumulated
+    )
+
+
+def _per_update(given: Given) -> int:
+    """Completions of one optimiser step."""
+    return given.whole("per_device_train_batch_size", 8) * _ranks(given) * given.whole("gradient_accumulation_steps")
+
+
+def _updates(given: Given) -> int:
+    return minibatches(_rollouts(given), _per_update(given)) * given.whole("num_iterations")
+
+
+def _length(given: Given) -> int:
+    return given.whole("max_prompt_length", 512) + given.whole("max_completion_length", 512)
+
+
+def _estimator(kind: str, given: Given) -> dict[str, Any]:
+    if kind == "rloo":
+        return {"algorithm.use": "rloo", "algorithm.advantage": "rloo"}
+    scale = str(given.get("scale_rewards", "group")).lower()
+    over = {"std_over": "batch"} if scale == "batch" else {}
+    normalise = scale not in ("none", "false")
+    return {"algorithm.use": "grpo", "algorithm.advantage": {"use": "grpo", "std_normalize": normalise, **over}}
+
+
+def _loss(kind: str, given: Given) -> dict[str, Any]:
+    low = given.read("epsilon", number, 0.2)
+    high = given.read("epsilon_high", number, low)
+    values: dict[str, Any] = {"algorithm.aggregate": LOSSES[kind]}
+    bounds = {"clip_low": low, "clip_high": high}
+    whole_answer = str(given.get("importance_sampling_level")) == "sequence"
+    if kind == "cispo":
+        values["algorithm.policy_loss"] = {"use": "cispo", "clip_low": 1.0, "clip_high": high}
+    elif kind == "sapo":
+        names = {"tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg"}
+        temperatures = {to: given.read(key, number, 1.05 if to == "tau_neg" else 1.0) for to, key in names.items()}
+        values["algorithm.policy_loss"] = {"use": "sapo", **temperatures}
+    else:
+        name = "gspo" if whole_answer else "ppo"
+        values["algorithm.policy_loss"] = {"use": name, **bounds, "dual_clip": given.read("delta", number)}
+    if kind == "dr_grpo":
+        values["algorithm.norm"] = float(given.whole("max_completion_length", 512))
+    return values
+
+
+def _beta(value: float, given: Given) -> dict[str, Any]:
+    if str(given.get("trainer")) == "rloo":
+        part = {"use": "kl_penalty", "coef": value, "estimator": "k1"}
+        return {"algorithm.kl_coef": 0.0, "algorithm.shaping": [part] if value else []}
+    return {"algorithm.kl_coef": value, **({"algorithm.kl": "k3"} if value else {})}
+
+
+def _batch(value: int, given: Given) -> Outcome:
+    group = given.whole("num_generations", 8)
+    values = {
+        "batch_size": max(1, _rollouts(given) // group),
+        "minibatches": minibatches(_rollouts(given), _per_update(given)),
+        "learner.micro_batch_tokens": value * _length(given),
+        "placement.learners": _ranks(given),
+    }
+    note = "TRL counts completions of a rank, rlsdk tasks of a step: completions / num_generations, over all ranks"
+    return Outcome(values, "changed", note)
+
+
+def _epochs(value: float, given: Given) -> Outcome:
+    if given.whole("max_steps", -1) > 0:
+        return Outcome({}, "ignored", "max_steps counts")
+    return Outcome({"epochs": value}, "mapped", "")
+
+
+def _steps(value: int, given: Given) -> Outcome:
+    if value <= 0:
+        return Outcome({}, "ignored", "off; num_train_epochs counts")
+    return Outcome({"steps": max(1, value // _updates(given))}, "changed",
+                   f"TRL counts optimiser steps, of which a step of rlsdk has {_updates(given)}")  # fmt: skip
+
+
+def _warmup(value: float, given: Given) -> Outcome:
+    if 0 < value < 1:
+        return share_of_steps(given.whole("max_steps", 0) or None, value)
+    return Outcome({"learner.warmup_steps": int(value)}, "mapped", "")
+
+
+def _warmup_ratio(value: float, given: Given) -> Outcome:
+    if given.read("warmup_steps", number, 0.0):
+        return Outcome({}, "ignored", "warmup_steps counts")
+    steps = given.whole("max_steps", 0)
+    return share_of_steps(steps if steps > 0 else None, value)
+
+
+def _every(to: str, strategy: str) -> Any:
+    """Steps between two events, which a strategy may turn off."""
+
+    def give(value: float, given: Given) -> Outcome:
+        chosen = str(given.get(strategy, "steps")).lower()
+        if chosen == "no":
+            return Outcome({to: 0}, "mapped", f"{strategy}: no")
+        if 0 < value < 1:
+            return Outcome({}, "missing", f"a share of the steps: set {to}")
+        return Outcome({to: max(1, int(value) // _updates(given))}, "changed",
+                       f"TRL counts optimiser steps, of which a step of rlsdk has {_updates(given)}")  # fmt: skip
+
+    return give
+
+
+def _reported(value: Any, given: Given) -> Outcome:
+    names = texts(value)
+    if names == ["all"]:
+        return Outcome({"trackers": []}, "missing", "name the trackers: " + ", ".join(TRACKERS))
+    return trackers(value, given)
+
+
+def _peft(value: bool, given: Given) -> dict[str, Any]:
+    if not value:
+        return {}
+    targets = given.read("lora_target_modules", texts)
+    rank, alpha = given.whole("lora_r", 16), given.read("lora_alpha", number, 32.0)
+    named = {"targets": targets} if targets and targets != ["all-linear"] else {}
+    return {"learner.lora": {"rank": rank, "alpha": alpha, **named}}
+
+
+def _engine(value: bool, given: Given) -> dict[str, Any]:
+    if not value:
+        return {"engine.use": "transformers"}
+    return {
+        "engine.use": "vllm",
+        "engine.gpu_memory_utilization": given.read("vllm_gpu_memory_utilization", number, 0.3),
+        "engine.tensor_parallel_size": given.whole("vllm_tensor_parallel_size"),
+        "placement.gpus_per_engine": given.whole("vllm_tensor_parallel_size"),
+        "placement.colocate": str(given.get("vllm_mode", "colocate")) == "colocate",
+    }
+
+
+def _correction(value: bool, given: Given) -> dict[str, Any]:
+    if not value or not given.read("use_vllm", flag, False):
+        return {}
+    cap = given.read("vllm_importance_sampling_clip_max", number, 3.0)
+    low = given.read("vllm_importance_sampling_clip_min", number, 0.0)
+    mode = str(given.get("vllm_importance_sampling_mode", "sequence_mask"))
+    level, _, action = mode.partition("_")
+    if level not in ("token", "sequence") or action not in ("mask", "truncate"):
+        return {}
+    if action == "truncate":
+        return {"algorithm.correction": {"use": "tis", "cap": cap, "level": level}}
+    return {"algorithm.correction": {"use": "mis", "low": low, "high": cap, "level": level}}
+
+
+def _model(value: Any, given: Given) -> dict[str, Any]:
+    return {"model.path": text(value), "model.max_length": _length(given)}
+
+
+def _name(value: Any, given: Given) -> Outcome:
+    folder = text(value).rstrip("/")
+    out, _, name = folder.rpartition("/")
+    values = {"name": name or folder, **({"out": out} if out else {})}
+    return Outcome(values, "changed", "a run's folder is out/name")
+
+
+def _finish(given: Given) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    name = given.get("dataset_name") or given.get("train_dataset.argument_1")
+    if name is not None and isinstance(name, str):
+        split = str(given.get("dataset_train_split", given.get("train_dataset.split", "train")))
+        more = {"config": given.get("dataset_config")} if given.get("dataset_config") else {}
+        source = dataset(name, split, {}, **more)
+        found["tasks.train"] = source
+        if str(given.get("eval_strategy", "no")) != "no":
+            held_out = str(given.get("dataset_test_split", "test"))
+            found["tasks.eval"] = {**source, "split": held_out} if source["use"] == "hub" else source
+    return found | _rewards(given, name)
+
+
+def _rewards(given: Given, name: Any) -> dict[str, Any]:
+    weights = given.read("reward_weights", numbers, [])
+    rewards: list[dict[str, Any]] = []
+    for function in given.read("reward_funcs", texts, []):
+        if function in REWARDS:
+            rewards.append(dict(REWARDS[function]))
+        elif "." in function:
+            module, _, attribute = function.rpartition(".")
+            rewards.append({"use": "foreign", "path": f"{module}:{attribute}", "style": "trl"})
+    if given.get("reward_model_name_or_path"):
+        rewards.insert(0, {"use": "reward_model", "path": str(given.get("reward_model_name_or_path"))})
+    if len(weights) == len(rewards) > 1:
+        rewards = [{**reward, "weight": weight} for reward, weight in zip(rewards, weights, strict=True)]
+    if not rewards and "reward_funcs" not in given.flat:
+        return likely_reward(name)
+    return {"reward": rewards[0] if len(rewards) == 1 else rewards} if rewards else {}
+
+
+def _functions(value: Any, given: Given) -> Outcome:
+    lost = [name for name in texts(value) if name not in REWARDS and "." not in name]
+    if "get_soft_overlong_punishment" in lost:
+        return Outcome({"algorithm.shaping": [{"use": "overlong"}]}, "changed", "the punishment is a shaping here")
+    if lost:
+        return Outcome({}, "missing", f"reward: {{use: foreign, path: 'FILE.py:{lost[0]}', style: trl}}")
+    return Outcome({}, "changed", "built-in rewards, or the function as it is (howto/reward.md)")
+
+
+_NONE = "rlsdk's learner has no such setting"
+_HUB = "rlsdk export writes a folder for the hub's own tools"
+_LOG = "every step is logged, to metrics.jsonl and the trackers"
+_DATA = "tasks are read as they are used"
+_DEVICE = "ranks and engines are placed by placement"
+_SHARD = "the learner shards by DeepSpeed: learner.zero_stage and learner.offload"
+
+ROWS = (
+    # Model and data
+    same("model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B", _model),
+    same("model", "model.path", text, "Qwen/Qwen2.5-0.5B", _model),
+    unless("model_revision", ("main",), "download that revision to a folder and name it in model.path", "v2"),
+    same("dtype", "model.dtype", DTYPE, "bfloat16"),
+    same("torch_dtype", "model.dtype", DTYPE, "bfloat16"),
+    same("trust_remote_code", "model.trust_remote_code", flag, False),
+    same("attn_implementation", "learner.attention", ATTENTION, "sdpa"),
+    missing("model_init_kwargs.**", "model.dtype, learner.attention; config.json of the model's folder has the rest", "x"),
+    part("dataset_name", "tasks.train", text, "trl-lib/DeepMath-103K", "becomes a source of tasks: name its columns"),
+    part("train_dataset.*", "tasks.train", text, "trl-lib/DeepMath-103K", "becomes a source of tasks: name its columns"),
+    missing("train_dataset", "tasks.train: {use: hub, name: ...}", "x"),
+    missing("eval_dataset", "tasks.eval: {use: hub, name: ..., split: test}", "x"),
+    part("dataset_config", "tasks.train.config", text, "main"),
+    part("dataset_train_split", "tasks.train.split", text, "train"),
+    part("dataset_test_split", "tasks.eval.split", text, "test"),
+    missing("dataset_streaming", "data is indexed, so that a resumed run goes on where it was", True),
+    missing("datasets.**", "tasks.train: a list of sources, each with its weight", "x"),
+    missing("dataset_mixture_config.**", "tasks.train: a list of sources, each with its weight", "x"),
+    same("reward_funcs", "reward", texts, ["accuracy_reward"], _functions),
+    part("reward_model_name_or_path", "reward", text, "org/reward-model"),
+    part("reward_weights", "reward", numbers, [1.0]),
+    unless("multi_objective_aggregation", ("sum_then_normalize",), "rewards are summed, then normalised", "normalize_then_sum"),
+    same("max_prompt_length", "max_prompt_tokens", count, 512),
+    same("max_completion_length", "sampling.max_tokens", count, 512),
+    missing("chat_template_path", "put the template into the tokenizer's folder", "x"),
+    missing("chat_template_kwargs.**", "put them into the tokenizer's chat template", True),
+    # Batches
+    same("num_generations", "group_size", count, 8),
+    missing("num_generations_eval", "eval.samples", 4),
+    changed("per_device_train_batch_size", "batch_size minibatches learner.micro_batch_tokens", count, 8,
+            "tasks of a step", _batch),
+    part("gradient_accumulation_steps", "minibatches", count, 2, "completions of an optimiser step"),
+    part("generation_batch_size", "batch_size", count, 64, "completions of a step"),
+    part("steps_per_generation", "minibatches", count, 2, "optimiser steps of a step, times accumulation"),
+    part("num_processes", "placement.learners", count, 1, "accelerate's; ranks of the learner"),
+    same("num_iterations", "passes", count, 1),
+    ignored("per_device_eval_batch_size", "an evaluation takes all tasks, as many at once as the engines hold", 8),
+    ignored("auto_find_batch_size", "micro-batches are counted in tokens", False),
+    ignored("shuffle_dataset", "tasks are always shuffled, by seed", True),
+    # Sampling
+    same("temperature", "sampling.temperature", number, 1.0),
+    no_cut("top_p", 1.0),
+    no_cut("top_k", 0, "top_k"),
+    no_cut("min_p", 0.0, "min_p"),
+    no_cut("repetition_penalty", 1.0, "repetition_penalty"),
+    missing("generation_kwargs.**", "sampling has temperature, max_tokens and stop", 1),
+    missing("vllm_structured_outputs_regex", "the learner would train on other probabilities than those sampled from", "x"),
+    same("use_vllm", "engine.use", flag, True, _engine),
+    part("vllm_mode", "placement.colocate", text, "colocate"),
+    part("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization", number, 0.3),
+    part("vllm_tensor_parallel_size", "engine.tensor_parallel_size", count, 1),
+    ignored("vllm_enable_sleep_mode", "engines that share GPUs sleep while the learner works", True),
+    ignored("vllm_max_model_length", "model.max_length", 2048),
+    ignored("vllm_server_*", "engines are started by the run", "x"),
+    ignored("vllm_group_port", "engines are started by the run", 51216),
+    ignored("vllm_model_impl", "vLLM's own models", "vllm"),
+    ignored("use_transformers_*", "the engine transformers batches continuously", False),
+    ignored("transformers_continuous_batching_config.**", "options of the engine transformers", 1),
+    ignored("cache_implementation", "options of the engine transformers", "x"),
+    ignored("ds3_gather_for_generation", "engines have weights of their own", True),
+    # Objective
+    same("trainer", "algorithm.use algorithm.advantage", Choice({"grpo": "grpo", "rloo": "rloo"}, "the trainer"), "grpo",
+         _estimator),
+    part("scale_rewards", "algorithm.advantage.std_normalize", text, "group"),
+    same("loss_type", "algorithm.policy_loss algorithm.aggregate",
+         choice(LOSSES, "the loss"), "dapo", _loss),
+    part("epsilon", "algorithm.policy_loss.clip_low", number, 0.2),
+    part("epsilon_high", "algorithm.policy_loss.clip_high", number, 0.28),
+    part("delta", "algorithm.policy_loss.dual_clip", number, 5.0, "holds for tokens of negative advantage"),
+    part("sapo_temperature_pos", "algorithm.policy_loss.tau_pos", number, 1.0),
+    part("sapo_temperature_neg", "algorithm.policy_loss.tau_neg", number, 1.05),
+    missing("vespo_*", "there is no such loss: write one (howto/algorithm.md)", 2.0),
+    part("importance_sampling_level", "algorithm.policy_loss", text, "sequence", "the loss gspo has ratios of answers"),
+    same("beta", "algorithm.kl_coef algorithm.kl", number, 0.04, _beta),
+    changed("mask_truncated_completions", "algorithm.filters", flag, True, "leaves out rollouts that a limit cut off",
+            switched({"algorithm.filters[]": "truncated"}, "leaves out rollouts that a limit cut off")),
+    missing("top_entropy_quantile", "there is no such mask: write a policy loss (howto/algorithm.md)", 0.2),
+    same("entropy_coef", "algorithm.entropy_coef", number, 0.0),
+    missing("use_adaptive_entropy", "entropy_coef may be a schedule: {from: ..., to: ..., over: ...}", True),
+    missing("entropy_*", "entropy_coef may be a schedule: {from: ..., to: ..., over: ...}", 0.2),
+    unless("sync_ref_model", (False,), "the reference model stays as it is; start a run from the new model", True),
+    missing("ref_model_*", "the reference model stays as it is", 0.6),
+    same("vllm_importance_sampling_correction", "algorithm.correction", flag, True, _correction),
+    part("vllm_importance_sampling_mode", "algorithm.correction.use", text, "sequence_mask"),
+    part("vllm_importance_sampling_clip_max", "algorithm.correction", number, 3.0),
+    part("vllm_importance_sampling_clip_min", "algorithm.correction", number, 0.5),
+    part("vllm_importance_sampling_cap", "algorithm.correction", number, 2.0),
+    missing("off_policy_mask_threshold", "algorithm.correction: geometric", 0.5),
+    unless("use_bias_correction_kl", (False,), "write a KL estimator (howto/algorithm.md)", True),
+    unless("disable_dropout", (True,), "models are trained without dropout", False),
+    missing("router_aux_loss_coef", _NONE, 0.001),
+    missing("max_tool_calling_iterations", "max_turns of the workflow tools", 4),
+    missing("tools", "workflow: {use: tools, tools: ['FILE.py:function']}", "x"),
+    missing("environment_factory", "workflow: {use: environment, environment: ...} (howto/environment.md)", "x"),
+    missing("rollout_func", "write a workflow (howto/workflow.md)", "x"),
+    # Optimisation
+    same("learning_rate", "learner.lr", number, 1e-6),
+    same("weight_decay", "learner.weight_decay", number, 0.0),
+    same("adam_beta1", "learner.betas", number, 0.9,
+         lambda v, given: {"learner.betas": [v, given.read("adam_beta2", number, 0.999)]}),
+    part("adam_beta2", "learner.betas", number, 0.999),
+    same("adam_epsilon", "learner.eps", number, 1e-8),
+    same("max_grad_norm", "learner.grad_clip", number, 1.0),
+    same("lr_scheduler_type", "learner.schedule learner.final_ratio", SCHEDULE, "cosine",
+         lambda v, given: {"learner.schedule": v, **({"learner.final_ratio": 0.0} if v != "constant" else {})}),
+    missing("lr_scheduler_kwargs.**", "learner.final_ratio is the last rate as a share of the peak", 0.1),
+    same("warmup_steps", "learner.warmup_steps", number, 10, _warmup),
+    changed("warmup_ratio", "learner.warmup_steps", number, 0.1, "in optimiser steps", _warmup_ratio),
+    unless("optim", ("adamw_torch", "adamw_torch_fused", "adamw", "adamw_hf"), "the learner's optimiser is AdamW", "lion"),
+    missing("optim_args", "the learner's optimiser is AdamW", "x"),
+    same("gradient_checkpointing", "learner.gradient_checkpointing", flag, True),
+    ignored("gradient_checkpointing_kwargs.**", "checkpoints are not re-entrant", False),
+    changed("bf16", "model.dtype", flag, True, "weights are kept in float32 beside it",
+            switched({"model.dtype": "bfloat16"}, "weights are kept in float32 beside it")),
+    changed("fp16", "model.dtype", flag, True, "bfloat16 needs no loss scale",
+            switched({"model.dtype": "float16"}, "bfloat16 needs no loss scale")),
+    ignored("tf32", "torch's setting holds", True),
+    same("torch_compile", "learner.compile", flag, False),
+    unless("use_liger_kernel", (False,), "losses never hold all logits at once, so none are needed", True),
+    ignored("liger_kernel_config", "losses never hold all logits at once", "x"),
+    missing("neftune_noise_alpha", _NONE, 5),
+    missing("label_smoothing_factor", _NONE, 0.1),
+    same("use_peft", "learner.lora", flag, True, _peft),
+    part("lora_r", "learner.lora.rank", count, 16),
+    part("lora_alpha", "learner.lora.alpha", number, 32),
+    part("lora_target_modules", "learner.lora.targets", texts, ["q_proj"]),
+    unless("lora_dropout", (0, 0.0), "adapters have no dropout: engine and learner must agree", 0.05),
+    missing("lora_*", "learner.lora has rank, alpha, targets and sync", "x"),
+    missing("use_rslora", "learner.lora: alpha times the square root of rank gives the same scale", True),
+    missing("use_dora", "learner.lora trains plain adapters", True),
+    missing("load_in_4bit", "models are not quantised", True),
+    missing("load_in_8bit", "models are not quantised", True),
+    missing("bnb_*", "models are not quantised", "x"),
+    missing("use_bnb_nested_quant", "models are not quantised", True),
+    # Length, evaluation, checkpoints
+    same("num_train_epochs", "epochs", number, 1, _epochs),
+    changed("max_steps", "steps", whole, 100, "optimiser steps", _steps),
+    changed("eval_steps", "eval.every", number, 100, "optimiser steps", _every("eval.every", "eval_strategy")),
+    part("eval_strategy", "tasks.eval", text, "steps", "there is an evaluation where tasks.eval is"),
+    same("eval_on_start", "eval.before", flag, True),
+    changed("save_steps", "checkpoint.every", number, 100, "optimiser steps",
+            _every("checkpoint.every", "save_strategy")),
+    part("save_strategy", "checkpoint.every", text, "steps", "no: a checkpoint at the end only"),
+    same("save_total_limit", "checkpoint.keep", count, 2),
+    unless("save_only_model", (False,), "checkpoint.every: 0 keeps the end only", True),
+    missing("load_best_model_at_end", "compare checkpoints: rlsdk train --mode bench", True),
+    missing("metric_for_best_model", "compare checkpoints: rlsdk train --mode bench", "x"),
+    missing("greater_is_better", "compare checkpoints: rlsdk train --mode bench", True),
+    missing("resume_from_checkpoint", "rlsdk train CONFIG --resume", "x"),
+    ignored("eval_*", "an evaluation takes all tasks, as many at once as the engines hold", 1),
+    ignored("save_on_each_node", "checkpoints lie in the run's folder", False),
+    changed("output_dir", "name out", text, "runs/my-run", "a run's folder is out/name", _name),
+    same("run_name", "name", text, "my-run"),
+    ignored("overwrite_output_dir", "rlsdk train --overwrite", True),
+    same("seed", "seed", whole, 42),
+    ignored("data_seed", "one seed for everything", 42),
+    ignored("full_determinism", "runs of one seed sample the same with one engine; see sampling.seeds", False),
+    # Trackers and logs
+    same("report_to", "trackers", texts, ["wandb"], _reported),
+    missing("project", "trackers: [{use: wandb, project: ...}]", "x"),
+    ignored("logging_*", _LOG, 10),
+    ignored("log_*", "rlsdk rollouts RUN shows what was sampled", True),
+    ignored("num_completions_to_print", "rlsdk rollouts RUN shows what was sampled", 4),
+    ignored("disable_tqdm", _LOG, True),
+    ignored("include_*", _LOG, True),
+    ignored("trackio_*", "there is no tracker trackio", "x"),
+    # The rest of transformers' trainer
+    changed("deepspeed", "learner.zero_stage", text, "zero2.json", _SHARD,
+            lambda v, given: Outcome({}, "missing", _SHARD)),
+    missing("fsdp", _SHARD, "full_shard"),
+    missing("fsdp_config.**", _SHARD, 1),
+    changed("use_cpu", "placement.device", flag, True, "one device for engines and learner",
+            switched({"placement.device": "cpu"})),
+    ignored("ddp_*", _DEVICE, 1),
+    ignored("local_rank", _DEVICE, -1),
+    ignored("accelerator_config.**", _DEVICE, 1),
+    ignored("parallelism_config.**", _DEVICE, 1),
+    ignored("dataloader_*", _DATA, 0),
+    ignored("remove_unused_columns", "columns become metadata of tasks", False),
+    ignored("pad_to_multiple_of", "learner.rows: padded or packed", 8),
+    ignored("push_to_hub", _HUB, True),
+    ignored("hub_*", _HUB, "x"),
+    ignored("do_train", "rlsdk train trains, rlsdk eval evaluates", True),
+    ignored("do_eval", "rlsdk train trains, rlsdk eval evaluates", True),
+    ignored("do_predict", "rlsdk train trains, rlsdk eval evaluates", True),
+    ignored("torch_*", "memory is not emptied between steps; learner.compile compiles", 1),
+    ignored("class", "the name of the class", "GRPOConfig"),
+    ignored("args.**", "read as the arguments of GRPOConfig", "GRPOConfig"),
+)  # fmt: skip
+
+DEFAULTS: Mapping[str, Any] = {
+    "trainer": "grpo",
+    "output_dir": "trl-run",
+    "max_completion_length": 512,
+    "num_generations": 8,
+    "per_device_train_batch_size": 8,
+    "num_iterations": 1,
+    "temperature": 1.0,
+    "use_vllm": False,
+    "loss_type": "dapo",
+    "beta": 0.0,
+    "learning_rate": 1e-6,
+    "adam_beta1": 0.9,
+    "lr_scheduler_type": "linear",
+    "gradient_checkpointing": True,
+    "bf16": True,
+    "num_train_epochs": 3.0,
+    "vllm_importance_sampling_correction": True,
+    "save_steps": 500,
+    "seed": 42,
+}
+
+FRAMEWORK = Framework(
+    name="trl",
+    title="TRL",
+    rows=ROWS,
+    defaults=DEFAULTS,
+    finish=_finish,
+    renamed={
+        "evaluation_strategy": "eval_strategy",
+        "epsilon_low": "epsilon",
+    },
+    entries=("trl grpo", "trl rloo", "grpo.py", "train_grpo.py"),
+    constructors=("GRPOConfig", "RLOOConfig", "GRPOTrainer", "RLOOTrainer"),
+)

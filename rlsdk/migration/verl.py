@@ -1,0 +1,634 @@
+"""Keys of veRL (verl.trainer.main_ppo), TinyZero's older names among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlsdk.migration.parts import (
+    DTYPE,
+    KL,
+    LEARNER_NOTE,
+    SCHEDULE,
+    dataset,
+    function,
+    layout,
+    likely_reward,
+    minibatches,
+    no_cut,
+    share_of_steps,
+    switched,
+    trackers,
+)
+from rlsdk.migration.rows import (
+    Choice,
+    Framework,
+    Given,
+    Outcome,
+    changed,
+    choice,
+    count,
+    flag,
+    ignored,
+    interval,
+    missing,
+    number,
+    numbers,
+    part,
+    same,
+    text,
+    texts,
+    unless,
+    whole,
+)
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+REF = "actor_rollout_ref.ref"
+MODEL = "actor_rollout_ref.model"
+
+ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gae": ("ppo", {"use": "gae"}),
+    "grpo": ("grpo", {"use": "grpo"}),
+    "grpo_vectorized": ("grpo", {"use": "grpo"}),
+    "grpo_passk": ("grpo", {"use": "pass_at_k"}),
+    "rloo": ("rloo", {"use": "rloo"}),
+    "rloo_vectorized": ("rloo", {"use": "rloo"}),
+    "reinforce_plus_plus": ("reinforce_plus_plus", {"use": "reinforce_plus_plus"}),
+    "reinforce_plus_plus_baseline": ("reinforce_plus_plus_baseline", {"use": "reinforce_plus_plus_baseline"}),
+    "remax": ("remax", {"use": "remax"}),
+    "opo": ("opo", {"use": "opo"}),
+    "gpg": ("gpg", {"use": "gpg"}),
+    "optimal_token_baseline": ("grpo", {"use": "optimal_token_baseline"}),
+    "tir_optimal_token_baseline": ("grpo", {"use": "optimal_token_baseline"}),
+}
+"""Estimator -> the algorithm whose other parts are replaced, and the advantage."""
+LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo")
+
+
+def _steps(given: Given) -> int | None:
+    """Trainer steps of the whole run, where they are given."""
+    steps = given.whole("trainer.total_training_steps", 0)
+    return steps if steps > 0 else None
+
+
+def _updates(given: Given) -> int:
+    """Optimiser steps in a trainer step."""
+    batch = given.whole("data.train_batch_size")
+    return minibatches(batch, given.whole(f"{ACTOR}.ppo_mini_batch_size")) * given.whole(f"{ACTOR}.ppo_epochs")
+
+
+def _gpus(given: Given) -> int:
+    return max(1, given.whole("trainer.n_gpus_per_node") * given.whole("trainer.nnodes"))
+
+
+def _length(given: Given) -> int:
+    return given.whole("data.max_prompt_length") + given.whole("data.max_response_length")
+
+
+def _estimator(name: str, given: Given) -> dict[str, Any]:
+    algorithm, advantage = ESTIMATORS[name]
+    options: dict[str, Any] = {}
+    if name == "gae":
+        options = {key: given.read(f"algorithm.{key}", number, 1.0) for key in ("gamma", "lam")}
+    elif name == "reinforce_plus_plus":
+        options = {"gamma": given.read("algorithm.gamma", number, 1.0)}
+    elif name in ("grpo", "grpo_vectorized", "grpo_passk"):
+        options = {"std_normalize": given.read("algorithm.norm_adv_by_std_in_grpo", flag, True)}
+    return {
+        "algorithm.use": algorithm,
+        "algorithm.advantage": {**advantage, **options},
+        "algorithm.critic": name == "gae",
+        "algorithm.value_clip": given.read("critic.cliprange_value", number, 0.5) if name == "gae" else None,
+        "algorithm.shaping": _kl_in_reward(given),
+    }
+
+
+def _kl_in_reward(given: Given) -> list[dict[str, Any]]:
+    """KL in the reward; before veRL had `use_kl_in_reward`, a coefficient without `use_kl_loss` meant this."""
+    explicit = given.flat.get("algorithm.use_kl_in_reward")
+    older = "algorithm.kl_ctrl.kl_coef" in given.flat and not given.read(f"{ACTOR}.use_kl_loss", flag, False)
+    wanted = older if explicit is None else given.read("algorithm.use_kl_in_reward", flag, False)
+    coefficient = given.read("algorithm.kl_ctrl.kl_coef", number, 0.001)
+    if not wanted or coefficient == 0:
+        return []
+    part = {"use": "kl_penalty", "coef": coefficient, "estimator": given.read("algorithm.kl_penalty", KL, "k1")}
+    if str(given.get("algorithm.kl_ctrl.type")) == "adaptive":
+        part["target"] = given.read("algorithm.kl_ctrl.target_kl", number, 0.1)
+        part["horizon"] = given.whole("algorithm.kl_ctrl.horizon", 10000)
+    return [part]
+
+
+def _loss(name: str, given: Given) -> Outcome:
+    both = given.read(f"{ACTOR}.clip_ratio", number, 0.2)
+    bounds = {
+        "clip_low": given.read(f"{ACTOR}.clip_ratio_low", number, both),
+        "clip_high": given.read(f"{ACTOR}.clip_ratio_high", number, both),
+    }
+    cap = {"dual_clip": given.read(f"{ACTOR}.clip_ratio_c", number, 3.0)}
+    loss = f"{ACTOR}.policy_loss"
+    options: dict[str, dict[str, Any]] = {
+        "vanilla": {"use": "ppo", **bounds, **cap},
+        "gspo": {"use": "gspo", **bounds, "dual_clip": None},
+        "cispo": {"use": "cispo", **bounds},
+        "geo_mean": {"use": "geo_mean", **bounds, "dual_clip": None},
+        "gpg": {"use": "gpg"},
+        "sapo": {
+            "use": "sapo",
+            "tau_pos": given.read(f"{ACTOR}.tau_pos", number, 1.0),
+            "tau_neg": given.read(f"{ACTOR}.tau_neg", number, 1.05),
+        },
+        "clip_cov": {
+            "use": "clip_cov",
+            **bounds,
+            "ratio": given.read(f"{loss}.clip_cov_ratio", number, 0.0002),
+            "cov_low": given.read(f"{loss}.clip_cov_lb", number, 1.0),
+            "cov_high": given.read(f"{loss}.clip_cov_ub", number, 5.0),
+        },
+        "kl_cov": {
+            "use": "kl_cov",
+            "ratio": given.read(f"{loss}.kl_cov_ratio", number, 0.0002),
+            "kl_coef": given.read(f"{loss}.ppo_kl_coef", number, 0.1),
+        },
+    }
+    note = "veRL always takes seq-mean-token-mean for it: set algorithm.aggregate" if name in ("gspo", "sapo") else ""
+    return Outcome({"algorithm.policy_loss": options[name]}, "changed" if note else "mapped", note)
+
+
+def _kl_loss(wanted: bool, given: Given) -> dict[str, Any]:
+    if not wanted:
+        return {"algorithm.kl_coef": 0.0}
+    return {
+        "algorithm.kl_coef": given.read(f"{ACTOR}.kl_loss_coef", number, 0.001),
+        "algorithm.kl": given.read(f"{ACTOR}.kl_loss_type", KL, "low_var"),
+    }
+
+
+def _tokens(per_rank: int, given: Given) -> dict[str, Any]:
+    return {"learner.micro_batch_tokens": max(1, per_rank) * _length(given)}
+
+
+def _correction(level: Any, given: Given) -> dict[str, Any]:
+    known = Choice({"token": "token", "sequence": "sequence"}, "rollout_is")(level)
+    cap = given.read("algorithm.rollout_correction.rollout_is_threshold", number, 2.0)
+    return {"algorithm.correction": {"use": "tis", "cap": cap, "level": known}}
+
+
+def _logger(value: Any, given: Given) -> Outcome:
+    found = trackers(value, given)
+    project = given.get("trainer.project_name")
+    named = [{"use": "wandb", "project": str(project)} if each == "wandb" and project else each
+             for each in found.values["trackers"]]  # fmt: skip
+    return Outcome({"trackers": named}, found.status, found.note)
+
+
+def _warmup(value: Any, given: Given) -> Outcome:
+    steps = whole(value)
+    if steps < 0:
+        return Outcome({}, "ignored", "off; lr_warmup_steps_ratio counts")
+    return Outcome({"learner.warmup_steps": steps * _updates(given)}, "changed",
+                   f"in optimiser steps, of which a trainer step has {_updates(given)}")  # fmt: skip
+
+
+def _warmup_ratio(value: Any, given: Given) -> Outcome:
+    if given.whole(f"{ACTOR}.optim.lr_warmup_steps", -1) >= 0:
+        return Outcome({}, "ignored", "lr_warmup_steps counts")
+    steps = _steps(given)
+    return share_of_steps(steps and steps * _updates(given), number(value))
+
+
+def _critic_lr(value: Any, given: Given) -> Outcome:
+    if str(given.get("algorithm.adv_estimator")) != "gae":
+        return Outcome({}, "ignored", "the algorithm has no critic")
+    return Outcome({"learner.critic_lr": number(value)}, "mapped", "")
+
+
+def _critic_model(value: Any, given: Given) -> Outcome:
+    if value == given.get(f"{MODEL}.path") or str(given.get("algorithm.adv_estimator")) != "gae":
+        return Outcome({}, "mapped", "the critic starts from model.path")
+    return Outcome({}, "missing", "rlsdk's critic always starts from model.path")
+
+
+def _out(value: Any, given: Given) -> Outcome:
+    name = str(given.get("trainer.experiment_name", ""))
+    folder = text(value)
+    if name and folder.rstrip("/").endswith(f"/{name}"):
+        folder = folder.rstrip("/")[: -len(name) - 1]
+    return Outcome({"out": folder}, "changed", "a run's folder is out/name")
+
+
+def _test_every(value: Any, given: Given) -> dict[str, Any]:
+    return {"eval.every": interval(value)}
+
+
+def _rounds(value: Any, given: Given) -> Outcome:
+    if _steps(given) is not None:
+        return Outcome({}, "ignored", "total_training_steps counts")
+    return Outcome({"epochs": number(value)}, "mapped", "")
+
+
+def _mini(value: Any, given: Given) -> Outcome:
+    made = minibatches(given.whole("data.train_batch_size"), count(value))
+    return Outcome({"minibatches": made}, "changed", "rlsdk counts optimiser steps in a batch, veRL the tasks of each")
+
+
+def _engine(name: Any, given: Given) -> Outcome:
+    known = {"vllm": "vllm", "hf": "transformers"}
+    if str(name) in known:
+        return Outcome({"engine.use": known[str(name)]}, "mapped", "")
+    note = f"there is no engine {name!r}; vLLM takes its place"
+    return Outcome({"engine.use": "vllm"}, "missing", note)
+
+
+def _offload(key: str) -> Any:
+    def give(value: Any, given: Given) -> Outcome:
+        everything = flag(given.get(f"{ACTOR}.fsdp_config.param_offload", False))
+        if not flag(value):
+            return Outcome({}, "ignored", "off")
+        stage = {"learner.zero_stage": 3, "learner.offload": "all"} if everything else {"learner.offload": "optimizer"}
+        return Outcome(stage, "changed", LEARNER_NOTE)
+
+    return changed(key, "learner.offload learner.zero_stage", flag, True, LEARNER_NOTE, give)
+
+
+def _truncation(value: Any, given: Given) -> Outcome:
+    if str(value) == "error":
+        return Outcome({"long_prompts": "error"}, "mapped", "")
+    return Outcome({"long_prompts": "drop"}, "missing", "prompts are never cut here: longer ones are dropped")
+
+
+def _fits(value: Any, given: Given) -> Outcome:
+    values = {"long_prompts": "drop"} if flag(value) else {}
+    return Outcome(values, "mapped", "")
+
+
+def _rank_arithmetic(key: str, *, whole_cluster: bool) -> Any:
+    note = "rlsdk counts tokens, padding included: sequences × (longest prompt + longest response)"
+
+    def give(value: int, given: Given) -> Outcome:
+        if given.read(f"{ACTOR}.use_dynamic_bsz", flag, False):
+            return Outcome({}, "ignored", "use_dynamic_bsz counts tokens: ppo_max_token_len_per_gpu")
+        share = -(-value // _gpus(given)) if whole_cluster else value
+        ranks = f", here {value} over {_gpus(given)} ranks" if whole_cluster else ""
+        return Outcome(_tokens(share, given), "changed", note + ranks)
+
+    return changed(key, "learner.micro_batch_tokens", count, 8, note, give)
+
+
+def _dynamic(value: int, given: Given) -> Outcome:
+    if not given.read(f"{ACTOR}.use_dynamic_bsz", flag, False):
+        return Outcome({}, "ignored", "use_dynamic_bsz is off")
+    return Outcome({"learner.micro_batch_tokens": value}, "changed", "with padding, which veRL does not count")
+
+
+def _finish(given: Given) -> dict[str, Any]:
+    """Tasks, rewards and the context length, which many keys make together."""
+    columns = (
+        {"prompt": str(given.get("data.prompt_key"))} if given.get("data.prompt_key") not in (None, "prompt") else {}
+    )
+    found: dict[str, Any] = {"model.max_length": _length(given)}
+    for key, to in (("data.train_files", "tasks.train"), ("data.val_files", "tasks.eval")):
+        if given.get(key) is not None:
+            found[to] = given.read(key, lambda value: dataset(value, "train", columns))
+    path = given.read("custom_reward_function.path", text)
+    if path is not None:
+        arguments = given.tree.get("custom_reward_function", {}).get("reward_kwargs")
+        name = given.read("custom_reward_function.name", text, "compute_score")
+        found["reward"] = function(path, name, "auto", arguments)
+    else:
+        hints = [given.get(key) for key in ("data.train_files", "trainer.project_name", "trainer.experiment_name")]
+        found |= likely_reward(*hints)
+    found |= layout(_gpus(given), given.whole(f"{ROLLOUT}.tensor_model_parallel_size"))
+    return {key: value for key, value in found.items() if value is not None}
+
+
+_GPU_NOTE = "engines and ranks share the GPUs: placement.engines × gpus_per_engine, placement.learners"
+_LOGPROB_NOTE = "forward passes have the micro-batches of learner.micro_batch_tokens"
+_CRITIC_NOTE = "the critic shares it with the actor"
+_PROFILER = "rlsdk has no profiler of its own; times of each stage are in metrics.jsonl"
+
+ROWS = (
+    # Data
+    part("data.train_files", "tasks.train", texts, "data/train.parquet", "becomes a source of tasks"),
+    part("data.val_files", "tasks.eval", texts, "data/test.parquet", "becomes a source of tasks"),
+    same("data.train_batch_size", "batch_size", count, 64),
+    ignored("data.val_batch_size", "an evaluation takes all tasks, as many at once as the engines hold", 1312),
+    same("data.max_prompt_length", "max_prompt_tokens", count, 256),
+    changed("data.max_response_length", "sampling.max_tokens model.max_length", count, 1024,
+            "model.max_length is prompt and response together", lambda v, given: {"sampling.max_tokens": v}),
+    part("data.prompt_key", "tasks.train.columns.prompt", text, "prompt", "the column that holds prompts"),
+    ignored("data.reward_fn_key", "rewards read the source of a task, the column data_source", "data_source"),
+    same("data.truncation", "long_prompts", text, "error", _truncation),
+    same("data.filter_overlong_prompts", "long_prompts", flag, True, _fits),
+    ignored("data.filter_overlong_prompts_workers", "prompts are measured as they are used"),
+    unless("data.shuffle", (True,), "tasks are always shuffled, by seed; sources that declare an order keep it", False),
+    changed("data.seed", "seed", whole, 1, "rlsdk has one seed for everything"),
+    same("data.trust_remote_code", "model.trust_remote_code", flag, False),
+    same("data.tokenizer", "model.tokenizer", text, "org/tokenizer"),
+    missing("data.train_max_samples", "take a part of the data: split train[:1000] of the source hub", -1),
+    changed("data.val_max_samples", "eval.limit", whole, 500, "tasks of each source",
+            lambda v, given: {"eval.limit": v} if v > 0 else {}),
+    ignored("data.return_raw_input_ids", "tasks keep their messages"),
+    ignored("data.return_raw_chat", "tasks keep their messages"),
+    ignored("data.return_full_prompt", "tasks keep their messages"),
+    ignored("data.dataloader_num_workers", "tasks are read by one process, ahead of their use"),
+    ignored("data.validation_shuffle", "evaluations take all tasks, in their order"),
+    ignored("data.use_shm", "models are read where they are"),
+    missing("data.image_key", "rlsdk trains on text", "images"),
+    missing("data.video_key", "rlsdk trains on text", "videos"),
+    missing("data.image_patch_size", "rlsdk trains on text", 14),
+    ignored("data.return_multi_modal_inputs", "rlsdk trains on text"),
+    missing("data.tool_config_path", "name functions in workflow: {use: tools, tools: [...]}", "tools.yaml"),
+    missing("data.custom_cls.**", "write a source of tasks: @rlsdk.tasks (howto/tasks.md)", "x"),
+    missing("data.sampler.**", "write a buffer, which orders groups: @rlsdk.buffer", "x"),
+    missing("data.datagen.**", "write a source of tasks: @rlsdk.tasks (howto/tasks.md)", "x"),
+    missing("data.apply_chat_template_kwargs.**", "put them into the tokenizer's chat template", True),
+    # Model
+    same(f"{MODEL}.path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
+    same(f"{MODEL}.tokenizer_path", "model.tokenizer", text, "org/tokenizer"),
+    same(f"{MODEL}.trust_remote_code", "model.trust_remote_code", flag, False),
+    same(f"{MODEL}.enable_gradient_checkpointing", "learner.gradient_checkpointing", flag, True),
+    changed(f"{MODEL}.use_remove_padding", "learner.rows", flag, True, "pays with learner.attention=flash_attention_2",
+            switched({"learner.rows": "packed"}, "pays with learner.attention=flash_attention_2")),
+    same(f"{MODEL}.lora_rank", "learner.lora.rank", whole, 16,
+         lambda v, given: {"learner.lora": {"rank": v, "alpha": given.read(f"{MODEL}.lora_alpha", number, 16.0)}} if v else {}),
+    part(f"{MODEL}.lora_alpha", "learner.lora.alpha", number, 32),
+    same(f"{MODEL}.target_modules", "learner.lora.targets", texts, "all-linear",
+         lambda v, given: {"learner.lora.targets": v if v != ["all-linear"] else "all-linear"}
+         if given.whole(f"{MODEL}.lora_rank", 0) else {}),
+    missing(f"{MODEL}.exclude_modules", "name the layers to train in learner.lora.targets", "lm_head"),
+    missing(f"{MODEL}.lora_adapter_path", "merge the adapter into the model first", "adapter"),
+    missing(f"{MODEL}.custom_chat_template", "put the template into the tokenizer's folder", "{{ x }}"),
+    missing(f"{MODEL}.external_lib", "import it in a plugin: plugins: [FILE]", "my_lib"),
+    missing(f"{MODEL}.override_config.**", "change config.json in the model's folder", 1),
+    missing(f"{MODEL}.hf_config_path", "the config.json in the model's folder is read", "x"),
+    unless(f"{MODEL}.use_liger", (False,), "there are no Liger kernels; learner.compile=true is near", True),
+    unless(f"{MODEL}.use_fused_kernels", (False,), "losses never hold all logits at once, so none are needed", True),
+    ignored(f"{MODEL}.fused_kernel_options.**", "logits are computed in parts anyway"),
+    ignored(f"{MODEL}.use_shm", "models are read where they are"),
+    ignored(f"{MODEL}.enable_activation_offload", "activations stay; learner.gradient_checkpointing drops them", False),
+    ignored(f"{MODEL}.tiled_mlp.**", "layers are computed whole"),
+    missing(f"{MODEL}.mtp.**", "multi-token prediction is not trained", False),
+    # Actor
+    same(f"{ACTOR}.optim.lr", "learner.lr", number, 1e-6),
+    same(f"{ACTOR}.optim.weight_decay", "learner.weight_decay", number, 0.01),
+    same(f"{ACTOR}.optim.betas", "learner.betas", numbers, [0.9, 0.999]),
+    same(f"{ACTOR}.optim.clip_grad", "learner.grad_clip", number, 1.0),
+    changed(f"{ACTOR}.optim.lr_warmup_steps", "learner.warmup_steps", whole, 10, "in optimiser steps", _warmup),
+    changed(f"{ACTOR}.optim.lr_warmup_steps_ratio", "learner.warmup_steps", number, 0.1, "in optimiser steps",
+            _warmup_ratio),
+    same(f"{ACTOR}.optim.warmup_style", "learner.schedule", SCHEDULE, "constant"),
+    same(f"{ACTOR}.optim.lr_scheduler_type", "learner.schedule", SCHEDULE, "cosine"),
+    same(f"{ACTOR}.optim.min_lr_ratio", "learner.final_ratio", number, 0.1),
+    ignored(f"{ACTOR}.optim.num_cycles", "a cosine falls once"),
+    ignored(f"{ACTOR}.optim.total_training_steps", "taken from steps or epochs", -1),
+    unless(f"{ACTOR}.optim.optimizer", ("AdamW",), "the learner's optimiser is AdamW", "Muon"),
+    ignored(f"{ACTOR}.optim.optimizer_impl", "DeepSpeed's or torch's AdamW, as the device has it", "torch.optim"),
+    missing(f"{ACTOR}.optim.override_optimizer_config", "the learner's optimiser is AdamW", {}),
+    same(f"{ACTOR}.grad_clip", "learner.grad_clip", number, 1.0),
+    changed(f"{ACTOR}.ppo_mini_batch_size", "minibatches", count, 32, "optimiser steps in a batch", _mini),
+    _rank_arithmetic(f"{ACTOR}.ppo_micro_batch_size", whole_cluster=True),
+    _rank_arithmetic(f"{ACTOR}.ppo_micro_batch_size_per_gpu", whole_cluster=False),
+    ignored(f"{ACTOR}.use_dynamic_bsz", "rlsdk always counts tokens", True),
+    changed(f"{ACTOR}.ppo_max_token_len_per_gpu", "learner.micro_batch_tokens", count, 16384,
+            "with padding, which veRL does not count", _dynamic),
+    same(f"{ACTOR}.ppo_epochs", "passes", count, 1),
+    part(f"{ACTOR}.clip_ratio", "algorithm.policy_loss.clip_low algorithm.policy_loss.clip_high", number, 0.2,
+            "holds where clip_ratio_low and clip_ratio_high are not given; newer veRL never reads it"),
+    part(f"{ACTOR}.clip_ratio_low", "algorithm.policy_loss.clip_low", number, 0.2),
+    part(f"{ACTOR}.clip_ratio_high", "algorithm.policy_loss.clip_high", number, 0.28),
+    part(f"{ACTOR}.clip_ratio_c", "algorithm.policy_loss.dual_clip", number, 3.0),
+    part(f"{ACTOR}.tau_pos", "algorithm.policy_loss.tau_pos", number, 1.0),
+    part(f"{ACTOR}.tau_neg", "algorithm.policy_loss.tau_neg", number, 1.05),
+    same(f"{ACTOR}.policy_loss.loss_mode", "algorithm.policy_loss",
+         choice(LOSSES, "the loss"), "vanilla", _loss),
+    part(f"{ACTOR}.policy_loss.clip_cov_ratio", "algorithm.policy_loss.ratio", number, 0.0002),
+    part(f"{ACTOR}.policy_loss.clip_cov_lb", "algorithm.policy_loss.cov_low", number, 1.0),
+    part(f"{ACTOR}.policy_loss.clip_cov_ub", "algorithm.policy_loss.cov_high", number, 5.0),
+    part(f"{ACTOR}.policy_loss.kl_cov_ratio", "algorithm.policy_loss.ratio", number, 0.0002),
+    part(f"{ACTOR}.policy_loss.ppo_kl_coef", "algorithm.policy_loss.kl_coef", number, 0.1),
+    same(f"{ACTOR}.loss_agg_mode", "algorithm.aggregate", choice((
+        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"), "the aggregation"),
+        "token-mean"),
+    same(f"{ACTOR}.loss_scale_factor", "algorithm.norm", number, 1024),
+    same(f"{ACTOR}.entropy_coeff", "algorithm.entropy_coef", number, 0.001),
+    same(f"{ACTOR}.use_kl_loss", "algorithm.kl_coef algorithm.kl", flag, True, _kl_loss),
+    part(f"{ACTOR}.kl_loss_coef", "algorithm.kl_coef", number, 0.001),
+    part(f"{ACTOR}.kl_loss_type", "algorithm.kl", KL, "low_var_kl"),
+    changed(f"{ACTOR}.ulysses_sequence_parallel_size", "learner.sequence_parallel", count, 1,
+            "divides placement.learners and the model's heads"),
+    _offload(f"{ACTOR}.fsdp_config.param_offload"),
+    _offload(f"{ACTOR}.fsdp_config.optimizer_offload"),
+    same(f"{ACTOR}.fsdp_config.dtype", "model.dtype", DTYPE, "bfloat16"),
+    same(f"{ACTOR}.fsdp_config.model_dtype", "model.dtype", DTYPE, "fp32",
+         lambda v, given: Outcome({}, "ignored", "weights are kept in float32 beside model.dtype")),
+    ignored(f"{ACTOR}.fsdp_config.**", LEARNER_NOTE, 1),
+    ignored(f"{ACTOR}.strategy", LEARNER_NOTE, "fsdp"),
+    ignored(f"{ACTOR}.megatron.**", LEARNER_NOTE, 1),
+    changed(f"{ACTOR}.use_torch_compile", "learner.compile", flag, True, "compiles the models, not the entropy alone",
+            lambda v, given: Outcome({}, "ignored", "learner.compile=true compiles whole models; it is off by default")),
+    ignored(f"{ACTOR}.shuffle", "rollouts of a batch are divided in a random order", False),
+    ignored(f"{ACTOR}.data_loader_seed", "one seed for everything", 42),
+    ignored(f"{ACTOR}.rollout_n", "group_size"),
+    ignored(f"{ACTOR}.calculate_entropy", "the entropy is always measured", False),
+    ignored(f"{ACTOR}.entropy_*", "the entropy is computed in parts", False),
+    ignored(f"{ACTOR}.checkpoint.**", "checkpoints hold everything; checkpoint.export says when a model is written", 1),
+    ignored(f"{ACTOR}.freeze_vision_tower", "rlsdk trains on text", False),
+    ignored(f"{ACTOR}.use_prefix_grouper", "learner.rows=shared reads a prompt once for its group", False),
+    ignored(f"{ACTOR}.use_remove_padding", f"as {MODEL}.use_remove_padding"),
+    ignored(f"{ACTOR}.use_fused_kernels", "logits are computed in parts anyway", False),
+    ignored(f"{ACTOR}.calculate_sum_pi_squared", "computed where an advantage needs it", False),
+    ignored(f"{ACTOR}.sum_pi_squared_checkpointing", "computed in parts", False),
+    missing(f"{ACTOR}.router_replay.**", "routing of experts is not replayed", "disabled"),
+    ignored(f"{ACTOR}.profiler.**", _PROFILER),
+    # Reference
+    ignored(f"{REF}.log_prob_micro_batch_size", _LOGPROB_NOTE, 4),
+    ignored(f"{REF}.log_prob_micro_batch_size_per_gpu", _LOGPROB_NOTE, 4),
+    ignored(f"{REF}.log_prob_use_dynamic_bsz", _LOGPROB_NOTE, True),
+    ignored(f"{REF}.log_prob_max_token_len_per_gpu", _LOGPROB_NOTE, 16384),
+    ignored(f"{REF}.**", "the reference model is placed and divided as the actor is", 1),
+    # Rollout
+    same(f"{ROLLOUT}.name", "engine.use", text, "vllm", _engine),
+    same(f"{ROLLOUT}.n", "group_size", count, 8),
+    same(f"{ROLLOUT}.temperature", "sampling.temperature", number, 1.0),
+    no_cut(f"{ROLLOUT}.top_p", 1.0),
+    no_cut(f"{ROLLOUT}.top_k", -1, "top_k"),
+    changed(f"{ROLLOUT}.tensor_model_parallel_size", "engine.tensor_parallel_size placement.gpus_per_engine", count, 1,
+            _GPU_NOTE, lambda v, given: {"engine.tensor_parallel_size": v}),
+    same(f"{ROLLOUT}.gpu_memory_utilization", "engine.gpu_memory_utilization", number, 0.4),
+    same(f"{ROLLOUT}.enforce_eager", "engine.enforce_eager", flag, True),
+    same(f"{ROLLOUT}.max_num_seqs", "engine.max_num_seqs", count, 256),
+    same(f"{ROLLOUT}.max_num_batched_tokens", "engine.max_num_batched_tokens", count, 8192),
+    same(f"{ROLLOUT}.enable_chunked_prefill", "engine.args.enable_chunked_prefill", flag, True),
+    same(f"{ROLLOUT}.enable_prefix_caching", "engine.args.enable_prefix_caching", flag, True),
+    ignored(f"{ROLLOUT}.max_model_len", "model.max_length: prompt and response together", 2048),
+    ignored(f"{ROLLOUT}.prompt_length", "data.max_prompt_length", 512),
+    ignored(f"{ROLLOUT}.response_length", "data.max_response_length", 512),
+    same(f"{ROLLOUT}.dtype", "model.dtype", DTYPE, "bfloat16"),
+    changed(f"{ROLLOUT}.calculate_log_probs", "old_logprobs", flag, True, "engines always give the logprobs they sampled with",
+            lambda v, given: Outcome({}, "ignored", "engines always give the logprobs that they sampled with")),
+    ignored(f"{ROLLOUT}.free_cache_engine", "engines that share GPUs sleep while the learner works"),
+    ignored(f"{ROLLOUT}.load_format", "engines take the learner's weights before the first step", "dummy"),
+    ignored(f"{ROLLOUT}.layered_summon", "weights are sent layer by layer", False),
+    unless(f"{ROLLOUT}.ignore_eos", (False,), "an answer ends at the end of text", True),
+    unless(f"{ROLLOUT}.do_sample", (True,), "training samples at sampling.temperature", False),
+    ignored(f"{ROLLOUT}.mode", "rollouts are asynchronous requests; rollout.max_staleness lets them run ahead", "async"),
+    ignored(f"{ROLLOUT}.log_prob_micro_batch_size", _LOGPROB_NOTE, 8),
+    ignored(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", _LOGPROB_NOTE, 8),
+    ignored(f"{ROLLOUT}.log_prob_use_dynamic_bsz", _LOGPROB_NOTE, True),
+    ignored(f"{ROLLOUT}.log_prob_max_token_len_per_gpu", _LOGPROB_NOTE, 16384),
+    same(f"{ROLLOUT}.over_sample_rate", "rollout.oversample", number, 0.1),
+    unless(f"{ROLLOUT}.data_parallel_size", (1,), "placement.engines is the number of engines", 2),
+    unless(f"{ROLLOUT}.pipeline_model_parallel_size", (1,), "engines have tensor parallelism only", 2),
+    unless(f"{ROLLOUT}.expert_parallel_size", (1,), "engine.args takes vLLM's own settings", 2),
+    changed(f"{ROLLOUT}.engine_kwargs.vllm.*", "engine.args", lambda v: v, 4, "engine.args takes vLLM's own settings",
+            lambda v, given: Outcome({}, "missing", "put it into engine.args, if vLLM's EngineArgs has it")),
+    missing(f"{ROLLOUT}.engine_kwargs.**", "there is no such engine", 1),
+    changed(f"{ROLLOUT}.val_kwargs.n", "eval.samples", count, 4, "evaluations also report greedy answers"),
+    changed(f"{ROLLOUT}.val_kwargs.*", "eval", lambda v: v, 0, "evaluations sample greedily and at temperature 1",
+            lambda v, given: Outcome({}, "missing", "evaluations are greedy, and sampled at temperature 1")),
+    changed(f"{ROLLOUT}.multi_turn.enable", "workflow", flag, True, "name a workflow",
+            lambda v, given: Outcome({}, "missing" if v else "ignored", "set workflow: tools, environment or agent"
+                                     if v else "off")),
+    missing(f"{ROLLOUT}.multi_turn.max_assistant_turns", "max_turns of the workflow", 5),
+    missing(f"{ROLLOUT}.multi_turn.max_parallel_calls", "max_calls of the workflow tools", 1),
+    missing(f"{ROLLOUT}.multi_turn.tool_config_path", "name functions: workflow: {use: tools, tools: [...]}", "t.yaml"),
+    missing(f"{ROLLOUT}.multi_turn.interaction_config_path", "write a workflow or an environment", "i.yaml"),
+    missing(f"{ROLLOUT}.multi_turn.format", "parser of the workflow tools (hermes, json, pythonic)", "hermes"),
+    missing(f"{ROLLOUT}.multi_turn.**", "see the options of the workflow: rlsdk plugins workflow", 1),
+    missing(f"{ROLLOUT}.agent.default_agent_loop", "workflow: single_turn, tools, environment or agent", "tool_agent"),
+    missing(f"{ROLLOUT}.agent.agent_loop_config_path", "write a workflow (howto/workflow.md)", "a.yaml"),
+    ignored(f"{ROLLOUT}.agent.**", "workflows run as coroutines in the driver", 8),
+    ignored(f"{ROLLOUT}.checkpoint_engine.**", "weights are sent from ranks to engines directly", 1),
+    ignored(f"{ROLLOUT}.trace.**", "rollouts are saved (save_rollouts) and shown by rlsdk rollouts", 1),
+    ignored(f"{ROLLOUT}.profiler.**", _PROFILER),
+    ignored(f"{ROLLOUT}.prometheus.**", "metrics of engines are in metrics.jsonl", 1),
+    ignored(f"{ROLLOUT}.logprobs_mode", "logprobs are those of the distribution sampled from", "processed_logprobs"),
+    ignored(f"{ROLLOUT}.disable_log_stats", "metrics of engines are in metrics.jsonl", True),
+    ignored(f"{ROLLOUT}.**", "the engine's own default is kept; engine.args takes vLLM's settings", 1),
+    ignored("actor_rollout_ref.hybrid_engine", "placement.colocate, which is the default"),
+    ignored("actor_rollout_ref.nccl_timeout", "the watchdog ends a run whose processes are silent", 600),
+    # Critic
+    same("critic.optim.lr", "learner.critic_lr", number, 1e-5, _critic_lr),
+    ignored("critic.optim.**", _CRITIC_NOTE, 0.01),
+    changed("critic.model.path", "model.path", text, "Qwen/Qwen2.5-0.5B", "the critic starts from model.path",
+            _critic_model),
+    ignored("critic.model.enable_gradient_checkpointing", _CRITIC_NOTE),
+    ignored("critic.model.**", _CRITIC_NOTE),
+    part("critic.cliprange_value", "algorithm.value_clip", number, 0.5),
+    ignored("critic.ppo_micro_batch_size", _CRITIC_NOTE, 8),
+    ignored("critic.**", _CRITIC_NOTE),
+    # Rewards
+    part("custom_reward_function.path", "reward", text, "my_reward.py", "the function is called as it is"),
+    part("custom_reward_function.name", "reward", text, "compute_score", "the function is called as it is"),
+    part("custom_reward_function.reward_kwargs.**", "reward.arguments", lambda v: v, 1, "handed to the function"),
+    unless("reward_model.enable", (False,), "reward: {use: reward_model, path: ...}, or judge for a served model", True),
+    missing("reward_model.model.path", "reward: {use: reward_model, path: ...}", "org/reward-model"),
+    changed("reward_model.reward_manager", "reward", text, "naive", "rewards are combined by weight, gate and factor",
+            lambda v, given: Outcome({}, "ignored" if v in ("naive", "batch", "prime") else "missing",
+                                     "rewards run in processes that can be killed" if v in ("naive", "batch", "prime")
+                                     else "dapo's length penalty is algorithm.shaping: overlong")),
+    missing("reward_model.reward_kwargs.overlong_buffer_cfg.**", "algorithm.shaping: [{use: overlong, buffer: ...}]", 1),
+    missing("reward_model.overlong_buffer.**", "algorithm.shaping: [{use: overlong, buffer: ...}]", 1),
+    missing("reward_model.sandbox_fusion.**", "reward: code_tests runs a model's code in a sandbox of its own", "x"),
+    ignored("reward_model.**", "no reward model is held by the trainer", 1),
+    ignored("reward_manager.**", "rewards are combined by weight, gate and factor", "x"),
+    # Algorithm
+    same("algorithm.adv_estimator", "algorithm.use algorithm.advantage algorithm.critic",
+         choice(ESTIMATORS, "the estimator"), "grpo", _estimator),
+    part("algorithm.gamma", "algorithm.advantage.gamma", number, 1.0),
+    part("algorithm.lam", "algorithm.advantage.lam", number, 0.95),
+    part("algorithm.norm_adv_by_std_in_grpo", "algorithm.advantage.std_normalize", flag, False),
+    part("algorithm.use_kl_in_reward", "algorithm.shaping", flag, True),
+    part("algorithm.kl_ctrl.kl_coef", "algorithm.shaping", number, 0.001,
+            "KL in the reward (shaping kl_penalty); veRL of today reads it with use_kl_in_reward only"),
+    part("algorithm.kl_ctrl.type", "algorithm.shaping", text, "fixed"),
+    part("algorithm.kl_ctrl.horizon", "algorithm.shaping", count, 10000),
+    part("algorithm.kl_ctrl.target_kl", "algorithm.shaping", number, 0.1),
+    part("algorithm.kl_penalty", "algorithm.shaping", KL, "kl"),
+    same("algorithm.rollout_correction.rollout_is", "algorithm.correction", text, "token", _correction),
+    part("algorithm.rollout_correction.rollout_is_threshold", "algorithm.correction.cap", number, 2.0),
+    missing("algorithm.rollout_correction.rollout_rs", "algorithm.correction: token_mask, sequence_mask or geometric", "token_k1"),
+    missing("algorithm.rollout_correction.rollout_rs_threshold", "low and high of the correction", "0.5_2.0"),
+    changed("algorithm.rollout_correction.bypass_mode", "old_logprobs", flag, True, "no pass for old logprobs",
+            switched({"old_logprobs": "rollout"}, "the engine's logprobs take the place of the old ones")),
+    missing("algorithm.rollout_correction.**", "see rlsdk plugins correction", 1),
+    missing("algorithm.filter_groups.enable", "algorithm.filters: [nonzero_variance] with rollout.dynamic_sampling: true", True),
+    missing("algorithm.filter_groups.**", "algorithm.filters, see rlsdk plugins filter", 1),
+    unless("algorithm.use_pf_ppo", (False,), "there is no such reweighting; write a buffer", True),
+    ignored("algorithm.pf_ppo.**", "use_pf_ppo", 1),
+    # Trainer
+    same("trainer.experiment_name", "name", text, "my-run"),
+    part("trainer.project_name", "trackers", text, "TinyZero", "the project of the tracker wandb"),
+    same("trainer.logger", "trackers", texts, ["console", "wandb"], _logger),
+    same("trainer.total_epochs", "epochs", number, 15, _rounds),
+    same("trainer.total_training_steps", "steps", count, 100),
+    same("trainer.save_freq", "checkpoint.every", interval, 100),
+    same("trainer.test_freq", "eval.every", interval, 100, _test_every),
+    same("trainer.val_before_train", "eval.before", flag, False),
+    missing("trainer.val_only", "rlsdk eval evaluates without a training", False),
+    part("trainer.n_gpus_per_node", "placement.learners placement.engines", count, 2, _GPU_NOTE),
+    part("trainer.nnodes", "placement.learners placement.engines", count, 1, _GPU_NOTE),
+    changed("trainer.default_local_dir", "out", text, "checkpoints", "a run's folder is out/name", _out),
+    missing("trainer.default_hdfs_dir", "out may be a URL of fsspec, such as s3://bucket/runs", "hdfs://x"),
+    same("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", count, 2),
+    ignored("trainer.max_critic_ckpt_to_keep", "checkpoint.keep: a checkpoint holds actor and critic", 2),
+    changed("trainer.resume_mode", "", text, "auto", "rlsdk train --resume",
+            lambda v, given: Outcome({}, "ignored", "rlsdk never resumes by itself: rlsdk train CONFIG --resume")),
+    missing("trainer.resume_from_path", "rlsdk train CONFIG --resume=STEP", "x"),
+    missing("trainer.critic_warmup", "actor and critic are trained from the first step", 10),
+    changed("trainer.log_val_generations", "save_rollouts", whole, 10, "rlsdk rollouts RUN shows what was saved",
+            lambda v, given: Outcome({}, "ignored", "evaluations keep their answers: rlsdk rollouts RUN")),
+    changed("trainer.rollout_data_dir", "save_rollouts", text, "d", "rollouts are saved in the run's database",
+            lambda v, given: Outcome({"save_rollouts": 1}, "changed", "rollouts are saved in the run's database")),
+    missing("trainer.validation_data_dir", "evaluations keep their answers in the run's folder", "d"),
+    changed("trainer.device", "placement.device", text, "cuda", "auto takes CUDA where Ray finds GPUs",
+            lambda v, given: {"placement.device": v} if v in ("cuda", "cpu") else
+            Outcome({}, "missing", "rlsdk runs on CUDA and on CPUs")),
+    ignored("trainer.balance_batch", "ranks get equal numbers of tokens anyway"),
+    ignored("trainer.**", "nothing in rlsdk needs it", 1),
+    # Everything else
+    ignored("global_profiler.**", _PROFILER),
+    ignored("ray_kwargs.**", "placement.ray names a running cluster; rlsdk starts Ray otherwise", 1),
+    ignored("ray_init.**", "placement.ray names a running cluster; rlsdk starts Ray otherwise", 1),
+    ignored("transfer_queue.**", "batches stay in the driver", False),
+    ignored("defaults", "Hydra's list of files, which are veRL's own defaults", []),
+    ignored("hydra.**", "where Hydra puts its logs", "x"),
+)  # fmt: skip
+
+DEFAULTS: Mapping[str, Any] = {
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.truncation": "error",
+    f"{ROLLOUT}.name": "vllm",
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.tensor_model_parallel_size": 2,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
+    f"{ROLLOUT}.dtype": "bfloat16",
+    f"{MODEL}.enable_gradient_checkpointing": True,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.ppo_epochs": 1,
+    f"{ACTOR}.optim.lr": 1e-6,
+    f"{ACTOR}.optim.betas": [0.9, 0.999],
+    f"{ACTOR}.optim.weight_decay": 0.01,
+    f"{ACTOR}.policy_loss.loss_mode": "vanilla",
+    f"{ACTOR}.loss_agg_mode": "token-mean",
+    f"{ACTOR}.entropy_coeff": 0.0,
+    f"{ACTOR}.use_kl_loss": False,
+    "critic.optim.lr": 1e-5,
+    "algorithm.adv_estimator": "gae",
+    "trainer.experiment_name": "verl-run",
+    "trainer.total_epochs": 30,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+}
+
+FRAMEWORK = Framework(
+    name="verl",
+    title="veRL",
+    rows=ROWS,
+    defaults=DEFAULTS,
+    finish=_finish,
+    entries=("verl.trainer.main_ppo", "main_ppo.py", "verl.trainer.main", "main_dapo", "fully_async_main"),
+)

@@ -1,0 +1,311 @@
+"""Arguments of XTuner's RL trainer configurations (RLColocateTrainerConfig), which are Python files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlsdk.migration.parts import DTYPE, KL, LEARNER_NOTE, SCHEDULE, dataset, layout, no_cut, share_of_steps, trackers
+from rlsdk.migration.python_files import KIND
+from rlsdk.migration.rows import (
+    Choice,
+    Framework,
+    Given,
+    Outcome,
+    changed,
+    choice,
+    count,
+    flag,
+    ignored,
+    interval,
+    missing,
+    number,
+    numbers,
+    part,
+    same,
+    text,
+    texts,
+    unless,
+    whole,
+)
+
+WORKER, LOSS = "train_worker_cfg", "train_worker_cfg.loss_cfg"
+TASK, HELD_OUT = "agent_loop_manager_cfg.tasks", "eval_agent_loop_manager_cfg.tasks"
+SAMPLE = f"{TASK}.agent_loop_config.sample_params"
+PRODUCE = f"{TASK}.produce_strategy_config"
+DATA = "sampler_config.dataloader_cfg.dataset_config_list.0"
+ADVANTAGES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "GRPOAdvantageConfig": ("grpo", {"use": "grpo", "std_normalize": True}),
+    "DrGRPOAdvantageConfig": ("dr_grpo", {"use": "grpo", "std_normalize": False}),
+    "RLOOAdvantageConfig": ("rloo", {"use": "rloo"}),
+    "OPOAdvantageConfig": ("opo", {"use": "opo"}),
+    "PassKAdvantageConfig": ("grpo", {"use": "pass_at_k"}),
+}
+JUDGERS: Mapping[str, Mapping[str, Any]] = {
+    "GSM8KJudgerConfig": {"use": "math", "strict": False},
+    "DapoMathJudgerConfig": {"use": "math", "strict": False},
+}
+
+
+def _length(given: Given) -> int:
+    explicit = given.whole("rollout_config.context_length", 0)
+    response = given.whole(f"{SAMPLE}.max_tokens", 2048)
+    return explicit or response + given.whole(f"{TASK}.{DATA}.tokenize_fn.max_length", 2048)
+
+
+def _advantage(name: str, given: Given) -> Outcome:
+    algorithm, advantage = ADVANTAGES[name]
+    note = "XTuner's is not the paper's form; the paper's is taken" if name == "DrGRPOAdvantageConfig" else ""
+    values = {"algorithm.use": algorithm, "algorithm.advantage": dict(advantage), "algorithm.shaping": []}
+    return Outcome(values, "changed" if note else "mapped", note)
+
+
+def _loss(kind: str, given: Given) -> dict[str, Any]:
+    cap = given.read(f"{LOSS}.policy_loss_cfg.clip_ratio_c", number, 3.0)
+    bounds = {
+        f"clip_{end}": given.read(f"{LOSS}.policy_loss_cfg.cliprange_{end}", number, 0.2) for end in ("low", "high")
+    }
+    return {"algorithm.policy_loss": {"use": "ppo", **bounds, "dual_clip": cap}, "algorithm.aggregate": "token-mean"}
+
+
+def _kl(value: bool, given: Given) -> dict[str, Any]:
+    if not value:
+        return {"algorithm.kl_coef": 0.0}
+    estimator = given.read(f"{LOSS}.kl_loss_type", KL, "low_var")
+    return {"algorithm.kl_coef": given.read(f"{LOSS}.kl_loss_coef", number, 0.001), "algorithm.kl": estimator}
+
+
+def _warmup(value: float, given: Given) -> Outcome:
+    steps = given.whole("total_train_steps", 0) * given.whole(f"{WORKER}.optimizer_steps")
+    return share_of_steps(steps or None, value)
+
+
+def _least_rate(value: float, given: Given) -> dict[str, Any]:
+    peak = given.read(f"{WORKER}.optim_cfg.lr", number, 1e-5)
+    return {"learner.final_ratio": min(1.0, value / peak)} if peak else {}
+
+
+def _importance(value: Any, given: Given) -> Outcome:
+    mode = str(given.get(f"{LOSS}.rollout_is.rollout_is_mode", "truncate"))
+    level = str(given.get(f"{LOSS}.rollout_is.rollout_is_level", "token"))
+    low, high = [*numbers(value), 2.0][:2]
+    if level == "geometric":
+        return Outcome({"algorithm.correction": {"use": "geometric", "low": low, "high": high}}, "mapped", "")
+    if mode == "truncate" and level in ("token", "sequence"):
+        note = "weights have no least value here"
+        return Outcome({"algorithm.correction": {"use": "tis", "cap": high, "level": level}}, "changed", note)
+    return Outcome({}, "missing", "algorithm.correction: mis, token_mask or sequence_mask")
+
+
+def _work_dir(value: str, given: Given) -> Outcome:
+    out, _, name = value.rstrip("/").rpartition("/")
+    if value.startswith("${"):
+        label = given.get("rollout_config.env")
+        values = {"out": value, "name": label if isinstance(label, str) else "xtuner-run"}
+        return Outcome(values, "changed", "a run's folder is out/name")
+    return Outcome(
+        {"name": name or "xtuner-run", **({"out": out} if out else {})}, "changed", "a run's folder is out/name"
+    )
+
+
+def _judged(value: str, given: Given) -> Outcome:
+    if value in JUDGERS:
+        return Outcome({"reward": dict(JUDGERS[value])}, "changed", "the nearest built-in reward")
+    return Outcome({}, "missing", "a reward of your own (howto/reward.md), code_tests, or judge for a served model")
+
+
+def _loop(value: str, given: Given) -> Outcome:
+    if value == "SingleTurnAgentLoopConfig":
+        return Outcome({"workflow": "single_turn"}, "mapped", "")
+    return Outcome({}, "missing", "workflow: tools, environment or agent, or one of your own (howto/workflow.md)")
+
+
+def _finish(given: Given) -> dict[str, Any]:
+    found: dict[str, Any] = {"model.max_length": _length(given)}
+    for where, to in ((TASK, "tasks.train"), (HELD_OUT, "tasks.eval")):
+        path = given.get(f"{where}.{DATA}.dataset.anno_path")
+        wanted = to == "tasks.train" or given.read("enable_evaluate", flag, True)
+        if isinstance(path, str) and wanted:
+            source = dataset(path, "train", {})
+            # What a variable names cannot be known: XTuner's annotations are JSON lines.
+            found[to] = {"use": "jsonl", "path": path} if source["use"] == "hub" else source
+    gpus = given.whole("resources.num_workers", 8)
+    return found | layout(gpus, given.whole("rollout_config.tensor_parallel_size"))
+
+
+_ENGINE = "the engine's own default is kept; engine.args takes vLLM's settings"
+_CLASS = "the name of a class"
+_CPU = "placement and scoring have the counts of processes"
+
+ROWS = (
+    ignored(f"**.{KIND}", _CLASS, "x"),
+    # Run
+    same("seed", "seed", whole, 42),
+    changed("work_dir", "out name", text, "work_dirs/my-run", "a run's folder is out/name", _work_dir),
+    same("load_from", "model.path", text, "Qwen/Qwen3-8B"),
+    changed("tokenizer_path", "model.tokenizer", text, "Qwen/Qwen3-8B", "null takes the model's",
+            lambda v, given: {"model.tokenizer": v} if v != given.get("load_from")
+            else Outcome({}, "ignored", "the model's own")),
+    same("total_train_steps", "steps", count, 100),
+    changed("total_epochs", "epochs", number, 1, "total_train_steps counts where both are there",
+            lambda v, given: {} if given.get("total_train_steps") else {"epochs": v}),
+    same("train_batch_size", "batch_size", count, 64),
+    same("sync_weights_interval", "rollout.sync_interval", count, 1),
+    same("enable_initial_evaluate", "eval.before", flag, False),
+    same("evaluate_step", "eval.every", interval, 10),
+    part("enable_evaluate", "tasks.eval", flag, True),
+    same("checkpoint_interval", "checkpoint.every", interval, 50),
+    changed("checkpoint_maxkeep", "checkpoint.keep", whole, 2, "-1 keeps all in XTuner",
+            lambda v, given: {"checkpoint.keep": v} if v > 0 else {}),
+    changed("hf_interval", "checkpoint.export", interval, 50, "a model with every checkpoint",
+            lambda v, given: {"checkpoint.export": "every"} if v else {}),
+    ignored("hf_max_keep", "checkpoint.keep", 2),
+    missing("auto_resume", "rlsdk train CONFIG --resume", True),
+    missing("load_checkpoint_cfg.**", "rlsdk train CONFIG --resume=STEP", "x"),
+    ignored("checkpoint_no_save_*", "checkpoints hold everything", False),
+    ignored("skip_checkpoint_validation", "checkpoints are always validated", False),
+    ignored("log_dir", "logs are in the run's folder", "x"),
+    same("exp_tracker", "trackers", texts, "tensorboard", trackers),
+    unless("debug_*", (False,), "rlsdk debug serves the engine and tries the workflow", True),
+    ignored("trace_config.**", "rollouts are saved: rlsdk rollouts RUN", "x"),
+    # Optimisation
+    same(f"{WORKER}.optim_cfg.lr", "learner.lr", number, 1e-6),
+    same(f"{WORKER}.optim_cfg.weight_decay", "learner.weight_decay", number, 0.1),
+    same(f"{WORKER}.optim_cfg.betas", "learner.betas", numbers, [0.9, 0.95]),
+    same(f"{WORKER}.optim_cfg.eps", "learner.eps", number, 1e-8),
+    same(f"{WORKER}.optim_cfg.max_grad_norm", "learner.grad_clip", number, 1.0),
+    unless(f"{WORKER}.optim_cfg.{KIND}", ("AdamWConfig",), "the learner's optimiser is AdamW", "MuonConfig"),
+    ignored(f"{WORKER}.optim_cfg.**", "DeepSpeed's AdamW", False),
+    same(f"{WORKER}.lr_cfg.lr_type", "learner.schedule", SCHEDULE, "cosine"),
+    changed(f"{WORKER}.lr_cfg.warmup_ratio", "learner.warmup_steps", number, 0.0, "in optimiser steps", _warmup),
+    changed(f"{WORKER}.lr_cfg.lr_min", "learner.final_ratio", number, 1e-7, "as a share of the peak", _least_rate),
+    same(f"{WORKER}.optimizer_steps", "minibatches", count, 1),
+    changed(f"{WORKER}.pack_max_length", "learner.micro_batch_tokens", count, 32768, "with padding, unless rows are packed",
+            lambda v, given: {"learner.micro_batch_tokens": v, "learner.rows": "packed"}),
+    changed(f"{WORKER}.sp_size", "learner.sequence_parallel", whole, 1, "divides placement.learners",
+            lambda v, given: {"learner.sequence_parallel": max(1, v)}),
+    changed(f"{WORKER}.fsdp_cfg.cpu_offload", "learner.offload", flag, True, LEARNER_NOTE,
+            lambda v, given: {"learner.zero_stage": 3, "learner.offload": "all"} if v else {"learner.zero_stage": 3}),
+    same(f"{WORKER}.fsdp_cfg.torch_compile", "learner.compile", flag, False),
+    unless(f"{WORKER}.fsdp_cfg.ep_size", (1,), "experts are not divided over ranks", 4),
+    ignored(f"{WORKER}.fsdp_cfg.**", LEARNER_NOTE, "x"),
+    same(f"{WORKER}.load_from", "model.path", text, "Qwen/Qwen3-8B"),
+    same(f"{WORKER}.ref_load_from", "model.reference", text, "Qwen/Qwen3-8B"),
+    ignored(f"{WORKER}.ref_model_fsdp_cfg.**", "the reference model is where the learner is", "x"),
+    ignored(f"{WORKER}.model_cfg.**", "the model's own config.json is read", "x"),
+    ignored(f"{WORKER}.model_cfg", "the model's own config.json is read", "x"),
+    missing(f"{WORKER}.sft_*", "algorithm: mix trains on demonstrations beside rollouts", "x"),
+    missing(f"{WORKER}.sft_dataloader_cfg.**", "algorithm: mix trains on demonstrations beside rollouts", "x"),
+    # Objective
+    same(f"advantage_estimator_config.{KIND}", "algorithm.use algorithm.advantage",
+         choice(ADVANTAGES, "the advantage"), "GRPOAdvantageConfig", _advantage),
+    ignored("advantage_estimator_config.eps", "1e-6, as in the paper's code", 1e-8),
+    ignored("advantage_estimator_config.max_length", "algorithm.norm of dr_grpo is sampling.max_tokens", 32768),
+    same(f"{LOSS}.policy_loss_cfg.loss_type", "algorithm.policy_loss",
+         Choice({"vanilla": "vanilla"}, "the loss"), "vanilla", _loss),
+    part(f"{LOSS}.policy_loss_cfg.cliprange_low", "algorithm.policy_loss.clip_low", number, 0.2),
+    part(f"{LOSS}.policy_loss_cfg.cliprange_high", "algorithm.policy_loss.clip_high", number, 0.28),
+    part(f"{LOSS}.policy_loss_cfg.clip_ratio_c", "algorithm.policy_loss.dual_clip", number, 10.0),
+    ignored(f"{LOSS}.policy_loss_cfg.log_prob_diff_*", "ratios are bounded by e^20 here, too", -20.0),
+    missing(f"{LOSS}.policy_loss_cfg.*", "see rlsdk plugins policy_loss", 1),
+    same(f"{LOSS}.use_kl_loss", "algorithm.kl_coef algorithm.kl", flag, True, _kl),
+    part(f"{LOSS}.kl_loss_coef", "algorithm.kl_coef", number, 0.001),
+    part(f"{LOSS}.kl_loss_type", "algorithm.kl", KL, "low_var_kl"),
+    changed(f"{LOSS}.rollout_is.rollout_is_threshold", "algorithm.correction", lambda v: v, [0.5, 2.0], "a correction",
+            _importance),
+    part(f"{LOSS}.rollout_is.rollout_is_level", "algorithm.correction", text, "token"),
+    part(f"{LOSS}.rollout_is.rollout_is_mode", "algorithm.correction", text, "truncate"),
+    missing(f"{LOSS}.rollout_is.*", "algorithm.correction: mis, token_mask or geometric", [0.5, 2.0]),
+    ignored(f"{LOSS}.mode", "losses never hold all logits at once", "chunk"),
+    ignored(f"{LOSS}.chunk_size", "losses never hold all logits at once", 512),
+    ignored(f"{LOSS}.ignore_idx", "masks are named for what is trained on", -100),
+    unless(f"{LOSS}.{KIND}", ("GRPOLossConfig",), "see rlsdk plugins policy_loss", "OrealLossConfig"),
+    # Rollouts
+    same("rollout_config.dtype", "model.dtype", DTYPE, "bfloat16"),
+    same("rollout_config.tensor_parallel_size", "engine.tensor_parallel_size", count, 1),
+    same("rollout_config.gpu_memory_utilization", "engine.gpu_memory_utilization", number, 0.8),
+    part("rollout_config.context_length", "model.max_length", count, 4096),
+    same("rollout_config.rollout_max_batch_size_per_instance", "engine.max_num_seqs", count, 256),
+    ignored("rollout_config.model_path", "model.path", "Qwen/Qwen3-8B"),
+    unless("rollout_config.expert_parallel_size", (1,), "engine.args takes vLLM's own settings", 4),
+    missing("rollout_config.rollout_timeout", "timeout of the workflow", 3600),
+    ignored("rollout_config.**", _ENGINE, "x"),
+    same(f"{SAMPLE}.max_tokens", "sampling.max_tokens", count, 1024),
+    same(f"{SAMPLE}.temperature", "sampling.temperature", number, 1.0),
+    no_cut(f"{SAMPLE}.top_p", 1.0),
+    no_cut(f"{SAMPLE}.top_k", 0, "top_k"),
+    no_cut(f"{SAMPLE}.repetition_penalty", 1.0, "repetition_penalty"),
+    same(f"{SAMPLE}.stops", "sampling.stop", texts, ["</answer>"]),
+    ignored(f"{SAMPLE}.min_tokens", "an answer ends where the policy ends it", 0),
+    ignored(f"{SAMPLE}.*", "engines give what the learner needs", True),
+    changed(f"{TASK}.agent_loop_config.{KIND}", "workflow", text, "SingleTurnAgentLoopConfig", "a workflow", _loop),
+    ignored(f"{TASK}.agent_loop_config.hf_checkpoint", "model.path", "x"),
+    missing(f"{TASK}.agent_loop_config.max_turns", "max_turns of the workflow", 5),
+    ignored(f"{TASK}.agent_loop_config.**", _CPU, 1),
+    same(f"{TASK}.sampler_config.prompt_repeat_k", "group_size", count, 8),
+    part(f"{TASK}.{DATA}.dataset.anno_path", "tasks.train", text, "data/train.jsonl", "becomes a source of tasks"),
+    same(f"{TASK}.{DATA}.tokenize_fn.max_length", "max_prompt_tokens", count, 2048),
+    ignored(f"{TASK}.{DATA}.dataset.name", "sources are named by `source`", "x"),
+    missing(f"{TASK}.sampler_config.dataloader_cfg.dataset_config_list.*.**", "options of the source of tasks", "x"),
+    ignored(f"{TASK}.sampler_config.**", "tasks are read as they are used", "x"),
+    changed(f"{TASK}.judger_config.{KIND}", "reward", text, "GSM8KJudgerConfig", "a reward", _judged),
+    ignored(f"{TASK}.judger_config.judger_name", "rewards are named by their component", "x"),
+    missing(f"{TASK}.judger_config.reward_handler", "reward: {use: foreign, path: 'FILE.py:FUNCTION'}, or a mark", "x"),
+    ignored(f"{TASK}.judger_config.**", _CPU, 1),
+    same(f"{PRODUCE}.over_sample_threshold", "rollout.oversample", number, 0.2),
+    same(f"{PRODUCE}.max_staleness", "rollout.max_staleness", whole, 1),
+    changed(f"{PRODUCE}.max_token_staleness", "rollout.max_token_staleness", whole, 1, "where rollouts run ahead",
+            lambda v, given: {"rollout.max_token_staleness": min(v, given.whole(f"{PRODUCE}.max_staleness", 0))}
+            if given.whole(f"{PRODUCE}.max_staleness", 0) else {}),
+    changed(f"{PRODUCE}.enable_partial_rollout", "rollout.in_flight rollout.partial_rollouts", flag, False,
+            "false: answers are sampled again with new weights",
+            lambda v, given: {"rollout.in_flight": v, "rollout.partial_rollouts": v}),
+    changed(f"{PRODUCE}.tail_batch_trigger_size", "rollout.tail_batch", whole, 0, "where rollouts run ahead",
+            lambda v, given: {"rollout.tail_batch": v} if given.whole(f"{PRODUCE}.max_staleness", 0)
+            or given.read(f"{PRODUCE}.over_sample_threshold", number, 0.0) else {}),
+    missing(f"{PRODUCE}.is_valid_sample_fn", "algorithm.filters, see rlsdk plugins filter", "x"),
+    missing(f"{PRODUCE}.should_continue_fn", "rollout.stop, see rlsdk plugins stop", "x"),
+    ignored(f"{PRODUCE}.{KIND}", "rollout.max_staleness: 0 is synchronous", "AsyncProduceStrategyConfig"),
+    ignored(f"{TASK}.task_name", "sources are named by `source`", "train_task"),
+    missing(f"{TASK}.*.**", "one task at a time: give each its source in tasks.train, with its weight", "x"),
+    ignored("agent_loop_manager_cfg.**", "rlsdk's scheduler needs no such setting", "x"),
+    part(f"{HELD_OUT}.{DATA}.dataset.anno_path", "tasks.eval", text, "data/test.jsonl", "becomes a source of tasks"),
+    missing(f"{HELD_OUT}.agent_loop_config.sample_params.*", "evaluations are greedy, and sampled at temperature 1", 0.0),
+    ignored("eval_agent_loop_manager_cfg.**", "evaluations have the training's workflow and reward", "x"),
+    missing("evaluator_config.compute_metric_func", "metrics of evaluations come from rewards and workflows", "x"),
+    ignored("evaluator_config.**", "eval.limit bounds the tasks of each source", "x"),
+    ignored("replay_buffer_config.**", "rollout.buffer orders groups, rollout.replay uses them again", "x"),
+    # Resources
+    part("resources.num_workers", "placement.learners placement.engines", count, 8),
+    ignored("resources.**", _CPU, 1),
+    ignored("train_resources.**", _CPU, 1),
+    ignored("rollout_resources.**", _CPU, 1),
+    ignored(KIND, _CLASS, "x"),
+    ignored(f"{WORKER}.*", "rlsdk's learner needs no such setting", 1),
+)  # fmt: skip
+
+DEFAULTS: Mapping[str, Any] = {
+    "work_dir": "work_dirs/xtuner-run",
+    "seed": 42,
+    "evaluate_step": 1,
+    "enable_initial_evaluate": False,
+    f"{WORKER}.optim_cfg.lr": 1e-5,
+    f"{WORKER}.optim_cfg.weight_decay": 0.01,
+    f"{WORKER}.lr_cfg.lr_min": 1e-6,
+    f"advantage_estimator_config.{KIND}": "GRPOAdvantageConfig",
+    f"{LOSS}.policy_loss_cfg.loss_type": "vanilla",
+    f"{LOSS}.use_kl_loss": False,
+    f"{SAMPLE}.max_tokens": 2048,
+    f"{TASK}.sampler_config.prompt_repeat_k": 1,
+    f"{TASK}.{DATA}.tokenize_fn.max_length": 2048,
+    "exp_tracker": "tensorboard",
+}
+
+FRAMEWORK = Framework(
+    name="xtuner",
+    title="XTuner",
+    rows=ROWS,
+    defaults=DEFAULTS,
+    finish=_finish,
+    constructors=("RLColocateTrainerConfig", "RLDisaggregatedTrainerConfig"),
+)

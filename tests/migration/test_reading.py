@@ -1,0 +1,155 @@
+"""Files and commands of other trainers: what is read of them, and words for what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsdk.errors import ConfigError
+from rlsdk.migration import Migration, migrate
+
+HERE = Path(__file__).parent
+
+
+def status(found: Migration, key: str) -> str:
+    return next(entry.status for entry in found.entries if entry.key == key)
+
+
+def verl(*arguments: str, **environ: str) -> dict[str, Any]:
+    return dict(migrate("verl", arguments, environ).config)
+
+
+def test_a_command_may_be_words_or_one_text():
+    together = (
+        "python3 -m verl.trainer.main_ppo data.train_batch_size=32 trainer.total_epochs=3 'trainer.logger=[wandb]'"
+    )
+    split = ["python3", "-m", "verl.trainer.main_ppo", "data.train_batch_size=32", "+trainer.total_epochs=3"]
+    found = verl(together)
+    assert (found["batch_size"], found["epochs"], found["trackers"]) == (32, 3.0, ["wandb"])
+    assert verl(*split)["batch_size"] == 32
+    assert verl("data.train_batch_size=32", "trainer.total_epochs=3")["epochs"] == 3.0
+
+
+def test_flags_have_values_behind_them_or_none():
+    found = migrate("openrlhf", ["--actor.eps_clip_low_high", "0.2", "0.27", "--bf16", "--seed=7"], {}).config
+    assert found["algorithm"]["policy_loss"]["clip_high"] == 0.27
+    assert (found["model"]["dtype"], found["seed"]) == ("bfloat16", 7)
+
+
+def test_numbers_come_from_the_environment_and_texts_keep_its_names():
+    command = "python -m verl.trainer.main_ppo trainer.n_gpus_per_node=$N actor_rollout_ref.model.path=$M/x"
+    found = verl(command, N="4", M="/models")
+    assert (found["placement"]["learners"], found["model"]["path"]) == (4, "${oc.env:M}/x")
+
+
+def test_a_number_that_the_environment_lacks_is_told():
+    found = migrate("verl", ["python -m verl.trainer.main_ppo data.train_batch_size=$N x=1"], {})
+    entry = next(entry for entry in found.entries if entry.key == "data.train_batch_size")
+    assert entry.status == "missing"
+    assert "set N in the environment" in entry.note
+
+
+def test_interpolations_of_a_file_are_resolved(tmp_path):
+    file = tmp_path / "roll.yaml"
+    file.write_text("exp_name: x\nn: 128\nactor_infer:\n  generating_args:\n    max_new_tokens: ${n}\n")
+    found = migrate("roll", [str(file), "exp_name=y"], {}).config
+    assert (found["sampling"]["max_tokens"], found["name"]) == (128, "y")
+
+
+@pytest.mark.parametrize("text", ["${nothing.there}", "${a}", "${oc.select:nothing}", "${f:x}", "${", "${${a}}"])
+def test_interpolations_that_lead_nowhere_stay(tmp_path, text):
+    file = tmp_path / "roll.yaml"
+    file.write_text(f"exp_name: x\na: ${{b}}\nb: ${{a}}\nseed: '{text}'\n")
+    assert status(migrate("roll", [str(file)], {}), "seed") in ("missing", "ignored")
+
+
+def test_a_file_that_a_command_names_is_read(tmp_path):
+    (tmp_path / "run.yaml").write_text("learning_rate: 1e-5\nnum_generations: 4\n")
+    script = tmp_path / "run.sh"
+    script.write_text("trl grpo --config run.yaml --num_generations 16\n")
+    found = migrate("trl", [str(script)], {}).config
+    assert (found["learner"]["lr"], found["group_size"]) == (1e-5, 16)
+    script.write_text("trl grpo --config other.yaml --num_generations 16\n")
+    assert "other.yaml" in migrate("trl", [str(script)], {}).notes[0]
+
+
+def test_python_is_read_and_not_run():
+    found = migrate("xtuner", [str(HERE / "files" / "xtuner_grpo.py")], {"WORLD_SIZE": "2"})
+    config = found.config
+    assert (config["batch_size"], config["group_size"], config["steps"]) == (64, 8, 100)
+    assert (config["model"]["path"], config["placement"]["learners"]) == ("${oc.env:MODEL_PATH}", 16)
+    assert config["learner"]["warmup_steps"] == 40
+    assert config["learner"]["final_ratio"] == pytest.approx(0.1)
+    assert config["reward"] == {"use": "math", "strict": False}
+    entry = next(entry for entry in found.entries if entry.key.endswith("pack_max_length"))
+    assert (entry.status, "not read" in entry.note) == ("missing", True)
+
+
+def test_arguments_of_trls_script_are_read(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "from trl import GRPOConfig, GRPOTrainer\nimport os\nos.remove('x')\ndef main():\n    args = GRPOConfig("
+        "learning_rate=1e-5, num_generations=4, beta=0.04)\n    GRPOTrainer(model='org/model', args=args, "
+        "reward_funcs=my_reward)\n"
+    )
+    found = migrate("trl", [str(file)], {})
+    assert (found.config["learner"]["lr"], found.config["model"]["path"]) == (1e-5, "org/model")
+    assert found.config["algorithm"]["kl_coef"] == 0.04
+    assert status(found, "reward_funcs") == "missing"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.yaml", "a: [1", "no valid YAML"),
+        ("a.yaml", "- 1\n- 2\n", "expected keys"),
+        ("a.yaml", "", "expected keys"),
+        ("a.yaml", "just text", "expected keys"),
+        ("a.yaml", "a: !!python/object/apply:os.system [ls]", "no valid YAML"),
+        ("a.yaml", "[" * 5000, "nested too deeply"),
+        ("a.yaml", "a: 1" + "0" * 5000, "no valid YAML"),
+        ("a.py", "def (", "no valid Python"),
+        ("a.py", "x = 1", "no keys"),
+        ("a.py", "x = " + "-" * 100_000 + "1", "nested too deeply"),
+        ("a.sh", "", "no command"),
+        ("a.yaml", "a: \0", "null character"),
+    ],
+)
+def test_a_broken_file_gives_words(tmp_path, name, content, says):
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=says):
+        migrate("verl", [str(file)], {})
+
+
+def test_anchors_that_multiply_are_refused(tmp_path):
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)]
+    file = tmp_path / "bomb.yaml"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="more than"):
+        migrate("verl", [str(file)], {})
+
+
+@pytest.mark.parametrize("content", ["x = 9**9**9", "x = 'a' * 10**9", "x = [0] * 10**9", "import os\nos._exit(3)"])
+def test_expressions_that_would_never_end_are_not_computed(tmp_path, content):
+    file = tmp_path / "a.py"
+    file.write_text(f"{content}\ntrainer = RLColocateTrainerConfig(seed=1, total_train_steps=x)\n")
+    found = migrate("xtuner", [str(file)], {})
+    assert (found.config["seed"], status(found, "total_train_steps")) == (1, "missing")
+
+
+def test_files_that_are_none(tmp_path):
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    for given in (str(tmp_path), str(tmp_path / "none.yaml"), str(tmp_path / "bytes.yaml")):
+        with pytest.raises(ConfigError):
+            migrate("verl", [given], {})
+    with pytest.raises(ConfigError, match="did you mean 'verl'"):
+        migrate("veerl", ["x"], {})
+
+
+def test_secrets_are_not_repeated():
+    found = migrate("openrlhf", ["--use_wandb", "abcdef", "--pretrain", "org/model"], {})
+    assert "abcdef" not in repr(found)

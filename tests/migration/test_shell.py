@@ -1,0 +1,51 @@
+"""Commands are read out of shell scripts as the shell would, and nothing is run."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlsdk.migration import shell
+
+
+def words(script: str) -> list[tuple[str, ...]]:
+    return [command.words for command in shell.commands(script)]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("a b=1 \\\n  c=2\n", [("a", "b=1", "c=2")]),
+        ("a b=1 \\\r\n c=2", [("a", "b=1", "c=2")]),
+        ("# a comment\nset -x\na # b\n", [("a",)]),
+        ("N=8\na n=$N m=${N}0", [("a", "n=8", "m=80")]),
+        ("export N=8 M=9; a n=$N m=$M", [("a", "n=8", "m=9")]),
+        ("a n=$N", [("a", "n=${oc.env:N}")]),
+        ('a n=${N:-4} m="$D/x"', [("a", "n=${oc.env:N,4}", "m=${oc.env:D}/x")]),
+        ("a 'n=$N' \"m=\\$N\"", [("a", "n=$N", "m=$N")]),
+        ("a x=['wandb'] y='[a, b]'", [("a", "x=[wandb]", "y=[a, b]")]),
+        ("a b=1 2>&1 | tee log\n", [("a", "b=1"), ("tee", "log")]),
+        ("a b=1 > out.txt 2> err.txt &", [("a", "b=1")]),
+        ('A=(\n  x=1\n  y=$N  # why\n)\na "${A[@]}" z=2', [("a", "x=1", "y=${oc.env:N}", "z=2")]),
+        ("A=(x=1)\nA+=(y=2)\na ${A[@]}", [("a", "x=1", "y=2")]),
+        ('a "$@" b=1', [("a", "b=1")]),
+        ("CUDA_VISIBLE_DEVICES=0 a b=1", [("a", "b=1")]),
+        ("a b='it''s' c=\"two words\"", [("a", "b=its", "c=two words")]),
+        ("cd x && a b=1", [("cd", "x"), ("a", "b=1")]),
+    ],
+)
+def test_a_script_is_split_as_by_a_shell(script, expected):
+    assert words(script) == expected
+
+
+def test_substitutions_of_commands_are_not_run(tmp_path):
+    file = tmp_path / "made"
+    (command,) = shell.commands(f"a b=$(touch {file}) c=`touch {file}`")
+    assert not file.exists()
+    assert "not run" in command.notes[0]
+
+
+@pytest.mark.parametrize(
+    "script", ["'", '"', "a 'b", 'a "b', "a ${", "a $(", "((((", "))))", "\\", "a=(", "$", "`", ""]
+)
+def test_broken_scripts_have_an_end(script):
+    shell.commands(script)
