@@ -38,10 +38,10 @@ def test_the_text_may_lack_what_was_written_for_the_model():
 
 
 def test_a_search_ends():
-    start = time.thread_time()
+    start = time.process_time()
     assert ActionPattern("(a+)+$").find("a" * 5_000 + "b") is None
     assert ActionPattern().find("<answer>" * (LONGEST // 8)) is None
-    assert time.thread_time() - start < 5
+    assert time.process_time() - start < 5
     assert ActionPattern().find("<answer>Up</answer>" + "a" * LONGEST) is None
 
 

