@@ -62,8 +62,11 @@ def _teaches(advantage: Any, size: int) -> bool:
 
 def _keeps(part: Any, size: int) -> bool:
     """Return whether a filter lets any group of a trial batch through, or a part of one."""
+    rollout = Rollout(Task("trial", "1 + 1 =", "2"), (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
+    scores = [Score(reward) for reward in _rewards(size)]
+    trial = [scores[first * size :][:size] for first in range(len(REWARDS))]
     try:
-        answers = [part(_group(size, first)) for first in range(len(REWARDS))]
+        answers = [part(Group(rollout.task, [rollout] * size, some)) for some in trial]
     except Exception:  # noqa: BLE001 - as above
         return True
     return any(len(answer) if isinstance(answer, Group) else answer for answer in answers)
@@ -108,9 +111,3 @@ def _batch(size: int) -> CreditInputs:
         train_step=0,
         train_steps=1,
     )
-
-
-def _group(size: int, first: int) -> Group:
-    task = Task("trial", "1 + 1 =", "2")
-    rollout = Rollout(task, (), [1, 2], [False, True], [0.0, -1.0], [-1, 0])
-    return Group(task, [rollout] * size, [Score(reward) for reward in _rewards(size)[first * size :][:size]])

@@ -86,9 +86,10 @@ class RowReader:
             BadRowError: The row makes no task.
         """
         c = self.columns
+        verl = "reward_model.ground_truth" if isinstance(row.get("reward_model"), Mapping) else None
         places = {
             "prompt": c.prompt or "prompt",
-            "answer": c.answer or _verl_answer(row) or _present("answer", row),
+            "answer": c.answer or verl or _present("answer", row),
             "source": c.source or _present("data_source", row),
             "demonstration": c.demonstration or _present("demonstration", row),
             "id": c.id,
@@ -108,10 +109,6 @@ class RowReader:
 
 def _present(name: str, row: Mapping[str, Any]) -> str | None:
     return name if name in row else None
-
-
-def _verl_answer(row: Mapping[str, Any]) -> str | None:
-    return "reward_model.ground_truth" if isinstance(row.get("reward_model"), Mapping) else None
 
 
 def _is_text(row: Mapping[str, Any]) -> bool:

@@ -1,8 +1,9 @@
-"""The core knows no built-in component by name, except those of `rlsdk.config.defaults`."""
+"""The core knows no built-in component by name, except its defaults; no annotation names a room above its own."""
 
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,3 +77,19 @@ def test_no_module_of_the_core_names_a_built_in() -> None:
 )
 def test_a_name_in_the_code_is_found(line: str) -> None:
     assert len(named(line)) == 1
+
+
+def test_annotations_name_rooms_below_their_own() -> None:
+    """import-linter leaves out imports under TYPE_CHECKING, since `rlsdk/__init__.py` shows all public names there."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (lines,) = (contract["layers"] for contract in contracts if contract["id"] == "layers")
+    layer = {room: depth for depth, line in enumerate(lines) for room in line.split(" | ")}
+    upwards = set()
+    for path in (ROOT / "rlsdk").rglob("*.py"):
+        own = path.relative_to(ROOT / "rlsdk").parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if own in layer and isinstance(node, ast.ImportFrom) and str(node.module).startswith("rlsdk."):
+                other = str(node.module).split(".")[1]
+                if other != own and other in layer and layer[other] <= layer[own]:
+                    upwards.add((own, other))
+    assert upwards == {("schedules", "components")}  # a scheduled component says what it is
