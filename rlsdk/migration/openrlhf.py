@@ -36,6 +36,7 @@ from rlsdk.migration.rows import (
     same,
     text,
     texts,
+    two,
     unless,
     whole,
 )
@@ -98,12 +99,11 @@ def _kl(given: Given) -> dict[str, Any]:
 
 
 def _shaping(given: Given) -> list[dict[str, Any]]:
-    bounds = given.read("reward.clip_range", numbers, [-10.0, 10.0])
+    bounds = given.read("reward.clip_range", two, [-10.0, 10.0])
     found: list[dict[str, Any]] = []
     if given.read("reward.normalize_enable", flag, False):
         found.append({"use": "reward_norm", "by": "batch", "method": "mean_std"})
-    if len(bounds) == 2:
-        found.append({"use": "reward_clip", "low": bounds[0], "high": bounds[1]})
+    found.append({"use": "reward_clip", "low": bounds[0], "high": bounds[1]})
     if buffer := given.whole("reward.overlong_buffer_len", 0):
         penalty = given.read("reward.overlong_penalty_factor", number, 1.0)
         found.append({"use": "overlong", "buffer": buffer, "penalty": penalty})
@@ -117,13 +117,13 @@ def _shaping(given: Given) -> list[dict[str, Any]]:
 
 def _loss(name: str, given: Given) -> dict[str, Any]:
     both = given.read("actor.eps_clip", number, 0.2)
-    low, high = given.read("actor.eps_clip_low_high", numbers, [both, both])
+    low, high = given.read("actor.eps_clip_low_high", two, [both, both])
     cap = given.read("actor.dual_clip", number)
     return {"algorithm.policy_loss": {"use": name, "clip_low": low, "clip_high": high, "dual_clip": cap}}
 
 
 def _correction(value: bool, given: Given) -> dict[str, Any]:
-    low, high = given.read("algo.advantage.is_correction_threshold", numbers, [0.5, 5.0])
+    low, high = given.read("algo.advantage.is_correction_threshold", two, [0.5, 5.0])
     known = {
         "tis": {"use": "tis", "cap": high},
         "icepop": {"use": "icepop", "low": low, "high": high},
@@ -136,7 +136,7 @@ def _correction(value: bool, given: Given) -> dict[str, Any]:
 def _filters(value: bool, given: Given) -> Outcome:
     if not value:
         return Outcome({}, "ignored", "off")
-    low, high = given.read("algo.dynamic_filtering_range", numbers, [0.0, 1.0])
+    low, high = given.read("algo.dynamic_filtering_range", two, [0.0, 1.0])
     values = {
         "algorithm.filters": [{"use": "pass_rate", "low": low, "high": high}],
         "rollout.dynamic_sampling": True,
@@ -303,7 +303,7 @@ ROWS = (
     part("algo.advantage.lambd", "algorithm.advantage.lam", number, 0.95),
     part("algo.advantage.no_std_norm", "algorithm.advantage.std_normalize", flag, True),
     same("algo.advantage.is_correction_enable", "algorithm.correction", flag, True, _correction),
-    part("algo.advantage.is_correction_threshold", "algorithm.correction", numbers, [0.5, 5.0]),
+    part("algo.advantage.is_correction_threshold", "algorithm.correction", two, [0.5, 5.0]),
     part("algo.advantage.is_correction_type", "algorithm.correction", text, "tis"),
     part("algo.kl.init_coef", "algorithm.kl_coef algorithm.shaping", number, 0.001,
          "in the loss with algo.kl.use_loss, else in the reward"),
@@ -314,20 +314,20 @@ ROWS = (
     same("actor.policy_loss_type", "algorithm.policy_loss", Choice({"ppo": "ppo", "gspo": "gspo"}, "the loss"), "ppo",
          _loss),
     part("actor.eps_clip", "algorithm.policy_loss.clip_low algorithm.policy_loss.clip_high", number, 0.2),
-    part("actor.eps_clip_low_high", "algorithm.policy_loss.clip_low algorithm.policy_loss.clip_high", numbers, [0.2, 0.27]),
+    part("actor.eps_clip_low_high", "algorithm.policy_loss.clip_low algorithm.policy_loss.clip_high", two, [0.2, 0.27]),
     part("actor.dual_clip", "algorithm.policy_loss.dual_clip", number, 3.0),
     part("critic.value_clip", "algorithm.value_clip", number, 0.5),
     same("actor.entropy_coef", "algorithm.entropy_coef", number, 0.001),
     missing("actor.aux_loss_coef", "the learner adds no loss for balanced experts", 0.01),
     missing("ptx_coef", "algorithm: mix trains on demonstrations beside rollouts", 0.05),
     part("reward.normalize_enable", "algorithm.shaping", flag, True, "over the batch; OpenRLHF keeps a running mean"),
-    part("reward.clip_range", "algorithm.shaping", numbers, [-10, 10]),
+    part("reward.clip_range", "algorithm.shaping", two, [-10, 10]),
     part("reward.overlong_buffer_len", "algorithm.shaping", number, 512),
     part("reward.overlong_penalty_factor", "algorithm.shaping", number, 1.0),
     missing("reward.stop_properly_penalty_coef", "algorithm.filters: [truncated], or zero_truncated of a reward", 0.5),
     changed("algo.dynamic_filtering_enable", "algorithm.filters rollout.dynamic_sampling", flag, True, "pass rates",
             _filters),
-    part("algo.dynamic_filtering_range", "algorithm.filters", numbers, [0, 1]),
+    part("algo.dynamic_filtering_range", "algorithm.filters", two, [0, 1]),
     missing("critic.freezing_steps", "actor and critic are trained from the first step", -1),
     # Optimisation
     same("actor.adam.lr", "learner.lr", number, 5e-7),

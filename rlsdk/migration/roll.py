@@ -85,7 +85,7 @@ def _devices(node: ast.expr, value: Any) -> int:
 
 
 def _agentic(given: Given) -> bool:
-    return isinstance(given.tree.get("custom_envs"), Mapping) or "train_env_manager" in given.tree
+    return bool(given.section("custom_envs")) or "train_env_manager" in given.tree
 
 
 def _group(given: Given) -> int:
@@ -242,9 +242,9 @@ def _strategy(role: str) -> Row:
 
     def learner(value: Any, given: Given) -> Outcome:
         if str(value).startswith("deepspeed"):
-            config = given.tree.get(role, {}).get("strategy_args", {}).get("strategy_config")
-            stage = config.get("zero_optimization", {}).get("stage") if isinstance(config, Mapping) else None
-            named = next((s for n, s in ZERO.items() if str(config) == f"${{{n}}}"), None)
+            config = f"{role}.strategy_args.strategy_config"
+            stage = given.section(f"{config}.zero_optimization").get("stage")
+            named = next((each for name, each in ZERO.items() if str(given.get(config)) == f"${{{name}}}"), None)
             found = stage if isinstance(stage, int) else named
             return Outcome({"learner.zero_stage": found} if found is not None else {}, "mapped", "")
         return Outcome({"learner.zero_stage": 1}, "changed", f"{LEARNER_NOTE}, without tensor or pipeline parallelism")
@@ -264,10 +264,10 @@ def _recompute(value: bool, given: Given) -> dict[str, Any]:
 def _environments(given: Given) -> dict[str, dict[str, Any]]:
     """Tag -> environment with its options."""
     found: dict[str, dict[str, Any]] = {}
-    for tag, entry in given.tree.get("custom_envs", {}).items():
+    for tag, entry in given.section("custom_envs").items():
         if not isinstance(entry, Mapping):
             continue
-        options = dict(entry.get("env_config") or {})
+        options = dict(given.section(f"custom_envs.{tag}.env_config"))
         options |= {key: entry[key] for key in BESIDE if entry.get(key) is not None}
         penalty = given.read("train_env_manager.format_penalty", number)
         options = {"format_penalty": penalty, **options} if penalty is not None else options
@@ -320,7 +320,7 @@ def _finish_rlvr(given: Given) -> dict[str, Any]:
         source = given.read(f"{key}.file_name", partial(dataset, split="train", columns=columns))
         found |= {to: source} if source else {}
     rewards = []
-    for domain in given.tree.get("rewards") or {}:
+    for domain in given.section("rewards"):
         name = str(given.get(f"rewards.{domain}.worker_cls", "")).rsplit(".", 1)[-1]
         if name in REWARDS:
             tags = given.get(f"rewards.{domain}.tag_included")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, Literal
 
 import attrs
@@ -64,6 +65,13 @@ class Given:
             return fallback if value is None else reader(value)
         except UnfitError:  # the row of that key reports it
             return fallback
+
+    def section(self, path: str) -> Mapping[str, Any]:
+        """The mapping under a dotted path; empty if there is none."""
+        node: Any = self.tree
+        for part in path.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        return node if isinstance(node, Mapping) else {}
 
     def whole(self, key: str, fallback: int = 1) -> int:
         """The value of a key as a whole number."""
@@ -138,6 +146,7 @@ class Framework:
         return exact or next((row for row in self.rows if "*" in row.key and _pattern(row.key).fullmatch(key)), None)
 
 
+@cache
 def _pattern(key: str) -> re.Pattern[str]:
     parts = [".+" if each == "**" else re.escape(each).replace(r"\*", "[^.]+") for each in key.split(".")]
     return re.compile(r"\.".join(parts))
@@ -261,6 +270,13 @@ def one_or_list(value: Any) -> Any:
 def numbers(value: Any) -> list[float]:
     """Read a list of numbers."""
     return [number(each) for each in texts(value)]
+
+
+def two(value: Any) -> list[float]:
+    """Read two numbers, such as the ends of a range."""
+    if len(found := numbers(value)) != 2:
+        raise UnfitError(f"expected two numbers, got {value!r}")
+    return found
 
 
 @attrs.frozen

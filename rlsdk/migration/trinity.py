@@ -146,8 +146,7 @@ def _algorithm(name: str, given: Given) -> dict[str, Any]:
 
 
 def _arguments(given: Given, key: str) -> Mapping[str, Any]:
-    found = given.tree.get("algorithm", {}).get(key)
-    return found if isinstance(found, Mapping) else {}
+    return given.section(f"algorithm.{key}")
 
 
 def _advantage(name: str, given: Given) -> dict[str, Any]:

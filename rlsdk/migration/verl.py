@@ -292,7 +292,7 @@ def _finish(given: Given) -> dict[str, Any]:
             found[to] = given.read(key, lambda value: dataset(value, "train", columns))
     path = given.read("custom_reward_function.path", text)
     if path is not None:
-        arguments = given.tree.get("custom_reward_function", {}).get("reward_kwargs")
+        arguments = given.section("custom_reward_function.reward_kwargs")
         name = given.read("custom_reward_function.name", text, "compute_score")
         found["reward"] = function(path, name, "auto", arguments)
     else:

@@ -25,6 +25,7 @@ from rlsdk.migration.rows import (
     same,
     text,
     texts,
+    two,
     unless,
     whole,
 )
@@ -88,7 +89,7 @@ def _least_rate(value: float, given: Given) -> dict[str, Any]:
 def _importance(value: Any, given: Given) -> Outcome:
     mode = str(given.get(f"{LOSS}.rollout_is.rollout_is_mode", "truncate"))
     level = str(given.get(f"{LOSS}.rollout_is.rollout_is_level", "token"))
-    low, high = [*numbers(value), 2.0][:2]
+    low, high = two(value)
     if level == "geometric":
         return Outcome({"algorithm.correction": {"use": "geometric", "low": low, "high": high}}, "mapped", "")
     if mode == "truncate" and level in ("token", "sequence"):

@@ -60,6 +60,7 @@ BASES: dict[str, dict[str, Any]] = {
 """The least that makes a whole configuration of each trainer."""
 
 
+HOSTILE = [[{"a": [1]}], "${oc.env:NOT_SET_HERE}", float("nan"), -(10**30), "\ud800", {}, [], "0.2"]
 CHECKED: set[str] = set()
 
 
@@ -146,8 +147,19 @@ def test_an_unknown_key_is_told(name):
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-@pytest.mark.parametrize("value", [[{"a": [1]}], "${oc.env:NOT_SET_HERE}", float("nan"), -(10**30), "\ud800", {}])
+@pytest.mark.parametrize(
+    "value", [[{"a": [1]}], "${oc.env:NOT_SET_HERE}", float("nan"), -(10**30), "\ud800", {}, [], "0.2"]
+)
 def test_a_hostile_value_is_told_in_words(name, value):
     for row in framework(name).rows:
         flat = {**BASES[name], named(row): value}
         assert len(migrated(name, flat).entries) == len(list(flattened(nested(flat))))
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("value", [5, "text", [1, 2], None, {"x": {"y": 1}}, [{"x": 1}]])
+def test_a_hostile_section_is_told_in_words(name, value):
+    keys = [named(row).split(".") for row in framework(name).rows]
+    for path in sorted({".".join(parts[:depth]) for parts in keys for depth in range(1, len(parts))}):
+        tree = nested({**{k: v for k, v in BASES[name].items() if not k.startswith(f"{path}.")}, path: value})
+        assert len(convert(framework(name), Source(tree)).entries) == len(list(flattened(tree)))
