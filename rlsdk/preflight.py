@@ -15,6 +15,8 @@ from pathlib import Path
 from rlsdk.errors import EnvironmentFault
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+OPEN_FILES = 1024
+"""Open files without which Ray cannot start its processes."""
 _HUB_SECONDS = 5.0
 REMEDY = "pip uninstall -y torchvision torchaudio torchcodec triton"
 
@@ -99,6 +101,19 @@ def free_space(folder: str | os.PathLike[str], needed_bytes: int) -> list[str]:
         "Free some space, keep fewer checkpoints or rollouts, or choose a run folder on another disk"
     )
     return [fault]
+
+
+def open_files() -> list[str]:
+    """Return what is wrong with the limit of open files: with too few, Ray hangs while it starts."""
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # Ray raises its own limit to this one
+    if most == resource.RLIM_INFINITY or most >= OPEN_FILES:
+        return []
+    return [
+        f"this process may have {most} open files, and Ray needs at least {OPEN_FILES}; raise the limit, in a shell of "
+        "root's with `ulimit -n 65536`, in a container with --ulimit nofile=65536"
+    ]
 
 
 def existing_parent(folder: str | os.PathLike[str]) -> Path:

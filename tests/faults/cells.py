@@ -85,7 +85,7 @@ _TABLE: tuple[tuple[str, str, str, End, str, dict[str, Any]], ...] = (
     ("driver", "damaged rollouts.db", "generation", "stopped", r"rollouts\.db", {}),
     ("driver", "garbled metrics.jsonl", "start", "resumed", r"metrics\.jsonl", PREPARED),
     ("driver", "locked rollouts.db", "generation checkpoint", "went on", "", {}),
-    ("driver", "few open files", "start", "went on", "", {"before": True, "files": 128}),
+    ("driver", "few open files", "start", "stopped", "128 open files", {"before": True, "files": 128}),
     ("driver", "few open files", "generation", "stopped", "open files", {}),
     ("engine", "few open files", "generation", "went on", "", {}),
     ("driver", "full shared memory", "start", "went on", "", {**ROOM, "before": True, "shm": "1m"}),

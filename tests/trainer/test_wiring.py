@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,17 @@ def test_too_few_gpus_are_said_before_ray_starts(plan: Callable[..., Plan], monk
     monkeypatch.setattr(preflight, "gpu_count", lambda: 1)
     found = examine(plan("placement.device=cuda", "placement.engines=2"), starts=False).warnings
     assert any("asks for 2 GPUs" in each.message and "this machine has 1" in each.message for each in found)
+
+
+def test_too_few_open_files_are_said_before_ray_hangs_over_them(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 128))
+    said = [each.message for each in examine(plan(), starts=False).warnings]
+    assert any("may have 128 open files, and Ray needs at least 1024" in message for message in said)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 4096))
+    assert not examine(plan(), starts=False).warnings
 
 
 def test_each_engine_has_a_cache_folder_of_its_own_below_the_runs(
