@@ -1,0 +1,51 @@
+"""Why a call of an actor failed: a death, or an exception of the actor's code."""
+
+from __future__ import annotations
+
+import pytest
+from ray import exceptions
+
+from rlsdk.cluster.actor_failures import LONGEST, cause_of, described, died, reason
+
+RAY_SAYS = """The actor died unexpectedly before finishing this task.
+\tclass_name: EngineActor
+\tpid: 12
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker \
+unexpectedly exits with a connection error code 2. Some common causes include: (1) the process was killed by the OOM
+killer"""
+
+
+class LongDeath(exceptions.RayActorError):
+    def __str__(self) -> str:
+        return RAY_SAYS
+
+
+def raised(error: Exception) -> exceptions.RayTaskError:
+    """As Ray raises what the code of an actor raised."""
+    return exceptions.RayTaskError("call", "Traceback", error).as_instanceof_cause()
+
+
+def test_an_exception_of_the_code_is_no_death_and_is_named() -> None:
+    error = raised(ValueError("no such number"))
+    assert not died(error)
+    assert isinstance(cause_of(error), ValueError)
+    assert described(error) == "ValueError: no such number"
+
+
+def test_what_the_code_raised_for_the_death_of_another_is_not_its_own_death() -> None:
+    assert not died(raised(exceptions.ActorDiedError()))
+
+
+@pytest.mark.parametrize("error", [exceptions.ActorDiedError(), exceptions.NodeDiedError("gone"), LongDeath()])
+def test_a_death_is_told_in_one_line(error: exceptions.RayError) -> None:
+    assert died(error)
+    assert cause_of(error) is error
+    assert described(error) == f"its process died: {reason(error)}"
+    assert "\n" not in described(error) and len(reason(error)) <= LONGEST
+
+
+def test_the_reason_is_the_line_that_says_because() -> None:
+    assert reason(LongDeath()) == (
+        "The actor is dead because its worker process has died. Worker unexpectedly exits with a connection error "
+        "code 2."
+    )
