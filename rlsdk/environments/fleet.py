@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import attrs
+
 from rlsdk.components import Isolation, Use
+from rlsdk.config import Plan
+from rlsdk.config.schema import EnvironmentsSection
 from rlsdk.contracts import EnvHandle
 from rlsdk.environments.actor import Act, Reset
 from rlsdk.environments.host import EnvSpec
@@ -135,3 +141,31 @@ class _FleetWorld:
         worker, self._worker = self._worker, None
         if worker is not None:
             self._fleet.exit(worker, self._number)
+
+
+@attrs.frozen
+class EnvWorkerPools:
+    """Workers for training, and those for evaluation where it has its own."""
+
+    train: EnvWorkerPool
+    eval: EnvWorkerPool | None
+
+
+@contextmanager
+def world_workers(plan: Plan) -> Iterator[EnvWorkerPools]:
+    """Provide the worker pools of a plan: workers start when they are needed and end with the block."""
+
+    def fleet(section: EnvironmentsSection, name: str) -> EnvWorkerPool:
+        options = attrs.asdict(section)
+        return EnvWorkerPool(plan.plugins, **options, name=name, log_dir=plan.folder.resolve() / "logs")
+
+    own = plan.config.eval.environments
+    fleets = EnvWorkerPools(
+        fleet(plan.config.environments, "environments"), None if own is None else fleet(own, "eval-environments")
+    )
+    try:
+        yield fleets
+    finally:
+        fleets.train.close()
+        if fleets.eval is not None:
+            fleets.eval.close()

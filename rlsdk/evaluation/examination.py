@@ -23,7 +23,7 @@ from rlsdk.contracts import PlaysEpisodes
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.group import EngineGroup
 from rlsdk.engines.starting import start_engines, started_engines
-from rlsdk.environments.pools import world_workers
+from rlsdk.environments.fleet import world_workers
 from rlsdk.errors import CheckpointError, ConfigError, DataError
 from rlsdk.evaluation.evaluation import Answers, evaluate, evaluator_of, figures, held_out
 from rlsdk.evaluation.pictures import draw

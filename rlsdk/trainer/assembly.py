@@ -17,7 +17,7 @@ from rlsdk.engines.client import EngineClient
 from rlsdk.engines.gate import PausableClient
 from rlsdk.engines.group import EngineGroup, RestartPolicy
 from rlsdk.engines.starting import exchanged_adapter, start_engine
-from rlsdk.environments.pools import EnvWorkerPools
+from rlsdk.environments.fleet import EnvWorkerPools
 from rlsdk.errors import ConfigError
 from rlsdk.evaluation.evaluation import evaluator_of
 from rlsdk.loops import UserLoop

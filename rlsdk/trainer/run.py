@@ -18,7 +18,7 @@ from rlsdk.cluster.placement import ray_cluster
 from rlsdk.config import Plan, check
 from rlsdk.contracts.rollouts import Rollouts
 from rlsdk.engines.starting import exchanged_adapter
-from rlsdk.environments.pools import world_workers
+from rlsdk.environments.fleet import world_workers
 from rlsdk.errors import RunError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.learners.group import LearnerGroup

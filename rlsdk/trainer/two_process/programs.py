@@ -18,7 +18,7 @@ from rlsdk.cluster.actors import kill
 from rlsdk.cluster.placement import Layout, layout, ray_cluster
 from rlsdk.config import Plan, check
 from rlsdk.engines.starting import exchanged_adapter, start_engines, started_engines
-from rlsdk.environments.pools import world_workers
+from rlsdk.environments.fleet import world_workers
 from rlsdk.errors import ConfigError, RunError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.learners.group import LearnerGroup
