@@ -10,7 +10,7 @@ import click
 from rlsdk.cli.lazy import LazyGroup
 
 COMMANDS = {
-    "check": "Check that a plugin's components keep the promises of their kinds.",
+    "check": "Check a plugin's components, or a model's tokenizer and chat template.",
     "data": "Make data sets, and look at them.",
     "debug": "Serve a configuration's engine, and try its workflow on one task, without a training.",
     "doctor": "Look at this machine: what is missing, and what to do about it.",

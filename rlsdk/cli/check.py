@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlsdk.cli.listing import console
-from rlsdk.errors import OptionError, UnknownComponentError, ValueFault
+from rlsdk.errors import ConfigError, OptionError, UnknownComponentError, ValueFault
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
@@ -21,7 +21,8 @@ FAULTY = 1
 
 
 @click.command()
-@click.argument("plugin")
+@click.argument("plugin", metavar="PLUGIN | model")
+@click.argument("path", required=False, metavar="[PATH]")
 @click.option("--kind", type=click.Choice(KINDS), help="Check components of this kind alone.")
 @click.option("--component", metavar="NAME", help="Check components of this name alone.")
 @click.option(
@@ -39,23 +40,33 @@ FAULTY = 1
     help="A task that the plugin's rewards can score, such as '{prompt: 1 + 1?, answer: 2}'.",
 )
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--max-length", type=click.IntRange(1), help="With `model`: the model.max_length of the run.")
+@click.option("--trust-remote-code", is_flag=True, help="With `model`: run code that comes with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def check(
     context: click.Context,
     plugin: str,
+    path: str | None,
     kind: Kind | None,
     component: str | None,
     options: tuple[str, ...],
     tasks: tuple[str, ...],
     files: tuple[str, ...],
+    max_length: int | None,
+    trust_remote_code: bool,
     as_json: bool,
 ) -> None:
     """Check that the components of PLUGIN, a name or a Python file, keep the promises of their kinds.
 
-    For each property that does not hold it shows a small input that breaks it, and what to do. Exit status: 0 all hold,
-    1 some do not, 2 there is no such plugin, component or option.
+    `rlsdk check model PATH` checks the tokenizer, chat template and configuration of a model instead; its weights are
+    not read. For each property that does not hold it shows a small input that breaks it. Exit status: 0 all hold, 1
+    some do not, 2 there is no such plugin, component, option or model.
     """
+    if path is not None:
+        if plugin != "model":
+            raise click.UsageError(f"expected one PLUGIN, or `model PATH`; got {plugin!r} and {path!r}")
+        return _check_model(context, path, max_length, trust_remote_code, as_json)
     begun = time.monotonic()
     report = _report(plugin, files, kind, component, options, tasks)
     if as_json:
@@ -63,6 +74,30 @@ def check(
     else:
         _print(report, time.monotonic() - begun)
     if not report.conforms:
+        context.exit(FAULTY)
+
+
+def _check_model(
+    context: click.Context, path: str, max_length: int | None, trust_remote_code: bool, as_json: bool
+) -> None:
+    from rlsdk.testing.model_check import check_model, open_subject
+
+    try:
+        subject = open_subject(path, trust_remote_code=trust_remote_code, max_length=max_length)
+    except ConfigError as error:
+        raise click.UsageError("; ".join(error.faults)) from error
+    properties = check_model(subject)
+    ok = all(each.ok for each in properties)
+    if as_json:
+        described = [{"name": each.name, "ok": each.ok, "reason": each.reason} for each in properties]
+        click.echo(json.dumps({"ok": ok, "properties": described}, indent=2, ensure_ascii=False))
+    else:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for each in properties:
+            held = {"True": "[green]holds[/green]", "False": "[red]broken[/red]"}.get(str(each.ok), "[dim]n/a[/dim]")
+            table.add_row(f"[cyan]{each.name}[/cyan]", held, escape(each.reason))
+        console().print(table)
+    if not ok:
         context.exit(FAULTY)
 
 

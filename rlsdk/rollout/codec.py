@@ -46,7 +46,8 @@ class ChatTokenizer:
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._single: dict[str, int | None] = {}
         self._longest = 0
-        names = sorted(_control_tokens(tokenizer))
+        self.controls = frozenset(_control_tokens(tokenizer))
+        names = sorted(self.controls)
         self._controls = regex.compile("|".join(map(regex.escape, names))) if names else None
 
     @classmethod

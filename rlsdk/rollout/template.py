@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -11,6 +12,7 @@ from rlsdk.errors import ConfigError
 from rlsdk.types import Message
 
 _QUESTION = Message("user", "Q")
+_QUESTION_TEXT = "rlsdkquestion"
 _THOUGHT, _TEXT = "rlsdkthought", "rlsdkanswer"
 _ANSWERS: tuple[Mapping[str, str], ...] = (
     {"content": _TEXT, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT, "thinking": _THOUGHT},
@@ -34,10 +36,37 @@ class Between:
 
 @attrs.frozen
 class Rewrite:
-    """Text of an answer that a template alters once messages follow it: as it was written, and as it becomes."""
+    """Text of an answer, from the beginning of its conversation, that a template alters once messages follow it.
 
-    written: str
-    found: str
+    Attributes:
+        written_whole: The text as it was written.
+        found_whole: The text as it becomes.
+    """
+
+    written_whole: str
+    found_whole: str
+
+    @property
+    def written(self) -> str:
+        """The text as it was written, around the first difference."""
+        return self.written_whole[self._at : self._at + 50]
+
+    @property
+    def found(self) -> str:
+        """The text as it becomes, around the first difference."""
+        return self.found_whole[self._at : self._at + 50]
+
+    @property
+    def drops_thought(self) -> bool:
+        """True if nothing but the thought, and marks around it, is left out."""
+        if _THOUGHT in self.found_whole or not self.found_whole.endswith(_TEXT):
+            return False
+        rest = iter(self.written_whole)
+        return all(character in rest for character in self.found_whole)
+
+    @property
+    def _at(self) -> int:
+        return max(0, _alike(self.written_whole, self.found_whole) - 10)
 
 
 class ChatTemplate:
@@ -72,16 +101,28 @@ class ChatTemplate:
         goes_on = messages[-1].role == "assistant"
         return self._render(messages, tools, add_generation_prompt=not goes_on, continue_final_message=goes_on)
 
+    def render_closed(
+        self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """Render a conversation that is over: its last message is closed, and no answer opened.
+
+        Args:
+            messages: The conversation; a mapping is passed to the template as it is.
+            tools: As in `render`.
+
+        Raises:
+            ConfigError: The template refuses the conversation.
+        """
+        return self._render(messages, tools, add_generation_prompt=False)
+
     def _render(
         self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **how: bool
     ) -> str:
+        given = [_plain(m) if isinstance(m, Message) else dict(m) for m in messages]
+        if self._wants_parts:
+            given = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in given]
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                [_plain(m) if isinstance(m, Message) else dict(m) for m in messages],
-                tools=list(tools) or None,
-                tokenize=False,
-                **how,
-            )
+            text: str = self._tokenizer.apply_chat_template(given, tools=list(tools) or None, tokenize=False, **how)
         except Exception as error:
             roles = ", ".join(m.role if isinstance(m, Message) else m["role"] for m in messages)
             raise ConfigError([f"{self._name} refuses a conversation of {roles}: {error}"]) from error
@@ -149,10 +190,7 @@ class ChatTemplate:
             # Thoughts that the template does not write at all, or writes otherwise than the prompt opened them
             written = opened + f"<think>\n{_THOUGHT}\n</think>\n\n{_TEXT}".removeprefix(_thought_begun(opened))
         found = self._up_to_answer([answer, *({"role": role, "content": "R"} for role in roles)])
-        if found == written:
-            return None
-        at = max(0, _alike(written, found) - 10)
-        return Rewrite(written[at : at + 50], found[at : at + 50])
+        return None if found == written else Rewrite(written, found)
 
     def _answer(self) -> dict[str, str]:
         """Return the message of an answer in the form that the template understands, with a thought if it can."""
@@ -169,12 +207,25 @@ class ChatTemplate:
         begin, text_of_answer, _ = text.partition(_TEXT)
         return begin + text_of_answer
 
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """True for templates of models that see: text is lost unless it stands in a list of parts."""
+        forms = (_QUESTION_TEXT, [{"type": "text", "text": _QUESTION_TEXT}])
+        shown = []
+        for content in forms:
+            try:
+                text = self._tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+            except Exception:  # noqa: BLE001 - a template may raise anything
+                return False
+            shown.append(_QUESTION_TEXT in text)
+        return shown == [False, True]
+
     @property
     def _name(self) -> str:
         return f"the chat template of {getattr(self._tokenizer, 'name_or_path', '') or 'the tokenizer'!r}"
 
 
-def _plain(message: Message) -> dict[str, str]:
+def _plain(message: Message) -> dict[str, Any]:
     named = {"name": message.name} if message.name else {}
     return {"role": message.role, "content": message.content, **named}
 

@@ -21,7 +21,7 @@ from rlsdk.serving.messages import APIError, ChatMessage, ToolCall
 from rlsdk.serving.replies import AnswerHead, TokenLogprobs, chat_logprobs, tokens_used
 from rlsdk.serving.streaming import LiveAnswer, sampled_live
 from rlsdk.serving.wire import ChatCompletionRequest
-from rlsdk.tool_calls import Dialect, Malformed, hermes
+from rlsdk.tool_calls import IN_TAGS, Dialect, Malformed
 from rlsdk.types import Message
 
 MODEL = "policy"
@@ -241,7 +241,7 @@ def answered(text: str, asked: ChatCompletionRequest, dialect: Dialect, call_id:
         told.append(ToolCall(f"{call_id}_{i}", call.name, json.dumps(named, ensure_ascii=False)))
     if not told:
         return ChatMessage("assistant", text)
-    before = whole[: whole.find("<tool_call>", max(whole.rfind("</think>"), 0))] if dialect.parse is hermes else ""
+    before = whole[: whole.find("<tool_call>", max(whole.rfind("</think>"), 0))] if dialect.parse in IN_TAGS else ""
     return ChatMessage("assistant", before[len(asked.prefill) :].rstrip(), tuple(told))
 
 

@@ -14,7 +14,7 @@ from rlsdk.engines.common import stack_top
 from rlsdk.errors import EngineError
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.replies import TokenLogprobs
-from rlsdk.tool_calls import Dialect, hermes
+from rlsdk.tool_calls import IN_TAGS, Dialect
 
 T = TypeVar("T")
 _CALL = "<tool_call>"
@@ -99,7 +99,7 @@ class LiveAnswer:
         text = text[: _stop_begins(text, self._stops)]
         if self._dialect is not None:
             begins = _call_begins(self._prefill + text) - len(self._prefill)
-            text = text[: max(begins, 0)] if self._dialect.parse is hermes else ""
+            text = text[: max(begins, 0)] if self._dialect.parse in IN_TAGS else ""
             text = text.rstrip()  # what stands before a call is told without the white space between
         new = text[len(self.sent) :]
         self.sent += new
@@ -151,5 +151,5 @@ def _stop_begins(text: str, stops: Sequence[str]) -> int:
 
 
 def _call_begins(text: str) -> int:
-    """Position where a call in the form of `hermes` is, or may begin, after the model's thoughts."""
+    """Position where a call in `<tool_call>` is, or may begin, after the model's thoughts."""
     return _stop_begins(text[(start := max(text.rfind("</think>"), 0)) :], [_CALL]) + start

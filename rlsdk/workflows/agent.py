@@ -45,7 +45,8 @@ class Agent:
 
     Attributes:
         agent: `my_agent.py:solve` or `package.module:function`.
-        parser: How calls of tools are written: `hermes`, `json`, `pythonic`, or `my_file.py:function` of one's own.
+        parser: How calls of tools are written: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`,
+            `deepseek`, `mistral`, `llama3`, or `my_file.py:function` of one's own.
         max_turns: Answers that the agent gets.
         max_tokens: Of one answer; left out, the run's setting. An agent may ask for less.
         timeout: Seconds until the rollout ends as truncated; left out, there is no limit.

@@ -42,7 +42,8 @@ class Tools:
         tools: `my_file.py:function` or `package.module:function`, each; `[]` where servers have them all.
         servers: Name -> MCP server: `{command: …, args: […], env: {…}}` for one that is started here, or `{url: …}`;
             `only: [name, …]` offers some of its tools.
-        parser: How calls are written: `hermes`, `json`, `pythonic`, or `my_file.py:function` of one's own, from the
+        parser: How calls are written: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`,
+            `deepseek`, `mistral`, `llama3`, or `my_file.py:function` of one's own, from the
             text of an answer to a list of (name, arguments) pairs; a ValueError of it is told to the policy.
         describe: Say what tools there are where the chat template does not.
         max_turns: Answers until the rollout ends as truncated.

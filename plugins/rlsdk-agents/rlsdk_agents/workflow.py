@@ -26,7 +26,8 @@ class AgentsWorkflow:
 
     Attributes:
         agent: `my_agent.py:assistant` or `package.module:assistant`: an `agents.Agent`.
-        parser: How calls of tools are written: `hermes`, `json`, `pythonic`, or `my_file.py:function` of one's own.
+        parser: How calls of tools are written: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`,
+            `deepseek`, `mistral`, `llama3`, or `my_file.py:function` of one's own.
         max_turns: Of the library: answers of the model in one run.
         max_tokens: Of one answer; left out, the run's setting.
         timeout: Seconds until the rollout ends as truncated; left out, there is no limit.

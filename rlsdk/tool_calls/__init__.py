@@ -16,29 +16,23 @@ import attrs
 
 from rlsdk.errors import OptionError, ValueFault
 from rlsdk.plugins.importing import find
+from rlsdk.tool_calls import formats
+from rlsdk.tool_calls.calls import MAX_CHARACTERS, Call, Malformed, Parser, Writer, read_call, read_json, too_long
 
-MAX_CHARACTERS = 16_384
-"""Of an answer that is read; a longer one is not parsed."""
-
-
-@attrs.frozen
-class Call:
-    """A tool call; `positional` arguments come from parsers whose syntax has them."""
-
-    name: str
-    arguments: Mapping[str, Any] = attrs.field(factory=dict)
-    positional: tuple[Any, ...] = ()
-
-
-@attrs.frozen
-class Malformed:
-    """An attempted call that cannot be parsed, with the reason."""
-
-    reason: str
-
-
-Parser = Callable[[str], list[Call | Malformed]]
-"""Text of an answer -> the calls in it; none: it is the final answer."""
+__all__ = [
+    "IN_TAGS",
+    "MAX_CHARACTERS",
+    "PARSERS",
+    "WRITERS",
+    "Call",
+    "Dialect",
+    "Malformed",
+    "Parser",
+    "Writer",
+    "as_json",
+    "hermes",
+    "pythonic",
+]
 
 
 def hermes(text: str) -> list[Call | Malformed]:
@@ -47,7 +41,7 @@ def hermes(text: str) -> list[Call | Malformed]:
     if "<tool_call>" not in text:
         return []
     if len(text) > MAX_CHARACTERS:
-        return [_too_long(text)]
+        return [too_long(text)]
     bodies = text.split("<tool_call>")[1:]
     return [_hermes_call(body) for body in bodies]
 
@@ -56,8 +50,8 @@ def _hermes_call(body: str) -> Call | Malformed:
     inside, end, _ = body.partition("</tool_call>")
     if not end:
         return Malformed("<tool_call> is not closed by </tool_call>")
-    read = _json(inside.strip())
-    return read if isinstance(read, Malformed) else _object(read)
+    read = read_json(inside.strip())
+    return read if isinstance(read, Malformed) else read_call(read)
 
 
 def as_json(text: str) -> list[Call | Malformed]:
@@ -68,20 +62,20 @@ def as_json(text: str) -> list[Call | Malformed]:
     if not re.match(r"\[?\s*\{", text):
         return []
     if len(text) > MAX_CHARACTERS:
-        return [_too_long(text)]
-    read = _json(text)
+        return [too_long(text)]
+    read = read_json(text)
     if isinstance(read, Malformed):
         return [read]
-    return [_object(each) for each in (read if isinstance(read, list) else [read])]
+    return [read_call(each) for each in (read if isinstance(read, list) else [read])]
 
 
 def pythonic(text: str) -> list[Call | Malformed]:
     """The answer is a call, `add(a=1, b=2)`, or a list of calls; arguments are literals."""
-    text = text.rpartition("</think>")[2].strip()
+    text = re.sub(r"<\|tool_call_(?:start|end)\|>", "", text.rpartition("</think>")[2]).strip()
     if not re.match(r"\[?\s*[A-Za-z_]\w*\(", text):
         return []
     if len(text) > MAX_CHARACTERS:
-        return [_too_long(text)]
+        return [too_long(text)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the model wrote may be odd Python
@@ -101,26 +95,6 @@ def _python_call(node: ast.expr) -> Call | Malformed:
     return Call(node.func.id, named, tuple(ast.literal_eval(value) for value in node.args))
 
 
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Malformed(f"it is not JSON: {error}")
-
-
-def _object(read: Any) -> Call | Malformed:
-    if not isinstance(read, dict) or not isinstance(read.get("name"), str):
-        return Malformed('expected {"name": NAME, "arguments": {…}}')
-    arguments = read.get("arguments", read.get("parameters", {}))
-    if not isinstance(arguments, dict):
-        return Malformed(f"arguments: expected an object, got {json.dumps(arguments)[:100]}")
-    return Call(read["name"], arguments)
-
-
-def _too_long(text: str) -> Malformed:
-    return Malformed(f"the answer has {len(text)} characters; at most {MAX_CHARACTERS} are read")
-
-
 PARSERS: dict[str, tuple[Parser, str]] = {
     "hermes": (
         hermes,
@@ -135,11 +109,23 @@ PARSERS: dict[str, tuple[Parser, str]] = {
         pythonic,
         "To call one, answer with nothing but NAME(argument=value, …), or with a list of such calls.",
     ),
+    "qwen3_coder": (
+        formats.qwen3_coder,
+        "To call one, answer <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>.",
+    ),
+    "glm": (
+        formats.glm,
+        "To call one, answer <tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>.",
+    ),
+    "harmony": (formats.harmony, "To call one, write to=functions.NAME and a JSON object of arguments."),
+    "deepseek": (
+        formats.deepseek,
+        "To call one, answer <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>.",
+    ),
+    "mistral": (formats.mistral, 'To call one, answer [TOOL_CALLS][{"name": NAME, "arguments": {…}}].'),
+    "llama3": (formats.llama3, 'To call one, answer with nothing but {"name": NAME, "parameters": {…}}.'),
 }
 """Name -> parser, and what a policy is told of it where its chat template does not."""
-
-Writer = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
-"""(name, arguments) pairs -> the text of an answer that calls these."""
 
 
 def _write_hermes(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -160,8 +146,21 @@ def _written(name: str, arguments: Mapping[str, Any]) -> str:
     return json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
 
 
-WRITERS: dict[str, Writer] = {"hermes": _write_hermes, "json": _write_json, "pythonic": _write_pythonic}
+WRITERS: dict[str, Writer] = {
+    "hermes": _write_hermes,
+    "json": _write_json,
+    "pythonic": _write_pythonic,
+    "qwen3_coder": formats.write_qwen3_coder,
+    "glm": formats.write_glm,
+    "harmony": formats.write_harmony,
+    "deepseek": formats.write_deepseek,
+    "mistral": formats.write_mistral,
+    "llama3": formats.write_llama3,
+}
 """Name of a parser -> what writes what it reads."""
+
+IN_TAGS = frozenset({hermes, formats.qwen3_coder, formats.glm})
+"""Parsers of calls that begin with `<tool_call>`: what stands before the first one is the answer's content."""
 
 
 @attrs.frozen
@@ -180,7 +179,7 @@ class Dialect:
 
     @classmethod
     def named(cls, name: str, component: str) -> Dialect:
-        """Return the dialect named by an option `parser`: `hermes`, `json`, `pythonic` or `FILE.py:FUNCTION`.
+        """Return the dialect named by an option `parser`: a key of `PARSERS`, or `FILE.py:FUNCTION`.
 
         Args:
             name: Value of the option.

@@ -1,0 +1,317 @@
+"""Checks that a tokenizer and its chat template can be trained on: `rlsdk check model`.
+
+A property is a function of a `ModelSubject` and a conversation. It returns what is wrong, raises `NotApplicable` with
+the reason where the template has no such thing, or returns None. A `ConfigError` is the template's own refusal of a
+conversation, and counts as not applicable: what a template does not allow, nobody trains.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Completion, Sampling
+from rlsdk.errors import ConfigError
+from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.testing.conversations import conversations, describe
+from rlsdk.testing.findings import NotApplicable
+from rlsdk.testing.tool_formats import round_trip_fault
+from rlsdk.types import Message, Task
+
+Held = bool | Literal["n/a"]
+CONVERSATIONS = 48
+_VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes of vLLM's attention on the CPU, the narrowest of its backends (vLLM 0.32)."""
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@attrs.frozen(eq=False)
+class ModelSubject:
+    """A tokenizer with its chat template, and what is known of the model that it belongs to.
+
+    Attributes:
+        codec: Tokenizer and template.
+        tokenizer: The same tokenizer as transformers has it.
+        config: The model's `config.json`; empty if there is none.
+        stops: Ids of the tokens that end an answer.
+        max_length: `model.max_length` of the run that is planned; None if unknown.
+    """
+
+    codec: ChatTokenizer
+    tokenizer: Any
+    config: dict[str, Any] = attrs.field(factory=dict)
+    stops: frozenset[int] = frozenset()
+    max_length: int | None = None
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """Configuration of the language model, which some architectures nest."""
+        nested = self.config.get("text_config")
+        return nested if isinstance(nested, dict) else self.config
+
+
+@attrs.frozen
+class ModelProperty:
+    """A property with its outcome: `ok` is True, False or "n/a", and `reason` says why where it is not True."""
+
+    name: str
+    ok: Held
+    reason: str = ""
+
+
+def open_subject(path: str, *, trust_remote_code: bool = False, max_length: int | None = None) -> ModelSubject:
+    """Read the tokenizer and the configuration in a model's folder, without its weights.
+
+    Raises:
+        ConfigError: There is no tokenizer, or a file is no JSON.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        said = str(error).splitlines()
+        raise ConfigError([f"{path!r} has no tokenizer that transformers can open: {(said or ['?'])[0]}"]) from error
+    config, generation = _read(Path(path) / "config.json"), _read(Path(path) / "generation_config.json")
+    given = (tokenizer.eos_token_id, config.get("eos_token_id"), generation.get("eos_token_id"))
+    stops = {stop for each in given for stop in (each if isinstance(each, list) else [each]) if stop is not None}
+    return ModelSubject(ChatTokenizer(tokenizer), tokenizer, config, frozenset(stops), max_length)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        read = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError([f"{path} is not JSON: {error}"]) from error
+    return read if isinstance(read, dict) else {}
+
+
+def check_model(subject: ModelSubject, *, seed: int = 0) -> list[ModelProperty]:
+    """Check all properties, each on the shortest conversations first, up to the first that breaks it."""
+    tried = conversations(CONVERSATIONS, seed)
+    return [_check(name, fault, subject, tried) for name, fault in PROPERTIES.items()]
+
+
+def _check(
+    name: str, fault: Callable[..., str | None], subject: ModelSubject, tried: Sequence[tuple[Message, ...]]
+) -> ModelProperty:
+    applied, reason = False, ""
+    for conversation in tried:
+        try:
+            found = fault(subject, conversation)
+        except NotApplicable as error:
+            reason = str(error)
+        except ConfigError as error:
+            reason = "; ".join(error.faults)
+        else:
+            applied = True
+            if found:
+                return ModelProperty(name, False, f"{found}; conversation: {describe(conversation)}")
+    return ModelProperty(name, True) if applied else ModelProperty(name, "n/a", reason)
+
+
+def _difference(subject: ModelSubject, expected: np.ndarray, got: np.ndarray) -> str | None:
+    """Return the first token at which two sequences differ, in words."""
+    for i in range(max(len(expected), len(got))):
+        left, right = expected[i : i + 1], got[i : i + 1]
+        if not np.array_equal(left, right):
+            shown = [f"{ids[0]} {subject.codec.shown(ids)!r}" if len(ids) else "nothing" for ids in (left, right)]
+            return f"token {i} differs: expected {shown[0]}, got {shown[1]}"
+    return None
+
+
+def prompt_shows_the_question(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """The prompt is the template's rendering, token by token, and holds what the user said."""
+    if not subject.codec.template.there:
+        raise NotApplicable("the tokenizer has no chat template; prompts that are text work")
+    question = conversation[: 1 + (conversation[0].role == "system")]
+    try:
+        text = subject.codec.template.render(question)
+    except ConfigError as error:
+        if question[0].role == "system":
+            raise
+        return "; ".join(error.faults)
+    if question[-1].content not in text:
+        return f"the prompt {text!r} lacks what the user said"
+    _, ids = subject.codec.prompt(Task("check", question))
+    return _difference(subject, subject.codec.encode(text), ids)
+
+
+def later_messages_leave_answers_alone(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """Prefix property: the rendering of an answer stays as it is when messages follow it."""
+    template = subject.codec.template
+    for i, message in _followed_answers(conversation):
+        for role in dict.fromkeys(m.role for m in conversation[i + 1 :] if m.role != "assistant"):
+            rewrite = template.rewrite([role])
+            if rewrite is not None and rewrite.drops_thought:
+                raise NotApplicable(
+                    f"the template drops thoughts of earlier answers once a message ({role}) follows: "
+                    "conversations with such a turn are refused in training, or need model.keep_history"
+                )
+            if rewrite is not None:
+                return f"{rewrite.written!r} becomes {rewrite.found!r} once a message ({role}) follows"
+        alone = template.render_closed(conversation[: i + 1]).partition(message.content)
+        later = template.render_closed(conversation).partition(message.content)
+        # Qwen3's writes an empty thought before a last answer that has none
+        written, found = (_EMPTY_THOUGHT.sub("", "".join(each[:2])) for each in (alone, later))
+        if not alone[1] or written != found:
+            expected, got = subject.codec.encode(written), subject.codec.encode(found)
+            return _difference(subject, expected, got) or f"the answer {message.content!r} is not rendered"
+    return None
+
+
+def _followed_answers(conversation: tuple[Message, ...]) -> list[tuple[int, Message]]:
+    found = [(i, m) for i, m in enumerate(conversation[:-1]) if m.role == "assistant"]
+    if not found:
+        raise NotApplicable("no answer is followed by a message")
+    return found
+
+
+def bridges_equal_the_template(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """Between two answers stands what the template writes there, for answers that ended as for those cut off."""
+    codec = subject.codec
+    for i, message in _followed_answers(conversation):
+        end = next((j for j in range(i + 1, len(conversation)) if conversation[j].role == "assistant"), None)
+        history = conversation[:end]
+        rendered = codec.template.render(history).partition(message.content)
+        if not rendered[1]:
+            raise NotApplicable("the template does not render answers as they are")
+        expected, new = codec.encode(rendered[2]), len(history) - i - 1
+        if found := _difference(subject, expected, codec.between(history, new, plain=False)):
+            return f"after an answer that was cut off: {found}"
+        if len(expected) and expected[0] in subject.stops:
+            ended = np.append(codec.encode(message.content), expected[0])
+            got = codec.between(history, new, plain=False, ended=ended)
+            if found := _difference(subject, expected[1:], got):
+                return f"after an answer that ended: {found}"
+    return None
+
+
+def stop_token_is_sampled_and_trained(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """What the template writes first after an answer ends it, and is trained on as the policy's own token."""
+    codec = subject.codec
+    question = conversation[: 1 + (conversation[0].role == "system")]
+    answer = "rlsdkanswer"
+    closing = codec.encode(codec.template.render_closed([*question, Message("assistant", answer)]).partition(answer)[2])
+    if not len(closing) or not subject.stops:
+        raise NotApplicable("the template writes nothing after an answer, or the tokenizer has no end of text")
+    stop = int(closing[0])
+    if stop not in subject.stops:
+        if stop not in subject.tokenizer.all_special_ids and codec.shown(closing[:1]) not in codec.controls:
+            raise NotApplicable("what the template writes after an answer is ordinary text for this tokenizer")
+        return (
+            f"the template ends an answer with {codec.shown(closing[:1])!r} ({stop}), at which sampling does not stop; "
+            f"it stops at {sorted(subject.stops)}: name it as eos_token, or in generation_config.json"
+        )
+    sampled = np.append(codec.encode(answer), stop)
+    context = RolloutContext(codec=codec, client=None, sampling=Sampling(), max_length=1 << 30)
+    messages, ids = codec.prompt(Task("check", question))
+    chat = TokenChat(Prompt(Task("check", question), messages, ids), context, "check", None)
+    logprobs, versions = np.zeros(len(sampled), np.float32), np.zeros(len(sampled), np.int64)
+    completion = Completion(
+        request="check", index=0, token_ids=sampled, logprobs=logprobs, versions=versions, finish="stop"
+    )
+    chat.take(completion)
+    rollout = chat.finish()
+    return _difference(subject, sampled, rollout.token_ids[rollout.loss_mask])
+
+
+def prefills_are_left_open(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """A last message of the assistant ends the prompt: nothing closes it."""
+    i, message = _followed_answers(conversation)[0]
+    text = subject.codec.template.render(conversation[: i + 1])
+    if message.content not in text:
+        raise NotApplicable("the template does not render a prefill as it is")
+    _, ids = subject.codec.prompt(Task("check", conversation[: i + 1]))
+    wanted = subject.codec.encode(text.partition(message.content)[0] + message.content)
+    return _difference(subject, wanted, ids)
+
+
+def injected_control_tokens_are_text(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """Names of control tokens in a message add none of them to the prompt."""
+    codec = subject.codec
+    if not codec.controls:
+        raise NotApplicable("the tokenizer has no control tokens")
+    messages = [m for m in conversation if m.role != "assistant"][:2]
+    controls = {subject.tokenizer.convert_tokens_to_ids(name) for name in codec.controls}
+
+    def counted(text: str) -> int:
+        said = [*messages[:-1], attrs.evolve(messages[-1], content=codec.as_data(text))]
+        return sum(int(token) in controls for token in codec.opening(said, plain=False))
+
+    plain = messages[-1].content
+    harmless = counted(plain)
+    for name in sorted(codec.controls):
+        if counted(f"{plain} {name} {plain}") != harmless:
+            return f"{name!r} in a message of the role {messages[-1].role} becomes the control token"
+    return None
+
+
+def lengths_fit_the_positions(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """Conversations, and `model.max_length` where it is given, fit the model's positions."""
+    limit = subject.text_config.get("max_position_embeddings")
+    if not isinstance(limit, int):
+        raise NotApplicable("config.json names no max_position_embeddings")
+    if subject.max_length is not None and subject.max_length > limit:
+        return f"max_length={subject.max_length} is above the model's {limit} positions"
+    question = conversation[: 1 + (conversation[0].role == "system")]
+    length = len(subject.codec.prompt(Task("check", question))[1])
+    return None if length < limit else f"a prompt of {length} tokens leaves no room in {limit} positions"
+
+
+def padding_and_end_are_sane(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """There is an end of text; it and the padding are tokens of the model; no prompt holds padding."""
+    end, pad = subject.tokenizer.eos_token_id, subject.tokenizer.pad_token_id
+    if end is None:
+        return "the tokenizer has no end of text (eos_token): every answer is cut at max_tokens"
+    size = subject.text_config.get("vocab_size")
+    for name, token in (("eos_token", end), ("pad_token", pad)):
+        if isinstance(size, int) and token is not None and not 0 <= token < size:
+            return f"{name} is {token}, outside of the model's {size} tokens"
+    question = conversation[: 1 + (conversation[0].role == "system")]
+    if pad not in (None, end) and pad in subject.codec.prompt(Task("check", question))[1]:
+        return f"the template writes the padding {subject.tokenizer.pad_token!r} into prompts"
+    return None
+
+
+def engine_supports_the_shape(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """The size of a head has attention kernels in vLLM, and the dtype is one that can be trained."""
+    config = subject.text_config
+    heads = config.get("num_attention_heads")
+    if not isinstance(heads, int) or not isinstance(config.get("hidden_size"), int):
+        raise NotApplicable("config.json names no attention heads")
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    if size not in _VLLM_HEADS and "kv_lora_rank" not in config:
+        return f"heads of {size} have no kernel in vLLM ({', '.join(map(str, _VLLM_HEADS))}); use engine: transformers"
+    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    return None if dtype in _DTYPES else f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}"
+
+
+def tool_calls_round_trip(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """Calls as the template writes them are read back as the same calls."""
+    return round_trip_fault(subject.codec.template, conversation)
+
+
+PROPERTIES: dict[str, Callable[[ModelSubject, tuple[Message, ...]], str | None]] = {
+    "prompt": prompt_shows_the_question,
+    "prefix": later_messages_leave_answers_alone,
+    "bridge": bridges_equal_the_template,
+    "stop": stop_token_is_sampled_and_trained,
+    "prefill": prefills_are_left_open,
+    "tool_calls": tool_calls_round_trip,
+    "injection": injected_control_tokens_are_text,
+    "length": lengths_fit_the_positions,
+    "padding": padding_and_end_are_sane,
+    "engine": engine_supports_the_shape,
+}
+"""Name -> property."""

@@ -1,0 +1,84 @@
+"""Parsers of tool calls: what their writers write comes back; hostile and cut-off answers never raise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsdk.tool_calls import PARSERS, WRITERS, Call, Malformed
+
+NEW = ("qwen3_coder", "glm", "harmony", "deepseek", "mistral", "llama3")
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<>[]{}\\\"'|｜"), min_size=1, max_size=12).map(
+    lambda text: f"w {text} w"
+)
+VALUES = st.one_of(st.integers(), st.booleans(), WORDS, st.lists(st.integers(), max_size=3))
+NAMES = st.from_regex(r"[a-z][a-z_]{0,8}[a-z]", fullmatch=True)
+PAIRS = st.lists(st.tuples(NAMES, st.dictionaries(NAMES, VALUES, max_size=3)), min_size=1, max_size=3)
+MARKS = st.sampled_from(
+    [
+        "<tool_call>",
+        "</tool_call>",
+        "<function=",
+        "<parameter=",
+        "<arg_key>",
+        "<arg_value>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "to=functions.",
+        "{",
+        "}",
+        '{"name"',
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "[",
+        ">",
+        "9" * 5000,
+        "[" * 5000,
+    ]
+)
+
+
+@pytest.mark.parametrize("name", NEW)
+@given(pairs=PAIRS)
+def test_written_calls_are_read_back(name: str, pairs: Any) -> None:
+    assert PARSERS[name][0](WRITERS[name](pairs)) == [Call(called, arguments) for called, arguments in pairs]
+
+
+@pytest.mark.parametrize("name", NEW)
+@given(pairs=PAIRS, data=st.data())
+def test_cut_off_calls_never_raise(name: str, pairs: Any, data: st.DataObject) -> None:
+    text = WRITERS[name](pairs)
+    for found in PARSERS[name][0](text[: data.draw(st.integers(0, len(text)))]):
+        assert isinstance(found, Call | Malformed)
+
+
+@pytest.mark.parametrize("name", list(PARSERS))
+@given(text=st.lists(st.one_of(MARKS, st.text(max_size=8)), max_size=12).map("".join))
+def test_hostile_answers_never_raise(name: str, text: str) -> None:
+    assert all(isinstance(found, Call | Malformed) for found in PARSERS[name][0](text))
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_an_answer_without_a_call_has_none(name: str) -> None:
+    assert PARSERS[name][0]("The answer is 12.") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("deepseek", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1}'),
+        ("mistral", '[{"name": "add", "arguments": {"a": 1}}]'),
+        ("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}<|eom_id|>'),
+        ("harmony", 'commentary to=functions.add json{"a": 1}'),
+        ("harmony", ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'),
+        ("glm", "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
+        ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
+        ("pythonic", "<|tool_call_start|>[add(a=1)]<|tool_call_end|>"),
+    ],
+)
+def test_forms_that_models_write(name: str, text: str) -> None:
+    assert PARSERS[name][0](text) == [Call("add", {"a": 1})]

@@ -1,0 +1,199 @@
+"""`rlsdk check model`: each property is broken by one tokenizer, template or configuration, and by no other."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rlsdk import nano
+from rlsdk.cli import root
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.testing.model_check import PROPERTIES, ModelProperty, ModelSubject, check_model
+from tests.rollout.codecs import CHATML, FORGETFUL
+
+CALLS = (
+    "{% for call in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}"
+)
+TEMPLATE = CHATML.replace("{{ m.content }}<|im_end|>\n{% endfor %}", "{{ m.content }}" + CALLS + "CLOSE{% endfor %}")
+TEMPLATE = TEMPLATE.replace("CLOSE", "{% if not (loop.last and continue_final_message) %}<|im_end|>\n{% endif %}")
+CONFIG = {
+    "max_position_embeddings": 512,
+    "vocab_size": 300,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "dtype": "bfloat16",
+}
+
+
+def tokenizer_of(template: str, **special: Any) -> Any:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=inner, **{"eos_token": "<|im_end|>", "pad_token": "<pad>", **special}
+    )
+    made.add_tokens(["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"], special_tokens=True)
+    made.chat_template = template
+    return made
+
+
+def subject(
+    template: str = TEMPLATE,
+    codec: type[ChatTokenizer] = ChatTokenizer,
+    config: dict[str, Any] | None = None,
+    **special: Any,
+) -> ModelSubject:
+    made = tokenizer_of(template, **special)
+    stops = frozenset() if made.eos_token_id is None else frozenset({made.eos_token_id})
+    return ModelSubject(codec(made), made, {**CONFIG, **(config or {})}, stops)
+
+
+def broken(properties: Sequence[ModelProperty]) -> dict[str, str]:
+    return {each.name: each.reason for each in properties if not each.ok}
+
+
+class AddsToPrompt(ChatTokenizer):
+    def prompt(self, task: Any) -> Any:
+        messages, ids = super().prompt(task)
+        last = messages[-1].role != "assistant"
+        return messages, np.append(ids, ids[-1]) if last else ids
+
+
+class ClosesPrefills(ChatTokenizer):
+    def prompt(self, task: Any) -> Any:
+        messages, ids = super().prompt(task)
+        last = messages[-1].role == "assistant"
+        return messages, np.append(ids, ids[-1]) if last else ids
+
+
+class DropsBridge(ChatTokenizer):
+    def between(self, *given: Any, **more: Any) -> np.ndarray:
+        return super().between(*given, **more)[:-1]
+
+
+class RepeatsEnd(ChatTokenizer):
+    def between(self, *given: Any, **more: Any) -> np.ndarray:
+        return super().between(*given, **{**more, "ended": np.empty(0, np.int64)})
+
+
+class TrustsText(ChatTokenizer):
+    def as_data(self, text: str) -> str:
+        return text
+
+
+UPPER = TEMPLATE.replace(
+    "{{ m.content }}",
+    "{{ m.content.upper() if m.role == 'assistant' and not loop.last else m.content }}",
+)
+LOSES_ARGUMENTS = TEMPLATE.replace("call.function.arguments | tojson", "{'key': 'word', 'count': 3} | tojson")
+BROKEN: dict[str, list[tuple[Callable[[], ModelSubject], str]]] = {
+    "prompt": [(lambda: subject(codec=AddsToPrompt), "token")],
+    "prefix": [(lambda: subject(UPPER), "RLSDK")],
+    "bridge": [
+        (lambda: subject(codec=DropsBridge), "after an answer that was cut off"),
+        (lambda: subject(codec=RepeatsEnd), "after an answer that ended"),
+    ],
+    "stop": [(lambda: subject(eos_token="<|endoftext|>"), "at which sampling does not stop")],
+    "prefill": [(lambda: subject(codec=ClosesPrefills), "token")],
+    "tool_calls": [(lambda: subject(LOSES_ARGUMENTS), "the parser 'hermes' read")],
+    "injection": [(lambda: subject(codec=TrustsText), "becomes the control token")],
+    "length": [(lambda: subject(config={"max_position_embeddings": 8}), "leaves no room")],
+    "padding": [
+        (lambda: subject(eos_token=None), "no end of text"),
+        (lambda: subject(config={"vocab_size": 100}), "outside of the model's 100 tokens"),
+        (lambda: subject(pad_token="<|im_start|>"), "into prompts"),
+    ],
+    "engine": [
+        (lambda: subject(config={"num_attention_heads": 8}), "heads of 16"),
+        (lambda: subject(config={"dtype": "float64"}), "float64"),
+    ],
+}
+
+
+def test_a_sound_model_keeps_every_property() -> None:
+    assert [each for each in check_model(subject()) if each.ok is not True] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "said"), [(name, made, said) for name, cases in BROKEN.items() for made, said in cases]
+)
+def test_a_broken_renderer_breaks_one_property_and_no_other(name: str, made: Any, said: str) -> None:
+    found = broken(check_model(made()))
+    assert list(found) == [name] and said in found[name] and "conversation: " in found[name]
+
+
+def test_every_property_has_a_renderer_that_breaks_it() -> None:
+    assert set(BROKEN) == set(PROPERTIES)
+
+
+def test_the_shortest_conversation_is_shown() -> None:
+    found = broken(check_model(subject(UPPER)))["prefix"]
+    assert found.endswith("conversation: user: 'rlsdku0' | assistant: 'rlsdka1' | user: 'rlsdku2'")
+
+
+def test_dropped_thoughts_do_not_apply() -> None:
+    prefix = next(each for each in check_model(subject(FORGETFUL)) if each.name == "prefix")
+    assert prefix.ok == "n/a" and "drops thoughts" in prefix.reason
+
+
+@functools.cache
+def shipped() -> dict[str, str]:
+    """Chat templates in TRL's wheel, beside the training variants."""
+    trl = pytest.importorskip("trl")
+    folder = Path(trl.__file__).parent / "chat_templates"
+    names = sorted(folder.glob("*.jinja"))
+    return {path.stem: path.read_text("utf-8") for path in names if not path.stem.endswith("_training")}
+
+
+def test_the_templates_that_trl_ships() -> None:
+    refused = {}
+    for name, text in shipped().items():
+        made = tokenizer_of(text, eos_token="<|endoftext|>", bos_token="<s>")
+        config = {**CONFIG, "max_position_embeddings": 1 << 16}
+        found = broken(check_model(ModelSubject(ChatTokenizer(made), made, config, frozenset({made.eos_token_id}))))
+        found.pop("stop", None)  # TRL ships no tokenizers; this one has the tokens of ChatML alone
+        if found:
+            refused[name] = sorted(found)
+    for name in ("qwen3_5_think", "qwen3_6", "nemotron_3_nano", "glm4moe", "gptoss", "smolvlm", "llava_next"):
+        assert name not in refused
+    assert len(shipped()) - len(refused) >= 36, refused
+
+
+def command(*arguments: str) -> Any:
+    return CliRunner().invoke(root, ["check", *arguments])
+
+
+def test_the_command_reads_a_folder(tmp_path: Path) -> None:
+    tokenizer_of(TEMPLATE).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "llama"}))
+    result = command("model", str(tmp_path), "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == 0 and told["ok"] is True
+    assert [each["name"] for each in told["properties"]] == list(PROPERTIES)
+    assert all(set(each) == {"name", "ok", "reason"} for each in told["properties"])
+    result = command("model", str(tmp_path), "--max-length", "1024")
+    assert result.exit_code == 1 and "above the model's 512 positions" in " ".join(result.output.split())
+
+
+def test_the_nano_model_without_a_template_holds(tmp_path: Path) -> None:
+    nano.create(tmp_path / "nano")
+    told = json.loads(command("model", str(tmp_path / "nano"), "--json").stdout)
+    assert told["ok"] is True
+    assert {each["name"] for each in told["properties"] if each["ok"] == "n/a"} >= {"prompt", "prefix", "bridge"}
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    result = command("model", str(tmp_path), "--json")
+    assert result.exit_code == 2 and "no tokenizer" in result.output
