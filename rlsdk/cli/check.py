@@ -115,9 +115,10 @@ def _report(
     plugins = Plugins(files)
     if plugin not in plugins.entries and not plugin.endswith(".py"):
         near = nearest(plugin, plugins.entries)
-        hint = f"; did you mean {near!r}?" if near else ""
+        hint = f"; did you mean {near!r}?" if near else "."
+        broken = [f" {name} is broken: {entry.broken}." for name, (entry, *_) in plugins.entries.items() if entry.broken]
         raise click.BadParameter(
-            f"no plugin {plugin!r}{hint} There are: {', '.join(plugins.entries)}.", param_hint="PLUGIN"
+            f"no plugin {plugin!r}{hint} There are: {', '.join(plugins.entries)}.{''.join(broken)}", param_hint="PLUGIN"
         )
     try:
         chosen: dict[str, Any] = {"options": read_options(options), "tasks": read_tasks(tasks)}

@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 
+from rlsdk.options import nearest
+
 GROUP = "rlsdk.v1"
 CORE = "core"
 """Name of the plugin that holds rlsdk's own components."""
@@ -65,6 +67,18 @@ def declared(group: str) -> list[importlib.metadata.EntryPoint]:
     """Entry points of a group, by name and distribution, whatever the order of the search path."""
     points = importlib.metadata.entry_points(group=group)
     return sorted(points, key=lambda p: (p.name, p.dist.name if p.dist else ""))
+
+
+def misspelt_module(entry: PluginEntry) -> str:
+    """Return advice for an entry point that names a module which its distribution does not hold."""
+    files = importlib.metadata.files(entry.distribution) or ()
+    held = {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"}
+    near = nearest(entry.module, held)
+    hint = f"; did you mean {near!r}?" if near else f", and {entry.distribution} holds: {', '.join(sorted(held))}"
+    return (
+        f"; the entry point {entry.name!r} names it{hint}. Correct [project.entry-points.\"rlsdk.v1\"] in its "
+        "pyproject.toml, and install it again"
+    )
 
 
 def version() -> str:

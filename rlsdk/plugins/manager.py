@@ -29,7 +29,7 @@ from rlsdk.errors import (
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import fingerprints
-from rlsdk.plugins.entries import CORE, PluginEntry, discover
+from rlsdk.plugins.entries import CORE, PluginEntry, discover, misspelt_module
 from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint
 from rlsdk.plugins.importing import unreadable
 from rlsdk.plugins.own_parts import with_own_parts
@@ -255,6 +255,8 @@ class Plugins(pluggy.PluginManager):
             module = self._load_file(entry.name) if entry.file else importlib.import_module(entry.module)
         except (Exception, SystemExit) as error:
             cause = described(error)
+            if isinstance(error, ModuleNotFoundError) and error.name == entry.module.partition(".")[0]:
+                cause += misspelt_module(entry)
             raise PluginError(f"plugin {entry.name!r} ({entry.origin}) fails to import: {cause}") from error
         self._components[entry.name] = {}
         self._tables[entry.name] = dict(getattr(module, "MODULES", {}))

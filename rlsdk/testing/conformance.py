@@ -24,6 +24,7 @@ from rlsdk.testing.inputs import Case
 from rlsdk.testing.properties.base import Property
 from rlsdk.testing.properties.packed import reads_undeclared
 from rlsdk.testing.show import show
+from rlsdk.testing.signatures import fault_of
 from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Task
 
@@ -101,8 +102,8 @@ class Check:
         return None
 
     def _declares_its_needs(self) -> bool:
-        if "needs-declared" not in self.properties or self.subject.missing:
-            return True
+        if "needs-declared" not in self.properties or self.subject.missing or fault_of(self.subject.component):
+            return True  # what cannot be called reads nothing
         if self._declares is None:
             self._declares = not reads_undeclared(self.subject)
         return self._declares

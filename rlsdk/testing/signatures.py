@@ -16,6 +16,8 @@ from rlsdk.testing.subject import SUPPLIED
 
 Fault = tuple[str, str]
 """(what was expected, what there is)."""
+SYNC: tuple[Kind, ...] = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "tasks")
+"""Kinds whose functions rlsdk calls without awaiting them."""
 
 PROTOCOLS: Mapping[Kind, type] = {
     "engine": contracts.Engine,
@@ -28,6 +30,8 @@ PROTOCOLS: Mapping[Kind, type] = {
 def fault_of(component: Component) -> Fault | None:
     """Fault that keeps a component from being called the way its kind is; None if it can be."""
     kind, obj = component.kind, component.obj
+    if kind in SYNC and component.is_async:
+        return f"def {obj.__name__}, which is called and not awaited", "async def"
     if kind in PROTOCOLS:
         return _lacks(obj, PROTOCOLS[kind])
     if kind == "algorithm":

@@ -30,4 +30,5 @@ def add_metadata(folder: Path, name: str, *, point: str | None = None, module: s
     metadata = folder / f"rlsdk_{name}-0.1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rlsdk-{name}\nVersion: 0.1.0\n")
+    (metadata / "RECORD").write_text(f"rlsdk_{name}/__init__.py,,\n")
     (metadata / "entry_points.txt").write_text(f"[rlsdk.v1]\n{point or name} = {module or f'rlsdk_{name}'}\n")

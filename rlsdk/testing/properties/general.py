@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
 
+from rlsdk.components import component_of
 from rlsdk.errors import OptionError
-from rlsdk.kinds import KINDS
+from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import Computed, structure
-from rlsdk.testing.findings import Violated
+from rlsdk.testing.findings import NotApplicable, Violated
 from rlsdk.testing.properties.base import holds
 from rlsdk.testing.signatures import fault_of
 from rlsdk.testing.subject import Subject
+
+HEAVY = frozenset({"torch", "ray", "vllm", "deepspeed", "transformers"})
+"""Packages that take seconds to import, and gigabytes to install."""
+LIGHT: tuple[Kind, ...] = ("reward", "filter", "buffer", "stop", "workflow", "environment", "tasks", "tracker")
+"""Kinds that run where no model is loaded: processes that score, workers of environments, the command line."""
 
 
 @holds(
@@ -48,6 +59,62 @@ def documented(subject: Subject, _: Any) -> None:
     bare = [option.name for option in subject.own_options if not option.help]
     if bare:
         raise Violated("form", "a line for each option", f"none for {', '.join(bare)}")
+
+
+@holds(
+    "options-typed",
+    *KINDS,
+    remedy="annotate it, as in `limit: int = 3`: a value of another type is then refused before anything starts",
+    makes=False,
+)
+def typed(subject: Subject, _: Any) -> None:
+    """Each option has a type, which values from a configuration are checked against."""
+    obj = subject.component.obj
+    if inspect.isclass(obj) and attrs.has(obj):
+        bare = [field.name for field in attrs.fields(obj) if field.init and field.type is None]
+    else:
+        function = obj.__init__ if inspect.isclass(obj) else obj
+        keywords = inspect.signature(function).parameters.values()
+        names = {option.name for option in subject.own_options}
+        bare = [p.name for p in keywords if p.name in names and p.annotation is p.empty]
+    if bare:
+        raise Violated("form", "an annotation for each option", f"none for {', '.join(bare)}")
+
+
+@holds(
+    "light-import",
+    *LIGHT,
+    remedy="import it inside the function that needs it; a reward names it in its mark as well, "
+    "imports=('torch',), so that the processes that score share one import",
+    makes=False,
+)
+def light(subject: Subject, _: Any) -> None:
+    """Its module imports no large package at the top, which every process that scores or plays would wait for."""
+    obj = subject.component.obj
+    module = sys.modules.get(obj.__module__)
+    file = inspect.getsourcefile(obj)
+    if file is None or not Path(file).is_file():
+        raise NotApplicable("its source is not in a file")
+    beside = (component_of(each) for each in vars(module).values()) if module else ()
+    if any(each is not None and each.kind not in LIGHT for each in beside):
+        return  # its neighbours compute with tensors: whoever imports them has torch
+    tree = ast.parse(Path(file).read_bytes())
+    found = sorted({name for name in _imported(tree.body) if name in HEAVY} - set(subject.component.imports))
+    if found:
+        raise Violated("form", "an import that takes a moment", f"import {', '.join(found)} at the top of {file}")
+
+
+def _imported(body: list[ast.stmt]) -> Iterator[str]:
+    """Names of the top-level packages that statements of a module import when it is imported."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from _imported([*node.body, *node.orelse])
+        elif isinstance(node, ast.Try):
+            yield from _imported(node.body)
 
 
 @holds(

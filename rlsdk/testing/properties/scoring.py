@@ -107,7 +107,8 @@ def scores(subject: Subject, _: Rollout) -> None:
     "deterministic",
     "reward",
     inputs=_responses,
-    remedy="seed what is random by the rollout's task, or say in the docstring that it is a sample",
+    remedy="keep nothing between two calls (in a list of the module, a field of the class); seed what is random by the "
+    "rollout's task, or say in the docstring that it is a sample",
     after=("scores",),
 )
 def same_score(subject: Subject, rollout: Rollout) -> None:

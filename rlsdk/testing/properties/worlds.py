@@ -9,16 +9,22 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from rlsdk.errors import described
+from rlsdk.nano import make_tokenizer
+from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing import samples
-from rlsdk.testing.findings import Violated
+from rlsdk.testing.findings import NotApplicable, Violated
 from rlsdk.testing.inputs import Case
 from rlsdk.testing.limits import time_limit
 from rlsdk.testing.properties.base import holds
+from rlsdk.testing.scripted import run_workflow
 from rlsdk.testing.show import shape
 from rlsdk.testing.subject import Subject
 from rlsdk.types import Observation, Step, Task
 
 SECONDS = 10.0
+WORKFLOW_SECONDS = 5.0
+"""Time for a workflow whose policy answers at once."""
 SEEDS = (0, 7)
 ACTIONS = ("", "look", "<action>1</action>", "2")
 LOOKED_AT = 16
@@ -190,3 +196,23 @@ def more_is_enough(subject: Subject, _: Any) -> None:
     wanted = [i >= least for i in range(target)]
     if answers != wanted:
         raise Violated("value", f"{wanted} for 1 to {target} groups of {target}", f"{answers}")
+
+
+@holds(
+    "ends",
+    "workflow",
+    remedy="bound its turns by an option, stop when chat.room() is 0, and put a limit on each wait: "
+    "async with asyncio.timeout(seconds)",
+)
+def ends(subject: Subject, _: Any) -> None:
+    """It ends in limited time where the policy answers at once."""
+    workflow = subject.make()
+    try:
+        codec = ChatTokenizer(make_tokenizer(100))
+    except ImportError as error:
+        raise NotApplicable(f"a policy that follows a script needs transformers: {described(error)}") from error
+    with time_limit(WORKFLOW_SECONDS):
+        try:
+            run_workflow(workflow, [Task("sample", "1+2=", answer="3")], codec, lambda _: "3")
+        except Exception as error:
+            raise NotApplicable(f"it does not run on the suite's task: {described(error)}") from error
