@@ -116,7 +116,9 @@ def _report(
     if plugin not in plugins.entries and not plugin.endswith(".py"):
         near = nearest(plugin, plugins.entries)
         hint = f"; did you mean {near!r}?" if near else "."
-        broken = [f" {name} is broken: {entry.broken}." for name, (entry, *_) in plugins.entries.items() if entry.broken]
+        broken = [
+            f" {name} is broken: {entry.broken}." for name, (entry, *_) in plugins.entries.items() if entry.broken
+        ]
         raise click.BadParameter(
             f"no plugin {plugin!r}{hint} There are: {', '.join(plugins.entries)}.{''.join(broken)}", param_hint="PLUGIN"
         )

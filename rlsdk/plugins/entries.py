@@ -76,7 +76,7 @@ def misspelt_module(entry: PluginEntry) -> str:
     near = nearest(entry.module, held)
     hint = f"; did you mean {near!r}?" if near else f", and {entry.distribution} holds: {', '.join(sorted(held))}"
     return (
-        f"; the entry point {entry.name!r} names it{hint}. Correct [project.entry-points.\"rlsdk.v1\"] in its "
+        f'; the entry point {entry.name!r} names it{hint}. Correct [project.entry-points."rlsdk.v1"] in its '
         "pyproject.toml, and install it again"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import statistics
@@ -42,6 +43,16 @@ def defaults_valid(rollout, *, scale: float = "1") -> float:
 
     Args:
         scale: A number, by its annotation.
+    """
+    return float(scale)
+
+
+@rlsdk.reward("options-typed")
+def options_typed(rollout, *, scale=1.0) -> float:
+    """An option without a type.
+
+    Args:
+        scale: A number, one hopes.
     """
     return float(scale)
 
@@ -430,3 +441,9 @@ class PartsMerge(rlsdk.Algorithm):
 
     def __attrs_post_init__(self):
         object.__setattr__(self, "advantage", Use("grpo"))
+
+
+@rlsdk.workflow("ends")
+async def ends(task, chat):
+    """Waits for what never comes."""
+    await asyncio.Event().wait()

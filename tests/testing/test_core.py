@@ -16,9 +16,10 @@ from rlsdk.testing.conformance import Check, checks
 CORE, BROKEN = checks(rlsdk.Plugins(), "core", options={"code_tests": {"isolation": "none"}})
 NEED_OPTIONS = {
     *("jsonl", "parquet", "hub", "foreign", "regex", "length_penalty", "judge", "tools", "environment", "gymnasium"),
-    *("reward_model", "environments"),
+    *("reward_model", "environments", "agent"),
 }
-NEED_TASKS = {"code_tests"}
+NEED_TASKS = {"code_tests", "demonstration"}
+NEED_REWARDS = {"best_of", "dialogue"}
 
 
 def label(check: Check) -> str:
@@ -35,7 +36,7 @@ def test_it_conforms(check):
     for finding in check.findings():
         assert finding.fault is None, str(finding.fault)
         if finding.outcome == "skipped":
-            named = check.subject.component.name in NEED_OPTIONS | NEED_TASKS
+            named = check.subject.component.name in NEED_OPTIONS | NEED_TASKS | NEED_REWARDS
             assert "random numbers" in finding.reason or named
 
 
