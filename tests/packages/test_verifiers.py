@@ -92,7 +92,9 @@ def test_it_conforms(rlsdk):
     task = {"prompt": "1+2?", "answer": "3", "metadata": {"environment": "vf-sums", "config": {}, "data": data}}
     options = ("--option", "tasks.environment=vf-sums", "--task", json.dumps(task), "--json")
     found = json.loads(rlsdk("check", "verifiers", *options).stdout)
-    assert (found["conforms"], found["counts"]["skipped"]) == (True, 0)
+    assert found["conforms"]
+    # An episode of verifiers waits for its own server, which a policy that follows a script does not have.
+    assert {f["property"] for f in found["findings"] if f["outcome"] == "skipped"} <= {"ends"}
     held = {(f["component"], f["property"]) for f in found["findings"]}
     assert {("verifiers/tasks", "deterministic"), ("verifiers/rubric", "any-text")} <= held
 

@@ -206,14 +206,14 @@ def more_is_enough(subject: Subject, _: Any) -> None:
 )
 def ends(subject: Subject, _: Any) -> None:
     """It ends in limited time where the policy answers at once."""
-    workflow = subject.make()
+    workflow, task = subject.make(), next(iter(subject.tasks), Task("sample", "1+2=", answer="3"))
     try:
         codec = ChatTokenizer(make_tokenizer(100))
     except ImportError as error:
         raise NotApplicable(f"a policy that follows a script needs transformers: {described(error)}") from error
     with time_limit(WORKFLOW_SECONDS):
         try:
-            run_workflow(workflow, [Task("sample", "1+2=", answer="3")], codec, lambda _: "3")
+            run_workflow(workflow, [task], codec, lambda _: "3")
         except Exception as error:
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
