@@ -18,12 +18,12 @@ _SIZES = {
 }
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _LATENT = {
-    "kv_lora_rank": 32,
+    "kv_lora_rank": 512,  # with the rotary size, the one that vLLM's CPU kernel has
     "q_lora_rank": 32,
-    "qk_rope_head_dim": 16,
+    "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
-    "head_dim": 16,
+    "head_dim": 64,
     "num_key_value_heads": 2,
     "topk_method": "noaux_tc",  # vLLM reads these two
     "scoring_func": "sigmoid",

@@ -107,8 +107,9 @@ def in_process(name: str, head: str, dtype: str, engine: str) -> dict[str, Any]:
     lines = ran.stdout.strip().splitlines()
     if ran.returncode == 0 and lines:
         return {**found, **json.loads(lines[-1])}
-    errors = [line for line in ran.stderr.splitlines() if "Error" in line or "Fault" in line]
-    return {**found, "error": errors[-1].strip()[:300] if errors else f"status {ran.returncode}"}
+    lines = [line.removeprefix("[rank0]: ").strip() for line in ran.stderr.splitlines()]
+    errors = [line for line in lines if "Error" in line or "Fault" in line]
+    return {**found, "error": errors[-1][:160] if errors else f"status {ran.returncode}"}
 
 
 def table(results: Mapping[tuple[str, ...], Mapping[str, Any]]) -> str:
@@ -123,7 +124,7 @@ def table(results: Mapping[tuple[str, ...], Mapping[str, Any]]) -> str:
                 if found is None:
                     continue
                 cells = [f"{found[key]:.2g}" for key in ("before", "after", "moved")] if "after" in found else None
-                cells = cells or ["does not run: " + found["error"].replace("|", r"\\|").replace("`", "'"), "", ""]
+                cells = cells or ["does not run: " + found["error"].replace("|", r"\|").replace("`", "'"), "", ""]
                 lines.append(
                     "| " + " | ".join([name, head, dtype, engine, *cells, found["commit"], found["day"]]) + " |"
                 )
