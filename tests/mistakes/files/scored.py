@@ -1,0 +1,46 @@
+"""Rewards that return something else than a number, or stop their process."""
+
+import sys
+
+import rlsdk
+
+
+@rlsdk.reward("nothing")
+def nothing(rollout):
+    """Forgets to return."""
+
+
+@rlsdk.reward("words")
+def words(rollout):
+    """Gives text."""
+    return "1.0"
+
+
+@rlsdk.reward("nan")
+def nan(rollout):
+    """Gives no number."""
+    return float("nan")
+
+
+@rlsdk.reward("ends")
+def ends(rollout):
+    """Ends its process."""
+    sys.exit(3)
+
+
+@rlsdk.reward("short", batch=True)
+def short(rollouts):
+    """Gives one score, however many are asked for."""
+    return [1.0]
+
+
+@rlsdk.reward("later")
+async def later(rollout):
+    """A coroutine, which is awaited."""
+    return 1.0
+
+
+@rlsdk.reward("yes")
+def yes(rollout):
+    """A bool, which is a number."""
+    return True
