@@ -24,6 +24,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, dict[str, Any]
 
     monkeypatch.setenv("RAY_worker_niceness", "0")  # or any other program of the machine starves the actors
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    # A program that finds a token in the home folder would refuse the calls of a cluster that was started without.
+    monkeypatch.setenv("RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE", "disabled"))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         rooms = {"first": {"room": 1}, "second": {"room": 1}, "learners": {"desk": 2}}

@@ -40,6 +40,8 @@ def ray_address() -> Iterator[str]:
         patch.setenv("RAY_TMPDIR", folder)  # else whoever calls `ray.init()` on this machine would find this cluster
         patch.setenv("RAY_worker_niceness", "0")  # or any other program of the machine starves the actors
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # A program that finds a token in the home folder would refuse the calls of a cluster that was started without.
+        patch.setenv("RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE", "disabled"))
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
         try:
             yield cluster.address
