@@ -58,12 +58,11 @@ layers: $(STAMP)  ## import-linter: which module may import which
 docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# One OpenMP thread for each process: tests start several at once, and waiting threads spin. Fast tests are dealt out one by
-# one; tests of the stack by file, those of the engines and of the learners by folder, since they share processes
-# (tests/conftest.py).
+# One OpenMP thread for each process: tests start several at once, and waiting threads spin. Tests are dealt out by file,
+# those of the engines and of the learners that start the stack by folder, since they share processes (tests/conftest.py).
 test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSpeed included
 	@$(MAKE) --no-print-directory -j 2 lint types layers docs
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu and not stack" -n 2 --dist worksteal --durations 10
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu and not stack" -n 2 --dist loadfile --no-loadscope-reorder --durations 10
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "stack and not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --durations 20
 
 # Here, too: a training keeps little more than one core busy, as engine and learner take turns.
