@@ -27,6 +27,7 @@ from rlsdk.types import Message, Task
 
 Held = bool | Literal["n/a"]
 CONVERSATIONS = 48
+_NO_TEMPLATE = "the tokenizer has no chat template; prompts that are text work"
 _VLLM_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's attention on the CPU, the narrowest of its backends (vLLM 0.32)."""
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
@@ -112,7 +113,7 @@ def _check(
         except NotApplicable as error:
             reason = str(error)
         except ConfigError as error:
-            reason = "; ".join(error.faults)
+            reason = "; ".join(error.faults) if subject.codec.template.there else _NO_TEMPLATE
         else:
             applied = True
             if found:
@@ -130,10 +131,16 @@ def _difference(subject: ModelSubject, expected: np.ndarray, got: np.ndarray) ->
     return None
 
 
+def _prompt(subject: ModelSubject, conversation: tuple[Message, ...]) -> np.ndarray:
+    """Return the tokens of a first prompt: a conversation, or its question alone where there is no chat template."""
+    question = conversation[: 1 + (conversation[0].role == "system")]
+    return subject.codec.prompt(Task("check", question if subject.codec.template.there else question[-1].content))[1]
+
+
 def prompt_shows_the_question(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
     """The prompt is the template's rendering, token by token, and holds what the user said."""
     if not subject.codec.template.there:
-        raise NotApplicable("the tokenizer has no chat template; prompts that are text work")
+        raise NotApplicable(_NO_TEMPLATE)
     question = conversation[: 1 + (conversation[0].role == "system")]
     try:
         text = subject.codec.template.render(question)
@@ -264,8 +271,7 @@ def lengths_fit_the_positions(subject: ModelSubject, conversation: tuple[Message
         raise NotApplicable("config.json names no max_position_embeddings")
     if subject.max_length is not None and subject.max_length > limit:
         return f"max_length={subject.max_length} is above the model's {limit} positions"
-    question = conversation[: 1 + (conversation[0].role == "system")]
-    length = len(subject.codec.prompt(Task("check", question))[1])
+    length = len(_prompt(subject, conversation))
     return None if length < limit else f"a prompt of {length} tokens leaves no room in {limit} positions"
 
 
@@ -278,8 +284,7 @@ def padding_and_end_are_sane(subject: ModelSubject, conversation: tuple[Message,
     for name, token in (("eos_token", end), ("pad_token", pad)):
         if isinstance(size, int) and token is not None and not 0 <= token < size:
             return f"{name} is {token}, outside of the model's {size} tokens"
-    question = conversation[: 1 + (conversation[0].role == "system")]
-    if pad not in (None, end) and pad in subject.codec.prompt(Task("check", question))[1]:
+    if pad not in (None, end) and pad in _prompt(subject, conversation):
         return f"the template writes the padding {subject.tokenizer.pad_token!r} into prompts"
     return None
 
@@ -299,6 +304,8 @@ def engine_supports_the_shape(subject: ModelSubject, conversation: tuple[Message
 
 def tool_calls_round_trip(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
     """Calls as the template writes them are read back as the same calls."""
+    if not subject.codec.template.there:
+        raise NotApplicable(_NO_TEMPLATE)
     return round_trip_fault(subject.codec.template, conversation)
 
 
