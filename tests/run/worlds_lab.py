@@ -9,7 +9,7 @@ import rlsdk
 
 @rlsdk.environment("moody")
 class Moody:
-    """Rewards answers with a digit.
+    """Rewards an answer by its letters.
 
     Args:
         folder: Where it notes that it has taken its worker down.
@@ -31,6 +31,5 @@ class Moody:
         if self.kind == 3 and not self.mark.exists():
             self.mark.touch()
             os._exit(9)
-        digits = sum(letter.isdigit() for letter in text)
-        over = self.steps == 2
-        return rlsdk.Step(rlsdk.Observation("go>1:"), float(digits % 2), over, metrics={"success": float(digits % 2)})
+        reward = sum(map(ord, text)) % 97 / 96  # two answers seldom get the same, so that a group teaches something
+        return rlsdk.Step(rlsdk.Observation("go>1:"), reward, self.steps == 2, metrics={"success": float(reward > 0.5)})
