@@ -71,7 +71,7 @@ CONFIG: dict[str, Any] = {
         "shaping": ["faults_lab/shaping"],
     },
     "sampling": {"max_tokens": 8},
-    "steps": 100_000,
+    "steps": 3_000,  # more than any lineage does; rlsdk asks for the disk space of all of them
     "batch_size": BATCH,
     "group_size": 2,
     "engine": "faults_lab/engine",
