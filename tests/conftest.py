@@ -77,6 +77,8 @@ def package_log() -> Iterator[None]:
     logger = logging.getLogger("rlsdk")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
+        if type(handler) is logging.FileHandler:  # a run's own; pytest's are of another class
+            handler.close()
     logger.propagate = True
     logger.setLevel(logging.NOTSET)
 

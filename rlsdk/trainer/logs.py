@@ -29,6 +29,8 @@ def log_to(plan: Plan, console: Console, file: str = "") -> None:
     root.propagate = False
     for handler in list(root.handlers):
         root.removeHandler(handler)
+        if type(handler) is logging.FileHandler:  # that of an earlier run in this process
+            handler.close()
     shown = RichHandler(console=console, show_path=False)
     shown.setLevel(plan.config.log_level.upper())
     root.addHandler(shown)
