@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,25 @@ class Runner:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
         self.config = folder / "config.yaml"
+        self._started: list[subprocess.Popen[str]] = []
         self.config.write_text(
             yaml.safe_dump({**CONFIG, "out": str(folder), "model": {"path": str(model), "max_length": 32}})
         )
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start a training and do not wait; standard error goes to `console.log`."""
-        log = (self.folder / "console.log").open("a")
         command = [sys.executable, "-m", "rlsdk.cli", "train", str(self.config), *arguments]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, **options
-        )
+        with (self.folder / "out.log").open("a") as out, (self.folder / "console.log").open("a") as log:
+            process = subprocess.Popen(command, stdout=out, stderr=log, text=True, start_new_session=True, **options)
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        """Kill the trainings that a failed test has left."""
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
     def train(self, *arguments: str, code: int = 0, timeout: float = 240) -> None:
         """Train to the end and check the exit status."""
@@ -114,9 +122,11 @@ def model() -> Path:
 
 
 @pytest.fixture
-def runner(tmp_path: Path, model: Path) -> Runner:
+def runner(tmp_path: Path, model: Path) -> Iterator[Runner]:
     """Runs in a folder of their own."""
-    return Runner(tmp_path, model)
+    made = Runner(tmp_path, model)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -43,9 +43,11 @@ class Debugging:
         self.folder, self.config = folder, folder / "config.yaml"
         changed = {"out": str(folder), "model": {"path": str(model), "max_length": 32}, "engine": "transformers"}
         self.config.write_text(yaml.safe_dump({**CONFIG, **changed}))
-        log = (folder / "console.log").open("w")
         command = [sys.executable, "-m", "rlsdk.cli", "debug", "engine", str(self.config)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+        with (folder / "console.log").open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url, (folder / "console.log").read_text()
@@ -65,6 +67,7 @@ def debugging(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator
     yield made
     if made.process.poll() is None:
         os.killpg(made.process.pid, signal.SIGKILL)
+    made.process.communicate()
 
 
 def post(url: str, **body: Any) -> Any:

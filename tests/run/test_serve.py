@@ -34,14 +34,15 @@ class Serving:
         shutil.copy(folder / "config.yaml", self.run)
         self.save(1, 1.0)
         command = [sys.executable, "-m", "rlsdk.cli", "train", str(folder / "config.yaml"), "--mode", "serve"]
-        self.process = subprocess.Popen(
-            [*command, "--port", "0", "--served-name", "nano"],
-            stdout=subprocess.PIPE,
-            stderr=self.log.open("w"),
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "RLSDK_API_KEY": "sesame"},
-        )
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port", "0", "--served-name", "nano"],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "RLSDK_API_KEY": "sesame"},
+            )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         assert self.url, self.log.read_text()
@@ -72,6 +73,7 @@ def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     yield made
     if made.process.poll() is None:
         os.killpg(made.process.pid, signal.SIGKILL)
+    made.process.communicate()
 
 
 def test_openais_client_is_answered(serving):
