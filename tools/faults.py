@@ -49,7 +49,7 @@ def lines(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         if name not in results:
             continue
         found = results[name]
-        said = found["said"].replace("|", r"\|").replace("`", "'")
+        said = found["said"].replace(f"{ROOT}/", "").replace("|", r"\|").replace("`", "'")
         said = f"`{said[:100]}`" if said else ""
         yield f"| `{name}` | {cell.end} | {said} | {(found['fault'] and 'FAILED') or 'as expected'} |"
     yield ""
