@@ -30,7 +30,7 @@ def fifo(group: Group, *, step: int, uses: int) -> float:
 
 @buffer("stalest_first", reads_rewards=False)
 def stalest_first(group: Group, *, step: int, uses: int) -> float:
-    """What is closest to expiring: the group with the oldest weights.
+    """Prefer the group that is closest to expiring: the one with the oldest weights.
 
     Source: XTuner, which takes the stalest of what is there first.
     Formula: `p = s - v`, with `s` the steps done and `v` the least version that sampled a token; 0 where none was.
@@ -56,7 +56,7 @@ def priority(
     use_decay: float = 1.0,
     least: float | None = None,
 ) -> float | None:
-    """What is worth most, and less with every step of age and every use.
+    """Prefer groups of great value, which falls with every step of age and every use.
 
     Linear, so that values below zero lose by age, too, and that age alone never turns the order of two groups.
     Source: Trinity-RFT (linear decay of a version by uses), with a value in place of the version.

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rlsdk.cli.listing import console
 from rlsdk.errors import ConfigError
-from rlsdk.migration import FRAMEWORKS, Entry, Migration
+from rlsdk.migration import FRAMEWORKS, KeyReport, Migration
 from rlsdk.migration import migrate as convert
 from rlsdk.migration.rows import Status
 
@@ -60,7 +60,7 @@ def migrate(trainer: str, source: tuple[str, ...], out: Path | None, as_json: bo
 
 
 def _faults(found: Migration) -> tuple[str, ...]:
-    """What rlsdk's own check says of the config."""
+    """Return the faults that rlsdk's own check finds in the config."""
     from rlsdk.config import check
 
     try:
@@ -114,7 +114,7 @@ def _print(found: Migration, faults: Sequence[str], out: Path | None, *, to_stde
         click.echo("rlsdk explain finds no fault in it", err=to_stderr)
 
 
-def _table(title: str, entries: Iterable[Entry]) -> Table:
+def _table(title: str, entries: Iterable[KeyReport]) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
     for _ in range(2):
         table.add_column(overflow="fold")

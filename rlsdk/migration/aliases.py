@@ -14,7 +14,7 @@ import yaml
 from rlsdk.errors import ConfigError
 from rlsdk.migration.convert import FRAMEWORKS, framework
 from rlsdk.migration.reading import flattened, read_text
-from rlsdk.migration.rows import Framework, Row
+from rlsdk.migration.rows import Framework, KeyRule
 
 LEAST = 3
 """Keys of a trainer by which its configuration is recognised."""
@@ -62,10 +62,10 @@ def _known(name: str) -> frozenset[str]:
 
 
 @cache
-def aliases() -> Mapping[str, tuple[Row, Framework]]:
+def aliases() -> Mapping[str, tuple[KeyRule, Framework]]:
     """Key of another trainer -> its row: by its path, and by the end of it where most of those that share it agree."""
-    found: dict[str, tuple[Row, Framework]] = {}
-    last: dict[str, list[tuple[Row, Framework]]] = {}
+    found: dict[str, tuple[KeyRule, Framework]] = {}
+    last: dict[str, list[tuple[KeyRule, Framework]]] = {}
     for table in map(framework, FRAMEWORKS):
         paths = {row.key: row for row in table.rows if row.to and "*" not in row.key}
         older = {old: paths[new] for old, new in table.renamed.items() if new in paths}

@@ -12,8 +12,8 @@ import attrs
 
 from rlsdk.errors import ConfigError
 from rlsdk.migration.python_files import Unread
-from rlsdk.migration.reading import Source, given, read
-from rlsdk.migration.rows import NOTES, Framework, Given, Row, Status, UnfitError
+from rlsdk.migration.reading import ForeignConfig, given, read
+from rlsdk.migration.rows import NOTES, Framework, Given, KeyRule, Status, UnfitError
 from rlsdk.options import nearest
 
 FRAMEWORKS = ("verl", "roll", "trinity", "xtuner", "trl", "openrlhf")
@@ -29,8 +29,8 @@ _OTHER_UNITS = ("tokenizer", "token_len", "tokens", "num_token")
 
 
 @attrs.frozen
-class Entry:
-    """What became of one key.
+class KeyReport:
+    """Report on one key of the other configuration.
 
     Attributes:
         key: Dotted path in the other trainer's configuration.
@@ -61,8 +61,8 @@ class Migration:
 
     framework: Framework
     config: Mapping[str, Any]
-    entries: tuple[Entry, ...]
-    defaults: tuple[Entry, ...]
+    entries: tuple[KeyReport, ...]
+    defaults: tuple[KeyReport, ...]
     notes: tuple[str, ...]
 
 
@@ -96,12 +96,12 @@ def migrate(name: str, arguments: Sequence[str], environ: Mapping[str, str]) -> 
     return convert(table, read(table, arguments, environ))
 
 
-def convert(table: Framework, source: Source) -> Migration:
+def convert(table: Framework, source: ForeignConfig) -> Migration:
     """Convert what was read; every key is accounted for."""
     values = given(source, table)
     order = {row.key: position for position, row in enumerate(table.rows)}
     config: dict[str, Any] = {}
-    accounts: dict[str, Entry] = {}
+    accounts: dict[str, KeyReport] = {}
     keys = {**dict.fromkeys(values.flat, True), **{key: False for key in table.defaults if key not in values.flat}}
     rows = {key: table.row(key) for key in keys}
     for key in sorted(keys, key=lambda each: order.get(rows[each].key, len(order)) if rows[each] else len(order)):  # type: ignore[union-attr]
@@ -152,32 +152,34 @@ def _ordered(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: named_first(config[key]) for key in order}
 
 
-def _entry(table: Framework, key: str, value: Any, row: Row | None, values: Given, config: dict[str, Any]) -> Entry:
+def _entry(
+    table: Framework, key: str, value: Any, row: KeyRule | None, values: Given, config: dict[str, Any]
+) -> KeyReport:
     shown = "***" if _SECRET.search(key) and not key.endswith(_OTHER_UNITS) and value else value
     if isinstance(value, Unread) and row is not None and row.status == "ignored":
-        return Entry(key, "?", "ignored", (), row.note)
+        return KeyReport(key, "?", "ignored", (), row.note)
     if isinstance(value, Unread):
-        return Entry(
+        return KeyReport(
             key, "?", "missing", (), f"{value}; set {' and '.join(row.to) if row and row.to else 'it by hand'}"
         )
     if row is None:
         near = nearest(key, [each.key for each in table.rows if "*" not in each.key])
         hint = f"; did you mean {near}?" if near else ""
-        return Entry(key, shown, "missing", (), f"unknown to this table of {table.title}'s keys: look it up{hint}")
+        return KeyReport(key, shown, "missing", (), f"unknown to this table of {table.title}'s keys: look it up{hint}")
     if value is None:
-        return Entry(key, value, "ignored", (), "null: not set")
+        return KeyReport(key, value, "ignored", (), "null: not set")
     try:
         outcome = row.settings(value, values)
     except UnfitError as error:
         wanted = f" ({' and '.join(row.to)})" if row.to else ""
-        return Entry(key, shown, "missing", (), f"{error}{wanted}")
+        return KeyReport(key, shown, "missing", (), f"{error}{wanted}")
     for path, setting in outcome.values.items():
         put(config, path, setting)
     told = tuple(f"{path.removesuffix('[]')}={_brief(setting)}" for path, setting in outcome.values.items())
-    return Entry(key, shown, outcome.status, told, outcome.note)
+    return KeyReport(key, shown, outcome.status, told, outcome.note)
 
 
-def _used(entry: Entry, row: Row | None, config: Mapping[str, Any]) -> Entry:
+def _used(entry: KeyReport, row: KeyRule | None, config: Mapping[str, Any]) -> KeyReport:
     """Say where a value went that others were needed for; one that no setting took is of no effect."""
     if row is None or not row.to or entry.to or entry.status not in ("mapped", "changed"):
         return entry

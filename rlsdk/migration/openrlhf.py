@@ -22,7 +22,7 @@ from rlsdk.migration.rows import (
     Choice,
     Framework,
     Given,
-    Outcome,
+    KeyOutcome,
     changed,
     choice,
     count,
@@ -133,36 +133,36 @@ def _correction(value: bool, given: Given) -> dict[str, Any]:
     return {"algorithm.correction": found} if value and found else {}
 
 
-def _filters(value: bool, given: Given) -> Outcome:
+def _filters(value: bool, given: Given) -> KeyOutcome:
     if not value:
-        return Outcome({}, "ignored", "off")
+        return KeyOutcome({}, "ignored", "off")
     low, high = given.read("algo.dynamic_filtering_range", two, [0.0, 1.0])
     values = {
         "algorithm.filters": [{"use": "pass_rate", "low": low, "high": high}],
         "rollout.dynamic_sampling": True,
     }
-    return Outcome(values, "changed", "the share of rollouts that pass counts, OpenRLHF takes the mean reward")
+    return KeyOutcome(values, "changed", "the share of rollouts that pass counts, OpenRLHF takes the mean reward")
 
 
-def _micro(value: int, given: Given) -> Outcome:
+def _micro(value: int, given: Given) -> KeyOutcome:
     if given.read("train.dynamic_batch_enable", flag, False):
-        return Outcome({}, "ignored", "train.max_tokens_per_gpu counts")
-    return Outcome({"learner.micro_batch_tokens": value * _length(given)}, "changed",
+        return KeyOutcome({}, "ignored", "train.max_tokens_per_gpu counts")
+    return KeyOutcome({"learner.micro_batch_tokens": value * _length(given)}, "changed",
                    "rlsdk counts tokens, padding included: sequences × data.max_len")  # fmt: skip
 
 
-def _tokens(value: int, given: Given) -> Outcome:
+def _tokens(value: int, given: Given) -> KeyOutcome:
     if not given.read("train.dynamic_batch_enable", flag, False):
-        return Outcome({}, "ignored", "train.dynamic_batch_enable is off")
-    return Outcome({"learner.micro_batch_tokens": value}, "changed", "with padding, which OpenRLHF does not count")
+        return KeyOutcome({}, "ignored", "train.dynamic_batch_enable is off")
+    return KeyOutcome({"learner.micro_batch_tokens": value}, "changed", "with padding, which OpenRLHF does not count")
 
 
-def _mini(value: int, given: Given) -> Outcome:
-    return Outcome({"minibatches": _updates(given)}, "changed",
+def _mini(value: int, given: Given) -> KeyOutcome:
+    return KeyOutcome({"minibatches": _updates(given)}, "changed",
                    "rlsdk counts optimiser steps in a batch, OpenRLHF the rollouts of each")  # fmt: skip
 
 
-def _warmup(value: float, given: Given) -> Outcome:
+def _warmup(value: float, given: Given) -> KeyOutcome:
     if value == 0:
         return share_of_steps(None, 0.0)
     samples = given.whole("data.max_samples", 0)
@@ -172,10 +172,10 @@ def _warmup(value: float, given: Given) -> Outcome:
     return share_of_steps(steps, value)
 
 
-def _critic_lr(value: float, given: Given) -> Outcome:
+def _critic_lr(value: float, given: Given) -> KeyOutcome:
     if not _critic(given):
-        return Outcome({}, "ignored", "the algorithm has no critic")
-    return Outcome({"learner.critic_lr": value}, "mapped", "")
+        return KeyOutcome({}, "ignored", "the algorithm has no critic")
+    return KeyOutcome({"learner.critic_lr": value}, "mapped", "")
 
 
 def _engines(value: int, given: Given) -> dict[str, Any]:
@@ -189,8 +189,8 @@ def _engines(value: int, given: Given) -> dict[str, Any]:
     }
 
 
-def _agent(value: Any, given: Given) -> Outcome:
-    return Outcome(
+def _agent(value: Any, given: Given) -> KeyOutcome:
+    return KeyOutcome(
         {}, "missing", "write a workflow (howto/workflow.md), or workflow: {use: agent, agent: 'FILE.py:solve'}"
     )
 
@@ -243,7 +243,7 @@ ROWS = (
     # Models
     same("actor.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
     changed("critic.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B", "the critic starts from model.path",
-            lambda v, given: Outcome({}, "ignored" if v == given.get("actor.model_name_or_path") else "missing",
+            lambda v, given: KeyOutcome({}, "ignored" if v == given.get("actor.model_name_or_path") else "missing",
                                      "rlsdk's critic always starts from model.path")),
     part("reward.model_name_or_path", "reward", text, "org/reward-model"),
     part("reward.remote_url", "reward", text, "my_reward.py", "a file is called as it is; for a server write a reward"),
@@ -385,9 +385,9 @@ ROWS = (
     same("ckpt.save_steps", "checkpoint.every", interval, 20),
     same("ckpt.max_num", "checkpoint.keep", count, 3),
     changed("ckpt.output_dir", "out", text, "ckpt/final", "a run's folder is out/name",
-            lambda v, given: Outcome({}, "ignored", "the model is exported to the run's folder, out/name")),
+            lambda v, given: KeyOutcome({}, "ignored", "the model is exported to the run's folder, out/name")),
     changed("ckpt.path", "out", text, "ckpt", "a run's folder is out/name",
-            lambda v, given: Outcome({}, "ignored", "checkpoints are in the run's folder, out/name")),
+            lambda v, given: KeyOutcome({}, "ignored", "checkpoints are in the run's folder, out/name")),
     changed("ckpt.save_hf", "checkpoint.export", flag, True, "a model with every checkpoint",
             switched({"checkpoint.export": "every"}, "a model with every checkpoint")),
     missing("ckpt.load_enable", "rlsdk train CONFIG --resume", True),

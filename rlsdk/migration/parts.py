@@ -7,7 +7,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlsdk.migration.rows import NOTES, Choice, Give, Given, Outcome, Row, UnfitError, flag, number, text, texts, whole
+from rlsdk.migration.rows import (
+    NOTES,
+    Choice,
+    Give,
+    Given,
+    KeyOutcome,
+    KeyRule,
+    UnfitError,
+    flag,
+    number,
+    text,
+    texts,
+    whole,
+)
 
 KL = Choice(
     {
@@ -53,14 +66,14 @@ KNOWN_TASKS = (
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
 
 
-def trackers(value: Any, given: Given) -> Outcome:
+def trackers(value: Any, given: Given) -> KeyOutcome:
     """Trackers by name; those that rlsdk lacks are told."""
     names = [name.lower() for name in texts(value)]
     found = {"trackers": [TRACKERS[name] for name in names if name in TRACKERS]}
     lacking = [name for name in names if name not in TRACKERS and name not in BUILT_IN]
     if lacking:
-        return Outcome(found, "missing", f"there is no tracker {' or '.join(lacking)}: write one (howto/plugin.md)")
-    return Outcome(found, "mapped", "" if found["trackers"] else "metrics.jsonl and the terminal always get them")
+        return KeyOutcome(found, "missing", f"there is no tracker {' or '.join(lacking)}: write one (howto/plugin.md)")
+    return KeyOutcome(found, "mapped", "" if found["trackers"] else "metrics.jsonl and the terminal always get them")
 
 
 def minibatches(batch: int, mini: int) -> int:
@@ -78,29 +91,29 @@ def layout(gpus: int, per_engine: int) -> dict[str, Any]:
     }
 
 
-def share_of_steps(steps: int | None, ratio: float) -> Outcome:
+def share_of_steps(steps: int | None, ratio: float) -> KeyOutcome:
     """Warm-up steps that are given as a share of all optimiser steps."""
     if ratio == 0:
-        return Outcome({"learner.warmup_steps": 0}, "mapped", "")
+        return KeyOutcome({"learner.warmup_steps": 0}, "mapped", "")
     if steps is None:
         note = f"a share of all steps, whose number depends on the data: set learner.warmup_steps to {ratio:g} times it"
-        return Outcome({}, "missing", note)
+        return KeyOutcome({}, "missing", note)
     found = round(steps * ratio)
-    return Outcome({"learner.warmup_steps": found}, "changed", f"in optimiser steps: {ratio:g} of {steps}")
+    return KeyOutcome({"learner.warmup_steps": found}, "changed", f"in optimiser steps: {ratio:g} of {steps}")
 
 
-def no_cut(key: str, sample: Any = 0.9, name: str = "top_p") -> Row:
+def no_cut(key: str, sample: Any = 0.9, name: str = "top_p") -> KeyRule:
     """`top_p` and `top_k` of training, which rlsdk has off, because the learner would not know what was cut."""
     off = {"top_p": (1.0,), "top_k": (0.0, -1.0), "min_p": (0.0,), "repetition_penalty": (1.0,)}[name]
 
-    def give(value: Any, _: Given) -> Outcome:
+    def give(value: Any, _: Given) -> KeyOutcome:
         if number(value) in off:
             known: dict[str, dict[str, Any]] = {"top_p": {"sampling.top_p": 1.0}, "top_k": {"sampling.top_k": 0}}
-            return Outcome(known.get(name, {}), "mapped" if name in known else "ignored", "off")
+            return KeyOutcome(known.get(name, {}), "mapped" if name in known else "ignored", "off")
         advice = "the learner would train on other probabilities than those sampled from; lower sampling.temperature"
-        return Outcome({}, "missing", f"must be off while training: {advice}")
+        return KeyOutcome({}, "missing", f"must be off while training: {advice}")
 
-    return Row(key, "missing", (f"sampling.{name}",) if name in ("top_p", "top_k") else (), "", sample, give=give)
+    return KeyRule(key, "missing", (f"sampling.{name}",) if name in ("top_p", "top_k") else (), "", sample, give=give)
 
 
 def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> dict[str, Any]:
@@ -146,10 +159,10 @@ def function(path: Any, name: Any, style: str, arguments: Any = None) -> dict[st
 def switched(values: Mapping[str, Any], note: str = "") -> Give:
     """Settings that a flag turns on; turned off, it sets nothing."""
 
-    def give(value: Any, _: Given) -> Outcome:
+    def give(value: Any, _: Given) -> KeyOutcome:
         if flag(value):
-            return Outcome(values, "changed" if note else "mapped", note)
-        return Outcome({}, "ignored", "off")
+            return KeyOutcome(values, "changed" if note else "mapped", note)
+        return KeyOutcome({}, "ignored", "off")
 
     return give
 

@@ -26,7 +26,7 @@ _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w.@/-]*)(?:=(.*))?", re.DOTALL)
 
 
 @attrs.frozen
-class Source:
+class ForeignConfig:
     """A configuration as it was read.
 
     Attributes:
@@ -38,7 +38,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, str]) -> Source:
+def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, str]) -> ForeignConfig:
     """Read what was given to `rlsdk migrate`.
 
     Args:
@@ -74,10 +74,10 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
     if not tree:
         raise ConfigError([f"{first}: no keys of a {framework.title} configuration were found in it"])
     resolved, unresolved = _resolved(tree, environ)
-    return Source(resolved, (*notes, *unresolved))
+    return ForeignConfig(resolved, (*notes, *unresolved))
 
 
-def given(source: Source, framework: Framework) -> Given:
+def given(source: ForeignConfig, framework: Framework) -> Given:
     """The values of a configuration by dotted path; older names of keys become today's."""
     flat = {framework.renamed.get(key, key): value for key, value in flattened(source.tree)}
     return Given(flat, source.tree, framework.defaults)

@@ -25,8 +25,8 @@ from rlsdk.migration.parts import (
 from rlsdk.migration.rows import (
     Framework,
     Given,
-    Outcome,
-    Row,
+    KeyOutcome,
+    KeyRule,
     UnfitError,
     changed,
     choice,
@@ -120,10 +120,10 @@ def _length(given: Given) -> int:
     return length or given.whole("prompt_length") + given.whole("response_length", 1024)
 
 
-def _batch(value: int, given: Given) -> Outcome:
+def _batch(value: int, given: Given) -> KeyOutcome:
     if not _agentic(given):
-        return Outcome({"batch_size": value}, "mapped", "")
-    return Outcome({"batch_size": max(1, value // _group(given))}, "changed",
+        return KeyOutcome({"batch_size": value}, "mapped", "")
+    return KeyOutcome({"batch_size": max(1, value // _group(given))}, "changed",
                    "ROLL counts trajectories, rlsdk tasks of group_size rollouts each")  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _micro(value: int, given: Given) -> dict[str, Any]:
     return {"learner.micro_batch_tokens": value * _length(given), "minibatches": _updates(given)}
 
 
-def _estimator(value: Any, given: Given) -> Outcome:
+def _estimator(value: Any, given: Given) -> KeyOutcome:
     """The advantage: ROLL normalises rewards first, then takes discounted sums of what is left."""
     grouping = str(given.get("reward_normalization.grouping", ""))
     method = str(given.get("reward_normalization.method", ""))
@@ -171,7 +171,7 @@ def _estimator(value: Any, given: Given) -> Outcome:
         "algorithm.value_clip": given.read("value_clip", number) if value == "gae" else None,
         "algorithm.shaping": [*shaping, *_kl_in_reward(given)],
     }
-    return Outcome(values, "changed" if note else "mapped", note)
+    return KeyOutcome(values, "changed" if note else "mapped", note)
 
 
 def _kl_in_reward(given: Given) -> list[dict[str, Any]]:
@@ -212,42 +212,44 @@ def _kl_loss(value: bool, given: Given) -> dict[str, Any]:
     return {"algorithm.kl_coef": given.read("kl_loss_coef", number, 0.0), "algorithm.kl": "low_var"}
 
 
-def _warmup_ratio(value: float, given: Given) -> Outcome:
+def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
     if given.whole(f"{TRAIN}.training_args.warmup_steps", 0):
-        return Outcome({}, "ignored", "warmup_steps counts")
+        return KeyOutcome({}, "ignored", "warmup_steps counts")
     return share_of_steps(given.whole("max_steps", 0) * _updates(given) or None, value)
 
 
-def _tracker(value: Any, given: Given) -> Outcome:
+def _tracker(value: Any, given: Given) -> KeyOutcome:
     found = trackers(value, given)
     project = given.get("tracker_kwargs.project")
     if "wandb" in found.values["trackers"] and project:
-        return Outcome({"trackers": [{"use": "wandb", "project": str(project)}]}, found.status, found.note)
+        return KeyOutcome({"trackers": [{"use": "wandb", "project": str(project)}]}, found.status, found.note)
     return found
 
 
-def _strategy(role: str) -> Row:
+def _strategy(role: str) -> KeyRule:
     key = f"{role}.strategy_args.strategy_name"
     if role == INFER:
         known = {"vllm": "vllm", "hf_infer": "transformers", "sglang": "vllm"}
 
-        def engine(value: Any, _: Given) -> Outcome:
+        def engine(value: Any, _: Given) -> KeyOutcome:
             if str(value) not in known:
                 raise UnfitError(f"there is no engine {value!r}; vllm and transformers are there")
             lacking = value == "sglang"
             note = "there is no SGLang engine; vLLM takes its place" if lacking else ""
-            return Outcome({"engine.use": known[str(value)]}, "missing" if lacking else "mapped", note)
+            return KeyOutcome({"engine.use": known[str(value)]}, "missing" if lacking else "mapped", note)
 
         return same(key, "engine.use", text, "vllm", engine)
 
-    def learner(value: Any, given: Given) -> Outcome:
+    def learner(value: Any, given: Given) -> KeyOutcome:
         if str(value).startswith("deepspeed"):
             config = f"{role}.strategy_args.strategy_config"
             stage = given.section(f"{config}.zero_optimization").get("stage")
             named = next((each for name, each in ZERO.items() if str(given.get(config)) == f"${{{name}}}"), None)
             found = stage if isinstance(stage, int) else named
-            return Outcome({"learner.zero_stage": found} if found is not None else {}, "mapped", "")
-        return Outcome({"learner.zero_stage": 1}, "changed", f"{LEARNER_NOTE}, without tensor or pipeline parallelism")
+            return KeyOutcome({"learner.zero_stage": found} if found is not None else {}, "mapped", "")
+        return KeyOutcome(
+            {"learner.zero_stage": 1}, "changed", f"{LEARNER_NOTE}, without tensor or pipeline parallelism"
+        )
 
     return changed(key, "learner.zero_stage", text, "megatron_train", LEARNER_NOTE, learner)
 
@@ -363,7 +365,7 @@ ROWS = (
     ignored("logging_steps", "every step is logged"),
     same("eval_steps", "eval.every", interval, 10),
     changed("resume_from_checkpoint", "", lambda v: v, False, "rlsdk train --resume",
-            lambda v, given: Outcome({}, "ignored", "rlsdk never resumes by itself: rlsdk train CONFIG --resume")),
+            lambda v, given: KeyOutcome({}, "ignored", "rlsdk never resumes by itself: rlsdk train CONFIG --resume")),
     part("num_gpus_per_node", "placement.learners", count, 8, "where no device_mapping says otherwise"),
     part("num_nodes", "placement.learners", count, 1, "where no device_mapping says otherwise"),
     ignored("rpc_timeout", "the watchdog ends a run whose processes are silent", 3600),

@@ -24,7 +24,7 @@ class UnfitError(ValueError):
 
 
 @attrs.frozen
-class Outcome:
+class KeyOutcome:
     """Settings that a value leads to, where its status or note differs from that of its row.
 
     Attributes:
@@ -40,7 +40,7 @@ class Outcome:
 
 @attrs.frozen(eq=False)
 class Given:
-    """What a configuration says, by dotted path, over the other trainer's defaults.
+    """Values of a configuration by dotted path, over the other trainer's defaults.
 
     Attributes:
         flat: Path -> value, as given.
@@ -78,12 +78,12 @@ class Given:
         return int(self.read(key, whole, fallback))
 
 
-Give = Callable[[Any, Given], Mapping[str, Any] | Outcome]
+Give = Callable[[Any, Given], Mapping[str, Any] | KeyOutcome]
 
 
 @attrs.frozen
-class Row:
-    """What a key becomes.
+class KeyRule:
+    """Rule by which a key of the other trainer is converted.
 
     Attributes:
         key: Dotted path in the other trainer's configuration; `*` stands for one part of it, `**` for all that follow.
@@ -103,17 +103,17 @@ class Row:
     read: Callable[[Any], Any] = lambda value: value
     give: Give | None = None
 
-    def settings(self, value: Any, given: Given) -> Outcome:
+    def settings(self, value: Any, given: Given) -> KeyOutcome:
         """Convert a value.
 
         Raises:
             UnfitError: The value has no counterpart.
         """
         if self.status in ("missing", "ignored") and self.give is None:
-            return Outcome({}, self.status, self.note)
+            return KeyOutcome({}, self.status, self.note)
         found = self.read(value)
         made = dict.fromkeys(self.to, found) if self.give is None else self.give(found, given)
-        return made if isinstance(made, Outcome) else Outcome(made, self.status, self.note)
+        return made if isinstance(made, KeyOutcome) else KeyOutcome(made, self.status, self.note)
 
 
 @attrs.frozen(kw_only=True)
@@ -133,14 +133,14 @@ class Framework:
 
     name: str
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[KeyRule, ...]
     defaults: Mapping[str, Any] = {}
     finish: Callable[[Given], Mapping[str, Any]] = lambda _: {}
     renamed: Mapping[str, str] = {}
     entries: tuple[str, ...] = ()
     constructors: tuple[str, ...] = ()
 
-    def row(self, key: str) -> Row | None:
+    def row(self, key: str) -> KeyRule | None:
         """The row of a key, by name or by pattern."""
         exact = next((row for row in self.rows if row.key == key), None)
         return exact or next((row for row in self.rows if "*" in row.key and _pattern(row.key).fullmatch(key)), None)
@@ -152,44 +152,44 @@ def _pattern(key: str) -> re.Pattern[str]:
     return re.compile(r"\.".join(parts))
 
 
-def same(key: str, to: str, read: Callable[[Any], Any], sample: Any, give: Give | None = None) -> Row:
+def same(key: str, to: str, read: Callable[[Any], Any], sample: Any, give: Give | None = None) -> KeyRule:
     """A key whose counterpart means the same."""
-    return Row(key, "mapped", tuple(to.split()), "", sample, read, give)
+    return KeyRule(key, "mapped", tuple(to.split()), "", sample, read, give)
 
 
-def changed(key: str, to: str, read: Callable[[Any], Any], sample: Any, note: str, give: Give | None = None) -> Row:
+def changed(key: str, to: str, read: Callable[[Any], Any], sample: Any, note: str, give: Give | None = None) -> KeyRule:
     """A key whose counterpart means something else; the note says what."""
-    return Row(key, "changed", tuple(to.split()), note, sample, read, give)
+    return KeyRule(key, "changed", tuple(to.split()), note, sample, read, give)
 
 
-def part(key: str, to: str, read: Callable[[Any], Any], sample: Any, note: str = "") -> Row:
+def part(key: str, to: str, read: Callable[[Any], Any], sample: Any, note: str = "") -> KeyRule:
     """A key that makes a setting together with others; the row of another, or the table's `finish`, sets it."""
 
     def give(value: Any, _: Given) -> Mapping[str, Any]:
         return {}
 
-    return Row(key, "changed" if note else "mapped", tuple(to.split()), note, sample, read, give)
+    return KeyRule(key, "changed" if note else "mapped", tuple(to.split()), note, sample, read, give)
 
 
-def missing(key: str, note: str, sample: Any = 1) -> Row:
+def missing(key: str, note: str, sample: Any = 1) -> KeyRule:
     """A key without a counterpart; the note says what to do."""
-    return Row(key, "missing", (), note, sample)
+    return KeyRule(key, "missing", (), note, sample)
 
 
-def ignored(key: str, note: str, sample: Any = 1) -> Row:
+def ignored(key: str, note: str, sample: Any = 1) -> KeyRule:
     """A key that needs none; the note says why."""
-    return Row(key, "ignored", (), note, sample)
+    return KeyRule(key, "ignored", (), note, sample)
 
 
-def unless(key: str, harmless: tuple[Any, ...], note: str, sample: Any) -> Row:
+def unless(key: str, harmless: tuple[Any, ...], note: str, sample: Any) -> KeyRule:
     """A key without a counterpart, which does not matter while it has one of the harmless values."""
 
-    def give(value: Any, _: Given) -> Outcome:
+    def give(value: Any, _: Given) -> KeyOutcome:
         if value in harmless or str(value).lower() in [str(each).lower() for each in harmless]:
-            return Outcome({}, "ignored", "off, as always in rlsdk")
-        return Outcome({}, "missing", note)
+            return KeyOutcome({}, "ignored", "off, as always in rlsdk")
+        return KeyOutcome({}, "missing", note)
 
-    return Row(key, "missing", (), note, sample, give=give)
+    return KeyRule(key, "missing", (), note, sample, give=give)
 
 
 def unset(value: Any) -> str:

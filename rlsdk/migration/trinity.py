@@ -20,7 +20,7 @@ from rlsdk.migration.rows import (
     Choice,
     Framework,
     Given,
-    Outcome,
+    KeyOutcome,
     UnfitError,
     changed,
     choice,
@@ -106,20 +106,8 @@ INPUT = "buffer.explorer_input"
 TASKSETS = (f"{INPUT}.taskset", f"{INPUT}.tasksets.*")
 
 
-def _where(given: Given) -> str:
-    return f"{INPUT}.taskset" if f"{INPUT}.taskset.path" in given.flat else f"{INPUT}.tasksets.0"
-
-
-def _type(given: Given) -> str:
-    return str(given.get("algorithm.algorithm_type", "ppo"))
-
-
-def _group(given: Given) -> int:
-    return given.whole("algorithm.repeat_times")
-
-
 def _updates(given: Given) -> int:
-    rollouts = given.whole("buffer.batch_size") * _group(given)
+    rollouts = given.whole("buffer.batch_size") * given.whole("algorithm.repeat_times")
     return minibatches(rollouts, given.whole("buffer.train_batch_size", 0) or rollouts)
 
 
@@ -182,7 +170,7 @@ def _loss(name: str, given: Given) -> dict[str, Any]:
 
 def _kl(given: Given) -> dict[str, Any]:
     """KL in loss and reward; Trinity's default is k2 in the loss, with a coefficient of .001."""
-    usual = "none" if _type(given) in ("asymre", "dapo") else "k2"
+    usual = "none" if str(given.get("algorithm.algorithm_type", "ppo")) in ("asymre", "dapo") else "k2"
     name = str(given.get("algorithm.kl_loss_fn", usual))
     coefficient = number(_arguments(given, "kl_loss_fn_args").get("kl_coef", 0.001))
     found: dict[str, Any] = {"algorithm.kl_coef": 0.0}
@@ -202,23 +190,23 @@ def _total(value: int, given: Given) -> dict[str, Any]:
     return {"steps": value}
 
 
-def _epochs(value: float, given: Given) -> Outcome:
+def _epochs(value: float, given: Given) -> KeyOutcome:
     if given.whole("buffer.total_steps", 0) or given.whole("trainer.total_steps", 0):
-        return Outcome({}, "ignored", "total_steps counts")
-    return Outcome({"epochs": value}, "mapped", "")
+        return KeyOutcome({}, "ignored", "total_steps counts")
+    return KeyOutcome({"epochs": value}, "mapped", "")
 
 
-def _warmup_ratio(value: float, given: Given) -> Outcome:
+def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
     if given.whole("algorithm.optimizer.lr_warmup_steps", -1) >= 0:
-        return Outcome({}, "ignored", "lr_warmup_steps counts")
+        return KeyOutcome({}, "ignored", "lr_warmup_steps counts")
     steps = given.whole("buffer.total_steps", 0) or given.whole("trainer.total_steps", 0)
     return share_of_steps(steps * _updates(given) or None, value)
 
 
-def _engine(value: str, given: Given) -> Outcome:
+def _engine(value: str, given: Given) -> KeyOutcome:
     if value == "vllm":
-        return Outcome({"engine.use": "vllm"}, "mapped", "")
-    return Outcome({"engine.use": "vllm"}, "missing", f"there is no engine {value!r}; vLLM takes its place")
+        return KeyOutcome({"engine.use": "vllm"}, "mapped", "")
+    return KeyOutcome({"engine.use": "vllm"}, "missing", f"there is no engine {value!r}; vLLM takes its place")
 
 
 def _gpus(given: Given) -> dict[str, Any]:
@@ -235,24 +223,24 @@ def _gpus(given: Given) -> dict[str, Any]:
     }
 
 
-def _out(value: Any, given: Given) -> Outcome:
+def _out(value: Any, given: Given) -> KeyOutcome:
     project = str(given.get("project", "Trinity-RFT"))
-    return Outcome({"out": f"{text(value).rstrip('/')}/{project}"}, "changed", "a run's folder is out/name")
+    return KeyOutcome({"out": f"{text(value).rstrip('/')}/{project}"}, "changed", "a run's folder is out/name")
 
 
-def _monitor(value: Any, given: Given) -> Outcome:
+def _monitor(value: Any, given: Given) -> KeyOutcome:
     found = trackers(value, given)
     if "wandb" in found.values["trackers"]:
-        return Outcome(
+        return KeyOutcome(
             {"trackers": [{"use": "wandb", "project": str(given.get("project", "Trinity-RFT"))}]}, "mapped", ""
         )
     return found
 
 
-def _mode(value: Any, given: Given) -> Outcome:
+def _mode(value: Any, given: Given) -> KeyOutcome:
     if value in ("both", "colocate"):
-        return Outcome({}, "mapped", "")
-    return Outcome({}, "missing", f"rlsdk train CONFIG --mode {value}")
+        return KeyOutcome({}, "mapped", "")
+    return KeyOutcome({}, "missing", f"rlsdk train CONFIG --mode {value}")
 
 
 def _source(given: Given, where: str) -> dict[str, Any] | None:
@@ -276,7 +264,7 @@ def _source(given: Given, where: str) -> dict[str, Any] | None:
 
 
 def _finish(given: Given) -> dict[str, Any]:
-    where = _where(given)
+    where = f"{INPUT}.taskset" if f"{INPUT}.taskset.path" in given.flat else f"{INPUT}.tasksets.0"
     found: dict[str, Any] = {
         **_gpus(given),
         "model.max_length": _length(given),
@@ -301,22 +289,22 @@ def _finish(given: Given) -> dict[str, Any]:
     return found | likely_reward(given.get(f"{where}.path"), given.get(f"{where}.name"))
 
 
-def _workflow(value: str, given: Given) -> Outcome:
+def _workflow(value: str, given: Given) -> KeyOutcome:
     if value in WORKFLOWS:
-        return Outcome({}, "changed", "the reward is a component of its own: reward")
+        return KeyOutcome({}, "changed", "the reward is a component of its own: reward")
     note = "workflow: tools, environment or agent, or one of your own (howto/workflow.md), and its reward"
-    return Outcome({}, "missing", note)
+    return KeyOutcome({}, "missing", note)
 
 
-def _reward(value: str, given: Given) -> Outcome:
+def _reward(value: str, given: Given) -> KeyOutcome:
     if value in REWARDS:
-        return Outcome({}, "mapped", "")
-    return Outcome(
+        return KeyOutcome({}, "mapped", "")
+    return KeyOutcome(
         {}, "missing", f"reward: {{use: foreign, path: 'FILE.py:CLASS', style: trinity}} runs {value} as it is"
     )
 
 
-def _unread_arguments(value: Any, _: Given) -> Outcome:
+def _unread_arguments(value: Any, _: Given) -> KeyOutcome:
     raise UnfitError("unknown argument: see the options of the component (rlsdk plugins NAME)")
 
 
@@ -374,7 +362,7 @@ ROWS = (
     # Model
     same("model.model_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
     changed("model.critic_model_path", "model.path", text, "x", "the critic starts from model.path",
-            lambda v, given: Outcome({}, "missing", "rlsdk's critic always starts from model.path")),
+            lambda v, given: KeyOutcome({}, "missing", "rlsdk's critic always starts from model.path")),
     same("model.trust_remote_code", "model.trust_remote_code", flag, False),
     part("model.max_model_len", "model.max_length", count, 2048),
     part("model.max_prompt_tokens", "max_prompt_tokens", count, 512),
@@ -402,7 +390,7 @@ ROWS = (
     # Data
     same("buffer.batch_size", "batch_size", count, 96),
     changed("buffer.train_batch_size", "minibatches", count, 96, "optimiser steps in a batch",
-            lambda v, given: Outcome({"minibatches": _updates(given)}, "changed",
+            lambda v, given: KeyOutcome({"minibatches": _updates(given)}, "changed",
                                      "Trinity counts experiences of a trainer step, rlsdk divides a batch of rollouts")),
     same("buffer.total_epochs", "epochs", number, 1, _epochs),
     same("buffer.total_steps", "steps", count, 100, _total),

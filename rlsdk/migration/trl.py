@@ -22,7 +22,7 @@ from rlsdk.migration.rows import (
     Choice,
     Framework,
     Given,
-    Outcome,
+    KeyOutcome,
     changed,
     choice,
     count,
@@ -119,7 +119,7 @@ def _beta(value: float, given: Given) -> dict[str, Any]:
     return {"algorithm.kl_coef": value, **({"algorithm.kl": "k3"} if value else {})}
 
 
-def _batch(value: int, given: Given) -> Outcome:
+def _batch(value: int, given: Given) -> KeyOutcome:
     group = given.whole("num_generations", 8)
     values = {
         "batch_size": max(1, _rollouts(given) // group),
@@ -128,31 +128,31 @@ def _batch(value: int, given: Given) -> Outcome:
         "placement.learners": _ranks(given),
     }
     note = "TRL counts completions of a rank, rlsdk tasks of a step: completions / num_generations, over all ranks"
-    return Outcome(values, "changed", note)
+    return KeyOutcome(values, "changed", note)
 
 
-def _epochs(value: float, given: Given) -> Outcome:
+def _epochs(value: float, given: Given) -> KeyOutcome:
     if given.whole("max_steps", -1) > 0:
-        return Outcome({}, "ignored", "max_steps counts")
-    return Outcome({"epochs": value}, "mapped", "")
+        return KeyOutcome({}, "ignored", "max_steps counts")
+    return KeyOutcome({"epochs": value}, "mapped", "")
 
 
-def _steps(value: int, given: Given) -> Outcome:
+def _steps(value: int, given: Given) -> KeyOutcome:
     if value <= 0:
-        return Outcome({}, "ignored", "off; num_train_epochs counts")
-    return Outcome({"steps": max(1, value // _updates(given))}, "changed",
+        return KeyOutcome({}, "ignored", "off; num_train_epochs counts")
+    return KeyOutcome({"steps": max(1, value // _updates(given))}, "changed",
                    f"TRL counts optimiser steps, of which a step of rlsdk has {_updates(given)}")  # fmt: skip
 
 
-def _warmup(value: float, given: Given) -> Outcome:
+def _warmup(value: float, given: Given) -> KeyOutcome:
     if 0 < value < 1:
         return share_of_steps(given.whole("max_steps", 0) or None, value)
-    return Outcome({"learner.warmup_steps": int(value)}, "mapped", "")
+    return KeyOutcome({"learner.warmup_steps": int(value)}, "mapped", "")
 
 
-def _warmup_ratio(value: float, given: Given) -> Outcome:
+def _warmup_ratio(value: float, given: Given) -> KeyOutcome:
     if given.read("warmup_steps", number, 0.0):
-        return Outcome({}, "ignored", "warmup_steps counts")
+        return KeyOutcome({}, "ignored", "warmup_steps counts")
     steps = given.whole("max_steps", 0)
     return share_of_steps(steps if steps > 0 else None, value)
 
@@ -160,22 +160,22 @@ def _warmup_ratio(value: float, given: Given) -> Outcome:
 def _every(to: str, strategy: str) -> Any:
     """Steps between two events, which a strategy may turn off."""
 
-    def give(value: float, given: Given) -> Outcome:
+    def give(value: float, given: Given) -> KeyOutcome:
         chosen = str(given.get(strategy, "steps")).lower()
         if chosen == "no":
-            return Outcome({to: 0}, "mapped", f"{strategy}: no")
+            return KeyOutcome({to: 0}, "mapped", f"{strategy}: no")
         if 0 < value < 1:
-            return Outcome({}, "missing", f"a share of the steps: set {to}")
-        return Outcome({to: max(1, int(value) // _updates(given))}, "changed",
+            return KeyOutcome({}, "missing", f"a share of the steps: set {to}")
+        return KeyOutcome({to: max(1, int(value) // _updates(given))}, "changed",
                        f"TRL counts optimiser steps, of which a step of rlsdk has {_updates(given)}")  # fmt: skip
 
     return give
 
 
-def _reported(value: Any, given: Given) -> Outcome:
+def _reported(value: Any, given: Given) -> KeyOutcome:
     names = texts(value)
     if names == ["all"]:
-        return Outcome({"trackers": []}, "missing", "name the trackers: " + ", ".join(TRACKERS))
+        return KeyOutcome({"trackers": []}, "missing", "name the trackers: " + ", ".join(TRACKERS))
     return trackers(value, given)
 
 
@@ -218,11 +218,11 @@ def _model(value: Any, given: Given) -> dict[str, Any]:
     return {"model.path": text(value), "model.max_length": _length(given)}
 
 
-def _name(value: Any, given: Given) -> Outcome:
+def _name(value: Any, given: Given) -> KeyOutcome:
     folder = text(value).rstrip("/")
     out, _, name = folder.rpartition("/")
     values = {"name": name or folder, **({"out": out} if out else {})}
-    return Outcome(values, "changed", "a run's folder is out/name")
+    return KeyOutcome(values, "changed", "a run's folder is out/name")
 
 
 def _finish(given: Given) -> dict[str, Any]:
@@ -257,13 +257,13 @@ def _rewards(given: Given, name: Any) -> dict[str, Any]:
     return {"reward": rewards[0] if len(rewards) == 1 else rewards} if rewards else {}
 
 
-def _functions(value: Any, given: Given) -> Outcome:
+def _functions(value: Any, given: Given) -> KeyOutcome:
     lost = [name for name in texts(value) if name not in REWARDS and "." not in name]
     if "get_soft_overlong_punishment" in lost:
-        return Outcome({"algorithm.shaping": [{"use": "overlong"}]}, "changed", "the punishment is a shaping here")
+        return KeyOutcome({"algorithm.shaping": [{"use": "overlong"}]}, "changed", "the punishment is a shaping here")
     if lost:
-        return Outcome({}, "missing", f"reward: {{use: foreign, path: 'FILE.py:{lost[0]}', style: trl}}")
-    return Outcome({}, "changed", "built-in rewards, or the function as it is (howto/reward.md)")
+        return KeyOutcome({}, "missing", f"reward: {{use: foreign, path: 'FILE.py:{lost[0]}', style: trl}}")
+    return KeyOutcome({}, "changed", "built-in rewards, or the function as it is (howto/reward.md)")
 
 
 _NONE = "rlsdk's learner has no such setting"
@@ -443,7 +443,7 @@ ROWS = (
     ignored("trackio_*", "there is no tracker trackio", "x"),
     # The rest of transformers' trainer
     changed("deepspeed", "learner.zero_stage", text, "zero2.json", _SHARD,
-            lambda v, given: Outcome({}, "missing", _SHARD)),
+            lambda v, given: KeyOutcome({}, "missing", _SHARD)),
     missing("fsdp", _SHARD, "full_shard"),
     missing("fsdp_config.**", _SHARD, 1),
     changed("use_cpu", "placement.device", flag, True, "one device for engines and learner",

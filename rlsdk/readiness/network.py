@@ -1,4 +1,4 @@
-"""Checks of ports, the hub, logins and a cluster's address, each within seconds, as the fields of a `Diagnosis`."""
+"""Checks of ports, the hub, logins and a cluster's address, each within seconds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import socket
 import threading
 from pathlib import Path
-from typing import Literal, TypedDict
 from urllib.parse import urlsplit
 
 from rlsdk import preflight
 from rlsdk.cluster.health import unreachable
+from rlsdk.readiness.diagnosis import Diagnosis
 
 SECONDS = 2.0
 """Longest wait for one connection; a name that is looked up without an answer is given up after the same time."""
@@ -20,16 +20,7 @@ RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """Where Ray writes the address of the cluster that was started on this machine."""
 
 
-class Finding(TypedDict):
-    """Fields of a `Diagnosis`."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    found: str
-    remedy: str
-
-
-def loopback() -> Finding:
+def loopback() -> Diagnosis:
     """Open a port on this machine and connect to it, as actors, engines and servers do."""
     with socket.socket() as server:
         try:
@@ -41,36 +32,38 @@ def loopback() -> Finding:
             address, why = "127.0.0.1", str(error.strerror or error)
     if why:
         remedy = "allow connections to 127.0.0.1: Ray, engines and learners talk over it"
-        return Finding(name="loopback", status="fail", found=f"{address}: {why}", remedy=remedy)
-    return Finding(name="loopback", status="ok", found="ports on 127.0.0.1 take connections", remedy="")
+        return Diagnosis(name="loopback", status="fail", found=f"{address}: {why}", remedy=remedy)
+    return Diagnosis(name="loopback", status="ok", found="ports on 127.0.0.1 take connections")
 
 
-def ray_address() -> Finding:
+def ray_address() -> Diagnosis:
     """Look for the cluster that RAY_ADDRESS names."""
     named = os.environ.get("RAY_ADDRESS", "")
     if not named or named == "local":
-        return Finding(name="Ray cluster", status="ok", found="none named; each run starts its own", remedy="")
+        return Diagnosis(name="Ray cluster", status="ok", found="none named; each run starts its own")
     remedy = "start it (ray start --head), or unset RAY_ADDRESS to have Ray started for each run"
     if named == "auto":
         if RAY_CLUSTER.is_file():
             found = f"RAY_ADDRESS=auto, at {RAY_CLUSTER.read_text(encoding='utf-8').strip()}"
-            return Finding(name="Ray cluster", status="ok", found=found, remedy="")
-        return Finding(name="Ray cluster", status="fail", found="RAY_ADDRESS=auto, but none was started", remedy=remedy)
+            return Diagnosis(name="Ray cluster", status="ok", found=found)
+        return Diagnosis(
+            name="Ray cluster", status="fail", found="RAY_ADDRESS=auto, but none was started", remedy=remedy
+        )
     target = named.removeprefix("ray://")
     if not target.rpartition(":")[0] or not target.rpartition(":")[2].isdecimal():
         found = f"RAY_ADDRESS={named} is no address: expected HOST:PORT, or auto"
-        return Finding(name="Ray cluster", status="fail", found=found, remedy=remedy)
+        return Diagnosis(name="Ray cluster", status="fail", found=found, remedy=remedy)
     if why := _in_time(target):
         found = f"RAY_ADDRESS={named} cannot be reached: {why}"
-        return Finding(name="Ray cluster", status="fail", found=found, remedy=remedy)
-    return Finding(name="Ray cluster", status="ok", found=f"RAY_ADDRESS={named} takes connections", remedy="")
+        return Diagnosis(name="Ray cluster", status="fail", found=found, remedy=remedy)
+    return Diagnosis(name="Ray cluster", status="ok", found=f"RAY_ADDRESS={named} takes connections")
 
 
-def hub() -> Finding:
+def hub() -> Diagnosis:
     """Look whether models can be downloaded: from the hub, its mirror (HF_ENDPOINT), or through a proxy."""
     if preflight.hub_is_offline():
         found = "HF_HUB_OFFLINE is set: only models in the cache are found"
-        return Finding(name="hub", status="warn", found=found, remedy="unset HF_HUB_OFFLINE to download models")
+        return Diagnosis(name="hub", status="warn", found=found, remedy="unset HF_HUB_OFFLINE to download models")
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     proxy = next((os.environ[name] for name in PROXIES if os.environ.get(name)), "")
     target = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else endpoint
@@ -79,11 +72,11 @@ def hub() -> Finding:
     if why := _in_time(address):
         remedy = "give models and data as folders, or set HF_ENDPOINT (a mirror) or HTTPS_PROXY"
         found = f"{endpoint.hostname}{by} cannot be reached: {why}"
-        return Finding(name="hub", status="warn", found=found, remedy=remedy)
-    return Finding(name="hub", status="ok", found=f"{endpoint.hostname}{by} takes connections", remedy="")
+        return Diagnosis(name="hub", status="warn", found=found, remedy=remedy)
+    return Diagnosis(name="hub", status="ok", found=f"{endpoint.hostname}{by} takes connections")
 
 
-def logins() -> list[Finding]:
+def logins() -> list[Diagnosis]:
     """Look for logins of services; they are not tried, and nothing of them is shown."""
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     token = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
@@ -95,9 +88,9 @@ def logins() -> list[Finding]:
     ]
 
 
-def _login(service: str, there: bool, remedy: str) -> Finding:
+def _login(service: str, there: bool, remedy: str) -> Diagnosis:
     found = "logged in" if there else "not logged in; most trainings need none"
-    return Finding(name=f"login: {service}", status="ok", found=found, remedy="" if there else remedy)
+    return Diagnosis(name=f"login: {service}", status="ok", found=found, remedy="" if there else remedy)
 
 
 def _in_netrc(host: str) -> bool:

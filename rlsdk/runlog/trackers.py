@@ -101,7 +101,7 @@ class WandbTracker:
         entity: str | None = None,
         mode: Literal["online", "offline", "disabled"] | None = None,
     ) -> None:
-        """Make one.
+        """Create the tracker; nothing is opened yet.
 
         Args:
             project: Project that the run belongs to.
@@ -152,7 +152,7 @@ class MlflowTracker:
     requires: ClassVar = ("mlflow | mlflow-skinny",)
 
     def __init__(self, *, uri: str | None = None, experiment: str = "rlsdk") -> None:
-        """Make one.
+        """Create the tracker; nothing is opened yet.
 
         Args:
             uri: Tracking server or folder; null takes MLFLOW_TRACKING_URI.

@@ -131,9 +131,13 @@ def _difference(subject: ModelSubject, expected: np.ndarray, got: np.ndarray) ->
     return None
 
 
+def _question(conversation: tuple[Message, ...]) -> tuple[Message, ...]:
+    return conversation[: 1 + (conversation[0].role == "system")]
+
+
 def _prompt(subject: ModelSubject, conversation: tuple[Message, ...]) -> np.ndarray:
     """Return the tokens of a first prompt: a conversation, or its question alone where there is no chat template."""
-    question = conversation[: 1 + (conversation[0].role == "system")]
+    question = _question(conversation)
     return subject.codec.prompt(Task("check", question if subject.codec.template.there else question[-1].content))[1]
 
 
@@ -141,7 +145,7 @@ def prompt_shows_the_question(subject: ModelSubject, conversation: tuple[Message
     """The prompt is the template's rendering, token by token, and holds what the user said."""
     if not subject.codec.template.there:
         raise NotApplicable(_NO_TEMPLATE)
-    question = conversation[: 1 + (conversation[0].role == "system")]
+    question = _question(conversation)
     try:
         text = subject.codec.template.render(question)
     except ConfigError as error:
@@ -207,7 +211,7 @@ def bridges_equal_the_template(subject: ModelSubject, conversation: tuple[Messag
 def stop_token_is_sampled_and_trained(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
     """What the template writes first after an answer ends it, and is trained on as the policy's own token."""
     codec = subject.codec
-    question = conversation[: 1 + (conversation[0].role == "system")]
+    question = _question(conversation)
     answer = "rlsdkanswer"
     closing = codec.encode(codec.template.render_closed([*question, Message("assistant", answer)]).partition(answer)[2])
     if not len(closing) or not subject.stops:

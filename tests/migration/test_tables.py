@@ -13,8 +13,8 @@ from rlsdk.config import check
 from rlsdk.config.schema import RunConfig
 from rlsdk.migration import FRAMEWORKS, Migration, framework
 from rlsdk.migration.convert import convert
-from rlsdk.migration.reading import Source, flattened, nested
-from rlsdk.migration.rows import Choice, Row
+from rlsdk.migration.reading import ForeignConfig, flattened, nested
+from rlsdk.migration.rows import Choice, KeyRule
 
 ENVIRONMENT = {"env_type": "gymnasium", "env_config": {"id": "CartPole-v1"}}
 SAMPLES = "agent_loop_manager_cfg.tasks.sampler_config"
@@ -71,13 +71,13 @@ def rows(*statuses: str) -> Iterator[Any]:
                 yield pytest.param(name, row, id=f"{name}:{row.key}")
 
 
-def named(row: Row) -> str:
+def named(row: KeyRule) -> str:
     """A key that the row stands for."""
     return ".".join(part.replace("**", "x").replace("*", "0" if part == "*" else "x") for part in row.key.split("."))
 
 
 def migrated(name: str, flat: dict[str, Any]) -> Migration:
-    return convert(framework(name), Source(nested(flat)))
+    return convert(framework(name), ForeignConfig(nested(flat)))
 
 
 def accepted(found: Migration) -> None:
@@ -162,4 +162,4 @@ def test_a_hostile_section_is_told_in_words(name, value):
     keys = [named(row).split(".") for row in framework(name).rows]
     for path in sorted({".".join(parts[:depth]) for parts in keys for depth in range(1, len(parts))}):
         tree = nested({**{k: v for k, v in BASES[name].items() if not k.startswith(f"{path}.")}, path: value})
-        assert len(convert(framework(name), Source(tree)).entries) == len(list(flattened(tree)))
+        assert len(convert(framework(name), ForeignConfig(tree)).entries) == len(list(flattened(tree)))

@@ -63,7 +63,7 @@ def test_an_address_without_a_cluster_fails_with_a_remedy(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("address", "words"), [("somewhere", "is no address"), ("host:port", "is no address")])
 def test_an_address_that_is_none_fails(monkeypatch: pytest.MonkeyPatch, address: str, words: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    assert network.ray_address()["status"] == "fail" and words in network.ray_address()["found"]
+    assert network.ray_address().status == "fail" and words in network.ray_address().found
 
 
 def test_few_open_files_fail() -> None:
@@ -104,15 +104,15 @@ def test_the_hub_is_looked_for_through_the_proxy(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("https_proxy", f"http://{closed_port}")
     found = network.hub()
-    assert found["status"] == "warn" and "by the proxy 127.0.0.1 cannot be reached" in found["found"]
+    assert found.status == "warn" and "by the proxy 127.0.0.1 cannot be reached" in found.found
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert network.hub()["status"] == "ok"
+        assert network.hub().status == "ok"
 
 
 def test_a_hub_that_may_not_be_asked_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE is set" in network.hub()["found"]
+    assert "HF_HUB_OFFLINE is set" in network.hub().found
 
 
 def test_logins_are_found_and_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -120,11 +120,11 @@ def test_logins_are_found_and_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_pat
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert [each["found"][:13] for each in network.logins()] == ["not logged in", "not logged in"]
+    assert [each.found[:13] for each in network.logins()] == ["not logged in", "not logged in"]
     (tmp_path / "token").write_text("hf_secret")
     (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password secret\n")
     found = network.logins()
-    assert [each["found"] for each in found] == ["logged in", "logged in"] and "secret" not in str(found)
+    assert [each.found for each in found] == ["logged in", "logged in"] and "secret" not in str(found)
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
