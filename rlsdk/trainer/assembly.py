@@ -1,35 +1,47 @@
-"""The parts of a run, created from its plan."""
+"""The parts of a run, created and started from its plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import ceil
 from typing import Any
 
+import attrs
 import numpy as np
 
-from rlsdk.cluster.placement import Layout, no_room
+from rlsdk.cluster.actors import kill
+from rlsdk.cluster.placement import Layout, layout, no_room
 from rlsdk.config import Plan, defaults
 from rlsdk.config.rules import fresh_groups
+from rlsdk.contracts.rollouts import Rollouts
 from rlsdk.engines.canary import TOLERANCE, Canary
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.gate import PausableClient
 from rlsdk.engines.group import EngineGroup, RestartPolicy
-from rlsdk.engines.starting import exchanged_adapter, start_engine
-from rlsdk.environments.fleet import EnvWorkerPools
+from rlsdk.engines.starting import exchanged_adapter, start_engine, start_engines, started_engines
+from rlsdk.environments.fleet import EnvWorkerPools, world_workers
 from rlsdk.errors import ConfigError
 from rlsdk.evaluation.evaluation import evaluator_of
+from rlsdk.isolation.watching import stage
+from rlsdk.learners.group import LearnerGroup
+from rlsdk.learners.starting import start_learner
 from rlsdk.loops import UserLoop
 from rlsdk.plugins import load
+from rlsdk.readiness.checks import examine
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.rollout.stream import Source, TaskStream, TaskStreams, opened
 from rlsdk.runlog.observers import Observers
+from rlsdk.scoring.actors import scoring
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.seeds import derive
 from rlsdk.serving.context import setting_of
 from rlsdk.trainer.explorer import Explorer
+from rlsdk.trainer.interactive import ThreadedRollouts, run_async
+from rlsdk.trainer.rehearsal import Rehearsal, rehearse
 from rlsdk.types import Rollout, Score, Task
 
 
@@ -49,6 +61,90 @@ def steps_of(plan: Plan, tasks: Sequence[Sequence[Task]] | None = None) -> int:
         return plan.config.steps
     count = sum(map(len, train_tasks(plan) if tasks is None else tasks))
     return ceil((plan.config.epochs or 0) * count / fresh_groups(plan.config))
+
+
+@attrs.frozen
+class Parts:
+    """What a trainer trains with.
+
+    Attributes:
+        rollouts: Source of rollouts, ready.
+        learner: Learner, started.
+        steps: Steps of the run.
+    """
+
+    rollouts: Rollouts
+    learner: LearnerGroup
+    steps: int
+
+
+def examined(plan: Plan) -> tuple[Sequence[Sequence[Task]], Rehearsal]:
+    """Check for everything that would keep a run from starting; returns its tasks and the trial of its reward.
+
+    Raises:
+        RlsdkError: Something would; nothing was started.
+    """
+    exchanged_adapter(plan)  # an adapter that the engine cannot serve is an error before anything starts
+    ready = examine(plan).require()
+    return ready.tasks, run_async(rehearse(plan, ready.tasks))
+
+
+@contextmanager
+def started(
+    plan: Plan, gpus: int, tasks: Sequence[Sequence[Task]], observers: Observers, *, by_hand: bool = False
+) -> Iterator[Parts]:
+    """Start engines, learner, scorer and environments in this program; they end with the block.
+
+    Args:
+        plan: Plan of the run.
+        gpus: Number of Ray's GPUs.
+        tasks: Tasks of each source to train on.
+        observers: Observers of every rollout.
+        by_hand: True if the rollouts are asked from several event loops, one after the other.
+    """
+    steps, found, adapter = steps_of(plan, tasks), layout_of(plan, gpus), exchanged_adapter(plan)
+    with ExitStack() as stack:
+        with stage("the start"):  # engines and learner start side by side
+            starting = start_engines(plan, found, adapter) if plan.needs_engine else []
+            learner = start_learner(plan, found, adapter, steps)
+            engines = started_engines(plan, starting)
+        for engine in engines:
+            stack.callback(kill, engine)
+        stack.callback(learner.stop)
+        explorer = stack.enter_context(explorer_on(plan, engines, found, tasks, observers))
+        if not by_hand:
+            stack.callback(explorer.engines.close)
+            yield Parts(explorer, learner, steps)
+            return
+        rollouts = ThreadedRollouts(explorer)
+        stack.callback(lambda: run_async(rollouts.close()))
+        yield Parts(rollouts, learner, steps)
+
+
+@contextmanager
+def explorer_on(
+    plan: Plan, engines: Sequence[Any], found: Layout, tasks: Sequence[Sequence[Task]], observers: Observers
+) -> Iterator[Explorer]:
+    """Start scorer and environments, and create the explorer of a plan; they end with the block.
+
+    Args:
+        plan: Plan of the run.
+        engines: Handles of engine actors that are ready.
+        found: Resources of each actor.
+        tasks: Tasks of each source to train on.
+        observers: Observers of every rollout.
+    """
+    with (
+        UserLoop() as user_loop,
+        scoring(plan, log_to=plan.folder / "logs" / "scoring.log", user_loop=user_loop) as scorer,
+        world_workers(plan) as worlds,
+    ):
+        yield explorer_of(plan, engines, found, tasks, scorer, worlds, observers, user_loop)
+
+
+def layout_of(plan: Plan, gpus: int) -> Layout:
+    """Return the resources of each actor of a run."""
+    return layout(plan.config.placement, os.cpu_count() or 1, gpus)
 
 
 def explorer_of(

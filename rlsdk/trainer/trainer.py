@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
@@ -14,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from rlsdk.checkpoints.checkpoint import Checkpoints
-from rlsdk.config import Plan
+from rlsdk.config import Plan, check
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts.rollouts import RolloutCounters, Rollouts, TakenBatch
 from rlsdk.contracts.training import LearnerHandle
@@ -23,9 +24,9 @@ from rlsdk.isolation.process import settle
 from rlsdk.rollout.experience import ReplayBuffer, ReplayedGroup
 from rlsdk.rollout.production import StalenessPolicy
 from rlsdk.scoring.scorer import check_budget
-from rlsdk.trainer.assembly import steps_of
+from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.batch import StepBatch, labels, minibatches, pack, produce
-from rlsdk.trainer.callbacks import Callback, Metrics
+from rlsdk.trainer.callbacks import Callback, Metrics, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.learning import NONZERO, LearningMonitor, teaches
@@ -39,6 +40,8 @@ from rlsdk.trainer.metrics import (
     source_metrics,
     staleness_metrics,
 )
+from rlsdk.trainer.record import RunRecord, open_run
+from rlsdk.trainer.resuming import check_resumed
 from rlsdk.trainer.signals import handled
 from rlsdk.trainer.state import restore, rewind, snapshot, write_checkpoint
 from rlsdk.trainer.summary import RunCounters, log_background_failure, summarise
@@ -48,7 +51,6 @@ if TYPE_CHECKING:
     from rlsdk.contracts.rollouts import Evaluation, TaskCounts
     from rlsdk.runlog.store import RolloutStore
     from rlsdk.runlog.tables import Entry
-    from rlsdk.trainer.run import RunRecord
 
 log = logging.getLogger(__name__)
 NOTICE = "interrupted: this step is finished and saved, then the run ends; again ends it at once"
@@ -165,10 +167,41 @@ class Trainer:
             ConfigError: The configuration is wrong; nothing was started.
             RlsdkError: Something did not start.
         """
-        from rlsdk.trainer.run import open_trainer
+        plan = (check if resume is False else check_resumed)(config, overrides, plugins)
+        tasks, rehearsed = examined(plan)
+        how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
+        with ExitStack() as stack:
+            record = stack.enter_context(open_run(plan, console=console, rehearsed=rehearsed, **how))
+            record.by_hand = True
+            parts = stack.enter_context(started(plan, record.gpus, tasks, record.observers, by_hand=True))
+            trainer = cls.of_run(record, parts, callbacks)
+            run_async(trainer.prepare())
+            trainer.resources = stack.pop_all()
+        return trainer
 
-        found: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-        return open_trainer(cls, config, overrides, plugins, callbacks=callbacks, console=console, **found)
+    @classmethod
+    def of_run(cls, record: RunRecord, parts: Parts, callbacks: Iterable[Callback] = ()) -> Self:
+        """Create the trainer of a run that is open.
+
+        Args:
+            record: Run that it belongs to.
+            parts: Rollouts and learner, started.
+            callbacks: Callbacks of the user.
+        """
+        trainer = cls(
+            record.plan,
+            rollouts=parts.rollouts,
+            learner=parts.learner,
+            steps=parts.steps,
+            checkpoints=record.checkpoints,
+            store=record.store,
+            resume_from=record.resume_from,
+            callbacks=standard_callbacks(record.console, record.observers, record.store, callbacks),
+        )
+        trainer.record = record
+        trainer.times.seconds["start"] = time.perf_counter() - record.opened
+        log.debug("ready after %.1f s", trainer.times.seconds["start"])
+        return trainer
 
     async def step(self) -> dict[str, float]:
         """Train one step, without callbacks: each line is a stage of docs/design.md; returns the step's metrics."""
@@ -367,7 +400,7 @@ class Trainer:
         """
         summary = run_async(self.train_async())
         if self.record is not None:
-            self.record.finish(self, summary)
+            self.record.finish(summary, self.samples)
         return summary
 
     async def train_async(self) -> dict[str, Any]:

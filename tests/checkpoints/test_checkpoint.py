@@ -12,7 +12,7 @@ import pytest
 from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, SECTIONS, Checkpoints
 from rlsdk.errors import CheckpointError
 from rlsdk.learners.shards import hash_files, write_manifest
-from rlsdk.trainer.run import _explained
+from rlsdk.trainer.record import _explained
 
 STATE: dict[str, Any] = {name: {} for name in SECTIONS}
 

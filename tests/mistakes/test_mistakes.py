@@ -21,7 +21,7 @@ from rlsdk.evaluation import examination
 from rlsdk.runlog import attendance
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.serving import debug
-from rlsdk.trainer import run as running
+from rlsdk.trainer import record, run
 from rlsdk.trainer.resuming import prepare_folder
 
 HERE = Path(__file__).parent
@@ -91,7 +91,7 @@ def lab(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def started(*_: Any) -> None:
         raise AssertionError("Ray would have been started")
 
-    for module in (running, examination, debug):
+    for module in (record, examination, debug):
         monkeypatch.setattr(module, "ray_cluster", started)
 
 
@@ -148,7 +148,7 @@ def test_a_configuration_without_a_mistake_has_none(lab: None) -> None:
     found = json.loads(ran.stdout)
     assert (found["faults"], found["warnings"], ran.exit_code) == ([], [], 0)
     with pytest.raises(AssertionError, match="Ray would have been started"):
-        running.run(check("base.yaml"))
+        run.run(check("base.yaml"))
 
 
 def test_checkpoints_of_which_none_is_whole_are_named_before_ray_starts(lab: None) -> None:

@@ -26,7 +26,7 @@ from rlsdk.storage import copies, uploader
 from rlsdk.storage.lock import LOCK
 from rlsdk.storage.remote import RemoteFolder
 from rlsdk.storage.uploader import UploadTimes
-from rlsdk.trainer import run as training_run
+from rlsdk.trainer import record as training_run
 from rlsdk.trainer.folder import MARKER, mark
 from rlsdk.trainer.mirror import Mirror, mirrored
 

@@ -18,7 +18,7 @@ from rlsdk.errors import EnvironmentFault
 from rlsdk.learners import group
 from rlsdk.learners import starting as learner_starting
 from rlsdk.readiness.checks import examine
-from rlsdk.trainer import run
+from rlsdk.trainer import record, run
 from rlsdk.trainer.two_process import programs
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
@@ -48,7 +48,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         pytest.fail("Ray would have been started")
 
-    for module in (run, programs):
+    for module in (record, programs):
         monkeypatch.setattr(module, "ray_cluster", fail)
 
 

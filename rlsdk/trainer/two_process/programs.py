@@ -30,12 +30,12 @@ from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.progress import log_console
 from rlsdk.scoring.actors import scoring
-from rlsdk.trainer.assembly import explorer_of, steps_of, train_tasks
+from rlsdk.trainer.assembly import Parts, explorer_of, steps_of, train_tasks
 from rlsdk.trainer.explorer import Explorer
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.logs import log_to
+from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.rehearsal import rehearse
-from rlsdk.trainer.run import RunRecord, open_run
 from rlsdk.trainer.signals import handled
 from rlsdk.trainer.trainer import Trainer
 from rlsdk.trainer.two_process.messages import open_mailbox, require_cluster
@@ -124,9 +124,9 @@ async def _train(record: RunRecord, found: Layout) -> None:
             learner = await asyncio.to_thread(_learner, plan, found, steps)
             try:
                 await rollouts.start()
-                trainer = record.trainer(Trainer, rollouts, learner, steps)
+                trainer = Trainer.of_run(record, Parts(rollouts, learner, steps))
                 explorers.interrupt = trainer.interrupt
-                record.finish(trainer, await trainer.train_async())
+                record.finish(await trainer.train_async(), trainer.samples)
                 status = record.summary["status"]
             finally:
                 learner.stop()

@@ -1,0 +1,211 @@
+"""A run that is open, from its folder to its report: log, Ray, store of rollouts, and a clean end whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+from rich.console import Console
+
+from rlsdk.checkpoints.checkpoint import REMEDIES, Checkpoints
+from rlsdk.cluster.placement import ray_cluster
+from rlsdk.config import Plan
+from rlsdk.errors import RunError
+from rlsdk.isolation.reaper import reaped
+from rlsdk.rollout.producer import first_error
+from rlsdk.runlog import attendance
+from rlsdk.runlog.observers import Observers
+from rlsdk.runlog.progress import log_console
+from rlsdk.runlog.report import draw_curves, print_report, write_summary
+from rlsdk.runlog.store import Address, RolloutStore
+from rlsdk.trainer.folder import held
+from rlsdk.trainer.logs import log_to
+from rlsdk.trainer.mirror import Mirror, mirrored
+from rlsdk.trainer.rehearsal import Rehearsal
+from rlsdk.trainer.resuming import prepare_folder
+from rlsdk.trainer.watchdog import watching
+
+log = logging.getLogger(__name__)
+
+
+@attrs.define
+class RunRecord:
+    """A run that is open: its folder, its log and, in the end, its report.
+
+    Attributes:
+        plan: Checked configuration.
+        console: Console for a person.
+        checkpoints: Checkpoints of the run's folder.
+        observers: Trackers and plugins that observe.
+        mirror: Upload of the folder, where the run's own is remote.
+        store: Store of rollouts; None if they are not kept.
+        gpus: Number of Ray's GPUs.
+        resume_from: Step of the checkpoint to continue from; None for a new run.
+        opened: Time at which the run was opened.
+        by_hand: True if the trainer outlives its training, so that the report does not wait for its end.
+        summary: Summary of the training, once it has ended.
+        samples: Answers of the evaluations, for a person.
+        reported: True once the report is written.
+    """
+
+    plan: Plan
+    console: Console
+    checkpoints: Checkpoints
+    observers: Observers
+    mirror: Mirror | None
+    store: RolloutStore | None
+    gpus: int
+    resume_from: int | None
+    opened: float
+    by_hand: bool = False
+    summary: dict[str, Any] = attrs.field(factory=dict)
+    samples: Mapping[str, Sequence[Mapping[str, Any]]] = attrs.field(factory=dict)
+    reported: bool = False
+
+    def finish(self, summary: dict[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Take the summary of the training; it is reported when everything has ended or, by hand, at once.
+
+        Args:
+            summary: Summary of the training.
+            samples: Answers of the evaluations, for a person.
+        """
+        self.summary, self.samples = summary, samples
+        if self.by_hand:
+            self.report()
+
+    def report(self) -> None:
+        """Write and show the summary.
+
+        Raises:
+            RunError: The training has failed.
+        """
+        plan, summary = self.plan, self.summary
+        self.reported = True
+        if not summary:  # steps by hand alone: nobody trained to the end
+            self.end("finished", {})
+            return
+        summary["seconds"]["whole"] = time.perf_counter() - self.opened
+        curves = draw_curves(plan.folder, plan.config.name)
+        summary["curves"] = str(curves) if curves else None
+        if self.mirror is not None:
+            summary["upload"] = self.mirror.finish()
+            summary["warnings"] += filter(None, [summary["upload"]["warning"]])
+        write_summary(plan.folder, summary)
+        times = ", ".join(f"{name} {value:.1f}" for name, value in summary["seconds"].items())
+        log.debug("%s after step %d; seconds: %s", summary["status"], summary["steps"], times)
+        print_report(self.console, summary, self.samples)
+        self.end(summary["status"], summary)
+        if summary["status"] == "failed":
+            raise RunError(summary["error"])
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Report the end of the run to all observers.
+
+        Args:
+            status: "finished", "interrupted" or "failed".
+            summary: Summary of the run.
+        """
+        attendance.end(self.plan.folder, status)
+        self.observers.tell("rlsdk_run_end", status=status, summary=summary)
+        for name, fate in self.observers.close().items():
+            log.warning("%s: %s", name, fate)
+
+
+@contextmanager
+def open_run(
+    plan: Plan,
+    *,
+    resume: bool | int,
+    overwrite: bool,
+    allow_changes: bool,
+    console: Console | None,
+    rehearsed: Rehearsal | None = None,
+) -> Iterator[RunRecord]:
+    """Open a run for a training in one program, or for the trainer of two: folder, log, store of rollouts, Ray.
+
+    Args:
+        plan: Checked configuration.
+        resume: Continue from the newest whole checkpoint, or from that of a step.
+        overwrite: Delete what an earlier run left in the folder.
+        allow_changes: Resume although settings differ that change the meaning of the run.
+        console: Console for a person; None: standard error.
+        rehearsed: Trial of the reward, for the log.
+    """
+    console = console or log_console()
+    opened = time.perf_counter()
+    observers = Observers(plan.plugins)
+
+    def abandon(verdict: str) -> None:
+        log.error("the run did not end when it was told to; its process exits: %s", verdict)
+        write_summary(plan.folder, _failure(plan, verdict))
+        attendance.end(plan.folder, "failed")
+
+    with (
+        held(plan.folder),
+        mirrored(plan, resume=resume, overwrite=overwrite) as mirror,
+        watching(plan.config.watchdog, abandon) as watchdog,
+    ):
+        checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep, saved=mirror.saved if mirror else None)
+        prepared = prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
+        log_to(plan, console, "driver.log")
+        attendance.begin(plan.folder)
+        for notice in (*(mirror.notices if mirror else ()), *prepared.notices):
+            log.warning("%s", notice)
+        if mirror:
+            mirror.begin(prepared.step)
+        if rehearsed is not None:
+            rehearsed.log()
+        record = RunRecord(plan, console, checkpoints, observers, mirror, None, 0, prepared.step, opened)
+        try:
+            with kept_rollouts(plan) as record.store, reaped(), ray_cluster(plan) as record.gpus:
+                yield record
+            watchdog.check()
+        except BaseException as error:
+            cause = watchdog.explain(_explained(first_error(error), checkpoints), _kept(checkpoints))
+            if watchdog.verdict:
+                write_summary(plan.folder, _failure(plan, str(cause)))
+            log.debug("the run failed: %s", cause, exc_info=error)  # whoever called is told by the error itself
+            if not record.reported:
+                record.end("failed", {"error": str(cause)})
+            if cause is error:
+                raise
+            raise cause from error
+        if not record.reported:
+            record.report()
+
+
+def _explained(error: BaseException, checkpoints: Checkpoints) -> BaseException:
+    """Turn an operating-system error that a person can remedy into one that says what is kept and what to do."""
+    if not isinstance(error, OSError) or error.errno not in REMEDIES:
+        return error
+    what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
+    where = error.filename or "while writing"
+    return RunError(f"{what} ({where}); {_kept(checkpoints)}. {REMEDIES[error.errno]}, then go on with --resume")
+
+
+def _kept(checkpoints: Checkpoints) -> str:
+    kept = checkpoints.latest()
+    return f"the checkpoint of step {kept} is kept" if kept is not None else "there is no checkpoint yet"
+
+
+def _failure(plan: Plan, error: str) -> dict[str, Any]:
+    return {"name": plan.config.name, "status": "failed", "error": error}
+
+
+@contextmanager
+def kept_rollouts(plan: Plan) -> Iterator[RolloutStore | None]:
+    """Open the store of a plan's rollouts, None if they are not kept; closed with the block."""
+    if not plan.config.save_rollouts:
+        yield None
+        return
+    section = plan.config.rollout.storage
+    store = RolloutStore(Address.make(plan.folder, section.url, section.password_env))
+    try:
+        yield store
+    finally:
+        store.close()
