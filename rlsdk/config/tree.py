@@ -50,6 +50,15 @@ def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
     return resolved, faults + unresolved
 
 
+def plain(value: Any) -> Any:
+    """Convert a configuration to plain values; a marked object becomes its text."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+
+
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Iterate over the leaves of a configuration: path and value of everything but mappings and lists."""
     if isinstance(value, Mapping) and value:

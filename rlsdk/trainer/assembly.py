@@ -102,7 +102,8 @@ def started(
         observers: Observers of every rollout.
         by_hand: True if the rollouts are asked from several event loops, one after the other.
     """
-    steps, found, adapter = steps_of(plan, tasks), layout_of(plan, gpus), exchanged_adapter(plan)
+    steps, adapter = steps_of(plan, tasks), exchanged_adapter(plan)
+    found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
     with ExitStack() as stack:
         with stage("the start"):  # engines and learner start side by side
             starting = start_engines(plan, found, adapter) if plan.needs_engine else []
@@ -142,9 +143,22 @@ def explorer_on(
         yield explorer_of(plan, engines, found, tasks, scorer, worlds, observers, user_loop)
 
 
-def layout_of(plan: Plan, gpus: int) -> Layout:
-    """Return the resources of each actor of a run."""
-    return layout(plan.config.placement, os.cpu_count() or 1, gpus)
+def layout_apart(plan: Plan, gpus: int) -> Layout:
+    """Return the resources of each actor, where neither of two programs shares the other's device.
+
+    Args:
+        plan: Plan of the run.
+        gpus: Number of Ray's GPUs.
+
+    Raises:
+        ConfigError: The plan shares devices.
+    """
+    found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
+    if found.device == "cuda" and plan.config.placement.colocate:
+        raise ConfigError(
+            ["placement.colocate: two programs cannot take turns on a device; set placement.colocate=false"]
+        )
+    return found
 
 
 def explorer_of(

@@ -16,12 +16,12 @@ from rlsdk.plugins import version
 log = logging.getLogger(__name__)
 
 
-def log_to(plan: Plan, console: Console, file: str = "") -> None:
+def log_to(plan: Plan, console: Console | logging.Handler, file: str = "") -> None:
     """Send the package's log to a console, at the config's level, and in full to a file that begins with the settings.
 
     Args:
         plan: The plan.
-        console: Console for a person.
+        console: Console for a person, or what takes the records for one.
         file: Name of the file in the run's folder `logs`; empty: none.
     """
     root = logging.getLogger("rlsdk")
@@ -31,7 +31,7 @@ def log_to(plan: Plan, console: Console, file: str = "") -> None:
         root.removeHandler(handler)
         if type(handler) is logging.FileHandler:  # that of an earlier run in this process
             handler.close()
-    shown = RichHandler(console=console, show_path=False)
+    shown = RichHandler(console=console, show_path=False) if isinstance(console, Console) else console
     shown.setLevel(plan.config.log_level.upper())
     root.addHandler(shown)
     if file:

@@ -17,13 +17,12 @@ from rlsdk.config import Plan, check, read
 from rlsdk.config.named_code import names_only
 from rlsdk.config.renamed import current
 from rlsdk.config.schema import normalise
-from rlsdk.config.tree import leaves
+from rlsdk.config.tree import leaves, plain
 from rlsdk.errors import ConfigError, PluginError, RlsdkError
 from rlsdk.plugins import CORE, ComponentRef, short_name
 from rlsdk.runlog.metrics import METRICS, garbled_lines
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
 from rlsdk.trainer.folder import is_foreign, mark, remove_run
-from rlsdk.trainer.two_process.messages import plain
 
 KEPT = "config.yaml"
 HARMLESS = (

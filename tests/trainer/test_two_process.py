@@ -4,76 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray import cloudpickle
 
-from rlsdk.contracts.rollouts import RolloutCounters, TakenBatch, TaskStatus
+from rlsdk.cluster.actor_failures import cause_of, died
+from rlsdk.cluster.actors import kill
+from rlsdk.config import Plan
+from rlsdk.contracts.rollouts import RolloutCounters, RolloutSummary, TakenBatch, TaskStatus
 from rlsdk.errors import ConfigError, EngineError, RunError
 from rlsdk.rollout.production import StalenessPolicy
-from rlsdk.trainer.two_process.messages import (
-    GoneError,
-    Mailbox,
+from rlsdk.trainer.two_process.actor import ExplorerActor, Setup
+from rlsdk.trainer.two_process.agreement import (
     PeerInfo,
-    ask,
+    TrainerPresence,
     differences,
     disagreement,
-    opened,
-    reply,
-    tell,
-    until_gone,
+    named,
+    spawn_named,
 )
-from rlsdk.trainer.two_process.remote import added, settled
-from rlsdk.trainer.two_process.server import ExplorerServer
+from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer, added, settled
 from tests.rollout.bench import Bench
-
-
-def test_letters_are_read_in_their_order_and_each_gets_its_own_answer() -> None:
-    async def go() -> None:
-        mailbox = Mailbox()
-        calls = [asyncio.create_task(mailbox.call("double", n)) for n in range(3)]
-        await asyncio.sleep(0)
-        await mailbox.notify("hello", None)
-        letters = [await mailbox.next() for _ in range(4)]
-        assert [(name, content) for _, name, content in letters] == [
-            ("double", 0), ("double", 1), ("double", 2), ("hello", None),
-        ]  # fmt: skip
-        for number, _, content in reversed(letters[:3]):
-            assert number is not None
-            await mailbox.answer(number, 2 * content)
-        assert letters[3][0] is None
-        assert await asyncio.gather(*calls) == [0, 2, 4]
-
-    asyncio.run(go())
-
-
-def test_who_reads_waits_for_a_letter_and_an_answer_to_somebody_who_went_harms_nobody() -> None:
-    async def go() -> None:
-        mailbox = Mailbox()
-        reader = asyncio.create_task(mailbox.next())
-        await asyncio.sleep(0.01)
-        assert not reader.done()
-        caller = asyncio.create_task(mailbox.call("slow", None))
-        number, *_ = await reader
-        assert number is not None
-        caller.cancel()
-        await asyncio.wait([caller])
-        await mailbox.answer(number, "too late")
-        await mailbox.answer(99, "nobody asked")
-        stays = asyncio.create_task(mailbox.stay())
-        assert not (await asyncio.wait([stays], timeout=0.05))[0]
-        stays.cancel()
-
-    asyncio.run(go())
+from tests.trainer.fakes import make_plan
 
 
 def card(tree: Mapping[str, Any], **code: str) -> PeerInfo:
     marks = {name: {"version": version} for name, version in code.items()}
-    return PeerInfo(name="explorer-1", mailbox=None, where="here", tree=tree, code=marks)
+    return PeerInfo("here", tree, marks)
 
 
 def test_every_difference_is_named_with_both_values() -> None:
@@ -132,7 +98,9 @@ def test_what_explorers_count_one_after_the_other_never_falls() -> None:
 
 
 class Stuck:
-    """An explorer whose batch never comes."""
+    """An explorer whose batch never comes, and whose evaluation fails in a way that cannot be pickled."""
+
+    eval_tasks, canary_ids = 7, np.arange(3)
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -140,47 +108,24 @@ class Stuck:
     def sources(self) -> dict[str, Any]:
         return {}
 
-    async def take(self, step: int) -> None:
+    async def take(self, version: int) -> None:
         try:
             await asyncio.Event().wait()
         finally:
             self.said.append("take is cancelled")
 
-    async def counters(self) -> int:
-        return 7
+    async def evaluate(self) -> None:
+        raise Untold("odd", lambda: None)
 
-    async def pause(self) -> str:
+    async def scale(self, engines: int) -> None:
+        raise EngineError(f"engine {engines} is on fire")
+
+    async def pause(self) -> RolloutSummary:
         self.said.append("pause")
-        return "summary"
+        return RolloutSummary({}, {}, {"lost": 0})
 
     async def close(self) -> None:
-        self.said.append("close")
-
-
-@pytest.mark.stack
-def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_ends_as_the_run(cluster: None) -> None:
-    import ray
-
-    async def go() -> None:
-        own, trainer = (
-            attrs.evolve(card({}), mailbox=ray.remote(Mailbox).options(num_cpus=0).remote()) for _ in range(2)
-        )
-        desk, explorer = ExplorerServer(None, own), Stuck()  # type: ignore[arg-type]
-        desk.trainer = trainer
-        serving = asyncio.create_task(desk.serve(explorer))  # type: ignore[arg-type]
-        assert (await ask(own.mailbox, "counters", [])).value == 7
-        taking = asyncio.create_task(ask(own.mailbox, "take", [], 0))
-        await asyncio.sleep(0.5)
-        taking.cancel()
-        async with asyncio.timeout(20):
-            assert (await ask(own.mailbox, "pause", [])).value == "summary"
-            await tell(own.mailbox, "shutdown", "interrupted")
-            assert await serving == "interrupted"
-        assert explorer.said == ["take is cancelled", "pause", "close"]
-        for each in (own, trainer):
-            ray.kill(each.mailbox)
-
-    asyncio.run(go())
+        logging.getLogger("rlsdk.test").info("said: %s", ", ".join([*self.said, "close"]))
 
 
 class Untold(Exception):
@@ -191,40 +136,90 @@ class Untold(Exception):
         self.hook = hook
 
 
+class StuckActor(ExplorerActor):
+    """An actor with such an explorer."""
+
+    async def _start(self, plan: Plan, *_: Any) -> Any:
+        return Stuck()
+
+
+@pytest.fixture
+def lab(tmp_path: Path, cluster: None) -> Iterator[tuple[Plan, PeerInfo, Setup]]:
+    """A plan, the description of its program, and what an explorer of it is made from."""
+    plan = make_plan(tmp_path)
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)  # an actor's process does not find it
+    yield plan, PeerInfo.of(plan), Setup(plan.tree, (), (), 0)
+    cloudpickle.unregister_pickle_by_value(module)
+    for actor in [*named(plan, "explorer").values(), *named(plan, "trainer").values()]:
+        kill(actor)
+
+
+async def ask(explorer: Any, method: str, *content: Any) -> Any:
+    """Call a method as the trainer does."""
+    try:
+        return (await getattr(explorer, method).remote([], *content)).value
+    except Exception as error:
+        raise cause_of(error) from None
+
+
 @pytest.mark.stack
-def test_values_and_errors_travel_and_the_end_of_a_program_is_heard_at_once(cluster: None) -> None:
-    import ray
-
-    mailbox = ray.remote(Mailbox).options(num_cpus=0).remote()
-
-    async def owner() -> None:
-        while True:
-            number, name, content = await mailbox.next.remote()
-            arguments = await opened(content)
-            errors = {"engine": EngineError("engine 3 is on fire"), "odd": Untold("odd", lambda: None)}
-            await mailbox.answer.remote(number, reply(arguments, errors.get(name), "beside"))
+def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_ends_as_the_run(lab: Any) -> None:
+    plan, own, setup = lab
 
     async def go() -> None:
-        serving = asyncio.create_task(owner())
-        found = await ask(mailbox, "sum", 1, [2])
-        assert (found.value, found.beside) == ((1, [2]), "beside")
-        with pytest.raises(EngineError, match="engine 3 is on fire"):
-            await ask(mailbox, "engine")
+        presence = spawn_named(plan, "trainer", TrainerPresence)
+        explorer = spawn_named(plan, "explorer", StuckActor, own, setup)
+        working = asyncio.ensure_future(explorer.run.remote())
+        assert await explorer.meet.remote(own, presence) == own.where
+        with pytest.raises(RunError, match="it works for the trainer"):
+            await explorer.meet.remote(own, presence)
+        assert (await ask(explorer, "about"))[0] == 7
+        taking = asyncio.ensure_future(ask(explorer, "take", 0))
+        with pytest.raises(EngineError, match="^engine 3 is on fire$"):
+            await ask(explorer, "scale", 3)
+        with pytest.raises(asyncio.CancelledError):
+            await taking
         with pytest.raises(RunError, match="Untold: odd"):
-            await ask(mailbox, "odd")
-        serving.cancel()
-        await asyncio.wait([serving])
-        waiting: list[Awaitable[Any]] = [asyncio.create_task(ask(mailbox, "never")), asyncio.create_task(gone())]
-        await asyncio.sleep(0.2)
-        ray.kill(mailbox)
-        async with asyncio.timeout(20):
-            with pytest.raises(GoneError):
-                await waiting[0]
-            assert await waiting[1]
-            with pytest.raises(GoneError):
-                await ask(mailbox, "after the end")
+            await ask(explorer, "evaluate")
+        assert (await ask(explorer, "pause")).engines == {"lost": 0}
+        await explorer.interrupt.remote()
+        assert (await explorer.about.remote([])).interrupted
+        await explorer.shutdown.remote("interrupted")
+        assert await working == "interrupted"
+        records: list[Any] = []
+        while not records or records[-1] is not None:
+            records += await explorer.next_records.remote()
+        assert "said: take is cancelled, pause, close" in [each.getMessage() for each in records if each is not None]
+        assert "EngineError: engine 3 is on fire" in (plan.folder / "logs" / "explorer.log").read_text()
 
-    async def gone() -> str:
-        return await until_gone(mailbox)
+    asyncio.run(asyncio.wait_for(go(), 120))
 
-    asyncio.run(go())
+
+@pytest.mark.stack
+def test_an_explorer_of_other_settings_is_refused_and_one_that_dies_is_replaced(lab: Any) -> None:
+    plan, own, setup = lab
+
+    async def go() -> None:
+        explorers = ExplorerRegistry(plan)
+        other = spawn_named(plan, "explorer", StuckActor, attrs.evolve(own, tree={**own.tree, "seed": 99}), setup)
+        refused = asyncio.ensure_future(other.run.remote())
+        meeting = asyncio.ensure_future(explorers.meet())
+        with pytest.raises(ConfigError, match="seed: the explorer has 99"):
+            await refused
+        first, second = (spawn_named(plan, "explorer", StuckActor, own, setup) for _ in range(2))
+        working = [asyncio.ensure_future(each.run.remote()) for each in (first, second)]
+        rollouts = RemoteExplorer(plan, explorers, await meeting)
+        await rollouts.start()
+        assert rollouts.eval_tasks == 7
+        met, left = (first, second) if rollouts._explorer == first else (second, first)
+        kill(met)
+        with pytest.raises(EngineError, match="engine 3 is on fire"):
+            await rollouts.scale(3)
+        assert rollouts._explorer == left
+        assert len((await rollouts.pause()).explorers_lost) == 1
+        await rollouts.shutdown("finished")
+        ends = await asyncio.gather(*working, return_exceptions=True)
+        assert "finished" in ends and any(died(each) for each in ends if isinstance(each, BaseException))
+
+    asyncio.run(asyncio.wait_for(go(), 120))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,33 +12,28 @@ from typing import Any
 from rich.console import Console
 
 from rlsdk import preflight
+from rlsdk.cluster.actor_failures import cause_of, died, reason
 from rlsdk.cluster.actors import kill
-from rlsdk.cluster.placement import Layout, layout, ray_cluster
+from rlsdk.cluster.placement import Layout, ray_cluster
 from rlsdk.config import Plan, check
-from rlsdk.engines.starting import exchanged_adapter, start_engines, started_engines
-from rlsdk.environments.fleet import world_workers
-from rlsdk.errors import ConfigError, RunError
-from rlsdk.isolation.reaper import reaped
-from rlsdk.learners.group import LearnerGroup
+from rlsdk.engines.starting import exchanged_adapter
+from rlsdk.errors import RunError
+from rlsdk.isolation.watching import stage
 from rlsdk.learners.starting import start_learner
-from rlsdk.loops import UserLoop
 from rlsdk.readiness.checks import examine, machine, space
 from rlsdk.readiness.disk import estimate
 from rlsdk.rollout.producer import first_error
-from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.progress import log_console
-from rlsdk.scoring.actors import scoring
-from rlsdk.trainer.assembly import Parts, explorer_of, steps_of, train_tasks
-from rlsdk.trainer.explorer import Explorer
+from rlsdk.trainer.assembly import Parts, layout_apart, steps_of
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.logs import log_to
 from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.rehearsal import rehearse
 from rlsdk.trainer.signals import handled
 from rlsdk.trainer.trainer import Trainer
-from rlsdk.trainer.two_process.messages import open_mailbox, require_cluster
+from rlsdk.trainer.two_process.actor import ExplorerActor, Setup
+from rlsdk.trainer.two_process.agreement import PeerInfo, require_cluster, spawn_named
 from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer
-from rlsdk.trainer.two_process.server import ExplorerServer
 from rlsdk.trainer.watchdog import watching
 
 log = logging.getLogger(__name__)
@@ -65,7 +58,7 @@ def train_apart(
     exchanged_adapter(plan)
     preflight.require(map(str, [*machine(plan), *space(plan, estimate(plan, download=True))]))
     with open_run(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes, console=console) as record:
-        run_async(_train(record, _apart(plan, record.gpus)))
+        run_async(_train(record, layout_apart(plan, record.gpus)))
     return record.summary
 
 
@@ -102,8 +95,8 @@ def explore(
         plan.config.watchdog, partial(log.error, "the explorer did not end when it was told to: %s")
     ) as watchdog:
         try:
-            with reaped(), ray_cluster(plan) as gpus:
-                return run_async(_explorer(plan, gpus, console))
+            with ray_cluster(plan) as gpus:
+                return run_async(_explorer(plan, Setup(config, overrides, plugins, gpus)))
         except BaseException as error:
             cause = watchdog.explain(first_error(error), "the trainer has the checkpoints")
             if cause is error:
@@ -113,91 +106,51 @@ def explore(
 
 async def _train(record: RunRecord, found: Layout) -> None:
     """Train in this program, on rollouts from explorers in other programs."""
-    plan = record.plan
-    explorers = ExplorerRegistry(plan, open_mailbox(plan, "trainer"))
-    explorers.listen()
+    plan, status = record.plan, "failed"
+    explorers = ExplorerRegistry(plan)
+    rollouts = RemoteExplorer(plan, explorers, await explorers.meet())
     try:
-        rollouts = RemoteExplorer(plan, explorers, await explorers.meet())
-        status = "failed"
+        steps = steps_of(plan)
+        learner = await asyncio.to_thread(start_learner, plan, found, exchanged_adapter(plan), steps)
         try:
-            steps = steps_of(plan)
-            learner = await asyncio.to_thread(_learner, plan, found, steps)
-            try:
-                await rollouts.start()
-                trainer = Trainer.of_run(record, Parts(rollouts, learner, steps))
-                explorers.interrupt = trainer.interrupt
-                record.finish(await trainer.train_async(), trainer.samples)
-                status = record.summary["status"]
-            finally:
-                learner.stop()
+            await rollouts.start()
+            trainer = Trainer.of_run(record, Parts(rollouts, learner, steps))
+            rollouts.interrupt = trainer.interrupt
+            record.finish(await trainer.train_async(), trainer.samples)
+            status = record.summary["status"]
         finally:
-            await rollouts.shutdown(status)
+            learner.stop()
     finally:
-        await explorers.close()
+        await rollouts.shutdown(status)
 
 
-def _learner(plan: Plan, found: Layout, steps: int) -> LearnerGroup:
-    return start_learner(plan, found, exchanged_adapter(plan), steps)
-
-
-async def _explorer(plan: Plan, gpus: int, console: Console) -> str:
-    desk = ExplorerServer(plan, open_mailbox(plan, "explorer"))
-    await desk.meet()  # before anything is in the folder: a trainer that overwrites it has done so by then
-    (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
-    log_to(plan, console, "explorer.log")
-    observers = Observers(plan.plugins)
-    with ExitStack() as stack:
-        try:
-            found = _apart(plan, gpus)
-            engines = await asyncio.to_thread(_engines, plan, found)
-            for engine in engines:
-                stack.callback(kill, engine)
-            user_loop = stack.enter_context(UserLoop())
-            log_file = plan.folder / "logs" / "scoring.log"
-            scorer = stack.enter_context(scoring(plan, log_to=log_file, user_loop=user_loop))
-            worlds = stack.enter_context(world_workers(plan))
-            explorer = explorer_of(plan, engines, found, train_tasks(plan), scorer, worlds, observers, user_loop)
-        except Exception as error:
-            await desk.fail(first_error(error))
-            raise
-        status = await _serve(plan, desk, explorer, observers)
-    if status == "failed":
-        raise RunError("the trainer has failed; its log is logs/driver.log in the run's folder")
-    log.info("the run has ended: %s", status)
-    return status
-
-
-def _engines(plan: Plan, found: Layout) -> list[Any]:
-    return started_engines(plan, start_engines(plan, found, exchanged_adapter(plan))) if plan.needs_engine else []
-
-
-async def _serve(plan: Plan, desk: ExplorerServer, explorer: Explorer, observers: Observers) -> str:
-    status = "failed"
-    asking: set[asyncio.Task[None]] = set()
-
-    def interrupt() -> None:
-        asking.add(asyncio.get_running_loop().create_task(desk.interrupt()))
-
-    # A plugin that observes rollouts is told here, too.
-    observers.tell("rlsdk_run_start", config=plan.tree, folder=plan.folder)
+async def _explorer(plan: Plan, setup: Setup) -> str:
+    """Run an explorer's actor until its run ends; its log is shown here."""
+    explorer = spawn_named(plan, "explorer", ExplorerActor, PeerInfo.of(plan), setup, watched_as="explorer")
+    shown = asyncio.ensure_future(_show_log(explorer))
     try:
-        with handled(NOTICE, interrupt):
-            status = await desk.serve(explorer)
+        with stage("exploration"), handled(NOTICE, explorer.interrupt.remote):
+            status: str = await explorer.run.remote()
+        await shown
+    except Exception as error:
+        await shown
+        if died(error):
+            raise RunError(f"this explorer is gone, or the trainer has given it up: {reason(error)}") from error
+        raise cause_of(error) from error
     finally:
-        observers.tell("rlsdk_run_end", status=status, summary={})
-        await asyncio.to_thread(observers.close)
+        shown.cancel()
+        kill(explorer)
     return status
 
 
-def _apart(plan: Plan, gpus: int) -> Layout:
-    """Return the resources of each actor, where neither program shares the other's device.
-
-    Raises:
-        ConfigError: The plan shares devices.
-    """
-    found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
-    if found.device == "cuda" and plan.config.placement.colocate:
-        raise ConfigError(
-            ["placement.colocate: two programs cannot take turns on a device; set placement.colocate=false"]
-        )
-    return found
+async def _show_log(explorer: Any) -> None:
+    """Write the records of an explorer's log to this program's, up to its end."""
+    try:
+        while True:
+            for record in await explorer.next_records.remote():
+                if record is None:
+                    return
+                logging.getLogger(record.name).handle(record)
+    except Exception as error:
+        if not died(error):
+            raise

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlsdk.cluster.actor_failures import cause_of, died, reason
 from rlsdk.cluster.actors import kill
 from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import (
@@ -24,98 +25,52 @@ from rlsdk.contracts.rollouts import (
     TaskStatus,
     WeightSender,
 )
-from rlsdk.errors import ConfigError, RunError
-from rlsdk.trainer.two_process.messages import GoneError, PeerInfo, ask, mailboxes, opened, tell
+from rlsdk.errors import RlsdkError, RunError
+from rlsdk.trainer.two_process.actor import Answer, WeightUpdate
+from rlsdk.trainer.two_process.agreement import PeerInfo, TrainerPresence, named, spawn_named
 from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
 _SHOWN = 20
 """Number of deaths in the summary."""
+LOOK_SECONDS = 0.5
+"""Time between two looks at the cluster for an explorer."""
 
 
-@attrs.frozen
-class ExplorerInfo:
-    """An explorer's description of itself once it is ready.
-
-    Attributes:
-        eval_tasks: Number of held-out tasks.
-        canary_ids: int64 `[k]`, token ids of the canary.
-    """
-
-    eval_tasks: int
-    canary_ids: np.ndarray
-
-
-@attrs.frozen(eq=False)
-class WeightUpdate:
-    """Weights that were sent: their version, an `ObjectRef` of them, and the learner's logprobs of the canary."""
-
-    version: int
-    weights: Any
-    logprobs: np.ndarray
+class GoneError(RunError):
+    """Raised when the explorer that was called has ended."""
 
 
 class ExplorerRegistry:
-    """Explorers that offer themselves to a trainer, which works with one of them; others wait in line.
+    """Finds explorers on the cluster for a trainer, which works with one of them; others wait in line."""
 
-    Attributes:
-        interrupt: Called when an explorer is interrupted.
-    """
-
-    def __init__(self, plan: Plan, own: PeerInfo) -> None:
-        """Create a registry.
+    def __init__(self, plan: Plan) -> None:
+        """Create a registry, and the actor by which explorers see that this program lives.
 
         Args:
             plan: Plan of the run.
-            own: Description of the trainer's program.
         """
-        self._plan, self._own = plan, own
+        self._plan, self._own = plan, PeerInfo.of(plan)
+        self._presence = spawn_named(plan, "trainer", TrainerPresence)
         self._tried: set[str] = set()
-        self._came: asyncio.Queue[tuple[str, Any] | Exception] = asyncio.Queue()
-        self._listening: asyncio.Task[None] | None = None
-        self.interrupt: Callable[[], None] = lambda: None
-
-    def listen(self) -> None:
-        """Start reading the messages to the trainer."""
-        self._listening = asyncio.get_running_loop().create_task(self._listen())
-
-    async def _listen(self) -> None:
-        try:
-            while True:
-                _, name, content = await self._own.mailbox.next.remote()
-                if name == "interrupt":
-                    self.interrupt()
-                else:
-                    self._came.put_nowait(await opened(content))
-        except Exception as error:  # noqa: BLE001 - who waits for an explorer gets it: none can come any more
-            self._came.put_nowait(error)
-
-    async def close(self) -> None:
-        """Stop listening."""
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait([self._listening])
 
     async def meet(self) -> Any:
-        """Wait for an explorer that was not met before and can work for this trainer, and return its mailbox.
+        """Wait for an explorer that was not met before and can work for this trainer, and return its actor.
 
         Raises:
             RunError: No explorer came in time.
         """
-        limit = self._plan.config.placement.partner_timeout
-        for each in mailboxes(self._plan, "explorer").items():
-            self._came.put_nowait(each)
-        if self._came.empty():
-            log.info("waiting for an explorer: rlsdk train CONFIG --mode explore, for at most %g s", limit)
+        limit, waits = self._plan.config.placement.partner_timeout, False
         try:
             async with asyncio.timeout(limit):
                 while True:
-                    came = await self._came.get()
-                    if isinstance(came, Exception):
-                        raise RunError(f"the trainer's mailbox is gone: {came}; go on with --resume") from came
-                    name, mailbox = came
-                    if name not in self._tried and await self._agrees(name, mailbox):
-                        return mailbox
+                    for name, explorer in (await asyncio.to_thread(named, self._plan, "explorer")).items():
+                        if name not in self._tried and await self._agrees(name, explorer):
+                            return explorer
+                    if not waits:
+                        log.info("waiting for an explorer: rlsdk train CONFIG --mode explore, for at most %g s", limit)
+                    waits = True
+                    await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError as error:
             raise RunError(
                 f"no explorer came to the run {self._plan.folder.resolve()} within placement.partner_timeout={limit:g} "
@@ -123,14 +78,16 @@ class ExplorerRegistry:
                 "on with --resume"
             ) from error
 
-    async def _agrees(self, name: str, mailbox: Any) -> bool:
+    async def _agrees(self, name: str, explorer: Any) -> bool:
         self._tried.add(name)
         try:
-            where = (await ask(mailbox, "meet", self._own)).value
-        except GoneError:  # its name outlived it
-            return False
-        except ConfigError as error:
-            log.warning("an explorer came that cannot work for this run: %s", error)
+            where = await explorer.meet.remote(self._own, self._presence)
+        except Exception as error:
+            cause = cause_of(error)
+            if not died(error):  # a name may outlive its actor
+                if not isinstance(cause, RlsdkError):
+                    raise
+                log.warning("an explorer came that cannot work for this run: %s", cause)
             return False
         log.info("the explorer is %s", where)
         return True
@@ -142,18 +99,23 @@ class RemoteExplorer:
     The state of an explorer when it last gave a batch is remembered here. A replacement continues from that state:
     unfinished tasks are sampled again, and taken groups are not. No explorer is replaced between `take` and `settle`,
     so that each batch is settled where it was taken, or in the remembered state.
+
+    Attributes:
+        eval_tasks: Number of held-out tasks, once the explorer is ready.
+        failure: None: what fails in the explorer is raised by the call that waits for it.
+        interrupt: Called when somebody has interrupted the explorer's program.
     """
 
-    def __init__(self, plan: Plan, explorers: ExplorerRegistry, mailbox: Any) -> None:
+    def __init__(self, plan: Plan, explorers: ExplorerRegistry, explorer: Any) -> None:
         """Create a proxy.
 
         Args:
             plan: Plan of the run.
             explorers: Registry of the explorers on offer.
-            mailbox: Mailbox of the explorer that was met.
+            explorer: Actor of the explorer that was met.
         """
-        self._plan, self._explorers, self._mailbox = plan, explorers, mailbox
-        self._about: ExplorerInfo | None = None
+        self._plan, self._explorers, self._explorer = plan, explorers, explorer
+        self.eval_tasks, self._canary_ids = 0, np.zeros(0, np.int64)
         self._state: dict[str, Any] | None = None
         self._done = 0
         self._settled: list[tuple[list[int], list[TaskStatus]]] = []
@@ -163,15 +125,11 @@ class RemoteExplorer:
         self._sources: Mapping[str, TaskCounts] = {}
         self._lost: list[str] = []
         self.failure: BaseException | None = None
+        self.interrupt: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
         """Wait until the explorer is ready."""
-        self._about = await self._call("about")
-
-    @property
-    def eval_tasks(self) -> int:
-        """Number of held-out tasks."""
-        return 0 if self._about is None else self._about.eval_tasks
+        self.eval_tasks, self._canary_ids = await self._call("about")
 
     async def tasks(self, places: Mapping[int, tuple[str, int]]) -> dict[int, Task]:
         """See `Explorer.tasks`."""
@@ -203,10 +161,9 @@ class RemoteExplorer:
         """See `Explorer.publish`."""
         if not self._plan.needs_engine:
             return 0.0
-        assert self._about is not None
         self._sent = None  # the last ones need not be kept beside these
         weights = await asyncio.to_thread(learner.weights, version)
-        own = await asyncio.to_thread(learner.canary, self._about.canary_ids)
+        own = await asyncio.to_thread(learner.canary, self._canary_ids)
         sent = WeightUpdate(version, weights, own)
         try:
             self._gap = await self._ask("publish", sent, updated)
@@ -262,8 +219,14 @@ class RemoteExplorer:
 
     async def shutdown(self, status: str) -> None:
         """Tell the explorer how the run ended; it ends in the same way."""
-        if self._mailbox is not None:
-            await tell(self._mailbox, "shutdown", status)
+        if self._explorer is None:
+            return
+        try:
+            await self._explorer.shutdown.remote(status)
+        except Exception as error:
+            if not died(error):
+                raise
+            log.debug("no explorer is told that the run has ended: %s", reason(error))
 
     async def _call(self, name: str, *content: Any) -> Any:
         """Return the answer of the explorer, or of its replacement."""
@@ -274,11 +237,18 @@ class RemoteExplorer:
                 await self._replace(gone)
 
     async def _ask(self, name: str, *content: Any) -> Any:
-        if self._mailbox is None:
+        if self._explorer is None:
             raise GoneError("it has ended, and no other has come")
-        behind, self._settled = self._settled, []  # should it be lost on the way, what is remembered has it
-        answer = await ask(self._mailbox, name, behind, *content)
-        self._sources = answer.beside
+        settled, self._settled = self._settled, []  # should it be lost on the way, the remembered state has it
+        try:
+            answer: Answer = await getattr(self._explorer, name).remote(settled, *content)
+        except Exception as error:
+            if died(error):
+                raise GoneError(reason(error)) from error
+            raise cause_of(error) from error
+        self._sources = answer.sources
+        if answer.interrupted:
+            self.interrupt()
         return answer.value
 
     async def _replace(self, gone: GoneError) -> None:
@@ -289,15 +259,15 @@ class RemoteExplorer:
         """
         while True:
             log.warning("the explorer is gone: %s", gone)
-            if self._mailbox is not None:
-                kill(self._mailbox)  # what cannot be reached may live; it ends by this
+            if self._explorer is not None:
+                kill(self._explorer)  # what cannot be reached may live; it ends by this
             self._lost.append(str(gone))
             self._past, self._now = added(self._past, self._now), RolloutCounters({}, 0)
-            self._mailbox = None
+            self._explorer = None
             self._settled.clear()
-            self._mailbox = await self._explorers.meet()
+            self._explorer = await self._explorers.meet()
             try:
-                self._about = await self._ask("about")
+                self.eval_tasks, self._canary_ids = await self._ask("about")
                 again = 0
                 if self._state is not None:
                     _, again = await self._ask("restore", self._done, self._state, {})

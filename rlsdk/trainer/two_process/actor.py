@@ -1,0 +1,398 @@
+"""The explorer of a run in two programs: an async Ray actor, which the trainer calls by its handle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from logging.handlers import QueueHandler
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk import weights as transport
+from rlsdk.cluster.actors import RunActor, kill
+from rlsdk.config import Plan, check
+from rlsdk.contracts.rollouts import TakenBatch, TaskCounts, TaskStatus
+from rlsdk.engines.starting import exchanged_adapter, start_engines, started_engines
+from rlsdk.errors import RunError
+from rlsdk.isolation.process import redirect
+from rlsdk.isolation.reaper import reaped
+from rlsdk.isolation.watching import main_loop
+from rlsdk.rollout.producer import first_error
+from rlsdk.runlog.observers import Observers
+from rlsdk.trainer.assembly import explorer_on, layout_apart, train_tasks
+from rlsdk.trainer.explorer import Explorer
+from rlsdk.trainer.logs import log_to
+from rlsdk.trainer.two_process.agreement import PeerInfo, disagreement, named, portable, until_gone
+from rlsdk.trainer.watchdog import watching
+from rlsdk.types import Group
+
+log = logging.getLogger(__name__)
+Settled = Sequence[tuple[Sequence[int], Sequence[TaskStatus]]]
+"""Batches that the trainer has settled since its last call: numbers and final states of their tickets."""
+
+
+@attrs.frozen(eq=False)
+class WeightUpdate:
+    """Weights that were sent, which stand for the learner in the explorer.
+
+    Attributes:
+        version: Training steps done.
+        shared: `ObjectRef` of the weights.
+        logprobs: The learner's logprobs of the canary, float32 `[k - 1]`.
+    """
+
+    version: int
+    shared: Any
+    logprobs: np.ndarray
+
+    def weights(self, version: int) -> Any:
+        """Return an `ObjectRef` of the weights that were sent."""
+        return self.shared
+
+    def canary(self, token_ids: np.ndarray) -> np.ndarray:
+        """Return the learner's logprobs of the canary, float32 `[k - 1]`."""
+        return self.logprobs
+
+    def checksums(self) -> dict[str, str]:
+        """Return the CRC-32 of each tensor as it was sent."""
+        import ray
+
+        return transport.checksums(ray.get(self.shared))
+
+
+@attrs.frozen
+class Answer:
+    """Answer to a call of the trainer.
+
+    Attributes:
+        value: What the method returns.
+        sources: Counts of each source of tasks.
+        interrupted: True if somebody asked this program to end.
+    """
+
+    value: Any
+    sources: Mapping[str, TaskCounts]
+    interrupted: bool
+
+
+@attrs.frozen
+class Setup:
+    """What an explorer's actor takes over from the program that starts it: configuration and surroundings.
+
+    Attributes:
+        config: A YAML file, or a mapping.
+        overrides: `key=value` texts.
+        plugins: Files of plugins.
+        gpus: Number of Ray's GPUs.
+        folder: Working folder, to which paths are relative.
+        environment: Environment variables.
+    """
+
+    config: str | Path | Mapping[str, Any]
+    overrides: Sequence[str]
+    plugins: Sequence[str | Path]
+    gpus: int
+    folder: str = attrs.field(factory=os.getcwd)
+    environment: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ))
+
+    def plan(self) -> Plan:
+        """Take over the surroundings, and check the configuration."""
+        os.chdir(self.folder)
+        # What Ray gave to this process is right for it: its devices, its threads, its own settings.
+        given = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+        os.environ.update({name: value for name, value in self.environment.items() if not name.startswith(given)})
+        return check(self.config, self.overrides, self.plugins)
+
+
+class _LogRelay(QueueHandler):
+    """Puts log records of any thread into a queue of the running event loop."""
+
+    def __init__(self, records: asyncio.Queue[logging.LogRecord | None]) -> None:
+        super().__init__(records)
+        self._loop = asyncio.get_running_loop()
+
+    def enqueue(self, record: logging.LogRecord | None) -> None:
+        self._loop.call_soon_threadsafe(self.queue.put_nowait, record)
+
+
+class ExplorerActor(RunActor):
+    """Samples rollouts for one trainer, which calls the methods of `Rollouts` and gets each result in an `Answer`.
+
+    The trainer calls one method at a time: a call that comes before the last one is answered means that nobody waits
+    for that answer any more, as after a second Ctrl-C, and cancels it.
+    """
+
+    def __init__(self, own: PeerInfo, setup: Setup) -> None:
+        """Prepare; `run` does the work.
+
+        Args:
+            own: Description of the program that starts this actor.
+            setup: Its configuration and surroundings.
+        """
+        super().__init__()
+        self._own, self._setup = own, setup
+        self._trainer: tuple[PeerInfo, Any] | None = None
+        self._explorer: Explorer | None = None
+        self._failure: BaseException | None = None
+        self._status = ""
+        self._met, self._ready, self._asked, self._over = (asyncio.Event() for _ in range(4))
+        self._context = contextvars.copy_context()
+        self._records: asyncio.Queue[logging.LogRecord | None] = asyncio.Queue()
+        self._taken: list[TakenBatch] = []
+        self._running: asyncio.Task[Any] | None = None
+        self._interrupted = False
+
+    # For the program that started this actor
+
+    async def run(self) -> str:
+        """Wait for a trainer, start what samples, and serve the trainer until its run ends.
+
+        Returns:
+            How the run ended: "finished" or "interrupted".
+
+        Raises:
+            ConfigError: The configuration or the code of the trainer differs.
+            RlsdkError: The run failed, the trainer ended without a word, or there was none in time.
+        """
+        relay = _LogRelay(self._records)
+        try:
+            plan = await asyncio.to_thread(self._setup.plan)
+            abandon = partial(log.error, "the explorer did not end when it was told to: %s")
+            with watching(plan.config.watchdog, abandon) as watchdog:
+                self._context = contextvars.copy_context()
+                try:
+                    return await self._explore(plan, relay)
+                except BaseException as error:
+                    cause = watchdog.explain(first_error(error), "the trainer has the checkpoints")
+                    raise portable(cause) from error
+        finally:
+            relay.enqueue(None)
+
+    async def next_records(self) -> list[logging.LogRecord | None]:
+        """Wait for records of the log, and return those that are there; None is the last one."""
+        found = [await self._records.get()]
+        while not self._records.empty():
+            found.append(self._records.get_nowait())
+        return found
+
+    def interrupt(self) -> None:
+        """Have the trainer end the run after its step; it hears of that with the next answer."""
+        self._interrupted = True
+        self._met.set()
+
+    # For the trainer
+
+    async def meet(self, trainer: PeerInfo, presence: Any) -> str:
+        """Work for a trainer from now on, and return where.
+
+        Args:
+            trainer: Description of the trainer's program.
+            presence: Handle of its `TrainerPresence`.
+
+        Raises:
+            ConfigError: Its configuration or its code differs.
+            RunError: Another trainer came first.
+        """
+        if self._trainer is not None:
+            raise RunError(f"it works for the trainer {self._trainer[0].where}")
+        self._trainer = trainer, presence
+        self._met.set()
+        if wrong := disagreement(self._own, trainer):
+            raise wrong
+        return self._own.where
+
+    async def about(self, settled: Settled) -> Answer:
+        """Wait until the explorer is ready: its number of held-out tasks, and token ids of its canary (int64 `[k]`)."""
+
+        async def about(explorer: Explorer) -> tuple[int, np.ndarray]:
+            return explorer.eval_tasks, explorer.canary_ids
+
+        return await self._answer(settled, about)
+
+    async def tasks(self, settled: Settled, places: Mapping[int, tuple[str, int]]) -> Answer:
+        """See `Rollouts.tasks`."""
+        return await self._answer(settled, lambda explorer: explorer.tasks(places))
+
+    async def restore(
+        self, settled: Settled, version: int, state: Mapping[str, Any], groups: Mapping[int, Group]
+    ) -> Answer:
+        """See `Rollouts.restore`."""
+        return await self._answer(settled, lambda explorer: explorer.restore(version, state, groups))
+
+    async def take(self, settled: Settled, version: int) -> Answer:
+        """See `Rollouts.take`; the value has the state right after the batch was taken, too."""
+
+        async def take(explorer: Explorer) -> tuple[TakenBatch, dict[str, Any]]:
+            self._taken.append(await explorer.take(version))
+            return self._taken[-1], explorer.state()
+
+        return await self._answer(settled, take)
+
+    async def publish(self, settled: Settled, sent: WeightUpdate, updated: bool) -> Answer:
+        """See `Rollouts.publish`."""
+        return await self._answer(settled, lambda explorer: explorer.publish(sent, sent.version, updated=updated))
+
+    async def evaluate(self, settled: Settled) -> Answer:
+        """See `Rollouts.evaluate`."""
+        return await self._answer(settled, lambda explorer: explorer.evaluate())
+
+    async def snapshot(self, settled: Settled) -> Answer:
+        """See `Rollouts.snapshot`."""
+        return await self._answer(settled, lambda explorer: explorer.snapshot())
+
+    async def counters(self, settled: Settled) -> Answer:
+        """See `Rollouts.counters`."""
+        return await self._answer(settled, lambda explorer: explorer.counters())
+
+    async def scale(self, settled: Settled, engines: int | None) -> Answer:
+        """See `Rollouts.scale`."""
+        return await self._answer(settled, lambda explorer: explorer.scale(engines))
+
+    async def pause(self, settled: Settled) -> Answer:
+        """See `Rollouts.pause`."""
+        return await self._answer(settled, lambda explorer: explorer.pause())
+
+    async def shutdown(self, status: str) -> None:
+        """End as the run has ended: "finished", "interrupted" or "failed"."""
+        self._status = status
+        self._over.set()
+
+    async def _answer(self, settled: Settled, work: Callable[[Explorer], Awaitable[Any]]) -> Answer:
+        """Settle what the trainer settled since its last call, and do what it asks for.
+
+        Raises:
+            Exception: What failed; the explorer itself, if it did not start.
+        """
+        await self._ready.wait()
+        self._asked.set()
+        if self._explorer is None:
+            raise self._failure or RunError("the explorer did not start")
+        explorer = self._explorer
+        if self._running is not None:
+            await _cancelled(self._running)
+
+        async def answer() -> Any:
+            for numbers, states in settled:
+                batch = self._taken.pop(0)
+                there = [ticket.number for ticket in batch.tickets]
+                if there != list(numbers):
+                    raise RunError(f"the trainer settles the tickets {list(numbers)}; it was given {there}")
+                explorer.settle(batch, states)
+            return await work(explorer)
+
+        self._running = asyncio.get_running_loop().create_task(answer(), context=self._context)
+        try:
+            value = await self._running
+        except Exception as error:  # the trainer gets it
+            wrong = first_error(error)
+            log.error("the explorer failed: %s: %s", type(wrong).__name__, wrong, exc_info=error)
+            raise portable(wrong) from error
+        return Answer(value, explorer.sources(), self._interrupted)
+
+    # The work
+
+    async def _explore(self, plan: Plan, relay: _LogRelay) -> str:
+        log_to(plan, relay)
+        await self._meet_trainer(plan)  # before anything is in the folder: a trainer that overwrites it has done so
+        if self._trainer is None:
+            return "interrupted"
+        (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
+        redirect(plan.folder / "logs" / "explorer.log")
+        log_to(plan, relay, "explorer.log")
+        observers = Observers(plan.plugins)
+        with ExitStack() as stack:
+            stack.enter_context(reaped())
+            try:
+                self._explorer = await self._start(plan, stack, observers)
+            except Exception as error:
+                self._failure = portable(first_error(error))
+                self._ready.set()
+                await self._until_asked(plan.config.placement.partner_timeout)
+                raise
+            self._ready.set()
+            status = await self._serve(plan, self._explorer, observers)
+        if status == "failed":
+            raise RunError("the trainer has failed; its log is logs/driver.log in the run's folder")
+        log.info("the run has ended: %s", status)
+        return status
+
+    async def _meet_trainer(self, plan: Plan) -> None:
+        """Wait until a trainer has come, or somebody has interrupted."""
+        limit = plan.config.placement.partner_timeout
+        if not named(plan, "trainer"):
+            log.info("waiting for the trainer: rlsdk train CONFIG --mode train, for at most %g s", limit)
+        try:
+            async with asyncio.timeout(limit):
+                await self._met.wait()
+        except TimeoutError as error:
+            raise RunError(
+                f"no trainer wanted this explorer within placement.partner_timeout={limit:g} s; start one by "
+                "rlsdk train CONFIG --mode train, on the same Ray, with the same settings, for the same folder "
+                f"{plan.folder.resolve()}"
+            ) from error
+        if self._trainer is not None:
+            if wrong := disagreement(self._own, self._trainer[0]):
+                raise wrong
+            log.info("the trainer is %s", self._trainer[0].where)
+
+    async def _start(self, plan: Plan, stack: ExitStack, observers: Observers) -> Explorer:
+        """Start engines, scorer and environments, which end with the stack."""
+        found = layout_apart(plan, self._setup.gpus)
+
+        def engines() -> list[Any]:
+            return started_engines(plan, start_engines(plan, found, exchanged_adapter(plan)))
+
+        ready = await asyncio.to_thread(engines) if plan.needs_engine else []
+        for engine in ready:
+            stack.callback(kill, engine)
+        return stack.enter_context(explorer_on(plan, ready, found, train_tasks(plan), observers))
+
+    async def _serve(self, plan: Plan, explorer: Explorer, observers: Observers) -> str:
+        """Answer the trainer until it says how the run ended, and return that.
+
+        Raises:
+            RunError: The trainer ended without a word.
+        """
+        assert self._trainer is not None
+        trainer, presence = self._trainer
+        gone, over = asyncio.ensure_future(until_gone(presence)), asyncio.ensure_future(self._over.wait())
+        status = "failed"
+        # A plugin that observes rollouts is told here, too.
+        observers.tell("rlsdk_run_start", config=plan.tree, folder=plan.folder)
+        try:
+            with main_loop(self.interrupt):
+                await asyncio.wait({gone, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._status:
+                raise RunError(
+                    f"the trainer, {trainer.where}, is gone: {gone.result()}. Its log is logs/driver.log in the run's "
+                    "folder; go on with both halves, the trainer with --resume"
+                )
+            status = self._status
+            await explorer.close()
+        finally:
+            await _cancelled(gone, over, *filter(None, [self._running]))
+            observers.tell("rlsdk_run_end", status=status, summary={})
+            await asyncio.to_thread(observers.close)
+        return status
+
+    async def _until_asked(self, limit: float) -> None:
+        """Wait until the trainer has been told why this explorer did not start, or has gone."""
+        assert self._trainer is not None
+        waiting = [asyncio.ensure_future(each) for each in (until_gone(self._trainer[1]), self._asked.wait())]
+        await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        await _cancelled(*waiting)
+
+
+async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
