@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -32,20 +32,39 @@ Watch = Callable[[Sampled], None]
 """Called with the tokens of an answer while they are sampled. After the death of an engine they begin at 0 again."""
 
 
+@attrs.frozen(eq=False)
+class GenerateRequest:
+    """A request for one continuation of a prompt.
+
+    Attributes:
+        group: Equal prompts of one group are sampled as one request.
+        prompt: int64 `[p]`.
+        sampling: Sampling parameters; `max_tokens` limits the whole answer, however often it is interrupted.
+        seed: Seed of the request; None uses the engine's own generator.
+        affinity: Rank of the engine that holds the prefix, if any.
+        begun: Number of tokens at the end of the prompt that are the beginning of the answer.
+        watch: Called with tokens while they are sampled; a client that cannot show them ignores it.
+    """
+
+    group: str
+    prompt: np.ndarray
+    sampling: Sampling
+    seed: int | None = attrs.field(default=None, kw_only=True)
+    affinity: int | None = attrs.field(default=None, kw_only=True)
+    begun: int = attrs.field(default=0, kw_only=True)
+    watch: Watch | None = attrs.field(default=None, kw_only=True)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for requests that an engine samples as one."""
+        return self.group, self.prompt.tobytes(), self.sampling, self.seed, self.affinity, self.begun
+
+
 class Sampler(Protocol):
     """Interface through which a conversation samples: the engine client, a pausable client or a substitute."""
 
-    def sample(
-        self,
-        group: str,
-        prompt: np.ndarray,
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        affinity: int | None = None,
-        watch: Watch | None = None,
-    ) -> Awaitable[Answer]:
-        """Request one continuation of a prompt; what cannot show tokens while they are sampled ignores `watch`."""
+    def sample(self, request: GenerateRequest) -> Awaitable[Answer]:
+        """Sample one continuation of a prompt."""
         ...
 
 
@@ -53,11 +72,7 @@ class Sampler(Protocol):
 class _Wanted:
     """One engine request: equal prompts of a group are merged into one request for several continuations."""
 
-    prompt: np.ndarray
-    sampling: Sampling
-    seed: int | None
-    affinity: int | None
-    begun: int = 0
+    first: GenerateRequest
     futures: list[asyncio.Future[Answer]] = attrs.field(factory=list)
     watches: dict[asyncio.Future[Answer], Watch] = attrs.field(factory=dict)
 
@@ -75,7 +90,7 @@ class _Wanted:
 
     def again(self) -> _Wanted:
         """The part to request again; all of a seeded request, since seeds depend on a continuation's index."""
-        return self if self.seed is not None else attrs.evolve(self, futures=self.missing)
+        return self if self.first.seed is not None else attrs.evolve(self, futures=self.missing)
 
 
 @attrs.define(eq=False)
@@ -110,7 +125,7 @@ class EngineClient:
         self._seats = {rank: _Seat(rank, actor) for rank, actor in enumerate(actors)}
         self._leaving: list[_Seat] = []
         self._decode = decode
-        self._wanted: dict[Any, _Wanted] = {}
+        self._wanted: dict[Hashable, _Wanted] = {}
         self._waiting: list[_Wanted] = []
         self._failure: Exception | None = None
         self._serial = itertools.count()
@@ -122,42 +137,16 @@ class EngineClient:
         """Handles of the engines that receive requests."""
         return [seat.actor for seat in self._seats.values()]
 
-    def sample(
-        self,
-        group: str,
-        prompt: np.ndarray,
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        affinity: int | None = None,
-        begun: int = 0,
-        watch: Watch | None = None,
-    ) -> asyncio.Future[Answer]:
-        """Sample one continuation of a prompt.
-
-        Args:
-            group: Equal prompts of one group are sampled as one request.
-            prompt: int64 `[p]`.
-            sampling: Sampling parameters.
-            seed: Seed of the request; None uses the engine's own generator.
-            affinity: Engine that holds the prefix, if any.
-            begun: Tokens at the end of the prompt that are the beginning of the answer.
-            watch: Called with tokens while they are sampled.
-
-        Returns:
-            Future of the answer. Once all continuations of a request are cancelled, the engine aborts it.
-        """
+    def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
+        """Sample one continuation of a prompt; once all requests for it are cancelled, the engine aborts it."""
         loop = asyncio.get_running_loop()
         if not self._wanted:
             loop.call_soon(self._flush)
-        key = (group, prompt.tobytes(), sampling, seed, affinity, begun)
-        wanted = self._wanted.get(key)
-        if wanted is None:
-            wanted = self._wanted[key] = _Wanted(prompt, sampling, seed, affinity, begun)
+        wanted = self._wanted.setdefault(request.key, _Wanted(request))
         future: asyncio.Future[Answer] = loop.create_future()
         wanted.futures.append(future)
-        if watch is not None:
-            wanted.watches[future] = watch
+        if request.watch is not None:
+            wanted.watches[future] = request.watch
         return future
 
     def abort(self) -> None:
@@ -202,7 +191,7 @@ class EngineClient:
     def _flush(self) -> None:
         wanted, self._wanted = self._wanted, {}
         # After a sync: behind those that had waited for a place, half answers would grow too old in the line.
-        self._send(sorted(wanted.values(), key=lambda want: not want.begun))
+        self._send(sorted(wanted.values(), key=lambda want: not want.first.begun))
 
     def _send(self, wanted: Iterable[_Wanted]) -> None:
         """Send to engines what somebody waits for; without any engine, keep it."""
@@ -220,11 +209,11 @@ class EngineClient:
             seat.owe(len(want.futures))
             request = Request(
                 id=str(next(self._serial)),
-                prompt_ids=want.prompt,
-                sampling=want.sampling,
+                prompt_ids=want.first.prompt,
+                sampling=want.first.sampling,
                 n=len(want.futures),
-                seed=want.seed,
-                begun=want.begun,
+                seed=want.first.seed,
+                begun=want.first.begun,
                 stream=bool(want.watches),
             )
             batches.setdefault(seat.rank, []).append((request, want))
@@ -240,8 +229,8 @@ class EngineClient:
             seat.actor.abort.remote([request])
 
     def _route(self, want: _Wanted) -> _Seat:
-        if want.affinity in self._seats:
-            return self._seats[want.affinity]
+        if want.first.affinity in self._seats:
+            return self._seats[want.first.affinity]
         return min(self._seats.values(), key=lambda seat: (seat.load, seat.rank))
 
     async def _consume(self, seat: _Seat, batch: list[tuple[Request, _Wanted]]) -> None:

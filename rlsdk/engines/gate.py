@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Completion, Finish, Sampled, Sampling, TopTokens
-from rlsdk.engines.client import Answer, Watch
+from rlsdk.engines.client import Answer, GenerateRequest, Sampler, Watch
 from rlsdk.seeds import derive
 from rlsdk.types import Rollout
 
@@ -27,22 +27,8 @@ PATIENCE = 60.0
 """Seconds that a change of weights waits for engines to hand over what runs; then it goes on where it is."""
 
 
-class PausableEngines(Protocol):
+class PausableEngines(Sampler, Protocol):
     """Interface of the engines that a `PausableClient` wraps, such as `engines.client.EngineClient`."""
-
-    def sample(
-        self,
-        group: str,
-        prompt: np.ndarray,
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        affinity: int | None = None,
-        begun: int = 0,
-        watch: Watch | None = None,
-    ) -> Awaitable[Answer]:
-        """Sample one continuation of a prompt whose last `begun` tokens are the beginning of the answer."""
-        ...
 
     def abort(self) -> None:
         """End all that runs."""
@@ -82,44 +68,33 @@ class PausableClient:
         self._interrupted = False
         self.resumed = self.dropped = 0
 
-    async def sample(
-        self,
-        group: str,
-        prompt: np.ndarray,
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        affinity: int | None = None,
-        begun: Completion | None = None,
-        watch: Watch | None = None,
-    ) -> Answer:
+    async def sample(self, request: GenerateRequest, *, begun: Completion | None = None) -> Answer:
         """Sample one continuation of a prompt, resuming it after pauses and engine failures.
 
+        Resumed parts use derived seeds, so that no random number is used twice. Where an interrupted answer restarts,
+        nothing is shown to `watch`, since tokens shown before would not be part of it.
+
         Args:
-            group: Equal prompts of one group are sampled as one request.
-            prompt: int64 `[p]`.
-            sampling: Sampling parameters; `max_tokens` limits the whole answer, however often it is interrupted.
-            seed: Seed of the request; resumed parts use derived seeds, so that no random number is used twice.
-            affinity: Engine that holds the prefix, if any.
-            begun: The part of the answer that already exists.
-            watch: Called with tokens while they are sampled; not after an interrupted answer restarts, since the
-                tokens reported before are not part of it.
+            request: What to sample.
+            begun: The part of the answer that already exists; it is not part of the prompt.
 
         Returns:
             The answer; it finishes with `abort` only while the client is `interrupted`.
         """
         last = begun
         kept = begun if self._partial else None
-        watch = watch if self._partial else None
+        if not self._partial:
+            request = attrs.evolve(request, watch=None)
         while True:
-            finish = None if kept is None else self._finish(kept, sampling)
+            finish = None if kept is None else self._finish(kept, request.sampling)
             if kept is not None and finish is not None:
                 return self._answer(attrs.evolve(kept, finish=finish), None)
             await self._through.wait()
             if self._interrupted:
                 return self._answer(attrs.evolve(kept or _none(), finish="abort"), None)
+            seed = request.seed
             own = seed if seed is None or last is None else derive(seed, last.request, last.index)
-            answer = await self._ask(group, prompt, sampling, own, affinity, kept, watch)
+            answer = await self._ask(attrs.evolve(request, seed=own), kept)
             done = answer.completion if kept is None else joined(kept, answer.completion)
             if done.finish != "abort" or self._interrupted:
                 return answer if kept is None else self._answer(done, answer.engine)
@@ -166,29 +141,24 @@ class PausableClient:
         """
         return PartialRolloutClient(self, rollout, member)
 
-    async def _ask(
-        self,
-        group: str,
-        prompt: np.ndarray,
-        sampling: Sampling,
-        seed: int | None,
-        affinity: int | None,
-        kept: Completion | None,
-        watch: Watch | None,
-    ) -> Answer:
-        count = 0 if kept is None else len(kept.token_ids)
-        more = {} if watch is None else {"watch": _later(watch, count)}
-        if kept is not None and watch is not None:  # its end may not have been shown
-            names = ("token_ids", "logprobs", "versions", "top")
-            watch(Sampled(request="", index=0, start=0, **{name: getattr(kept, name) for name in names}))
+    async def _ask(self, request: GenerateRequest, kept: Completion | None) -> Answer:
         if kept is not None:
+            watch, sampling, count = request.watch, request.sampling, len(kept.token_ids)
+            if watch is not None:  # its end may not have been shown
+                names = ("token_ids", "logprobs", "versions", "top")
+                watch(Sampled(request="", index=0, start=0, **{name: getattr(kept, name) for name in names}))
             self.resumed += 1
-            prompt = np.concatenate([prompt, kept.token_ids])
-            sampling = attrs.evolve(sampling, max_tokens=sampling.max_tokens - count)
+            request = attrs.evolve(
+                request,
+                prompt=np.concatenate([request.prompt, kept.token_ids]),
+                sampling=attrs.evolve(sampling, max_tokens=sampling.max_tokens - count),
+                begun=count,
+                watch=None if watch is None else _later(watch, count),
+            )
         self._asked += 1
         self._idle.clear()
         try:
-            return await self.engines.sample(group, prompt, sampling, seed=seed, affinity=affinity, begun=count, **more)
+            return await self.engines.sample(request)
         finally:
             self._asked -= 1
             if not self._asked:
@@ -227,21 +197,11 @@ class PartialRolloutClient:
         self._gate = gate
         self._begun = beginning(rollout, member)
 
-    async def sample(
-        self,
-        group: str,
-        prompt: np.ndarray,
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        affinity: int | None = None,
-        watch: Watch | None = None,
-    ) -> Answer:
+    async def sample(self, request: GenerateRequest) -> Answer:
         """Sample like `PausableClient.sample`, starting the first answer with the partial rollout's tokens."""
         begun, self._begun = self._begun, None
-        fits = begun is not None and np.array_equal(begun[0], prompt)
-        there = begun[1] if begun is not None and fits else None
-        return await self._gate.sample(group, prompt, sampling, seed=seed, affinity=affinity, begun=there, watch=watch)
+        fits = begun is not None and np.array_equal(begun[0], request.prompt)
+        return await self._gate.sample(request, begun=begun[1] if begun is not None and fits else None)
 
 
 def beginning(rollout: Rollout, member: int = 0) -> tuple[np.ndarray, Completion] | None:
@@ -284,7 +244,7 @@ def _later(watch: Watch, count: int) -> Watch:
     def shifted(sampled: Sampled) -> None:
         watch(attrs.evolve(sampled, start=sampled.start + count))
 
-    return shifted if count else watch
+    return shifted
 
 
 def _none() -> Completion:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlsdk.components import Use
 from rlsdk.contracts import Completion, EnvHandle, Finish, Role, Sampling
-from rlsdk.engines.client import Answer, Sampler, Watch
+from rlsdk.engines.client import Answer, GenerateRequest, Sampler, Watch
 from rlsdk.environments.local import EnvBackend, LocalEnvBackend
 from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
 from rlsdk.loops import LoopBridge, UserLoop
@@ -249,11 +249,9 @@ class TokenChat:
             sampling = attrs.evolve(sampling, top_logprobs=top_logprobs)
         before = [part[0] for part in self._parts]
         ids = np.concatenate([*before, sending]) if len(before) > 1 or len(sending) else before[0]
-        more = {} if watch is None else {"watch": watch}
         seed, engine = self._request_seed(), self._engine
-        answer = await self._at_home(
-            lambda: client.sample(self._group, ids, sampling, seed=seed, affinity=engine, **more)
-        )
+        request = GenerateRequest(self._group, ids, sampling, seed=seed, affinity=engine, watch=watch)
+        answer = await self._at_home(lambda: client.sample(request))
         return self._take(sending, prefill, answer)
 
     def take(self, completion: Completion, prefill: str = "") -> Message:

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Completion, Finish, Sampling
-from rlsdk.engines.client import Answer, Watch
+from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.errors import EngineError
 from rlsdk.rollout.codec import ChatTokenizer
 
@@ -53,21 +53,12 @@ class RemoteClient:
         self.notes: dict[str, None] = {}
         self.served: list[Timed] = []
 
-    def sample(
-        self,
-        group: str,
-        prompt: np.ndarray,
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        affinity: int | None = None,
-        watch: Watch | None = None,
-    ) -> asyncio.Future[Answer]:
+    def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
         """Request one continuation of a prompt, as `EngineClient.sample`; a cancelled one closes its connection.
 
         Tokens come with the whole answer: nothing is shown to `watch`.
         """
-        return asyncio.ensure_future(self._ask(prompt, sampling, seed))
+        return asyncio.ensure_future(self._ask(request.prompt, request.sampling, request.seed))
 
     async def close(self) -> None:
         """Close the connections."""

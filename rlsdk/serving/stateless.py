@@ -15,7 +15,7 @@ import numpy as np
 from rlsdk.cluster.actor_failures import cause_of
 from rlsdk.config import Plan
 from rlsdk.contracts import CallsTools, Sampling
-from rlsdk.engines.client import Answer, Watch
+from rlsdk.engines.client import Answer, GenerateRequest, Watch
 from rlsdk.errors import EngineError, RlsdkError, ValueFault
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.serving.endpoint import Routes
@@ -172,9 +172,8 @@ class EngineService:
         self, group: str, prompt: np.ndarray, sampling: Sampling, seed: int | None, watch: Watch | None
     ) -> Answer:
         client: Any = self._setting.client
-        more = {} if watch is None else {"watch": watch}
         try:
-            answer: Answer = await client.sample(group, prompt, sampling, seed=seed, **more)
+            answer: Answer = await client.sample(GenerateRequest(group, prompt, sampling, seed=seed, watch=watch))
         except Exception as error:
             raise _failed(error) from error
         return answer

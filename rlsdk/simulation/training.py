@@ -12,7 +12,7 @@ import numpy as np
 from rlsdk.config.rollout import RolloutSection
 from rlsdk.contracts import Completion, Sampling, TaskList
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
-from rlsdk.engines.client import EngineClient
+from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.gate import PausableClient
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.rollout.chat import STATUS
@@ -223,7 +223,7 @@ class SimulatedTraining:
 
     async def _make(self, ticket: TaskRecord) -> Group:
         name = f"task {ticket.number}.{ticket.attempts}"
-        asked = [self._gate.sample(name, PROMPT, self._sampling) for _ in range(self._setup.group)]
+        asked = [self._gate.sample(GenerateRequest(name, PROMPT, self._sampling)) for _ in range(self._setup.group)]
         answers = await asyncio.gather(*asked)
         await asyncio.sleep(self._setup.rates.score_seconds)
         kept = self._random.random() >= self._setup.rates.filtered

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlsdk.contracts import Completion, Finish, Sampled, Sampling
-from rlsdk.engines.client import Answer, Watch
+from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.producer import RolloutGenerator
@@ -35,38 +35,29 @@ class ScriptedPolicy:
         self._codec, self._script, self._version = codec, script, version
         self.prompts: list[np.ndarray] = []
 
-    def sample(
-        self,
-        group: str,
-        prompt: np.ndarray,
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        affinity: int | None = None,
-        watch: Watch | None = None,
-    ) -> asyncio.Future[Answer]:
+    def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
         """Answer at once; an answer over `max_tokens` is cut and says so. Tokens are shown to a watch one by one."""
-        self.prompts.append(prompt)
+        self.prompts.append(request.prompt)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        ids = self._codec.encode(self._script(self._codec.decode([prompt])[0]))
+        ids = self._codec.encode(self._script(self._codec.decode([request.prompt])[0]))
         end = self._codec.end
         ids = ids if end is None else np.append(ids, end)
         finish: Finish = "stop"
-        if len(ids) > sampling.max_tokens:
-            ids, finish = ids[: sampling.max_tokens], "length"
+        if len(ids) > request.sampling.max_tokens:
+            ids, finish = ids[: request.sampling.max_tokens], "length"
         count = len(ids)
         done = Completion(
-            request=group,
+            request=request.group,
             index=0,
             token_ids=ids,
             logprobs=np.full(count, LOGPROB, np.float32),
             versions=np.full(count, self._version, np.int64),
             finish=finish,
         )
-        if watch is not None:
+        if request.watch is not None:
             for i in range(count):
                 arrays = {name: getattr(done, name)[i : i + 1] for name in ("token_ids", "logprobs", "versions")}
-                watch(Sampled(request=group, index=0, start=i, **arrays))
+                request.watch(Sampled(request=request.group, index=0, start=i, **arrays))
         future.set_result(Answer(done, self._codec.decode([ids])[0], engine=0))
         return future
 

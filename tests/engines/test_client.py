@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError
 
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.actor import Progress
-from rlsdk.engines.client import EngineClient
+from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.simulation.clock import run_virtually
 
 PROMPT = np.array([1, 2, 3])
@@ -76,9 +76,9 @@ async def test_an_answer_says_which_engine_holds_it_and_affinity_leads_back() ->
     for engine in engines:
         engine.go.set()
     asked = client(engines)
-    answers = await asyncio.gather(*(asked.sample(f"g{i}", PROMPT, Sampling()) for i in range(4)))
+    answers = await asyncio.gather(*(asked.sample(GenerateRequest(f"g{i}", PROMPT, Sampling())) for i in range(4)))
     assert sorted(answer.engine for answer in answers) == [0, 0, 1, 1]
-    again = [await asked.sample("g", PROMPT, Sampling(), affinity=1) for _ in range(3)]
+    again = [await asked.sample(GenerateRequest("g", PROMPT, Sampling(), affinity=1)) for _ in range(3)]
     assert [answer.engine for answer in again] == [1, 1, 1]
 
 
@@ -86,7 +86,7 @@ async def test_of_one_turn_what_goes_on_is_sent_before_what_begins() -> None:
     engine = Engine()
     asked = client([engine])
     for i, begun in enumerate((0, 2, 0, 1)):
-        asked.sample(f"g{i}", PROMPT, Sampling(), begun=begun)
+        asked.sample(GenerateRequest(f"g{i}", PROMPT, Sampling(), begun=begun))
     await asyncio.sleep(0.01)
     assert [request.begun for request in engine.asked] == [2, 1, 0, 0]
     engine.go.set()
@@ -96,9 +96,9 @@ async def test_of_one_turn_what_goes_on_is_sent_before_what_begins() -> None:
 async def test_a_request_that_nobody_waits_for_is_ended() -> None:
     engine = Engine()
     asked = client([engine])
-    both = [asked.sample("g", PROMPT, Sampling()) for _ in range(2)]
-    other = asked.sample("h", PROMPT, Sampling())
-    never = asked.sample("i", PROMPT, Sampling())
+    both = [asked.sample(GenerateRequest("g", PROMPT, Sampling())) for _ in range(2)]
+    other = asked.sample(GenerateRequest("h", PROMPT, Sampling()))
+    never = asked.sample(GenerateRequest("i", PROMPT, Sampling()))
     never.cancel()
     await asyncio.sleep(0.01)
     assert [(r.id, r.n) for r in engine.asked] == [("0", 2), ("1", 1)]  # the third was never sent
@@ -118,7 +118,7 @@ async def test_what_a_dead_engine_had_not_answered_is_sampled_on_another_and_its
     lost: list[tuple[int, Any]] = []
     asked.lost = lambda rank, actor, error: lost.append((rank, actor))
     engines[0].dies_after = 1
-    first = [asked.sample(f"g{i}", PROMPT, Sampling()) for i in range(6)]
+    first = [asked.sample(GenerateRequest(f"g{i}", PROMPT, Sampling())) for i in range(6)]
     await asyncio.sleep(0.01)
     assert [len(engine.asked) for engine in engines] == [3, 3]
     engines[0].go.set()
@@ -129,10 +129,12 @@ async def test_what_a_dead_engine_had_not_answered_is_sampled_on_another_and_its
     answers = await asyncio.gather(*first)
     assert [answer.engine for answer in answers] == [0, 1, 1, 1, 1, 1]
     # A conversation whose engine is gone goes on elsewhere; one that comes back has no load.
-    assert (await asked.sample("h", PROMPT, Sampling(), affinity=0)).engine == 1
+    assert (await asked.sample(GenerateRequest("h", PROMPT, Sampling(), affinity=0))).engine == 1
     engines.append(Engine())
     asked.admit(0, engines[2])
-    await asyncio.gather(*(asked.sample(f"i{i}", PROMPT, Sampling()) for i in range(4)), _later(engines[2].go.set))
+    await asyncio.gather(
+        *(asked.sample(GenerateRequest(f"i{i}", PROMPT, Sampling())) for i in range(4)), _later(engines[2].go.set)
+    )
     assert len(engines[2].asked) == 2
 
 
@@ -150,11 +152,11 @@ async def test_a_request_that_was_answered_in_part_gives_the_same_continuations_
     engines[0].go.set()
     asked = client(engines)
     asked.lost = lambda rank, actor, error: None
-    three = [asked.sample("g", PROMPT, Sampling(), seed=seed) for _ in range(3)]
+    three = [asked.sample(GenerateRequest("g", PROMPT, Sampling(), seed=seed)) for _ in range(3)]
     await asyncio.sleep(0.01)
     assert [future.done() for future in three] == [True, True, False]
     # No engine is left: what is asked now waits, too, and nobody polls.
-    other = asked.sample("h", PROMPT, Sampling())
+    other = asked.sample(GenerateRequest("h", PROMPT, Sampling()))
     await asyncio.sleep(0.01)
     assert not other.done()
     engines.append(Engine())
@@ -187,9 +189,9 @@ def test_tokens_are_shown_to_whoever_watches_that_continuation_and_still_waits()
         def watch(member: int) -> Callable[[Sampled], None]:
             return lambda sampled: seen.append((member, sampled))
 
-        asked.sample("g", PROMPT, Sampling(), watch=watch(0)).cancel()
-        asked.sample("g", PROMPT, Sampling(), watch=watch(1))
-        asked.sample("g", PROMPT, Sampling())
+        asked.sample(GenerateRequest("g", PROMPT, Sampling(), watch=watch(0))).cancel()
+        asked.sample(GenerateRequest("g", PROMPT, Sampling(), watch=watch(1)))
+        asked.sample(GenerateRequest("g", PROMPT, Sampling()))
         await asyncio.sleep(0.01)
         assert [(r.n, r.stream) for r in engine.asked] == [(3, True)]
         assert [(member, s.index) for member, s in seen] == [(1, 1), (1, 1)]
@@ -205,19 +207,19 @@ async def test_nobody_who_waits_for_an_engine_waits_for_ever() -> None:
     engine.go.set()
     asked = client([engine])
     with pytest.raises(ActorDiedError):  # nobody brings it back
-        await asked.sample("g", PROMPT, Sampling())
+        await asked.sample(GenerateRequest("g", PROMPT, Sampling()))
     asked.lost = lambda rank, actor, error: None
-    waiting = [asked.sample("g", PROMPT, Sampling()) for _ in range(2)]
+    waiting = [asked.sample(GenerateRequest("g", PROMPT, Sampling())) for _ in range(2)]
     await asyncio.sleep(0.01)
     assert asked.actors == [] and not waiting[0].done()
     asked.abort()  # there is no engine that could say so
     done = [(await future).completion for future in waiting]
     assert [(each.finish, len(each.token_ids)) for each in done] == [("abort", 0)] * 2
-    waiting = [asked.sample("g", PROMPT, Sampling()) for _ in range(2)]
+    waiting = [asked.sample(GenerateRequest("g", PROMPT, Sampling())) for _ in range(2)]
     await asyncio.sleep(0.01)
     waiting[0].cancel()
     asked.fail(ValueError("it will not come back"))
     with pytest.raises(ValueError, match="will not come back"):
         await waiting[1]
     with pytest.raises(ValueError, match="will not come back"):
-        await asked.sample("g", PROMPT, Sampling())
+        await asked.sample(GenerateRequest("g", PROMPT, Sampling()))

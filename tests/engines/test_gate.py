@@ -11,7 +11,7 @@ import pytest
 
 import rlsdk
 from rlsdk.contracts import Completion, RewardSpec, Sampled, Sampling
-from rlsdk.engines.client import Answer
+from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.engines.gate import PausableClient, beginning
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.producer import RolloutGenerator
@@ -32,18 +32,9 @@ class Engines:
         self.asked: list[tuple[list[int], Sampling, int | None, int]] = []
         self._ends: list[asyncio.Event] = []
 
-    async def sample(
-        self,
-        group: str,
-        prompt: np.ndarray,
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        affinity: int | None = None,
-        begun: int = 0,
-    ) -> Answer:
-        serial = str(len(self.asked))
-        self.asked.append((prompt.tolist(), sampling, seed, begun))
+    async def sample(self, request: GenerateRequest) -> Answer:
+        serial, begun, sampling = str(len(self.asked)), request.begun, request.sampling
+        self.asked.append((request.prompt.tolist(), sampling, request.seed, begun))
         end = asyncio.Event()
         self._ends.append(end)
         versions: list[int] = []
@@ -81,10 +72,10 @@ def part(tokens: list[int], version: int = 0) -> Completion:
 async def test_what_is_ended_goes_on_and_what_comes_meanwhile_waits() -> None:
     engines = Engines()
     gate = PausableClient(engines, decode)
-    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60), seed=3))
+    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60), seed=3)))
     await asyncio.sleep(0.02)
     async with gate.held():
-        second = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=2)))
+        second = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=2))))
         await asyncio.sleep(0.01)
         assert len(engines.asked) == 1
         engines.version = 1
@@ -103,16 +94,16 @@ async def test_what_is_ended_goes_on_and_what_comes_meanwhile_waits() -> None:
 @pytest.mark.parametrize("partial", [True, False])
 async def test_a_watched_answer_that_is_ended_is_shown_as_one_or_not_at_all(partial: bool) -> None:
     class Shown(Engines):
-        async def sample(self, *given: Any, watch: Any = None, begun: int = 0, **how: Any) -> Answer:
-            if watch is not None:
-                one = np.array([10 + begun])
+        async def sample(self, request: GenerateRequest) -> Answer:
+            if request.watch is not None:
+                one = np.array([10 + request.begun])
                 arrays = {"token_ids": one, "logprobs": one - 10.5, "versions": one}
-                watch(Sampled(request="r", index=0, start=0, **arrays))
-            return await super().sample(*given, begun=begun, **how)
+                request.watch(Sampled(request="r", index=0, start=0, **arrays))
+            return await super().sample(request)
 
     seen: list[Sampled] = []
     gate = PausableClient(Shown(), decode, partial=partial)
-    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60), watch=seen.append))
+    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60), watch=seen.append)))
     await asyncio.sleep(0.02)
     async with gate.held():
         pass
@@ -124,7 +115,7 @@ async def test_a_watched_answer_that_is_ended_is_shown_as_one_or_not_at_all(part
 async def test_what_begins_anew_has_the_whole_of_its_tokens() -> None:
     engines = Engines()
     gate = PausableClient(engines, decode, partial=False)
-    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60)))
+    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60))))
     await asyncio.sleep(0.02)
     async with gate.held():
         engines.version = 1
@@ -138,7 +129,7 @@ async def test_what_begins_anew_has_the_whole_of_its_tokens() -> None:
 async def test_the_word_to_end_is_said_again_until_it_is_heard() -> None:
     engines = Engines(deaf=3)
     gate = PausableClient(engines, decode)
-    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=10_000)))
+    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=10_000))))
     await asyncio.sleep(0.01)
     async with gate.held(again=0.01):
         assert engines.aborts == 4
@@ -148,7 +139,7 @@ async def test_the_word_to_end_is_said_again_until_it_is_heard() -> None:
 async def test_engines_that_hear_nothing_do_not_hold_the_weights_up_for_ever(caplog: pytest.LogCaptureFixture) -> None:
     engines = Engines(deaf=1000)
     gate = PausableClient(engines, decode)
-    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=60)))
+    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=60))))
     await asyncio.sleep(0.01)
     async with gate.held(again=0.01, patience=0.03):
         engines.version = 1
@@ -168,7 +159,7 @@ async def test_engines_that_hear_nothing_do_not_hold_the_weights_up_for_ever(cap
 async def test_an_answer_of_which_nothing_is_missing_is_not_sampled(begun: Completion, finish: str) -> None:
     engines = Engines()
     sampling = Sampling(max_tokens=5, stop=("5 4",), stop_token_ids=(9,))
-    answer = await PausableClient(engines, decode, ends=[7]).sample("g", PROMPT, sampling, begun=begun)
+    answer = await PausableClient(engines, decode, ends=[7]).sample(GenerateRequest("g", PROMPT, sampling), begun=begun)
     assert answer.completion.finish == finish
     assert answer.completion.token_ids.tolist() == begun.token_ids.tolist()
     assert engines.asked == []
@@ -177,17 +168,17 @@ async def test_an_answer_of_which_nothing_is_missing_is_not_sampled(begun: Compl
 async def test_interrupted_answers_are_handed_out_as_they_are_and_none_begins() -> None:
     engines = Engines()
     gate = PausableClient(engines, decode)
-    first = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=500)))
+    first = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=500))))
     await asyncio.sleep(0.02)
     gate.interrupt()
     done = (await first).completion
     assert done.finish == "abort"
     assert 0 < len(done.token_ids) < 500
-    late = (await gate.sample("g", PROMPT, Sampling())).completion
+    late = (await gate.sample(GenerateRequest("g", PROMPT, Sampling()))).completion
     assert (late.finish, len(late.token_ids)) == ("abort", 0)
     assert len(engines.asked) == 1
     gate.release()
-    assert (await gate.sample("g", PROMPT, Sampling(max_tokens=3))).completion.finish == "length"
+    assert (await gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=3)))).completion.finish == "length"
 
 
 def test_of_one_answer_at_the_end_the_beginning_is_kept_of_several_turns_nothing() -> None:

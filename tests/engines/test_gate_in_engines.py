@@ -12,7 +12,7 @@ import tiny
 
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampling
 from rlsdk.engines.actor import EngineActor
-from rlsdk.engines.client import EngineClient
+from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.gate import PausableClient, joined
 from rlsdk.plugins import Plugins
 from rlsdk.rollout.codec import ChatTokenizer
@@ -74,7 +74,7 @@ async def interrupted(
     gate: PausableClient, actor: Any, model: Model, *, members: int, seed: int | None
 ) -> list[Completion]:
     """A group whose weights change while it is sampled."""
-    asked = [asyncio.ensure_future(gate.sample("g", PROMPT, LONG, seed=seed)) for _ in range(members)]
+    asked = [asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, LONG, seed=seed))) for _ in range(members)]
     await asyncio.sleep(0.1)
     assert not any(one.done() for one in asked)
     async with gate.held(again=0.2):
@@ -123,7 +123,9 @@ def test_without_partial_rollouts_they_begin_anew_with_all_their_tokens(
 def test_a_stop_string_is_found_where_it_begins_before_the_interruption(play: Callable[[Body], Any]) -> None:
     async def body(client: EngineClient, codec: ChatTokenizer, actor: Any) -> None:
         gate = PausableClient(client, codec.decode)
-        whole = (await gate.sample("g", PROMPT, Sampling(temperature=0, max_tokens=40, ignore_eos=True))).completion
+        whole = (
+            await gate.sample(GenerateRequest("g", PROMPT, Sampling(temperature=0, max_tokens=40, ignore_eos=True)))
+        ).completion
         texts = codec.decode([whole.token_ids[i : i + 1] for i in range(40)])
         cut = next(
             i for i in range(1, 40) if "".join(texts).find(texts[i - 1] + texts[i]) == len("".join(texts[: i - 1]))
@@ -131,7 +133,7 @@ def test_a_stop_string_is_found_where_it_begins_before_the_interruption(play: Ca
         stops = Sampling(temperature=0, max_tokens=40, stop=(texts[cut - 1] + texts[cut],))
         before = {name: getattr(whole, name)[:cut] for name in ("token_ids", "logprobs", "versions")}
         begun = Completion(request="b", index=0, finish="abort", **before)
-        answer = await gate.sample("g", PROMPT, stops, begun=begun)
+        answer = await gate.sample(GenerateRequest("g", PROMPT, stops), begun=begun)
         assert answer.completion.finish == "stop"
         assert answer.completion.token_ids.tolist() == whole.token_ids[: cut + 1].tolist()
         assert answer.text.endswith(stops.stop[0])
@@ -142,14 +144,18 @@ def test_a_stop_string_is_found_where_it_begins_before_the_interruption(play: Ca
 def test_members_that_hold_the_same_beginning_and_seed_go_on_differently(play: Callable[[Body], Any]) -> None:
     async def body(client: EngineClient, codec: ChatTokenizer, actor: Any) -> None:
         gate = PausableClient(client, codec.decode)
-        first = (await gate.sample("g", PROMPT, Sampling(max_tokens=3, ignore_eos=True), seed=5)).completion
+        first = (
+            await gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=3, ignore_eos=True), seed=5))
+        ).completion
         short = Sampling(max_tokens=12, ignore_eos=True)
         same = [Completion(request="b", index=i, **_arrays(first), finish="abort") for i in range(3)]
-        done = await asyncio.gather(*(gate.sample("g", PROMPT, short, seed=5, begun=one) for one in same))
+        done = await asyncio.gather(
+            *(gate.sample(GenerateRequest("g", PROMPT, short, seed=5), begun=one) for one in same)
+        )
         rests = [answer.completion.token_ids[3:] for answer in done]
         assert [len(rest) for rest in rests] == [9, 9, 9]
         assert len({rest.tobytes() for rest in rests}) == 3
-        again = (await gate.sample("g", PROMPT, short, seed=5)).completion
+        again = (await gate.sample(GenerateRequest("g", PROMPT, short, seed=5))).completion
         assert all(not np.array_equal(rest, again.token_ids[:9]) for rest in rests)  # nor is the stream begun again
 
     play(body)

@@ -17,7 +17,7 @@ import rlsdk
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampling, Weights
 from rlsdk.engines.actor import launch
 from rlsdk.engines.canary import Canary
-from rlsdk.engines.client import EngineClient
+from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.group import EngineGroup, RestartPolicy
 from rlsdk.errors import CanaryError, EngineError
 from rlsdk.plugins import Plugins
@@ -128,7 +128,7 @@ class Stand:
                 await asyncio.sleep(0.05)
 
     def ask(self, count: int, tokens: int) -> list[Any]:
-        return [self.client.sample(f"g{i}", PROMPT, Sampling(max_tokens=tokens)) for i in range(count)]
+        return [self.client.sample(GenerateRequest(f"g{i}", PROMPT, Sampling(max_tokens=tokens))) for i in range(count)]
 
 
 def test_requests_of_the_dead_are_sampled_again_and_who_takes_their_place_has_the_weights(cluster: None) -> None:
@@ -176,7 +176,9 @@ def test_requests_of_the_dead_are_sampled_again_and_who_takes_their_place_has_th
         assert stand.engines.report()["lost"] == 3 and len(stand.engines) == 1
         assert stand.engines.resize(2) == ""
         await stand.until(2)
-        [answer] = await asyncio.gather(stand.client.sample("g", PROMPT, Sampling(max_tokens=3), affinity=1))
+        [answer] = await asyncio.gather(
+            stand.client.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=3), affinity=1))
+        )
         assert answer.engine == 1 and (answer.completion.versions == 5).all()
         after = await stand.engines.clock()
         assert after["engine"] >= before["engine"] and after["tokens"] >= before["tokens"] + 200

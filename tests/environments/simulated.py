@@ -16,7 +16,7 @@ import psutil
 
 import rlsdk
 from rlsdk.contracts import Completion, Sampling
-from rlsdk.engines.client import Answer
+from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.environments.fleet import EnvWorkerPool
 from rlsdk.plugins import Plugins
 from rlsdk.rollout.chat import RolloutContext
@@ -50,18 +50,10 @@ class SimulatedEngine:
         self.sampled = 0
         self.asked: list[int] = []
 
-    def sample(
-        self,
-        group: str,
-        prompt: np.ndarray,
-        sampling: Sampling,
-        *,
-        seed: int | None = None,
-        affinity: int | None = None,
-    ) -> asyncio.Future[Answer]:
+    def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
         loop = asyncio.get_running_loop()
         self._advance(loop.time())
-        self.asked.append(len(prompt))
+        self.asked.append(len(request.prompt))
         future: asyncio.Future[Any] = loop.create_future()
         heapq.heappush(self._active, (self._clock + self._tokens, next(self._order), future))
         self._schedule()
@@ -183,7 +175,7 @@ async def in_lock_step(load: Load, producer: RolloutGenerator, setting: RolloutC
     worlds = [setting.worlds.open(use, seed, 120.0) for seed in range(load.count)]
     await asyncio.gather(*(world.reset() for world in worlds))
     for _ in range(load.turns):
-        await asyncio.gather(*(engine.sample("lock step", ids, setting.sampling) for _ in worlds))
+        await asyncio.gather(*(engine.sample(GenerateRequest("lock step", ids, setting.sampling)) for _ in worlds))
         await asyncio.gather(*(world.step("1") for world in worlds))
     for world in worlds:
         world.close()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlsdk import nano
 from rlsdk.contracts import Chat, Sampling
-from rlsdk.engines.client import Answer
+from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.errors import ConfigError, OutOfRoomError, ValueFault
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
@@ -36,11 +36,11 @@ class Policy(ScriptedPolicy):
         self.seeds: list[int | None] = []
         self.affinities: list[int | None] = []
 
-    def sample(self, group: str, prompt: np.ndarray, sampling: Sampling, **how: Any) -> asyncio.Future[Answer]:
-        future = super().sample(group, prompt, sampling, **how)
+    def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
+        future = super().sample(request)
         self.sampled.append(future.result().completion.token_ids)
-        self.seeds.append(how["seed"])
-        self.affinities.append(how["affinity"])
+        self.seeds.append(request.seed)
+        self.affinities.append(request.affinity)
         return future
 
 
@@ -405,11 +405,11 @@ def test_room_and_a_conversation_that_fills_the_model() -> None:
 
 def test_a_cancelled_turn_leaves_the_conversation_as_it_was() -> None:
     class Slow(Policy):
-        def sample(self, *given: Any, **how: Any) -> asyncio.Future[Answer]:
+        def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
             if len(self.prompts) == 1:
-                self.prompts.append(given[1])
+                self.prompts.append(request.prompt)
                 return asyncio.get_running_loop().create_future()
-            return super().sample(*given, **how)
+            return super().sample(request)
 
     async def talk() -> Rollout:
         codec = plain()

@@ -13,7 +13,7 @@ import pytest
 import rlsdk
 from rlsdk.components import Use
 from rlsdk.contracts import Chat, RewardSpec, Sampling, runs_user_code
-from rlsdk.engines.client import Answer
+from rlsdk.engines.client import Answer, GenerateRequest
 from rlsdk.loops import UserLoop
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.producer import RolloutGenerator
@@ -74,15 +74,15 @@ class Counting(ScriptedPolicy):
         self.seeds: list[int | None] = []
         self._open = False
 
-    def sample(self, *args: Any, **how: Any) -> asyncio.Future[Answer]:
+    def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
         if not self._open:
             self._open = True
             self.turns.append(0)
             asyncio.get_running_loop().call_soon(self._close)
         self.turns[-1] += 1
         self.threads.add(threading.get_ident())
-        self.seeds.append(how["seed"])
-        return super().sample(*args, **how)
+        self.seeds.append(request.seed)
+        return super().sample(request)
 
     def _close(self) -> None:
         self._open = False

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
+import attrs
 import httpx
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.contracts import Sampling
+from rlsdk.engines.client import GenerateRequest
 from rlsdk.errors import EngineError
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
@@ -172,9 +174,9 @@ def test_parallel_requests_branch_and_every_token_is_trained_on_once():
     seeds: list[Any] = []
 
     class Policy(ScriptedPolicy):
-        def sample(self, *args: Any, **how: Any) -> Any:
-            seeds.append(how["seed"])
-            return super().sample(*args, **how)
+        def sample(self, request: GenerateRequest) -> Any:
+            seeds.append(request.seed)
+            return super().sample(request)
 
     codec = chatml()
     policy = Policy(
@@ -229,8 +231,8 @@ def test_whatever_an_agent_asks_every_sampled_token_is_trained_on_once(moves, an
     sampled: list[np.ndarray] = []
 
     class Policy(ScriptedPolicy):
-        def sample(self, *args: Any, **how: Any) -> Any:
-            future = super().sample(*args, **how)
+        def sample(self, request: GenerateRequest) -> Any:
+            future = super().sample(request)
             sampled.append(future.result().completion.token_ids)
             return future
 
@@ -288,9 +290,9 @@ class Slow(ScriptedPolicy):
         super().__init__(chatml(), script)
         self.go, self.shown, self.free = asyncio.Event(), 0, False
 
-    def sample(self, *given: Any, watch: Any = None, **how: Any) -> Any:
+    def sample(self, request: GenerateRequest) -> Any:
         tokens: list[Any] = []
-        answer = super().sample(*given, watch=tokens.append, **how).result()
+        answer = super().sample(attrs.evolve(request, watch=tokens.append)).result()
 
         async def show() -> Any:
             for each in tokens:
@@ -298,7 +300,7 @@ class Slow(ScriptedPolicy):
                 if not self.free:
                     self.go.clear()
                 self.shown += 1
-                watch(each)
+                request.watch(each)
             return answer
 
         return asyncio.ensure_future(show())

@@ -11,6 +11,7 @@ import pytest
 
 import rlsdk
 from rlsdk.contracts import Sampling
+from rlsdk.engines.client import GenerateRequest
 from rlsdk.errors import ConfigError, DataError, EngineError
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
@@ -110,9 +111,9 @@ def test_requests_of_completions():
     seen: list[Sampling] = []
     sample = policy.sample
 
-    def spied(group: str, prompt: np.ndarray, sampling: Sampling, **how: Any) -> Any:
-        seen.append(sampling)
-        return sample(group, prompt, sampling, **how)
+    def spied(request: GenerateRequest) -> Any:
+        seen.append(request.sampling)
+        return sample(request)
 
     policy.sample = spied  # type: ignore[method-assign]
 
@@ -183,11 +184,13 @@ def test_servers_that_are_not_there_or_speak_otherwise():
 
     async def use(client: Any, _: ChatTokenizer) -> None:
         with pytest.raises(EngineError, match="is no completion"):
-            await client.sample("g", codec.encode("x"), Sampling())
+            await client.sample(GenerateRequest("g", codec.encode("x"), Sampling()))
         with pytest.raises(EngineError, match="lists no model"):
             await RemoteClient(client._url, codec)._name()
         with pytest.raises(EngineError, match=r"nothing answers at .*debug engine"):
-            await RemoteClient("http://127.0.0.1:9/v1", codec, model="x").sample("g", codec.encode("x"), Sampling())
+            await RemoteClient("http://127.0.0.1:9/v1", codec, model="x").sample(
+                GenerateRequest("g", codec.encode("x"), Sampling())
+            )
 
     through({"POST /completions": odd, "GET /models": odd}, use, codec, model="x")
 

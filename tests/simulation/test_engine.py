@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.contracts import Completion, Request, Sampling
-from rlsdk.engines.client import EngineClient
+from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.errors import ValueFault
 from rlsdk.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.simulation.engine import SimulatedEngine
@@ -108,8 +108,8 @@ def test_what_is_aborted_gives_what_there_is_and_makes_room() -> None:
 def test_tokens_that_were_sampled_for_nobody_are_counted_by_the_client() -> None:
     async def script(engine: SimulatedEngine) -> tuple[int, int]:
         client = EngineClient([engine], lambda ids: [""] * len(ids))
-        asked = [client.sample("g", np.zeros(3, np.int64), Sampling()) for _ in range(2)]
-        kept = client.sample("h", np.zeros(3, np.int64), Sampling())
+        asked = [client.sample(GenerateRequest("g", np.zeros(3, np.int64), Sampling())) for _ in range(2)]
+        kept = client.sample(GenerateRequest("h", np.zeros(3, np.int64), Sampling()))
         await asyncio.sleep(10.0)  # 4 tokens of each
         for future in asked:
             future.cancel()

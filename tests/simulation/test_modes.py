@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rlsdk.config.rollout import ReplaySection, RolloutSection
 from rlsdk.contracts import Completion, Request, Sampling
-from rlsdk.engines.client import EngineClient
+from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.gate import PausableClient
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.simulation.clock import run_virtually
@@ -72,7 +72,7 @@ def test_an_answer_that_a_sync_ends_costs_its_rest_and_its_reading_or_begins_ane
     """5 tokens at 6 s; 2 s later prompt and tokens are read (1.5 s) and 15 more follow, or the prompt and 20."""
 
     async def body(engine: SimulatedEngine, gate: PausableClient) -> tuple[Completion, float, int, int]:
-        asked = asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=100)))
+        asked = asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=100))))
         await asyncio.sleep(6.0)
         async with gate.held():
             assert now() == pytest.approx(6.0)  # the engine hands over at once
@@ -91,11 +91,13 @@ def test_an_answer_that_a_sync_ends_costs_its_rest_and_its_reading_or_begins_ane
 def test_all_that_runs_or_waits_is_ended_and_unread_prompts_are_forgotten() -> None:
     async def body(engine: SimulatedEngine, gate: PausableClient) -> tuple[Any, ...]:
         client = EngineClient([engine], lambda ids: [""] * len(ids))
-        asked = [client.sample(str(i), PROMPT, Sampling()) for i in range(6)]  # 4 run, whose prompts take 4 s
+        asked = [
+            client.sample(GenerateRequest(str(i), PROMPT, Sampling())) for i in range(6)
+        ]  # 4 run, whose prompts take 4 s
         await asyncio.sleep(1.5)
         count = engine.abort.remote(None)
         ended = [(a.completion.finish, len(a.completion.token_ids)) for a in await asyncio.gather(*asked)]
-        await client.sample("later", PROMPT, Sampling())
+        await client.sample(GenerateRequest("later", PROMPT, Sampling()))
         return count, ended, now()
 
     assert through(body) == (6, [("abort", 0)] * 6, pytest.approx(1.5 + 1 + 20, abs=1e-5))
@@ -105,7 +107,7 @@ def test_all_that_runs_or_waits_is_ended_and_unread_prompts_are_forgotten() -> N
 def test_what_is_whole_when_all_is_ended_is_no_half_answer(loading: float) -> None:
     async def body(engine: SimulatedEngine, gate: PausableClient) -> Completion:
         client = EngineClient([engine], lambda ids: [""] * len(ids))
-        asked = client.sample("g", PROMPT, Sampling())
+        asked = client.sample(GenerateRequest("g", PROMPT, Sampling()))
         await asyncio.sleep(21.0)
         engine.load(1, loading)
         engine.abort.remote(None)
@@ -119,7 +121,9 @@ def test_answers_of_one_group_go_on_each_by_itself() -> None:
     """Their tokens differ, as those of a run do: were they one request, the engine would read one prompt for all."""
 
     async def body(engine: SimulatedEngine, gate: PausableClient) -> tuple[float, int]:
-        asked = [asyncio.ensure_future(gate.sample("g", PROMPT, Sampling(max_tokens=100))) for _ in range(4)]
+        asked = [
+            asyncio.ensure_future(gate.sample(GenerateRequest("g", PROMPT, Sampling(max_tokens=100)))) for _ in range(4)
+        ]
         await asyncio.sleep(6.0)
         async with gate.held():
             pass
@@ -138,7 +142,7 @@ def test_what_was_begun_goes_before_what_waited_for_a_place() -> None:
         gate = PausableClient(client, lambda ids: [""] * len(ids))
 
         async def ask(name: str) -> float:
-            await gate.sample(name, PROMPT, Sampling(max_tokens=100))
+            await gate.sample(GenerateRequest(name, PROMPT, Sampling(max_tokens=100)))
             return now()
 
         asked = [asyncio.ensure_future(ask(name)) for name in "abcd"]
@@ -164,7 +168,9 @@ def test_however_often_answers_are_ended_they_get_as_long_as_without(
     def lengths_with(cuts: list[float]) -> list[int]:
         async def body(engine: SimulatedEngine, gate: PausableClient) -> list[int]:
             sampling = Sampling(max_tokens=50)
-            asked = [asyncio.ensure_future(gate.sample(str(i), PROMPT, sampling)) for i in range(count)]
+            asked = [
+                asyncio.ensure_future(gate.sample(GenerateRequest(str(i), PROMPT, sampling))) for i in range(count)
+            ]
             for version, cut in enumerate(cuts, 1):
                 await asyncio.sleep(cut)
                 async with gate.held():

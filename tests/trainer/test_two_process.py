@@ -176,7 +176,7 @@ def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_
             await explorer.meet.remote(own, presence)
         assert (await ask(explorer, "about"))[0] == 7
         taking = asyncio.ensure_future(ask(explorer, "take", 0))
-        with pytest.raises(EngineError, match="^engine 3 is on fire$"):
+        with pytest.raises(EngineError, match=r"^engine 3 is on fire$"):
             await ask(explorer, "scale", 3)
         with pytest.raises(asyncio.CancelledError):
             await taking

@@ -9,6 +9,7 @@ import pytest
 
 import rlsdk
 from rlsdk.contracts import Sampling
+from rlsdk.engines.client import GenerateRequest
 from rlsdk.errors import OptionError
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.testing import ScriptedPolicy, run_workflow
@@ -60,9 +61,9 @@ def test_branches_go_on_by_themselves_with_seeds_of_their_own(seed: int | None) 
     seeds: list[int | None] = []
 
     class Policy(ScriptedPolicy):
-        def sample(self, *given: Any, **how: Any) -> Any:
-            seeds.append(how["seed"])
-            return super().sample(*given, **how)
+        def sample(self, request: GenerateRequest) -> Any:
+            seeds.append(request.seed)
+            return super().sample(request)
 
     async def talk() -> tuple[Rollout, Rollout, Rollout]:
         policy: Any = Policy(codec, lambda text: str(len(text)))

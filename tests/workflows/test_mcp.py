@@ -17,6 +17,7 @@ import pytest
 
 import rlsdk
 from rlsdk.contracts import Sampling
+from rlsdk.engines.client import GenerateRequest
 from rlsdk.errors import ConfigError, EnvironmentFault, OptionError
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.producer import RolloutGenerator, first_error
@@ -112,14 +113,14 @@ class Waiting(ScriptedPolicy):
     begun: asyncio.Event
     over: asyncio.Event
 
-    async def sample(self, group: str, prompt: Any, *args: Any, **how: Any) -> Any:  # type: ignore[override]
-        text = self._codec.decode([prompt])[0]
+    async def sample(self, request: GenerateRequest) -> Any:  # type: ignore[override]
+        text = self._codec.decode([request.prompt])[0]
         if "Question 0" in text:
             await self.begun.wait()
         elif "tool\n" in text:
             self.begun.set()
             await self.over.wait()
-        return await super().sample(group, prompt, *args, **how)
+        return await super().sample(request)
 
 
 def test_a_server_that_dies_costs_the_call_that_was_under_way_and_nothing_else(
