@@ -52,7 +52,7 @@ def serve_checkpoints(
 
 def explore(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *, as_json: bool) -> str:
     """Make rollouts for a trainer in another program until the run ends; how it ended."""
-    from rlsdk.trainer.two_process.programs import explore as run
+    from rlsdk.trainer.run import explore as run
 
     with contextlib.redirect_stdout(sys.stderr):
         status = run(config, *settings, plugins=files)

@@ -109,8 +109,7 @@ def train(
         return
     from rlsdk.config import check
     from rlsdk.trainer.resuming import check_resumed
-    from rlsdk.trainer.run import run
-    from rlsdk.trainer.two_process.programs import train_apart
+    from rlsdk.trainer.run import run, train_apart
 
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the summary's
         plan = (check_resumed if resumes else check)(config, settings, files)

@@ -13,19 +13,19 @@ import attrs
 from rich.console import Console
 
 from rlsdk.checkpoints.checkpoint import REMEDIES, Checkpoints
+from rlsdk.checkpoints.mirror import Mirror, mirrored
 from rlsdk.cluster.placement import ray_cluster
 from rlsdk.config import Plan
 from rlsdk.errors import RunError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.rollout.producer import first_error
 from rlsdk.runlog import attendance
+from rlsdk.runlog.folder import held
+from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.progress import log_console
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
 from rlsdk.runlog.store import Address, RolloutStore
-from rlsdk.trainer.folder import held
-from rlsdk.trainer.logs import log_to
-from rlsdk.trainer.mirror import Mirror, mirrored
 from rlsdk.trainer.rehearsal import Rehearsal
 from rlsdk.trainer.resuming import prepare_folder
 from rlsdk.trainer.watchdog import watching

@@ -20,9 +20,9 @@ from rlsdk.config.schema import normalise
 from rlsdk.config.tree import leaves, plain
 from rlsdk.errors import ConfigError, PluginError, RlsdkError
 from rlsdk.plugins import CORE, ComponentRef, short_name
+from rlsdk.runlog.folder import is_foreign, mark, remove_run
 from rlsdk.runlog.metrics import METRICS, garbled_lines
 from rlsdk.runlog.store import DATABASE, damage_of, set_aside
-from rlsdk.trainer.folder import is_foreign, mark, remove_run
 
 KEPT = "config.yaml"
 HARMLESS = (

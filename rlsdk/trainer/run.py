@@ -1,18 +1,44 @@
-"""Train by a configuration or a plan, from the checks before the start to the report."""
+"""Train by a configuration or a plan: in one program or, on one Ray cluster, in two that sample and train."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from rlsdk import preflight
+from rlsdk.cluster.actor_failures import cause_of, died, reason
+from rlsdk.cluster.actors import kill
+from rlsdk.cluster.placement import Layout, ray_cluster
 from rlsdk.config import Plan, check
-from rlsdk.trainer.assembly import examined, started
-from rlsdk.trainer.record import open_run
+from rlsdk.engines.starting import exchanged_adapter
+from rlsdk.errors import RunError
+from rlsdk.isolation.watching import stage
+from rlsdk.learners.starting import start_learner
+from rlsdk.loops.signals import handled
+from rlsdk.readiness.checks import examine, machine, space
+from rlsdk.readiness.disk import estimate
+from rlsdk.rollout.producer import first_error
+from rlsdk.runlog.logs import log_to
+from rlsdk.runlog.progress import log_console
+from rlsdk.trainer.assembly import Parts, examined, layout_apart, started, steps_of
+from rlsdk.trainer.interactive import run_async
+from rlsdk.trainer.record import RunRecord, open_run
+from rlsdk.trainer.rehearsal import rehearse
 from rlsdk.trainer.resuming import check_resumed
 from rlsdk.trainer.trainer import Trainer
+from rlsdk.trainer.two_process.actor import ExplorerActor, Setup
+from rlsdk.trainer.two_process.agreement import PeerInfo, require_cluster, spawn_named
+from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer
+from rlsdk.trainer.watchdog import watching
+
+log = logging.getLogger(__name__)
+NOTICE = "interrupted: the trainer finishes and saves its step, then both end; again ends this at once"
 
 
 def train(
@@ -64,3 +90,119 @@ def run(
     ):
         Trainer.of_run(record, parts).train()
     return record.summary
+
+
+def train_apart(
+    plan: Plan,
+    *,
+    resume: bool | int = False,
+    overwrite: bool = False,
+    allow_changes: bool = False,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Train by a checked plan on rollouts of an explorer in another program; see `rlsdk.train`.
+
+    Raises:
+        ConfigError: The configuration names no Ray cluster.
+        RlsdkError: The run failed, or there was no explorer in time.
+    """
+    require_cluster(plan)
+    exchanged_adapter(plan)
+    preflight.require(map(str, [*machine(plan), *space(plan, estimate(plan, download=True))]))
+    with open_run(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes, console=console) as record:
+        run_async(_train(record, layout_apart(plan, record.gpus)))
+    return record.summary
+
+
+def explore(
+    config: str | Path | Mapping[str, Any],
+    *overrides: str,
+    plugins: Sequence[str | Path] = (),
+    console: Console | None = None,
+) -> str:
+    """Sample rollouts for a trainer in another program, until its run ends.
+
+    Args:
+        config: A YAML file, or a mapping; the trainer's is the same.
+        *overrides: `key=value` texts.
+        plugins: Files of plugins.
+        console: Console for the log; left out, standard error.
+
+    Returns:
+        How the run ended: "finished" or "interrupted".
+
+    Raises:
+        ConfigError: The configuration is wrong, names no Ray cluster, or differs from the trainer's.
+        RlsdkError: The run failed, or there was no trainer in time.
+    """
+    plan = check(config, overrides, plugins)
+    require_cluster(plan)
+    ready = examine(plan, trains=False).require()
+    rehearsed = run_async(rehearse(plan, ready.tasks))
+    exchanged_adapter(plan)
+    console = console or log_console()
+    log_to(plan, console)
+    rehearsed.log()
+    with watching(
+        plan.config.watchdog, partial(log.error, "the explorer did not end when it was told to: %s")
+    ) as watchdog:
+        try:
+            with ray_cluster(plan) as gpus:
+                return run_async(_explorer(plan, Setup(config, overrides, plugins, gpus)))
+        except BaseException as error:
+            cause = watchdog.explain(first_error(error), "the trainer has the checkpoints")
+            if cause is error:
+                raise
+            raise cause from error
+
+
+async def _train(record: RunRecord, found: Layout) -> None:
+    """Train in this program, on rollouts from explorers in other programs."""
+    plan, status = record.plan, "failed"
+    explorers = ExplorerRegistry(plan)
+    rollouts = RemoteExplorer(plan, explorers, await explorers.meet())
+    try:
+        steps = steps_of(plan)
+        learner = await asyncio.to_thread(start_learner, plan, found, exchanged_adapter(plan), steps)
+        try:
+            await rollouts.start()
+            trainer = Trainer.of_run(record, Parts(rollouts, learner, steps))
+            rollouts.interrupt = trainer.interrupt
+            record.finish(await trainer.train_async(), trainer.samples)
+            status = record.summary["status"]
+        finally:
+            learner.stop()
+    finally:
+        await rollouts.shutdown(status)
+
+
+async def _explorer(plan: Plan, setup: Setup) -> str:
+    """Run an explorer's actor until its run ends; its log is shown here."""
+    explorer = spawn_named(plan, "explorer", ExplorerActor, PeerInfo.of(plan), setup, watched_as="explorer")
+    shown = asyncio.ensure_future(_show_log(explorer))
+    try:
+        with stage("exploration"), handled(NOTICE, explorer.interrupt.remote):
+            status: str = await explorer.run.remote()
+        await shown
+    except Exception as error:
+        await shown
+        if died(error):
+            raise RunError(f"this explorer is gone, or the trainer has given it up: {reason(error)}") from error
+        raise cause_of(error) from error
+    finally:
+        shown.cancel()
+        kill(explorer)
+    return status
+
+
+async def _show_log(explorer: Any) -> None:
+    """Write the records of an explorer's log to this program's, up to its end."""
+    try:
+        while True:
+            for record in await explorer.next_records.remote():
+                if record is None:
+                    return
+                logging.getLogger(record.name).handle(record)
+    except Exception as error:
+        if not died(error):
+            raise

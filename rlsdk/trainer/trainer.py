@@ -21,6 +21,7 @@ from rlsdk.contracts.rollouts import RolloutCounters, Rollouts, TakenBatch
 from rlsdk.contracts.training import LearnerHandle
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle
+from rlsdk.loops.signals import handled
 from rlsdk.rollout.experience import ReplayBuffer, ReplayedGroup
 from rlsdk.rollout.production import StalenessPolicy
 from rlsdk.scoring.scorer import check_budget
@@ -42,7 +43,6 @@ from rlsdk.trainer.metrics import (
 )
 from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.resuming import check_resumed
-from rlsdk.trainer.signals import handled
 from rlsdk.trainer.state import restore, rewind, snapshot, write_checkpoint
 from rlsdk.trainer.summary import RunCounters, log_background_failure, summarise
 from rlsdk.types import Group

@@ -23,7 +23,7 @@ from rlsdk.config.schema import WatchdogSection
 from rlsdk.errors import RunError
 from rlsdk.isolation.vitals import Identity, Vitals
 from rlsdk.isolation.watching import CURRENT
-from rlsdk.trainer.loop_health import LoopHealth
+from rlsdk.loops.health import LoopHealth
 
 log = logging.getLogger(__name__)
 GRACE_SECONDS = 15.0

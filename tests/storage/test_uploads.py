@@ -18,17 +18,17 @@ import pytest
 from rich.console import Console
 
 from rlsdk.checkpoints.checkpoint import LEARNER, Checkpoints
+from rlsdk.checkpoints.mirror import Mirror, mirrored
 from rlsdk.checkpoints.reading import local_copy, newest_step
 from rlsdk.config import Plan, check
 from rlsdk.errors import CheckpointError, ConfigError, RunError
+from rlsdk.runlog.folder import MARKER, mark
 from rlsdk.runlog.store import DATABASE
 from rlsdk.storage import copies, uploader
 from rlsdk.storage.lock import LOCK
 from rlsdk.storage.remote import RemoteFolder
 from rlsdk.storage.uploader import UploadTimes
 from rlsdk.trainer import record as training_run
-from rlsdk.trainer.folder import MARKER, mark
-from rlsdk.trainer.mirror import Mirror, mirrored
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 STATE: dict[str, Any] = {"plugins": {}, "tasks": {}, "production": {}, "components": {}}

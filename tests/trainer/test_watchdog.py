@@ -26,9 +26,9 @@ from rlsdk.errors import LearnerError, RunError
 from rlsdk.isolation import vitals
 from rlsdk.isolation.vitals import Identity, Vitals
 from rlsdk.isolation.watching import CURRENT, main_loop, stage
+from rlsdk.loops.health import LoopHealth
 from rlsdk.runlog import store as stores
 from rlsdk.runlog.store import Address, RolloutStore, lock_holder
-from rlsdk.trainer.loop_health import LoopHealth
 from rlsdk.trainer.watchdog import GRACE_SECONDS, SAVE_SECONDS, WRITE_SECONDS, Watchdog
 
 LEARNER = Identity(11, 1.0, "box", "m", "node1234567", stacks=True)

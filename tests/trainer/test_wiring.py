@@ -19,7 +19,6 @@ from rlsdk.learners import group
 from rlsdk.learners import starting as learner_starting
 from rlsdk.readiness.checks import examine
 from rlsdk.trainer import record, run
-from rlsdk.trainer.two_process import programs
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 
@@ -48,12 +47,12 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         pytest.fail("Ray would have been started")
 
-    for module in (record, programs):
+    for module in (record, run):
         monkeypatch.setattr(module, "ray_cluster", fail)
 
 
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("start", [run.run, programs.train_apart], ids=["both", "train"])
+@pytest.mark.parametrize("start", [run.run, run.train_apart], ids=["both", "train"])
 def test_no_training_starts_on_a_disk_that_is_too_small(
     plan: Callable[..., Plan], start: Callable[[Plan], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +63,7 @@ def test_no_training_starts_on_a_disk_that_is_too_small(
 
 
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("start", [run.run, programs.train_apart], ids=["both", "train"])
+@pytest.mark.parametrize("start", [run.run, run.train_apart], ids=["both", "train"])
 def test_no_training_starts_on_a_gpu_that_torch_has_no_code_for(
     plan: Callable[..., Plan], start: Callable[[Plan], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

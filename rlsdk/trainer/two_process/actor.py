@@ -26,10 +26,10 @@ from rlsdk.isolation.process import redirect
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.watching import main_loop
 from rlsdk.rollout.producer import first_error
+from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.observers import Observers
 from rlsdk.trainer.assembly import explorer_on, layout_apart, train_tasks
 from rlsdk.trainer.explorer import Explorer
-from rlsdk.trainer.logs import log_to
 from rlsdk.trainer.two_process.agreement import PeerInfo, disagreement, named, portable, until_gone
 from rlsdk.trainer.watchdog import watching
 from rlsdk.types import Group

@@ -12,10 +12,10 @@ import threading
 import pytest
 
 from rlsdk.errors import ConfigError
-from rlsdk.trainer import folder as folders
-from rlsdk.trainer.folder import MARKER, held, mark, remove_run
+from rlsdk.runlog import folder as folders
+from rlsdk.runlog.folder import MARKER, held, mark, remove_run
 
-HOLD = "import sys; from pathlib import Path; from rlsdk.trainer.folder import held\n"
+HOLD = "import sys; from pathlib import Path; from rlsdk.runlog.folder import held\n"
 HOLD += "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
 

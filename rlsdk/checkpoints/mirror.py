@@ -15,6 +15,7 @@ from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.checkpoints.reading import reached
 from rlsdk.config import Plan
 from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from rlsdk.runlog.folder import MARKER, mark
 from rlsdk.runlog.store import DATABASE
 from rlsdk.storage import copies
 from rlsdk.storage.copies import Copy
@@ -22,7 +23,6 @@ from rlsdk.storage.location import is_url
 from rlsdk.storage.lock import LOCK, RemoteLock
 from rlsdk.storage.remote import RemoteFolder
 from rlsdk.storage.uploader import Uploader
-from rlsdk.trainer.folder import MARKER, mark
 
 log = logging.getLogger(__name__)
 KNOWN = ".rlsdk-mirror.json"

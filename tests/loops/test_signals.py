@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-from rlsdk.trainer.signals import handled
+from rlsdk.loops.signals import handled
 
 BLOCKED = """
     import asyncio, time
-    from rlsdk.trainer.signals import handled
+    from rlsdk.loops.signals import handled
 
     async def block():
         with handled("finishing", print):

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rlsdk.config import check
-from rlsdk.trainer.logs import log_to
+from rlsdk.runlog.logs import log_to
 
 
 def test_the_log_of_a_driver_begins_with_run_process_and_settings(tmp_path: Path) -> None:
