@@ -3,9 +3,9 @@
     python tools/soak.py              # three hundred times
     python tools/soak.py --kills 9    # fewer
 
-One lineage of runs on the small model, rollouts running ahead of the learner, in `runs/soak`. Killing an engine or an
-environment worker must not end the run, nor must stopping any process for some seconds; killing a learner rank or the
-driver, or asking the driver to end, ends it, and `--resume` continues it. After each of these the task counts are
+Two trainings of the small model side by side, rollouts running ahead of the learner, in `runs/soak`. Killing an engine
+or an environment worker must not end a run, nor must stopping any process for some seconds; killing a learner rank or
+the driver, or asking the driver to end, ends it, and `--resume` continues it. After each of these the task counts are
 checked; the first fault ends the soak with status 1. The page is `docs/soak.md`.
 """
 
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ class Soak:
             lost = time.monotonic() - start
             self.rows.append((deed, lost))
             self.check()
-            print(f"{number + 1}. {deed[1]} of {deed[0]} at step {at}: {lost:.1f} s", flush=True)
+            print(f"{self.folder.name}/{number + 1}. {deed[1]} of {deed[0]} at step {at}: {lost:.1f} s", flush=True)
         family = _family(process.pid)
         process.send_signal(signal.SIGINT)
         if process.wait(PATIENCE) != 130:
@@ -282,24 +283,28 @@ def _gone(family: list[psutil.Process]) -> None:
         time.sleep(0.2)
 
 
-def lines(soak: Soak, seed: int) -> Iterator[str]:
+def lines(soaks: list[Soak], seed: int) -> Iterator[str]:
     """The page's tables."""
+    rows = [row for soak in soaks for row in soak.rows]
     yield "| signal | to | times | the run | seconds lost, median | most |"
     yield "| --- | --- | ---: | --- | ---: | ---: |"
     for deed in DEEDS:
-        seconds = [lost for done, lost in soak.rows if done == deed]
+        seconds = [lost for done, lost in rows if done == deed]
         spent = f"{statistics.median(seconds):.0f} | {max(seconds):.0f}" if seconds else "- | -"
         yield f"| {deed[1]} | {deed[0]} | {len(seconds)} | {'was resumed' if deed in ENDS else 'went on'} | {spent} |"
-    summary = json.loads((soak.folder / "run" / "summary.json").read_text())
-    found = summary["tasks"]
     yield ""
     yield "| steps | tasks issued | trained | filtered | failed | returned | made again after a resume |"
     yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-    counts = [summary["steps"], *(found[name] for name in ("issued", "trained", "filtered", "failed", "returned"))]
-    yield f"| {' | '.join(f'{count:,}' for count in (*counts, soak.again))} |"
+    summaries = [json.loads((soak.folder / "run" / "summary.json").read_text()) for soak in soaks]
+    counts = [sum(each["steps"] for each in summaries)]
+    ends = ("issued", "trained", "filtered", "failed", "returned")
+    counts += [sum(each["tasks"][name] for each in summaries) for name in ends]
+    counts.append(sum(soak.again for soak in soaks))
+    yield f"| {' | '.join(f'{count:,}' for count in counts)} |"
     yield ""
     commit = git("describe", "--always", "--dirty")
-    yield f"{len(soak.rows)} signals, seed {seed}, commit `{commit}`, {datetime.date.today()}."
+    trainings = f"{len(rows)} signals to {len(soaks)} trainings side by side, seed {seed}"
+    yield f"{trainings}, commit `{commit}`, {datetime.date.today()}."
 
 
 def main() -> int:
@@ -309,16 +314,22 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=240.0, help="begin no further kill after so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "soak")
+    parser.add_argument("--trainings", type=int, default=2, help="side by side")
     asked = parser.parse_args()
-    soak = Soak(asked.folder.resolve(), asked.seed)
-    try:
-        soak.run(asked.kills, asked.minutes)
-    except FaultError as fault:
-        print(f"after {len(soak.rows)} signals: {fault}", file=sys.stderr)
-        if soak.process and soak.process.poll() is None:
-            soak.process.kill()  # what it started ends with it
+    soaks = [Soak(asked.folder.resolve() / str(i), asked.seed + i) for i in range(asked.trainings)]
+    shares = [len(range(i, asked.kills, asked.trainings)) for i in range(asked.trainings)]
+    with ThreadPoolExecutor() as pool:
+        ends = [pool.submit(soak.run, n, asked.minutes) for soak, n in zip(soaks, shares, strict=True)]
+        wait(ends, return_when=FIRST_EXCEPTION)
+        faults = [end.exception() for end in ends if end.done() and end.exception()]
+        for soak in soaks if faults else ():
+            if soak.process and soak.process.poll() is None:
+                soak.process.kill()  # what it started ends with it
+    for fault in faults:
+        print(f"after {sum(len(soak.rows) for soak in soaks)} signals: {fault}", file=sys.stderr)
+    if faults:
         return 1
-    PAGE.write_text(f"{HEAD}\n" + "\n".join(lines(soak, asked.seed)) + "\n", encoding="utf-8")
+    PAGE.write_text(f"{HEAD}\n" + "\n".join(lines(soaks, asked.seed)) + "\n", encoding="utf-8")
     return 0
 
 

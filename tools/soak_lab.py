@@ -1,6 +1,7 @@
 """Training setup of the soak: an environment, and its own record of the step in which each task ended."""
 
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,18 @@ RECORD = os.environ.get("RLSDK_SOAK_RECORD", "")
 
 @rlsdk.environment("digits")
 class Digits:
-    """Two turns; an answer with an odd number of digits has a reward."""
+    """Two turns; half of all answers have a reward, by chance: no policy learns which, so a run never runs dry."""
 
     def reset(self, seed: int) -> rlsdk.Observation:
         """Ask."""
-        self.turns = 0
+        self.turns, self.seed = 0, seed
         return rlsdk.Observation(f"{seed % 20},5,17>9:")
 
     def step(self, text: str) -> rlsdk.Step:
         """Count."""
         self.turns += 1
-        odd = sum(letter.isdigit() for letter in text) % 2
-        return rlsdk.Step(rlsdk.Observation("go>1:"), float(odd), self.turns == 2)
+        lucky = zlib.crc32(f"{self.seed} {text}".encode()) % 2
+        return rlsdk.Step(rlsdk.Observation("go>1:"), float(lucky), self.turns == 2)
 
 
 _begun = False
