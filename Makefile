@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NANO_frozen_lake := --largest 3 --layers 3 --hidden 64 --heads 2 --intermediate 128
 NANO_calculator := --largest 500
+NANO_moe := --experts 8
 STAMP := $(VENV)/.installed
 
 # Compiled modules are kept, whatever the environment says: a training starts half a dozen processes.
@@ -31,7 +32,7 @@ quickstart: $(STAMP)  ## train the small model on Countdown and show what it lea
 
 # Random weights, taught the task, then made to show it seldom: what the quickstart starts from. Takes a few minutes.
 # With TASK, what one of the examples with several turns starts from: each file of examples/warm_start/TASK in its order.
-warm-start: $(STAMP)  ## make examples/models/countdown-nano again, in runs/warm-start (SEED=0; TASK=frozen_lake, calculator, dialogue)
+warm-start: $(STAMP)  ## make examples/models/countdown-nano again, in runs/warm-start (SEED=0; TASK=frozen_lake, calculator, dialogue, moe)
 ifdef TASK
 	@test $(TASK) != frozen_lake || $(MAKE) --no-print-directory gridworlds
 	@$(BIN)/rlsdk model new nano runs/$(TASK)-new --seed $(SEED) $(NANO_$(TASK)) --overwrite

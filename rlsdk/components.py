@@ -51,6 +51,7 @@ class Component:
         aggregates: Aggregations that a policy loss is defined for; empty: all.
         corrects: Ratio to the sampler by which a policy loss weighs tokens itself.
         masks: True for a correction whose weights are 0 or 1: it drops tokens but never reweights them.
+        replays_routing: True for a correction with which the learner's actor uses the experts that the engine chose.
         reads_rewards: True if an advantage, filter or buffer reads rewards; a run without such a reader needs none.
         lengths: Options that are lengths of a response; null means the run's `sampling.max_tokens`.
         check: Function that reports options that cannot take effect in a run.
@@ -74,6 +75,7 @@ class Component:
     aggregates: tuple[str, ...] = ()
     corrects: SamplerRatio | None = None
     masks: bool = False
+    replays_routing: bool = False
     reads_rewards: bool = True
     lengths: tuple[str, ...] = ()
     check: Check | None = None

@@ -13,8 +13,9 @@ import attrs
 
 Inputs = Literal["credit", "loss"]
 """`CreditInputs` and `LossInputs`."""
-Axis = Literal["token", "rollout", "batch", "clock"]
-"""A clock is one number for the whole batch that says how far the training is."""
+Axis = Literal["token", "rollout", "batch", "clock", "context"]
+"""A clock is one number for the whole batch that says how far the training is; the context is all tokens of a rollout,
+its prompt among them, as a model reads them."""
 Access = Literal["always", "on request"]
 Model = Literal["actor", "reference", "critic"]
 
@@ -36,7 +37,8 @@ class Field:
 
     Attributes:
         name: Name in the inputs.
-        axis: One value per token, per rollout, or one for the whole batch, such as a clock.
+        axis: One value per token, per rollout, or one for the whole batch, such as a clock. Fields of the context are
+            read by the learner's model alone.
         producer: The part of a training step that computes it.
         credit: Access of shapings and advantages; None if they cannot read it.
         loss: Access of policy losses and corrections; None if they cannot read it.
@@ -88,6 +90,7 @@ FIELDS: tuple[Field, ...] = (
     _field("loss_mask", "token", "rollout", credit="always", loss="always"),
     _field("segments", "token", "rollout", loss="always"),
     _field("behaviour_logprobs", "token", "rollout", loss="always"),
+    _field("routed_experts", "context", "rollout"),
     _learned("logprobs", "actor", by_update=True, credit="on request", loss="always"),
     _field("old_logprobs", "token", "learner", loss="always"),
     _learned("entropy", "actor", by_update=True, credit="on request", loss="on request"),

@@ -156,16 +156,20 @@ def policy_loss(
     return mark("policy_loss", name, needs=needs, whole_batch=whole_batch, **marks)
 
 
-def correction(name: str, *, needs: Needs = (), masks: bool = False, check: Check | None = None) -> Callable[[T], T]:
+def correction(
+    name: str, *, needs: Needs = (), masks: bool = False, replays_routing: bool = False, check: Check | None = None
+) -> Callable[[T], T]:
     """Mark a correction: `(x: LossInputs, *, …) -> Tensor[t] | (Tensor[t], metrics)`, detached weights.
 
     Args:
         name: Its name within its plugin.
         needs: Optional fields of its inputs that it reads.
         masks: True if its weights are 0 or 1; it may then be combined with a policy loss that reweights by itself.
+        replays_routing: True if the learner's actor is to use the experts that the engine chose.
         check: As for a shaping.
     """
-    return mark("correction", name, needs=needs, masks=masks, corrects="old", check=check)
+    marks = {"masks": masks, "replays_routing": replays_routing, "check": check}
+    return mark("correction", name, needs=needs, corrects="old", **marks)
 
 
 def kl(name: str) -> Callable[[T], T]:

@@ -1,6 +1,6 @@
 """A small model for machines without an accelerator: config, tokenizer and random weights.
 
-Llama-shaped, two layers of width 128. Numbers from 0 to `largest` are one token each, and so are `<answer>` and
+Llama-shaped (Mixtral-shaped with experts), two layers of width 128. Numbers from 0 to `largest` are one token each, and so are `<answer>` and
 `</answer>`: a model of this size learns Countdown in minutes when it need not learn to spell (docs/quickstart.md says
 what that means).
 
@@ -49,6 +49,7 @@ def create(
     intermediate: int = 256,
     largest: int = 100,
     initializer_range: float = 0.05,
+    experts: int = 0,
 ) -> int:
     """Write a model folder that transformers, vLLM and DeepSpeed open.
 
@@ -61,15 +62,19 @@ def create(
         intermediate: Width of the feed-forward layers.
         largest: Largest number that is a single token; all from 0 on are.
         initializer_range: Standard deviation of the weights.
+        experts: Feed-forward experts of each layer, of which a token chooses two; 0 makes a dense model. A model with
+            experts is Mixtral-shaped.
 
     Returns:
         The number of parameters.
     """
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
     tokenizer = make_tokenizer(largest)
-    config = LlamaConfig(
+    kind, more = (MixtralConfig, {"num_local_experts": experts}) if experts else (LlamaConfig, {})
+    config = kind(
+        **more,
         vocab_size=len(tokenizer),
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -84,7 +89,7 @@ def create(
         bos_token_id=None,
     )
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

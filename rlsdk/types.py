@@ -42,7 +42,7 @@ class _Frozen:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         for field in attrs.fields(type(self)):  # type: ignore[arg-type]
             value = state[field.name]
-            if field.converter in (_frozen_mapping, _int64, _bool, _float32):
+            if field.converter in (_frozen_mapping, _int64, _bool, _float32, _routing):
                 value = field.converter(value)
             object.__setattr__(self, field.name, value)
 
@@ -112,6 +112,10 @@ def _float32(value: Any) -> np.ndarray:
     return _array(value, "float32")
 
 
+def _routing(value: Any) -> np.ndarray | None:
+    return None if value is None else _array(value, "int16")
+
+
 def _messages(value: Iterable[Message]) -> tuple[Message, ...]:
     return tuple(value)
 
@@ -165,6 +169,8 @@ class Rollout(_Frozen):
         loss_mask: bool `[T]`; True exactly where the policy sampled the token.
         logprobs: float32 `[T]`, in nats, of the distribution that was sampled from; 0 where nothing was sampled.
         policy_versions: int64 `[T]`; version of the weights that sampled the token, -1 where nothing was sampled.
+        routed_experts: int16 `[T, layers, k]`; experts that the token chose in the engine, -1 where that is unknown and
+            in layers without experts. None unless the run replays them.
         status: finished, truncated (a limit was reached), aborted (stopped from outside) or failed.
         metrics: Numbers to log.
         rewards: (token position, value) pairs given by the workflow or the environment.
@@ -185,6 +191,7 @@ class Rollout(_Frozen):
     trajectory: str = ""
     step: int = 0
     state: str = ""
+    routed_experts: np.ndarray | None = attrs.field(default=None, converter=_routing)
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "messages", _attributed(self.messages, self.task.prompt))
@@ -194,6 +201,12 @@ class Rollout(_Frozen):
             if len(given) != 1 or given != shape:
                 expected = f"{shape}, as token_ids" if len(shape) == 1 else "one axis"
                 raise ValueFault(f"rollout of task {self.task.id!r}: {name} has shape {given}; expected {expected}")
+        routing = self.routed_experts
+        if routing is not None and (routing.ndim != 3 or len(routing) != len(self.token_ids)):
+            raise ValueFault(
+                f"rollout of task {self.task.id!r}: routed_experts has shape {routing.shape}; expected "
+                f"({len(self.token_ids)}, layers, k), the first axis as token_ids"
+            )
         for position, _ in self.rewards:
             if not 0 <= position < shape[0]:
                 raise ValueFault(f"rollout of task {self.task.id!r}: a reward at token {position} of {shape[0]}")

@@ -129,6 +129,30 @@ def geometric(x: LossInputs, *, low: NonNegative = 0.999, high: Positive = 1.001
     return _mask(x, "geometric", low, high)
 
 
+@correction("routing_replay", replays_routing=True)
+def routing_replay(x: LossInputs, *, cap: Positive | None = 2.0) -> Weighted:
+    """Routing replay, for mixtures of experts: the learner uses the experts that the engine chose, then truncates.
+
+    Engine and learner choose other experts for a token where two are nearly as likely; that changes its logprob by much
+    more than rounding does. Here each token carries the engine's choice, prompt tokens included, and the actor uses it
+    in its passes before and during the update; the weights of the chosen experts come from its own router, which learns
+    through them. Tokens whose experts are unknown use its own choice (`routing/unknown` is their share). The reference
+    model always uses its own. What is left of the mismatch is truncated, as `tis` does.
+
+    Paper: rollout routing replay (R3), arXiv:2510.11370; as R2 and R3 in arXiv:2512.01374.
+    Formula: `min(ρ, cap)` per token, `ρ` with the engine's experts in both; 1 without a cap.
+    When to use: mixtures of experts, on an engine that returns its choices: `transformers`.
+
+    Args:
+        x: The batch.
+        cap: Greatest weight; null for weights of 1.
+    """
+    ratio = _ratio(x, "token")
+    if cap is None:
+        return torch.ones_like(ratio), _metrics(x, torch.zeros_like(ratio, dtype=torch.bool))
+    return ratio.clamp(max=cap), _metrics(x, ratio > cap)
+
+
 def _log_ratio(x: LossInputs) -> Tensor:
     return trained(x, wide(x.old_logprobs) - wide(x.behaviour_logprobs)).detach()
 

@@ -151,6 +151,11 @@ class Plan:
         return "ref_logprobs" in self.needs
 
     @property
+    def replays_routing(self) -> bool:
+        """True if engines return the experts that tokens chose, and the learner uses them."""
+        return "routed_experts" in self.needs
+
+    @property
     def needs_engine(self) -> bool:
         """True if the run generates anything, in training or evaluation."""
         evaluates = self.config.eval.before or self.config.eval.after or self.config.eval.every
@@ -249,7 +254,7 @@ class _Resolver:
         except PluginError as error:
             self.report(path, error)
             return None
-        self.needs |= set(component.needs)
+        self.needs |= {*component.needs, *(("routed_experts",) if component.replays_routing else ())}
         for field in component.fields:
             self.needs |= set(field.needs)
             if self.fields.setdefault(field.name, field).produce is not field.produce:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
@@ -163,6 +163,9 @@ class Completion:
         versions: int64 `[s]`, version of the weights that sampled each token.
         finish: stop, length, or abort (what was sampled until then is kept).
         top: `sampling.top_logprobs` tokens at each position, where that is above 0.
+        routed_experts: int16 `[p + s - 1, layers, k]`, experts that each token of the prompt and of the continuation
+            chose; the last token was not read. -1 where that is unknown, and in layers without experts. None unless the
+            engine was told to return them.
     """
 
     request: str
@@ -172,6 +175,7 @@ class Completion:
     versions: np.ndarray
     finish: Finish
     top: TopTokens | None = None
+    routed_experts: np.ndarray | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -297,6 +301,23 @@ class TakesAdapter(Protocol):
         Raises:
             EngineError: It cannot serve this one.
         """
+        ...
+
+
+@runtime_checkable
+class ReturnsRouting(Protocol):
+    """Optional interface of an engine that can say which experts each token chose."""
+
+    def routing_faults(self, model: Any) -> Sequence[str]:
+        """Say why the experts of a model cannot be returned with the options given; none if they can.
+
+        Args:
+            model: The transformers model, without its weights (on torch's meta device).
+        """
+        ...
+
+    def return_routing(self) -> None:
+        """Have completions carry `routed_experts`; called before `start`."""
         ...
 
 

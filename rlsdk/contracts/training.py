@@ -77,6 +77,7 @@ class TrainBatch:
         loss_mask: bool `[t]`.
         tokens: name -> `[t]` array: behaviour_logprobs, old_logprobs, ref_logprobs, advantages, returns, values.
         rollouts: name -> `[n]` array: pairs, preferred, expert.
+        context: name -> `[T, …]` array: routed_experts.
     """
 
     token_ids: np.ndarray
@@ -86,6 +87,7 @@ class TrainBatch:
     loss_mask: np.ndarray
     tokens: Mapping[str, np.ndarray] = attrs.field(factory=dict)
     rollouts: Mapping[str, np.ndarray] = attrs.field(factory=dict)
+    context: Mapping[str, np.ndarray] = attrs.field(factory=dict)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -111,7 +113,7 @@ class TrainBatch:
             return {k: np.concatenate([h[k] for h in held]) for k in held[0] if all(k in h for h in held)}
 
         arrays = {name: join(name) for name in ("token_ids", "lengths", "starts", "responses", "loss_mask")}
-        return cls(**arrays, tokens=fields("tokens"), rollouts=fields("rollouts"))
+        return cls(**arrays, tokens=fields("tokens"), rollouts=fields("rollouts"), context=fields("context"))
 
     @property
     def trained_tokens(self) -> np.ndarray:
@@ -149,6 +151,7 @@ class TrainBatch:
             loss_mask=self.loss_mask[response],
             tokens={k: v[response] for k, v in self.tokens.items()},
             rollouts={k: v[index] for k, v in self.rollouts.items()},
+            context={k: v[everything] for k, v in self.context.items()},
         )
 
 
@@ -415,6 +418,22 @@ class ExaminesModel(Protocol):
 
     def model_faults(self, model: Any) -> Sequence[str]:
         """Say why a model cannot be run with the options given: one sentence for each reason, each with its remedy.
+
+        Args:
+            model: The transformers model, without its weights (on torch's meta device).
+        """
+        ...
+
+
+@runtime_checkable
+class ReplaysRouting(Protocol):
+    """Optional interface of a learner whose actor chooses the experts in `batch.context["routed_experts"]`.
+
+    They are int16 `[T, layers, k]`, -1 where the learner's own router chooses.
+    """
+
+    def routing_faults(self, model: Any) -> Sequence[str]:
+        """Say why the experts of a model cannot be replayed with the options given; none if they can.
 
         Args:
             model: The transformers model, without its weights (on torch's meta device).

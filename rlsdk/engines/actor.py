@@ -90,10 +90,21 @@ class EngineActor(RunActor):
         self._task: asyncio.Task[None] | None = None
         self._clock = dict.fromkeys(CLOCK, 0.0)
 
-    async def start(self, model: Model, place: ActorSpec, adapter: Adapter | None = None) -> None:
-        """Load the model; weights of the folder are version 0, and with an `adapter`, such adapters follow."""
+    async def start(
+        self, model: Model, place: ActorSpec, adapter: Adapter | None = None, *, routing: bool = False
+    ) -> None:
+        """Load the model; weights of the folder are version 0, and with an `adapter`, such adapters follow.
+
+        Args:
+            model: Model to load.
+            place: Rank and resources of this engine.
+            adapter: Shape of the adapters that follow; None for whole models.
+            routing: Have completions carry the experts that tokens chose.
+        """
         if adapter is not None:
             self._engine.expect_adapter(adapter)
+        if routing:
+            self._engine.return_routing()
         self._engine.start(model, place)
         settle()
 
@@ -283,7 +294,8 @@ class Bundle(list[Completion]):
         lengths = np.array([len(c.token_ids) for c in self])
         columns = [np.concatenate([getattr(c, f) for c in self]) for f in ("token_ids", "logprobs", "versions")]
         top = [c.top for c in self] if any(c.top is not None for c in self) else None
-        return (_unbundle, (names, lengths, *columns, top))
+        routing = [c.routed_experts for c in self] if any(c.routed_experts is not None for c in self) else None
+        return (_unbundle, (names, lengths, *columns, top, routing))
 
 
 def _unbundle(
@@ -293,9 +305,10 @@ def _unbundle(
     logprobs: np.ndarray,
     versions: np.ndarray,
     top: list[TopTokens | None] | None,
+    routing: list[np.ndarray | None] | None,
 ) -> Bundle:
     """The completions; their arrays are views."""
-    ends = np.cumsum(lengths)
+    ends, blank = np.cumsum(lengths), [None] * len(names)
     return Bundle(
         Completion(
             request=request,
@@ -305,9 +318,10 @@ def _unbundle(
             versions=versions[end - count : end],
             finish=finish,
             top=likeliest,
+            routed_experts=experts,
         )
-        for (request, index, finish), end, count, likeliest in zip(
-            names, ends.tolist(), lengths.tolist(), top or [None] * len(names), strict=True
+        for (request, index, finish), end, count, likeliest, experts in zip(
+            names, ends.tolist(), lengths.tolist(), top or blank, routing or blank, strict=True
         )
     )
 

@@ -165,6 +165,8 @@ class Continuation:
         stops: Stop-string watcher, if there are stop strings.
         likeliest: Number of top tokens to record for each sampled token.
         top: The recorded top tokens, as (ids, logprobs).
+        routing: Experts of successive tokens, arrays `[tokens, layers, k]`, from the prompt's first on.
+        prompt: Number of tokens of the prompt.
     """
 
     request: str
@@ -175,11 +177,14 @@ class Continuation:
     logprobs: list[float] = attrs.field(factory=list)
     spans: list[tuple[int, int]] = attrs.field(factory=list)
     top: list[tuple[np.ndarray, np.ndarray]] = attrs.field(factory=list)
+    routing: list[np.ndarray] = attrs.field(factory=list)
+    prompt: int = 0
 
     @classmethod
     def of(cls, request: Request, index: int, tokenizer: Any) -> Continuation:
         """Create a continuation with no tokens sampled yet."""
-        return cls(request.id, index, StopStrings.of(request, tokenizer), request.sampling.top_logprobs)
+        stops = StopStrings.of(request, tokenizer)
+        return cls(request.id, index, stops, request.sampling.top_logprobs, prompt=len(request.prompt_ids))
 
     def stamp(self, version: int) -> None:
         """Tokens from here on are sampled by weights of this version."""
@@ -204,7 +209,18 @@ class Continuation:
 
     def complete(self, finish: Finish) -> Completion:
         """Return the finished completion."""
-        return Completion(request=self.request, index=self.index, finish=finish, **self._arrays(0))
+        arrays = self._arrays(0)
+        return Completion(
+            request=self.request, index=self.index, finish=finish, routed_experts=self._routed(), **arrays
+        )
+
+    def _routed(self) -> np.ndarray | None:
+        """Experts of all tokens but the last, -1 for those that the engine did not report."""
+        if not self.routing:
+            return None
+        reported = np.concatenate(self.routing)[: self.prompt + len(self.token_ids) - 1]
+        missing = self.prompt + len(self.token_ids) - 1 - len(reported)
+        return np.pad(reported.astype(np.int16), ((0, missing), (0, 0), (0, 0)), constant_values=-1)
 
     def since(self, start: int) -> Sampled:
         """Return the tokens from a position on, while there may be more to come."""

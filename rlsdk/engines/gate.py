@@ -223,6 +223,7 @@ def beginning(rollout: Rollout, member: int = 0) -> tuple[np.ndarray, Completion
         logprobs=rollout.logprobs[start:],
         versions=rollout.policy_versions[start:],
         finish="abort",
+        routed_experts=None if rollout.routed_experts is None else rollout.routed_experts[:-1],
     )
 
 
@@ -235,6 +236,13 @@ def joined(begun: Completion, more: Completion) -> Completion:
         parts["top"] = TopTokens(ids, logprobs)
     elif len(begun.token_ids):
         parts["top"] = begun.top if not len(more.token_ids) else None
+    if more.routed_experts is None:
+        parts["routed_experts"] = begun.routed_experts if not len(more.token_ids) else None
+    elif len(begun.token_ids):
+        # Tokens of the first part count with the experts that they chose when it was sampled.
+        routing = more.routed_experts.copy()
+        routing[: len(routing) - len(more.token_ids)] = -1 if begun.routed_experts is None else begun.routed_experts
+        parts["routed_experts"] = routing
     return attrs.evolve(more, **parts)
 
 

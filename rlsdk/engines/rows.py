@@ -50,10 +50,20 @@ class RunningRows:
         logprobs: float32 `[capacity, columns]`, of the sampled ones.
         versions: int64 `[capacity, columns]`, of the weights that sampled them.
         top: Likeliest tokens at each sampled position, as (ids, logprobs), of the rows whose requests want them.
+        routing: int16 `[capacity, columns, layers, k]`, experts that the tokens chose when they were first read; no
+            layers where nobody asked for them.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, layers: int = 0, chosen: int = 0) -> None:
+        """Create rows without continuations.
+
+        Args:
+            capacity: Number of rows.
+            layers: Layers whose experts are kept; 0: none.
+            chosen: Number of experts that a token chooses.
+        """
         self.capacity, self.used = capacity, 0
+        self.routing = np.zeros((capacity, 0, layers, chosen), dtype=np.int16)
         self.held: list[Pending | None] = [None] * capacity
         self.watched: set[int] = set()
         self.top: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
@@ -122,7 +132,11 @@ class RunningRows:
         self.alive[row], self.held[row] = False, None
         self.watched.discard(row)
         completion = Completion(
-            request=held.request.id, index=held.index, finish=finish, **self._arrays(row, start, end)
+            request=held.request.id,
+            index=held.index,
+            finish=finish,
+            routed_experts=self._routed(row, end),
+            **self._arrays(row, start, end),
         )
         self.top.pop(row, None)
         return completion
@@ -149,13 +163,17 @@ class RunningRows:
             found["top"] = stack_top(self.top[row][begin - start : end - start])
         return found
 
+    def _routed(self, row: int, end: int) -> np.ndarray | None:
+        """Experts of all tokens before position `end` but the last, which was not read."""
+        return self.routing[row, : end - 1].copy() if self.routing.shape[2] else None
+
     def compact(self) -> np.ndarray:
         """Move the rows that are alive to the front; returns where they were, int64 ascending."""
         kept = self.running
         count = len(kept)
         for array in (
             *(self.length, self.start, self.limit, self.ends, self.top_k, self.seed, self.temperature, self.top_p),
-            *(self.tokens, self.logprobs, self.versions),
+            *(self.tokens, self.logprobs, self.versions, self.routing),
         ):
             array[:count] = array[kept]
         self.held[: self.used] = [self.held[r] for r in kept] + [None] * (self.used - count)
@@ -171,6 +189,7 @@ class RunningRows:
             more = -(-max(columns, have + have // 2) // _COLUMNS) * _COLUMNS - have
             for name in ("tokens", "logprobs", "versions"):
                 setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, more))))
+            self.routing = np.pad(self.routing, ((0, 0), (0, more), (0, 0), (0, 0)))
 
 
 def room(sampling: Sampling, prompt: int, max_length: int) -> int:

@@ -107,7 +107,11 @@ class Slots(Cache):
         """
         self.cursor = Cursor()
         self.window: int = getattr(config, "sliding_window", None) or 0
-        self.kinds = set(getattr(config, "layer_types", None) or ())
+        # Without types of layers, a window is that of all layers.
+        self.kinds = set(getattr(config, "layer_types", None) or (("sliding_attention",) if self.window else ()))
+        self.by_kind = bool(getattr(config, "layer_types", None))
+        # Eager attention adds its mask to the scores; all others take True for what is seen.
+        self.added = config._attn_implementation == "eager"
         super().__init__(layers=[SlotLayer(self.cursor) for _ in range(config.num_hidden_layers)])
 
     def fill(self, prefilled: Cache, source: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor) -> None:
@@ -153,10 +157,10 @@ class Slots(Cache):
             # One row and column more than are read: a model that is compiled has one graph for all, another for less.
             layer.reserve(len(columns) + 1, -(-(width + 1) // by) * by)
         seen = torch.arange(width, device=device) <= at[:, None]
-        mask: Any = seen[:, None, None]
+        mask: Any = self._mask(seen)
         if "sliding_attention" in self.kinds:
-            near = seen & (torch.arange(width, device=device) > at[:, None] - self.window)
-            mask = {"full_attention": mask, "sliding_attention": near[:, None, None]}
+            near = self._mask(seen & (torch.arange(width, device=device) > at[:, None] - self.window))
+            mask = {"full_attention": mask, "sliding_attention": near} if self.by_kind else near
         output = decoder(
             torch.from_numpy(tokens).to(device)[:, None],
             attention_mask=mask,
@@ -166,6 +170,14 @@ class Slots(Cache):
         )
         logits: torch.Tensor = output.logits[:, -1]
         return logits
+
+    def _mask(self, seen: torch.Tensor) -> torch.Tensor:
+        """Mask `[n, 1, 1, width]` from what each row sees, bool `[n, width]`."""
+        mask = seen[:, None, None]
+        if not self.added:
+            return mask
+        dtype = self.layers[0].keys.dtype
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
     def keep(self, rows: torch.Tensor, columns: int) -> None:
         """Move these rows, ascending, to the front, their first `columns` columns."""

@@ -49,7 +49,7 @@ def start_engine(plan: Plan, found: Layout, adapter: Adapter | None, rank: int, 
         watched=True,
         replaced=plan.config.placement.engine_restarts > 0,
     )
-    return engine, engine.start.remote(plan.model, place, adapter)
+    return engine, engine.start.remote(plan.model, place, adapter, routing=plan.replays_routing)
 
 
 def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any]:

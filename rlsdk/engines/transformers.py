@@ -77,6 +77,8 @@ class Transformers:
     _seed: int = attrs.field(init=False, default=0)
     _admitted: int = attrs.field(init=False, default=0)
     _waiting: Any = attrs.field(init=False, factory=deque)
+    _routers: Any = attrs.field(init=False, default=None)
+    _returns_routing: bool = attrs.field(init=False, default=False)
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -92,6 +94,19 @@ class Transformers:
         except EngineError as error:
             return [str(error)]
         return []
+
+    def routing_faults(self, model: Any) -> Sequence[str]:
+        """Say why the experts that tokens choose cannot be returned; the model may have no weights."""
+        from rlsdk.routing import replay_fault
+
+        if self.compile:
+            return ["compile: true returns no experts that tokens chose; set engine.compile=false"]
+        fault = replay_fault(model)
+        return [fault] if fault else []
+
+    def return_routing(self) -> None:
+        """Have completions carry the experts that their tokens chose; called before `start`."""
+        self._returns_routing = True
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything."""
@@ -111,6 +126,7 @@ class Transformers:
 
         from rlsdk.engines.heads import ExactHead
         from rlsdk.engines.slots import Slots, check_layers, token_bytes, use_attention
+        from rlsdk.routing import Routers
 
         self._model, self._device = model, place.device
         self._tokenizer = open_tokenizer(model)
@@ -121,11 +137,13 @@ class Transformers:
         if model.head_dtype == "float32":
             net.set_output_embeddings(ExactHead(net.get_output_embeddings()))
         self._net = net.to(place.device).eval().requires_grad_(False)
+        self._routers = Routers(self._net)
         config = net.config.get_text_config()
         check_layers(config)
         use_attention(net, self.compile)
         self._decoder = _compiled(net) if self.compile else net
-        self._rows, self._slots = RunningRows(self.max_num_seqs), Slots(config)
+        kept = (self._routers.layers, self._routers.chosen) if self._returns_routing else ()
+        self._rows, self._slots = RunningRows(self.max_num_seqs, *kept), Slots(config)
         self._per_token = token_bytes(config, net.dtype.itemsize)
         self._ends = _EndTable(config.vocab_size)
         self.reseed(mix(place.seed, place.rank))
@@ -300,11 +318,20 @@ class Transformers:
         order = {key: i for i, key in enumerate(prompts)}
         source = np.array([order[id(p.request)] for _, p in chosen])
         where = np.array([row for row, _ in chosen])
-        logits = self._read(list(prompts.values()), where, source)
+        logits = self._read(list(prompts.values()), where, source, routed=self._returns_routing)
         return self._sample(where, logits)
 
-    def _read(self, prompts: Sequence[np.ndarray], rows: np.ndarray, source: np.ndarray | None = None) -> torch.Tensor:
-        """Prefill the prompts in parts that fit; `source` is the index of each row's prompt.
+    def _read(
+        self, prompts: Sequence[np.ndarray], rows: np.ndarray, source: np.ndarray | None = None, *, routed: bool = False
+    ) -> torch.Tensor:
+        """Prefill the prompts in parts that fit.
+
+        Args:
+            prompts: Prompts, int64 arrays.
+            rows: int64, rows to fill.
+            source: Index of each row's prompt; left out, as they come.
+            routed: Keep the experts that the tokens choose. Tokens that are read again, after new weights, keep those
+                with which they were sampled.
 
         Returns:
             Logits after each row's prompt, `[len(rows), vocabulary]`.
@@ -316,8 +343,16 @@ class Transformers:
         source = np.arange(len(rows)) if source is None else source
         found: torch.Tensor | None = None
         for part in _parts([len(p) for p in prompts], self.max_num_batched_tokens):
+            if routed:
+                self._routers.record()
             logits, cache, lengths = prefill(self._net, [prompts[i] for i in part], self._device)
             mine = np.flatnonzero((source >= part.start) & (source < part.stop))
+            if routed:
+                routing = self._routers.take().numpy()
+                routing = routing.reshape(len(part), -1, *routing.shape[1:])
+                for i in mine.tolist():
+                    count = len(prompts[source[i]])
+                    self._rows.routing[rows[i], :count] = routing[source[i] - part.start, -count:]
             at = torch.from_numpy(source[mine] - part.start).to(self._device)
             self._slots.fill(cache, at, lengths, torch.from_numpy(rows[mine]).to(self._device))
             if found is None:
@@ -335,7 +370,11 @@ class Transformers:
         inputs = rows.tokens[np.arange(rows.used), columns]
         # One row would be another graph.
         decoder = self._decoder if rows.used > 1 else self._net
+        if self._returns_routing:
+            self._routers.record()
         logits = self._slots.advance(decoder, self._device, inputs, columns, width)
+        if self._returns_routing:
+            rows.routing[running, rows.length[running]] = self._routers.take().numpy()[running]
         rows.length[: rows.used] += alive
         if len(running) < rows.used:
             logits = logits[running]

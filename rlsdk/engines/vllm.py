@@ -26,7 +26,7 @@ from rlsdk.engines.common import (
     with_tied_head,
 )
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
-from rlsdk.engines.vllm_model import import_architectures
+from rlsdk.engines.vllm_model import import_architectures, routing_faults
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.marks import engine
@@ -77,6 +77,7 @@ class Vllm:
     _asleep: bool = attrs.field(init=False, default=False)
     _adapter: Any = attrs.field(init=False, default=None)
     _serial: int = attrs.field(init=False, default=0)
+    _returns_routing: bool = attrs.field(init=False, default=False)
     _running: dict[str, Continuation] = attrs.field(init=False, factory=dict)
     _ready: list[Completion] = attrs.field(init=False, factory=list)
     _canaries: dict[str, Any] = attrs.field(init=False, factory=dict)
@@ -114,6 +115,14 @@ class Vllm:
         vllm_adapter.arguments(adapter)
         self._adapter = adapter
 
+    def routing_faults(self, model: Any) -> Sequence[str]:
+        """Say why vLLM cannot return the experts that tokens choose; the model changes nothing."""
+        return routing_faults()
+
+    def return_routing(self) -> None:
+        """Have completions carry the experts that their tokens chose; called before `start`."""
+        self._returns_routing = True
+
     def start(self, model: Model, place: ActorSpec) -> None:
         """Load the model; weights of the folder are version 0.
 
@@ -135,7 +144,8 @@ class Vllm:
         self._expected = trained_shapes(model) or {}
         if place.device == "cpu":
             import_architectures(model)
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model, place, self, self._adapter)))
+        arguments = engine_arguments(model, place, self, self._adapter, routing=self._returns_routing)
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._llm.set_weight_version("0")
         if self._adapter is not None:
             vllm_adapter.load_blank(self._llm)
@@ -217,6 +227,8 @@ class Vllm:
             if running is None:  # aborted while this step ran
                 continue
             reason = output.finish_reason
+            if output.routed_experts is not None:
+                running.routing.append(output.routed_experts)
             if output.new_token_ids:
                 running.stamp(version)
                 found, top = output.new_logprobs, tuple[Any, ...]()

@@ -24,11 +24,14 @@ OWNED = {
     "enable_sleep_mode": "placement.colocate",
     "enable_lora": "learner.lora",
     "max_lora_rank": "learner.lora.rank",
+    "enable_return_routed_experts": "a correction such as routing_replay",
 }
 """Engine arguments that `args` may not set, and what sets them."""
 
 
-def engine_arguments(model: Model, place: ActorSpec, options: Vllm, adapter: Adapter | None = None) -> dict[str, Any]:
+def engine_arguments(
+    model: Model, place: ActorSpec, options: Vllm, adapter: Adapter | None = None, *, routing: bool = False
+) -> dict[str, Any]:
     """Fields of vLLM's `EngineArgs`.
 
     Args:
@@ -36,6 +39,7 @@ def engine_arguments(model: Model, place: ActorSpec, options: Vllm, adapter: Ada
         place: Where.
         options: The engine's options; its `args` are laid over the rest.
         adapter: The shape of those that it will be sent; None where it is sent whole models.
+        routing: Return the experts that tokens choose.
     """
     cpu = place.device == "cpu"
     found: dict[str, Any] = {
@@ -58,6 +62,8 @@ def engine_arguments(model: Model, place: ActorSpec, options: Vllm, adapter: Ada
     }
     if adapter is not None:
         found |= vllm_adapter.arguments(adapter)
+    if routing:
+        found["enable_return_routed_experts"] = True
     if cpu:
         # With the 128 of vLLM attention reads mostly padding where sequences are short; less costs bookkeeping.
         found["block_size"] = 64

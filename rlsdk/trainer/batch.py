@@ -124,6 +124,7 @@ def pack(
             "behaviour_logprobs": np.concatenate([r.logprobs for r in rollouts])[inside],
             "policy_versions": np.concatenate([r.policy_versions for r in rollouts])[inside],
         },
+        context=_routing(rollouts),
     )
     dense = np.unique(np.array(index), return_inverse=True)[1].astype(np.int64)
     greedy = None
@@ -131,6 +132,32 @@ def pack(
         greedy = np.zeros(len(rollouts), np.float32)
         greedy[:sampled] = [baselines[groups[g].uid] for g in index[:sampled]]
     return StepBatch(arrays, rollouts, scores, dense, tuple(every[g].uid for g in index), sampled, greedy)
+
+
+def _routing(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
+    """Field `routed_experts`, int16 `[T, layers, k]`, where any rollout has it; -1 in the others."""
+    shape = next((r.routed_experts.shape[1:] for r in rollouts if r.routed_experts is not None), None)
+    if shape is None:
+        return {}
+    parts = (
+        np.full((len(r.token_ids), *shape), -1, np.int16) if r.routed_experts is None else r.routed_experts
+        for r in rollouts
+    )
+    return {"routed_experts": np.concatenate(list(parts))}
+
+
+def routing_metrics(batch: TrainBatch) -> dict[str, float]:
+    """Return the share of the tokens that the model reads whose experts are unknown; none without this field.
+
+    Args:
+        batch: Rollouts of a step. The last token of a response is not read.
+    """
+    routing = batch.context.get("routed_experts")
+    if routing is None:
+        return {}
+    read = _inside(batch.lengths, np.zeros_like(batch.starts), batch.starts + batch.responses - 1)
+    known = (routing[read] >= 0).any(axis=(1, 2))
+    return {"routing/unknown": 1.0 - float(known.mean())}
 
 
 def spans(mask: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

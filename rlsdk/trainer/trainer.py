@@ -26,7 +26,7 @@ from rlsdk.rollout.experience import ReplayBuffer, ReplayedGroup
 from rlsdk.rollout.production import StalenessPolicy
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
-from rlsdk.trainer.batch import StepBatch, labels, minibatches, pack, produce
+from rlsdk.trainer.batch import StepBatch, labels, minibatches, pack, produce, routing_metrics
 from rlsdk.trainer.callbacks import Callback, Metrics, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.interactive import run_async
@@ -284,6 +284,7 @@ class Trainer:
             metrics[NONZERO] = float(np.mean(tokens["advantages"][:count][trained] != 0))
             versions = tokens["policy_versions"][:count][trained]
             metrics |= staleness_metrics(versions, self.version, spread=self.runs_ahead)
+            metrics |= routing_metrics(batch.arrays)
         return metrics
 
     async def optimise(self, batch: StepBatch, minibatches: Sequence[np.ndarray]) -> dict[str, float]:

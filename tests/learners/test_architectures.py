@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import architectures
 
-from rlsdk.contracts import ActorSpec, Model, TrainBatch, Weights
+from rlsdk.contracts import ActorSpec, Model, Request, Sampling, TrainBatch, Weights
 from rlsdk.conversion import read_header, trained_shapes
 from rlsdk.engines.transformers import Transformers
 from rlsdk.errors import EngineError, LearnerError
 from rlsdk.learners.lora import Lora, wrap
-from rlsdk.learners.model import PolicyModel, load_policy
+from rlsdk.learners.model import PolicyModel, load_policy, policy_faults
 from rlsdk.learners.outlet import WeightExporter
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import to_rows
@@ -148,4 +148,33 @@ def test_a_missing_expert_is_named_as_the_checkpoint_names_it(tmp_path: Path) ->
     with pytest.raises(EngineError, match=rf"version 3 .* 1 of 45 tensors are missing: {gone}"):
         engine.load_weights(short)
     assert torch.equal(engine._net.state_dict()["lm_head.weight"], dict(from_weights(weights))["lm_head.weight"])
+    engine.stop()
+
+
+@pytest.mark.parametrize("name", [name for name in architectures.ARCHITECTURES if name not in RECURRENT])
+def test_packed_rollouts_do_not_see_each_other_or_are_refused(name: str, tmp_path: Path) -> None:
+    architectures.make(tmp_path / name, name)
+    policy = _policy(Model(path=str(tmp_path / name)))
+    if faults := policy_faults(policy.model, "eager" if name == "gpt-oss" else "sdpa", "packed"):
+        assert name == "gpt-oss"
+        assert "does not separate packed rollouts in a GptOssForCausalLM" in faults[0]
+        return
+    with torch.no_grad():
+        found, expected = (policy(to_rows(_rows(2), style))[0] for style in ("packed", "padded"))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in architectures.ARCHITECTURES if name not in RECURRENT])
+def test_tokens_are_sampled_with_the_logprobs_that_a_whole_pass_gives_them(name: str, tmp_path: Path) -> None:
+    """Answers several times as long as the windows of those models that have one."""
+    architectures.make(tmp_path / name, name)
+    engine = Transformers()
+    engine.start(Model(path=str(tmp_path / name), max_length=128), ActorSpec(role="engine"))
+    engine.add([Request(id="a", prompt_ids=IDS[:8], sampling=Sampling(max_tokens=60, ignore_eos=True), n=3, seed=0)])
+    done = []
+    while engine.unfinished:
+        done += engine.step()
+    for each in done:
+        whole = engine.logprobs(np.concatenate([IDS[:8], each.token_ids]))
+        np.testing.assert_allclose(each.logprobs, whole[7:], atol=1e-4)
     engine.stop()
