@@ -85,7 +85,9 @@ memory: $(STAMP)  ## watch the memory of every process over 2,000 steps; write d
 bench: $(STAMP)  ## against TRL, overhead, estimators, the head; the machine must have nothing else to do
 	$(BIN)/pytest tests/benchmarks -m bench -s
 
-curves: $(STAMP) gridworlds  ## train with many algorithms, with several turns, and ahead; write docs/curves*.md; an hour or more
+curves: $(STAMP) gridworlds  ## train with many algorithms, with several turns, ahead, and with routing replay; write docs/curves*.md; an hour or more
 	@$(BIN)/python tools/curves.py $(ALGORITHMS)
 	@$(BIN)/python tools/curves_multiturn.py $(TASKS)
 	@$(BIN)/python tools/curves_staleness.py
+	@$(MAKE) --no-print-directory warm-start TASK=moe
+	@$(BIN)/python tools/curves_routing.py

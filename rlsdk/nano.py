@@ -1,8 +1,8 @@
 """A small model for machines without an accelerator: config, tokenizer and random weights.
 
-Llama-shaped (Mixtral-shaped with experts), two layers of width 128. Numbers from 0 to `largest` are one token each, and so are `<answer>` and
-`</answer>`: a model of this size learns Countdown in minutes when it need not learn to spell (docs/quickstart.md says
-what that means).
+Llama-shaped (Mixtral-shaped with experts), two layers of width 128. Numbers from 0 to `largest` are one token each,
+and so are `<answer>` and `</answer>`: a model of this size learns Countdown in minutes when it need not learn to
+spell (docs/quickstart.md says what that means).
 
 The config says `model_type: llama`: in a folder of type qwen2 transformers replaces the pre-tokenizer of a custom
 tokenizer without a word, which splits the numbers.

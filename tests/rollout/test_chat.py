@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -459,3 +460,34 @@ def test_the_runs_reward_tells_what_an_answer_is_worth() -> None:
     converse(plain(), TEXT, talk, "3+5", scorer=scorer)
     with pytest.raises(ConfigError, match="reward: none given"):
         converse(plain(), TEXT, talk, "3+5")
+
+
+class Routed(Policy):
+    """Reports for every token it read, the prompt's among them, the number of the answer as its expert."""
+
+    def sample(self, group: str, prompt: np.ndarray, sampling: Sampling, **how: Any) -> asyncio.Future[Answer]:
+        answer = super().sample(group, prompt, sampling, **how).result()
+        count = len(prompt) + len(answer.completion.token_ids) - 1
+        experts = np.full((count, 1, 2), len(self.sampled), np.int16)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future.set_result(attrs.evolve(answer, completion=attrs.evolve(answer.completion, routed_experts=experts)))
+        return future
+
+
+def test_tokens_keep_the_experts_with_which_an_answer_first_read_them() -> None:
+    codec = plain()
+    policy: Any = Routed(codec, ["<answer>8</answer>", "<answer>9</answer>"])
+    setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(max_tokens=64), max_length=1000)
+    chat = TokenChat(Prompt(TEXT, *codec.prompt(TEXT)), setting, "g", 0)
+
+    async def talk() -> None:
+        await chat.sample()
+        chat.say("no")
+        await chat.sample()
+
+    asyncio.run(talk())
+    rollout = chat.finish()
+    assert rollout.routed_experts is not None
+    first = len(codec.prompt(TEXT)[0]) + len(policy.sampled[0]) - 1
+    expected = [1] * first + [2] * (len(rollout.token_ids) - first - 1) + [-1]
+    assert rollout.routed_experts[:, 0, 0].tolist() == expected

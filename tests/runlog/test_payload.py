@@ -65,6 +65,7 @@ def rollouts(draw: st.DrawFn, task: Task) -> Rollout:
         draw(TEXTS),
         draw(st.integers()),
         draw(TEXTS),
+        draw(st.none() | st.integers(-1, 300).map(lambda expert: np.full((count, 2, 3), expert, np.int16))),
     )
 
 
@@ -97,6 +98,10 @@ def test_what_comes_back_is_what_was_kept(group: Group) -> None:
             was, is_ = getattr(then, name), getattr(now, name)
             assert (is_.dtype, is_.shape, is_.tobytes()) == (was.dtype, was.shape, was.tobytes())
             assert not is_.flags.writeable
+        assert (now.routed_experts is None) == (then.routed_experts is None)
+        if now.routed_experts is not None and then.routed_experts is not None:
+            assert now.routed_experts.dtype == np.int16
+            np.testing.assert_array_equal(now.routed_experts, then.routed_experts)
         assert same(told(now.task), told(then.task))
         assert same(now.messages, then.messages)
         assert same(dict(now.metrics), dict(then.metrics))

@@ -17,7 +17,7 @@ from rlsdk.contracts import TrainBatch
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
 from rlsdk.rollout.experience import ReplayBuffer
-from rlsdk.trainer.batch import labels, minibatches, pack, spans
+from rlsdk.trainer.batch import labels, minibatches, pack, routing_metrics, spans
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.ledger import final_states, used_of
 from rlsdk.types import Group, Rollout, Score, Task
@@ -65,6 +65,25 @@ def test_pack_keeps_valid_rollouts_and_their_response_tokens() -> None:
     assert packed.arrays.loss_mask.tolist() == [True, True, True, False, True]
     assert packed.groups.tolist() == [0, 1]
     np.testing.assert_allclose(packed.arrays.tokens["behaviour_logprobs"], [-0.2, -0.3, -0.1, -0.2, -0.3], rtol=1e-6)
+
+
+def test_pack_lays_experts_beside_all_tokens_and_counts_those_that_are_unknown() -> None:
+    known = attrs.evolve(rollout(2, [True, True, True]), routed_experts=np.full((5, 1, 2), 3, np.int16))
+    other = rollout(1, [True, False, True], first=200)  # sampled by an engine that did not tell
+    packed = pack([Group(TASK, [known, other], [Score(1.0), Score(0.0)])])
+    assert packed is not None
+    experts = packed.arrays.context["routed_experts"]
+    assert experts[:, 0, 0].tolist() == [3] * 5 + [-1] * 4
+    assert packed.arrays.select(np.array([1])).context["routed_experts"][:, 0, 0].tolist() == [-1] * 4
+    # Four tokens of the first rollout are read, and three of the second: never the last.
+    assert routing_metrics(packed.arrays) == {"routing/unknown": pytest.approx(3 / 7)}
+
+
+def test_a_batch_without_experts_has_no_such_field() -> None:
+    packed = pack([Group(TASK, [rollout(2, [True])], [Score(1.0)])])
+    assert packed is not None
+    assert packed.arrays.context == {}
+    assert routing_metrics(packed.arrays) == {}
 
 
 def test_pack_of_nothing_valid_is_none() -> None:
