@@ -478,7 +478,8 @@ def test_tokens_keep_the_experts_with_which_an_answer_first_read_them() -> None:
     codec = plain()
     policy: Any = Routed(codec, ["<answer>8</answer>", "<answer>9</answer>"])
     setting = RolloutContext(codec=codec, client=policy, sampling=Sampling(max_tokens=64), max_length=1000)
-    chat = TokenChat(Prompt(TEXT, *codec.prompt(TEXT)), setting, "g", 0)
+    prompt = Prompt(TEXT, *codec.prompt(TEXT))
+    chat = TokenChat(prompt, setting, "g", 0)
 
     async def talk() -> None:
         await chat.sample()
@@ -488,6 +489,6 @@ def test_tokens_keep_the_experts_with_which_an_answer_first_read_them() -> None:
     asyncio.run(talk())
     rollout = chat.finish()
     assert rollout.routed_experts is not None
-    first = len(codec.prompt(TEXT)[0]) + len(policy.sampled[0]) - 1
+    first = len(prompt.token_ids) + len(policy.sampled[0]) - 1
     expected = [1] * first + [2] * (len(rollout.token_ids) - first - 1) + [-1]
     assert rollout.routed_experts[:, 0, 0].tolist() == expected

@@ -105,7 +105,7 @@ def test_each_engine_has_a_cache_folder_of_its_own_below_the_runs(
         """A handle of an engine's actor."""
 
         class start:
-            remote = staticmethod(lambda *_: None)
+            remote = staticmethod(lambda *_, **__: None)
 
     def launch(_: Any, place: Any, **__: Any) -> Started:
         places.append(place)
