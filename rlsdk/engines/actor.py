@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,8 @@ class EngineActor(RunActor):
             while box.left or box.ready:
                 await box.some.wait()
                 if box.left:
-                    await _wait(box.done, INTERVAL)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(box.done.wait(), INTERVAL)
                 self._check()
                 ready, box.ready = box.ready, []
                 box.some.clear()
@@ -176,7 +178,7 @@ class EngineActor(RunActor):
         self._paused = True
 
     async def resume(self) -> None:
-        """Go on."""
+        """Let frozen requests continue."""
         self._paused = False
         self._wake()
 
@@ -213,7 +215,7 @@ class EngineActor(RunActor):
         return dict(self._clock)
 
     async def stop(self) -> None:
-        """End the step loop and free everything; calls of `generate` that wait fail."""
+        """End the step loop and free everything; waiting calls of `generate` fail."""
         if self._failure is None:
             self._fail(EngineError("the engine was stopped"))
         self._engine.stop()
@@ -267,14 +269,6 @@ class EngineActor(RunActor):
         for box in self._boxes.values():
             box.release()
         self._work.set()
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until the event, but no longer than this."""
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return
 
 
 @attrs.frozen(eq=False)

@@ -1,6 +1,6 @@
-"""The driver's way to the engines: requests of one turn of the event loop travel together, answers come one by one.
+"""The driver's client of the engines: batches the requests of one turn of the event loop, and routes them.
 
-Engines may die and come back: what a dead one had not answered is sampled again, on another or on the next to come.
+Engines may die and be replaced: requests that a dead one had not answered are sampled again by another one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Seat:
     idle: asyncio.Event = attrs.field(factory=asyncio.Event)
 
     def owe(self, count: int) -> None:
-        """Count what is asked for; below 0, what has come."""
+        """Count continuations as requested or, below 0, as answered."""
         self.load += count
         (self.idle.clear if self.load else self.idle.set)()
 
@@ -113,10 +113,10 @@ class EngineClient:
     """Routes requests to the least loaded engine, and a conversation to the engine that holds its prefix.
 
     Attributes:
-        unheard: Tokens that were sampled for nobody: who asked had gone when they came.
-        lost: Called with rank, actor and error when an engine turns out to be dead; it is asked nothing more, and what
-            it had not answered waits for others, or for `admit`. None: its death is the answer to its requests.
-        sampled_again: Continuations that were asked for once more, since their engine died.
+        unheard: Tokens of answers that nobody waited for any more.
+        lost: Called with rank, actor and error when an engine has died; its unanswered requests go to other engines, or
+            wait for `admit`. None: its death is the answer to its requests.
+        sampled_again: Continuations that were requested again, since their engine died.
     """
 
     def __init__(self, actors: Sequence[Any], decode: Any) -> None:
@@ -150,15 +150,16 @@ class EngineClient:
         return future
 
     def abort(self) -> None:
-        """End all that runs or waits for an engine; whoever waits gets what was sampled until then, as `abort`."""
+        """End all requests that run or wait for an engine; they are answered with what was sampled, as `abort`."""
         for seat in (*self._seats.values(), *self._leaving):
             seat.actor.abort.remote(None)
         waiting, self._waiting = self._waiting, []
         for future in itertools.chain.from_iterable(want.missing for want in waiting):
-            future.set_result(Answer(_nothing(str(next(self._serial))), ""))
+            # A name of its own for each: seeds of resumed requests derive from it.
+            future.set_result(Answer(nothing(str(next(self._serial))), ""))
 
     def admit(self, rank: int, actor: Any) -> None:
-        """Route to an engine from now on; what waited for one goes out.
+        """Route to an engine from now on; requests that waited for one are sent.
 
         Args:
             rank: Rank of the engine, currently unused.
@@ -169,13 +170,13 @@ class EngineClient:
         self._send(waiting)
 
     def dismiss(self, rank: int) -> None:
-        """Route to an engine no more. What it has is answered, if it lives; nothing of its load is remembered."""
+        """Stop routing to an engine; requests that it has are still answered, if it lives."""
         seat = self._seats.pop(rank, None)
         if seat is not None:
             seat.gone = True
 
     async def drain(self, rank: int) -> None:
-        """Route to an engine no more, and wait until it has answered what it has."""
+        """Stop routing to an engine, and wait until it has answered the requests that it has."""
         seat = self._seats.pop(rank, None)
         if seat is not None and seat.load:
             self._leaving.append(seat)
@@ -183,18 +184,18 @@ class EngineClient:
             self._leaving.remove(seat)
 
     def fail(self, error: Exception) -> None:
-        """Answer whatever waits for an engine, and all that is asked from now on, with an error."""
+        """Answer requests that wait for an engine, and all later ones, with an error."""
         self._failure = error
         waiting, self._waiting = self._waiting, []
         self._send(waiting)
 
     def _flush(self) -> None:
         wanted, self._wanted = self._wanted, {}
-        # After a sync: behind those that had waited for a place, half answers would grow too old in the line.
+        # Partial answers go first after a sync: after requests that had only been waiting, they would grow too old.
         self._send(sorted(wanted.values(), key=lambda want: not want.first.begun))
 
     def _send(self, wanted: Iterable[_Wanted]) -> None:
-        """Send to engines what somebody waits for; without any engine, keep it."""
+        """Send requests that somebody waits for to engines; without an engine, keep them."""
         batches: dict[int, list[tuple[Request, _Wanted]]] = {}
         for want in wanted:
             if not want.missing:
@@ -275,8 +276,7 @@ def _fail(futures: Iterable[asyncio.Future[Answer]], error: Exception) -> None:
             future.set_exception(error)
 
 
-def _nothing(request: str) -> Completion:
-    blank = np.zeros(0, np.int64)
-    return Completion(
-        request=request, index=0, token_ids=blank, logprobs=blank.astype(np.float32), versions=blank, finish="abort"
-    )
+def nothing(request: str = "") -> Completion:
+    """Return the answer to a request that was aborted before its first token."""
+    blank, logprobs = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    return Completion(request=request, index=0, token_ids=blank, logprobs=logprobs, versions=blank, finish="abort")

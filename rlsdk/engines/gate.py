@@ -1,6 +1,6 @@
-"""Between conversations and engines: ends what runs when weights change or a run pauses, and has it go on afterwards.
+"""A client that interrupts running requests while weights change or a run pauses, and resumes them afterwards.
 
-A conversation only sees an answer that took longer: what was sampled before is the beginning of its answer.
+A conversation only sees that its answer took longer: tokens sampled before the interruption are the beginning of it.
 """
 
 from __future__ import annotations
@@ -8,23 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 import attrs
 import numpy as np
 
 from rlsdk.contracts import Completion, Finish, Sampled, Sampling, TopTokens
-from rlsdk.engines.client import Answer, GenerateRequest, Sampler, Watch
+from rlsdk.engines.client import Answer, GenerateRequest, Sampler, Watch, nothing
 from rlsdk.seeds import derive
 from rlsdk.types import Rollout
 
 log = logging.getLogger(__name__)
-NOTHING = np.empty(0, np.int64)
 AGAIN = 2.0
-"""Seconds after which what still runs is told once more to end: the first word may have come before the request."""
+"""Seconds after which requests that still run are aborted again: the first abort may have overtaken the request."""
 PATIENCE = 60.0
-"""Seconds that a change of weights waits for engines to hand over what runs; then it goes on where it is."""
+"""Seconds for which a change of weights waits for running requests to end; it does not wait longer for the others."""
 
 
 class PausableEngines(Sampler, Protocol):
@@ -91,7 +90,7 @@ class PausableClient:
                 return self._answer(attrs.evolve(kept, finish=finish), None)
             await self._through.wait()
             if self._interrupted:
-                return self._answer(attrs.evolve(kept or _none(), finish="abort"), None)
+                return self._answer(nothing() if kept is None else attrs.evolve(kept, finish="abort"), None)
             seed = request.seed
             own = seed if seed is None or last is None else derive(seed, last.request, last.index)
             answer = await self._ask(attrs.evolve(request, seed=own), kept)
@@ -114,7 +113,8 @@ class PausableClient:
             until, wait = loop.time() + patience, min(again, 0.05)
             while self._asked and (left := until - loop.time()) > 0:
                 self.engines.abort()
-                await _wait(self._idle, min(wait, left))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._idle.wait(), min(wait, left))
                 wait = min(2 * wait, again)
             if self._asked:
                 log.warning("%d requests did not end within %g s: they go on as they are", self._asked, patience)
@@ -123,7 +123,7 @@ class PausableClient:
             self._through.set()
 
     def interrupt(self) -> None:
-        """End what runs: whoever waits, and whoever asks from now on, gets what there is of the answer, as `abort`."""
+        """Abort running requests; they, and new ones, are answered at once with what was sampled so far, as `abort`."""
         self._interrupted = True
         self._through.set()
         self.engines.abort()
@@ -133,10 +133,10 @@ class PausableClient:
         self._interrupted = False
 
     def after(self, rollout: Rollout, member: int) -> PartialRolloutClient:
-        """A way through the gate on which the first answer begins with what an aborted rollout holds of it.
+        """Return a client whose first answer begins with the tokens of an aborted rollout.
 
         Args:
-            rollout: The aborted one.
+            rollout: The aborted rollout.
             member: Index in its group.
         """
         return PartialRolloutClient(self, rollout, member)
@@ -184,7 +184,7 @@ class PausableClient:
 
 
 class PartialRolloutClient:
-    """A gate for one conversation whose first answer was begun; the way of its other answers is the usual one."""
+    """Client for one conversation whose first answer was begun before; its other answers are sampled as usual."""
 
     def __init__(self, gate: PausableClient, rollout: Rollout, member: int) -> None:
         """Create a client for one rollout.
@@ -247,22 +247,9 @@ def joined(begun: Completion, more: Completion) -> Completion:
 
 
 def _later(watch: Watch, count: int) -> Watch:
-    """A watch that is told of tokens as if `count` others stood before them."""
+    """Return a watch that counts the positions of tokens after `count` earlier ones."""
 
     def shifted(sampled: Sampled) -> None:
         watch(attrs.evolve(sampled, start=sampled.start + count))
 
     return shifted
-
-
-def _none() -> Completion:
-    blank = NOTHING.astype(np.float32)
-    return Completion(request="", index=0, token_ids=NOTHING, logprobs=blank, versions=NOTHING, finish="abort")
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until the event, but no longer than this."""
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return

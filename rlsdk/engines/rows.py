@@ -116,13 +116,13 @@ class RunningRows:
         """bool, for each of these rows, whether the token just written completes one of its stop strings."""
         if not self.watched:
             return np.zeros(len(rows), dtype=bool)
-        found = [row in self.watched and self._feed(row) for row in rows.tolist()]
-        return np.array(found, dtype=bool)
-
-    def _feed(self, row: int) -> bool:
-        held = self.held[row]
-        assert held is not None and held.stops is not None
-        return held.stops.feed(int(self.tokens[row, self.length[row]]))
+        found = np.zeros(len(rows), dtype=bool)
+        for i, row in enumerate(rows.tolist()):
+            if row in self.watched:
+                held = self.held[row]
+                assert held is not None and held.stops is not None
+                found[i] = held.stops.feed(int(self.tokens[row, self.length[row]]))
+        return found
 
     def take(self, row: int, end: int, finish: Finish) -> Completion:
         """End a row; what it sampled before position `end` is handed out."""

@@ -57,17 +57,14 @@ class LoopWatch:
             while not turned.wait(limit) and not self._closed.is_set():
                 blocked = True
                 seconds = time.monotonic() - began
-                log.warning("%s", self._warning(seconds))
+                log.warning(
+                    "the event loop of %s has stood still for %.0f s, and all that runs on it with it: %s. Await "
+                    "something there that does not block, or write a plain function, which runs in a thread.\n%s",
+                    *(self._name, seconds, culprit(self._thread), stack(self._thread)),
+                )
                 limit = seconds  # twice as long in all
             if blocked and turned.is_set():
                 log.warning("the event loop of %s goes on after %.0f s", self._name, time.monotonic() - began)
-
-    def _warning(self, seconds: float) -> str:
-        return (
-            f"the event loop of {self._name} has stood still for {seconds:.0f} s, and all that runs on it with it: "
-            f"{culprit(self._thread)}. Await something there that does not block, or write a plain function, which "
-            f"runs in a thread.\n{stack(self._thread)}"
-        )
 
 
 def culprit(thread: threading.Thread) -> str:

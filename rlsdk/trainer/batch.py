@@ -210,7 +210,11 @@ def credit_inputs(
     if batch.baselines is not None:
         optional["baseline_rewards"] = torch.from_numpy(batch.baselines)
     if "reward_parts" in needs:
-        optional["reward_parts"] = _reward_parts(batch.scores)
+        names = sorted({name for s in batch.scores for name in s.metrics if name.startswith("reward/")})
+        optional["reward_parts"] = {
+            name.removeprefix("reward/"): torch.tensor([float(s.metrics.get(name, 0.0)) for s in batch.scores])
+            for name in names
+        }
     return CreditInputs(
         torch.tensor([s.value for s in batch.scores], dtype=torch.float32),
         torch.from_numpy(batch.groups),
@@ -224,11 +228,6 @@ def credit_inputs(
 
 def _dense(labels: Sequence[str]) -> torch.Tensor:
     return torch.from_numpy(np.unique(np.array(labels), return_inverse=True)[1].astype(np.int64))
-
-
-def _reward_parts(scores: Sequence[Score]) -> dict[str, torch.Tensor]:
-    names = sorted({name for s in scores for name in s.metrics if name.startswith("reward/")})
-    return {n.removeprefix("reward/"): torch.tensor([float(s.metrics.get(n, 0.0)) for s in scores]) for n in names}
 
 
 def _token_rewards(batch: StepBatch) -> torch.Tensor | None:

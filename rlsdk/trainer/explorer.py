@@ -181,7 +181,10 @@ class Explorer:
             **self.engines.figures(),
             **raw_metrics(made if self._plan.scored else ()),
         }
-        experts = await self._experts([ticket.task for ticket in tickets])
+        experts: list[Group] = []
+        if self._demonstrator is not None:  # the experts' demonstrations of the same tasks
+            tasks = [ticket.task for ticket in tickets]
+            experts = await self._demonstrator.produce(tasks, self._setting, 1, f"step {self._done + 1} expert")
         return TakenBatch(tickets=tuple(tickets), greedy=greedy, experts=tuple(experts), metrics=figures)
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
@@ -284,9 +287,3 @@ class Explorer:
         if greedy is not None and greedy.result().scores[0].valid:
             self._baselines[ticket.number] = greedy.result().scores[0].value
         return own.result()
-
-    async def _experts(self, tasks: Sequence[Task]) -> list[Group]:
-        """Return the experts' demonstrations of these tasks, where they are mixed in."""
-        if self._demonstrator is None:
-            return []
-        return await self._demonstrator.produce(tasks, self._setting, 1, f"step {self._done + 1} expert")

@@ -172,7 +172,11 @@ def prepare_folder(
         notices += [*_unreadable(plan), *_run_code(plan)]
     (folder / "logs").mkdir(exist_ok=True)
     if found:
-        aside = _aside(folder, step or 0)
+        names = [
+            f"config.step-{step or 0}.yaml",
+            *(f"config.step-{step or 0}-{again}.yaml" for again in range(2, 1000)),
+        ]
+        aside = next(folder / name for name in names if not (folder / name).exists())
         shutil.copyfile(folder / KEPT, aside)
         notices.append(f"the configuration up to now is kept as {aside.name}")
     if found or not used:
@@ -234,12 +238,6 @@ def _refusal(folder: Path, grave: Sequence[Difference], harmless: Sequence[Diffe
         lines += ["    changed, too, and harmless:", *(f"      {each}" for each in harmless)]
     ways = "go on with them by --allow-changes, set them back, or begin another run with name=…"
     return "\n".join([*lines, f"    {ways}"])
-
-
-def _aside(folder: Path, step: int) -> Path:
-    """Return the first free name for the configuration that was valid up to a step."""
-    names = [f"config.step-{step}.yaml", *(f"config.step-{step}-{again}.yaml" for again in range(2, 1000))]
-    return next(folder / name for name in names if not (folder / name).exists())
 
 
 def _kept_text(plan: Plan) -> str:
