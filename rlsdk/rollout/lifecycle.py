@@ -96,7 +96,7 @@ class TaskLedger:
         live = self._live[ticket.source]
         if to not in legal or live[ticket.state].get(ticket.number) is not ticket:
             raise RunError(
-                f"task {ticket.task.id!r} of {ticket.source}, ticket {ticket.number}: {ticket.state} cannot become {to}"
+                f"task {ticket.task.id!r} of {ticket.source}, number {ticket.number}: it is {ticket.state}, and cannot become {to}"
             )
         del live[ticket.state][ticket.number]
         if to in WASTED:
@@ -119,7 +119,9 @@ class TaskLedger:
             RunError: There is no group, or the trainer has it already.
         """
         if ticket.state is not TaskStatus.COMPLETED or ticket.taken or ticket.group is None:
-            raise RunError(f"ticket {ticket.number} of {ticket.source} is {ticket.state}: there is nothing to take")
+            raise RunError(
+                f"task {ticket.number} of {ticket.source} is {ticket.state}: it has no group that the trainer could take"
+            )
         ticket.taken = True
         self._consumed[ticket.source] += 1
         self._in_hand[ticket.source] += 1

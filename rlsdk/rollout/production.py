@@ -142,8 +142,8 @@ class RolloutScheduler:
 
     def __init__(
         self,
-        lifecycle: TaskLedger,
-        pace: StalenessPolicy,
+        ledger: TaskLedger,
+        limits: StalenessPolicy,
         *,
         batch: int,
         streams: Streams,
@@ -152,13 +152,13 @@ class RolloutScheduler:
         policy: BufferPolicy = first_come,
         most_dropped: int | None = None,
         stop: Callable[..., bool] | None = None,
-        valve: Pausable | None = None,
+        pausable: Pausable | None = None,
     ) -> None:
         """Create a scheduler; nothing runs before the first `take`.
 
         Args:
-            lifecycle: Ledger of the tasks.
-            pace: Limits on running ahead.
+            ledger: Ledger of the tasks.
+            limits: Limits on running ahead.
             streams: Sources of tasks, which also divide a batch among them.
             batch: Groups in a batch.
             make: Returns the scored group of a task, continuing the record's group where there is one. What it raises
@@ -169,12 +169,12 @@ class RolloutScheduler:
             most_dropped: Number of groups in a row dropped by the policy that ends the run, since no batch gets full;
                 None for no limit.
             stop: Returns True if `available` groups of `target` are enough for a batch; None: all are required.
-            valve: Interrupts the sampling of running tasks; without one, a pause cancels them at once.
+            pausable: Interrupts the sampling of running tasks; without one, a pause cancels them at once.
         """
-        self._book, self._pace, self._policy = lifecycle, pace, policy
+        self._ledger, self._limits, self._policy = ledger, limits, policy
         self._most_dropped, self._dropped_in_a_row = most_dropped, 0
         self._streams, self._batch, self._make, self._wanted = streams, batch, make, wanted
-        self._stop, self._valve = stop, valve
+        self._stop, self._pausable = stop, pausable
         self._batches: dict[int, Mapping[str, int]] = {}
         self._asked = 0
         self._owed: dict[str, int] = dict.fromkeys(streams.names, 0)
@@ -200,27 +200,27 @@ class RolloutScheduler:
             RunError: The policy dropped `most_dropped` groups in a row.
         """
         self._paused = False
-        if self._valve is not None:
-            self._valve.release()
+        if self._pausable is not None:
+            self._pausable.release()
         batch = self._ask(step)
         self._sift(step)
-        expired = {s: len(self._book.tickets(s, TaskStatus.EXPIRED)) for s in self._streams.names}
-        self._tails = frozenset(s for s, count in expired.items() if 0 < self._pace.tail <= count)
+        expired = {s: len(self._ledger.tickets(s, TaskStatus.EXPIRED)) for s in self._streams.names}
+        self._tails = frozenset(s for s, count in expired.items() if 0 < self._limits.tail <= count)
         while True:
             if self.failure is not None:
                 raise self.failure
             self._changed.clear()
             self._fill()
             if self._enough(batch):
-                ranks = self._sift(step)  # what was begun long ago may be too old when it comes
+                ranks = self._sift(step)  # a group begun long ago may be too old by now
                 if self._enough(batch):
                     break
             else:
                 await self._changed.wait()
         taken = [ticket for source, count in batch.items() for ticket in ranks[source][:count]]
         for ticket in taken:
-            ticket.group = self._pace.trimmed(self._book.take(ticket), step)
-        for source, count in batch.items():  # what did not come in time is for the batches that follow
+            ticket.group = self._limits.trimmed(self._ledger.take(ticket), step)
+        for source, count in batch.items():  # groups that were not ready in time go to later batches
             self._owed[source] += count - sum(ticket.source == source for ticket in taken)
         del self._batches[step]
         self._fill()
@@ -229,7 +229,7 @@ class RolloutScheduler:
     def settle(self, tickets: Sequence[TaskRecord], states: Sequence[TaskStatus]) -> None:
         """Set the final status of records that were taken: trained, filtered or failed."""
         for ticket, state in zip(tickets, states, strict=True):
-            self._book.move(ticket, state)
+            self._ledger.move(ticket, state)
 
     def state(self) -> dict[str, Any]:
         """Return requests and unfinished tasks as plain JSON; the groups of those under `kept` are stored."""
@@ -238,11 +238,11 @@ class RolloutScheduler:
             "owed": dict(self._owed),
             "batches": {str(step): dict(parts) for step, parts in self._batches.items()},
             "on_the_way": {
-                source: sorted(t.position for t in self._book.tickets(source, *TaskStatus))
+                source: sorted(t.position for t in self._ledger.tickets(source, *TaskStatus))
                 for source in self._streams.names
             },
             "kept": [[t.source, t.position, t.number] for t in self.available()],
-            "ended": self._book.state(),
+            "ended": self._ledger.state(),
         }
 
     def available(self) -> list[TaskRecord]:
@@ -259,19 +259,19 @@ class RolloutScheduler:
         self._asked = state["asked"]
         self._owed |= {name: count for name, count in state.get("owed", {}).items() if name in self._owed}
         self._batches = {int(step): parts for step, parts in state["batches"].items()}
-        self._book.restore(state["ended"])
+        self._ledger.restore(state["ended"])
         kept = {n: (s, p, self._streams.at(s, p)) for s, p, n in state.get("kept", ()) if s in self._streams.names}
         groups = recall({number: task for number, (_, _, task) in kept.items()})
         for number, group in sorted(groups.items()):
             source, position, task = kept[number]
-            ticket = self._book.issue(source, task, position, number)
-            self._book.move(ticket, TaskStatus.RUNNING)
-            self._book.move(ticket, TaskStatus.COMPLETED, group)
+            ticket = self._ledger.issue(source, task, position, number)
+            self._ledger.move(ticket, TaskStatus.RUNNING)
+            self._ledger.move(ticket, TaskStatus.COMPLETED, group)
         back = {kept[number][:2] for number in groups}
         ways = [(s, p) for s, found in state["on_the_way"].items() for p in found if s in self._streams.names]
         again = [way for way in ways if way not in back]
         for source, position in again:
-            self._book.issue(source, self._streams.at(source, position), position)
+            self._ledger.issue(source, self._streams.at(source, position), position)
         return len(again)
 
     async def pause(self, seconds: float = 0.0, *, again: float = AGAIN) -> int:
@@ -290,8 +290,8 @@ class RolloutScheduler:
         running = list(self._running)
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
-        while self._valve is not None and self._running and (left := until - loop.time()) > 0:
-            self._valve.interrupt()
+        while self._pausable is not None and self._running and (left := until - loop.time()) > 0:
+            self._pausable.interrupt()
             await asyncio.wait(self._running, timeout=min(again, left))
         for task in self._running:
             task.cancel()
@@ -301,24 +301,24 @@ class RolloutScheduler:
 
     def _ask(self, step: int) -> Mapping[str, int]:
         """Request every batch for which groups begun now are fresh enough; returns the parts of the batch of `step`."""
-        while self._asked <= step - step % self._pace.interval + self._pace.ahead:
+        while self._asked <= step - step % self._limits.interval + self._limits.ahead:
             parts = self._batches[self._asked] = dict(self._streams.divide(self._batch))
             for source, count in parts.items():
                 owed = min(self._owed[source], count)
                 self._owed[source] -= owed
-                self._book.ask(source, self._book.counts(source).target + count - owed)
+                self._ledger.ask(source, self._ledger.counts(source).target + count - owed)
             self._asked += 1
         return self._batches[step]
 
     def _enough(self, batch: Mapping[str, int]) -> bool:
-        there = {source: min(count, self._book.counts(source).available) for source, count in batch.items()}
+        there = {source: min(count, self._ledger.counts(source).available) for source, count in batch.items()}
         available, target = sum(there.values()), sum(batch.values())
         if available == target or self._stop is None:
             return available == target
         return available > 0 and bool(self._stop(available=available, target=target))
 
     def _available(self, source: str) -> list[TaskRecord]:
-        return [t for t in self._book.tickets(source, TaskStatus.COMPLETED) if not t.taken]
+        return [t for t in self._ledger.tickets(source, TaskStatus.COMPLETED) if not t.taken]
 
     def _sift(self, step: int) -> dict[str, list[TaskRecord]]:
         """Drop expired groups and those that the policy drops; returns the rest of each source in order of priority.
@@ -332,13 +332,13 @@ class RolloutScheduler:
             for ticket in self._available(source):
                 if ticket.group is None:
                     continue
-                if self._pace.expires(ticket.group, step):
-                    self._book.move(ticket, TaskStatus.EXPIRED)
-                    if self._pace.tail < 0:
-                        self._book.move(ticket, TaskStatus.FILTERED)
+                if self._limits.expires(ticket.group, step):
+                    self._ledger.move(ticket, TaskStatus.EXPIRED)
+                    if self._limits.tail < 0:
+                        self._ledger.move(ticket, TaskStatus.FILTERED)
                     self.expired += 1
                 elif (priority := self._policy(ticket.group, step=step, uses=0)) is None:
-                    self._book.move(ticket, TaskStatus.FILTERED)
+                    self._ledger.move(ticket, TaskStatus.FILTERED)
                     self._note_dropped()
                 else:
                     self._dropped_in_a_row = 0
@@ -356,21 +356,21 @@ class RolloutScheduler:
             )
 
     def _fill(self) -> None:
-        """Start the tasks that are due; nothing else can happen between the look at what runs and the start."""
+        """Start the tasks that are due, in one turn of the event loop, so that none is started twice."""
         if self._paused or self.failure is not None:
             return
         for source in self._streams.names:
             batch = self._batches[min(self._batches)].get(source, 0) if self._batches else 0
             tail = source in self._tails
-            wanted = self._book.wanted(source, batch, 0.0 if tail else self._pace.oversample)
-            first = () if self._pace.tail and not tail else (TaskStatus.EXPIRED,)
-            again = self._book.tickets(source, *first, TaskStatus.ABORTED, TaskStatus.INIT)[:wanted] if wanted else []
+            wanted = self._ledger.wanted(source, batch, 0.0 if tail else self._limits.oversample)
+            first = () if self._limits.tail and not tail else (TaskStatus.EXPIRED,)
+            again = self._ledger.tickets(source, *first, TaskStatus.ABORTED, TaskStatus.INIT)[:wanted] if wanted else []
             for i in range(wanted):
                 fresh = i >= len(again)
-                self._start(self._book.issue(source, *self._streams.draw(source)) if fresh else again[i])
+                self._start(self._ledger.issue(source, *self._streams.draw(source)) if fresh else again[i])
 
     def _start(self, ticket: TaskRecord) -> None:
-        self._book.move(ticket, TaskStatus.RUNNING)
+        self._ledger.move(ticket, TaskStatus.RUNNING)
         running = asyncio.get_running_loop().create_task(self._run(ticket))
         self._running.add(running)
         # Not in the task itself: one that is cancelled before its first turn never runs.
@@ -388,11 +388,11 @@ class RolloutScheduler:
         to, group = (TaskStatus.ABORTED, ticket.group) if running.cancelled() or error else running.result()
         if isinstance(error, UnfinishedError):
             group, error = error.group, None
-        self._book.move(ticket, to, group)
+        self._ledger.move(ticket, to, group)
         self.failure = self.failure or error
-        if to is TaskStatus.FILTERED:  # another takes its place at once, also while the trainer works
+        if to is TaskStatus.FILTERED:  # another task takes its place at once, also during a training step
             try:
                 self._fill()
-            except Exception as failed:  # noqa: BLE001 - whoever takes gets it
+            except Exception as failed:  # noqa: BLE001 - raised by the next `take`
                 self.failure = self.failure or failed
         self._changed.set()

@@ -138,29 +138,29 @@ class SimulatedTraining:
         self._setup = setup
         engines = range(setup.engines)
         self._engines = [SimulatedEngine(setup.rates, setup.lengths, (setup.seed, i)) for i in engines]
-        section, pace = setup.rollout, StalenessPolicy.of(setup.rollout)
+        section, limits = setup.rollout, StalenessPolicy.of(setup.rollout)
         self._client = EngineClient(self._engines, _no_text)
         self._gate = PausableClient(self._client, _no_text, partial=section.partial_rollouts)
         self._sampling = Sampling(max_tokens=setup.lengths.limit)
-        self._book = TaskLedger(list(setup.sources))
+        self._ledger = TaskLedger(list(setup.sources))
         self._random = np.random.default_rng([setup.seed, len(engines)])
         self._policy, self._drops = setup.policy(), 0
         self._production = RolloutScheduler(
-            self._book,
-            pace,
+            self._ledger,
+            limits,
             streams=_streams(setup.sources),
             batch=setup.fresh,
             make=self._make,
             wanted=lambda group: not section.dynamic_sampling or _kept(group),
             policy=self._priority,
             stop=None if setup.stop is None else setup.stop(),
-            valve=self._gate,
+            pausable=self._gate,
         )
         self._experience = ReplayBuffer(
             self._policy,
             count=setup.batch - setup.fresh,
             most_uses=section.replay.most_uses,
-            young=pace.young,
+            young=limits.young,
         )
         self._version = 0
         self._now = asyncio.get_running_loop().time
@@ -198,7 +198,7 @@ class SimulatedTraining:
             await self._publish()
 
     def _measured(self) -> _Totals:
-        self._totals.wasted = self._book.wasted + self._client.unheard + self._gate.dropped
+        self._totals.wasted = self._ledger.wasted + self._client.unheard + self._gate.dropped
         self._totals.busy = sum(engine.measure()[0] for engine in self._engines)
         return attrs.evolve(self._totals)
 

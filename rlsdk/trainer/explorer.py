@@ -94,12 +94,12 @@ class Explorer:
         self._eval_tasks = held_out(plan)
         self._filters = [resolve(reference) for reference in plan.filters]
         self.engines = engines
-        self._book = TaskLedger(streams.names)
-        self._pace = StalenessPolicy.of(config.rollout)
+        self._ledger = TaskLedger(streams.names)
+        self._limits = StalenessPolicy.of(config.rollout)
         most_empty = None if config.max_empty_steps is None else config.max_empty_steps * fresh_groups(config)
         self.production = RolloutScheduler(
-            self._book,
-            self._pace,
+            self._ledger,
+            self._limits,
             streams=streams,
             batch=fresh_groups(config),
             make=self._make,
@@ -107,7 +107,7 @@ class Explorer:
             policy=resolve(plan.buffer),
             most_dropped=most_empty,
             stop=resolve(plan.stop),
-            valve=gate,
+            pausable=gate,
         )
         self._baselines: dict[int, float] = {}
         self._made: list[Group] = []
@@ -171,7 +171,7 @@ class Explorer:
             version: Number of steps done.
         """
         self._done, self.engines.step = version, version + 1
-        if not self._pace.ahead:
+        if not self._limits.ahead:
             await self.engines.reseed(self._plan.config.seed, version + 1)
         tickets = await self.production.take(version)
         greedy = {t.number: self._baselines.pop(t.number) for t in tickets if t.number in self._baselines}
@@ -243,7 +243,7 @@ class Explorer:
         """Return seconds and tokens so far."""
         unheard = 0 if self._client is None else self._client.unheard
         clock = await self.engines.clock()
-        return RolloutCounters(clock, self._book.wasted + unheard + (0 if self._gate is None else self._gate.dropped))
+        return RolloutCounters(clock, self._ledger.wasted + unheard + (0 if self._gate is None else self._gate.dropped))
 
     async def scale(self, engines: int | None) -> EngineStatus:
         """Scale to the requested number of engines, as far as there is room, without waiting for it."""
@@ -252,7 +252,7 @@ class Explorer:
 
     def sources(self) -> dict[str, TaskCounts]:
         """Return the counts of each source of tasks."""
-        return {name: self._book.counts(name) for name in self._streams.names}
+        return {name: self._ledger.counts(name) for name in self._streams.names}
 
     async def pause(self) -> RolloutSummary:
         """End running tasks; the next `take` starts them again."""

@@ -81,7 +81,7 @@ async def restore(trainer: Trainer, step: int, store: RolloutStore | None) -> No
     back, again = await trainer.rollouts.restore(step, state, {n: groups[n] for *_, n in kept if n in groups})
     trainer.replay.restore(replay, groups)
     trainer.version = step
-    log.info("%d groups that waited at the checkpoint are back, %d tasks on their way are made again", back, again)
+    log.info("%d groups that waited at the checkpoint are restored, %d unfinished tasks are sampled again", back, again)
     log.info("going on from step %d", step)
 
 

@@ -116,13 +116,13 @@ class Trainer:
             whiten=plan.algorithm.whiten_advantages,
             clip=plan.schedules.get("clip_advantages", plan.algorithm.clip_advantages),
         )
-        pace = StalenessPolicy.of(section)
-        self.runs_ahead = bool(pace.ahead)
+        limits = StalenessPolicy.of(section)
+        self.runs_ahead = bool(limits.ahead)
         self.replay = ReplayBuffer(
             resolve(plan.buffer),
             count=config.batch_size - fresh_groups(config),
             most_uses=section.replay.most_uses,
-            young=pace.young,
+            young=limits.young,
         )
         self.monitor = LearningMonitor(config.max_empty_steps)
         self.counters, self.times = RunCounters(), RunTimes()

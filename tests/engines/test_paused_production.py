@@ -78,7 +78,7 @@ def test_whatever_pauses_every_group_is_made_once_of_whole_answers(
 
         book = TaskLedger(sums.names)
         production = RolloutScheduler(
-            book, StalenessPolicy(ahead=1, limit=99), batch=BATCH, streams=sums, make=make, valve=gate
+            book, StalenessPolicy(ahead=1, limit=99), batch=BATCH, streams=sums, make=make, pausable=gate
         )
         taken: list[TaskRecord] = []
         for step in range(STEPS):

@@ -15,7 +15,7 @@ from rlsdk.types import Group, Rollout, Score, Status, Task
 class Bench:
     """A production whose groups take a given time, sampled by the weights that are there when they begin.
 
-    It is its production's valve, too: what is interrupted hands out what it has, and goes on from there.
+    It is its production's pausable client, too: what is interrupted hands out what it has, and goes on from there.
 
     Attributes:
         names: Of its sources.
@@ -41,7 +41,7 @@ class Bench:
         self.started: list[int] = []
         self.seconds, self.deaf = seconds, False
         self._ended = asyncio.Event()
-        how |= {"valve": self} if valve else {}
+        how |= {"pausable": self} if valve else {}
         self.production = RolloutScheduler(self.book, pace, streams=self, batch=batch, make=self.make, **how)
 
     def divide(self, count: int) -> dict[str, int]:
