@@ -96,7 +96,8 @@ class TaskLedger:
         live = self._live[ticket.source]
         if to not in legal or live[ticket.state].get(ticket.number) is not ticket:
             raise RunError(
-                f"task {ticket.task.id!r} of {ticket.source}, number {ticket.number}: it is {ticket.state}, and cannot become {to}"
+                f"task {ticket.task.id!r} of {ticket.source}, number {ticket.number}: a task that is {ticket.state} "
+                f"cannot become {to}"
             )
         del live[ticket.state][ticket.number]
         if to in WASTED:
@@ -119,9 +120,7 @@ class TaskLedger:
             RunError: There is no group, or the trainer has it already.
         """
         if ticket.state is not TaskStatus.COMPLETED or ticket.taken or ticket.group is None:
-            raise RunError(
-                f"task {ticket.number} of {ticket.source} is {ticket.state}: it has no group that the trainer could take"
-            )
+            raise RunError(f"task {ticket.number} of {ticket.source} is {ticket.state}: it has no group to take")
         ticket.taken = True
         self._consumed[ticket.source] += 1
         self._in_hand[ticket.source] += 1

@@ -32,7 +32,7 @@ from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.rehearsal import rehearse
 from rlsdk.trainer.resuming import check_resumed
 from rlsdk.trainer.trainer import Trainer
-from rlsdk.trainer.two_process.actor import ExplorerActor, Setup
+from rlsdk.trainer.two_process.actor import ExplorerActor, ExplorerSetup
 from rlsdk.trainer.two_process.agreement import PeerInfo, require_cluster, spawn_named
 from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer
 from rlsdk.trainer.watchdog import watching
@@ -148,7 +148,7 @@ def explore(
     ) as watchdog:
         try:
             with ray_cluster(plan) as gpus:
-                return run_async(_explorer(plan, Setup(config, overrides, plugins, gpus)))
+                return run_async(_explorer(plan, ExplorerSetup(config, overrides, plugins, gpus)))
         except BaseException as error:
             cause = watchdog.explain(first_error(error), "the trainer has the checkpoints")
             if cause is error:
@@ -176,7 +176,7 @@ async def _train(record: RunRecord, found: Layout) -> None:
         await rollouts.shutdown(status)
 
 
-async def _explorer(plan: Plan, setup: Setup) -> str:
+async def _explorer(plan: Plan, setup: ExplorerSetup) -> str:
     """Run an explorer's actor until its run ends; its log is shown here."""
     explorer = spawn_named(plan, "explorer", ExplorerActor, PeerInfo.of(plan), setup, watched_as="explorer")
     shown = asyncio.ensure_future(_show_log(explorer))

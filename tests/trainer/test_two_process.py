@@ -23,7 +23,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import RolloutCounters, RolloutSummary, TakenBatch, TaskStatus
 from rlsdk.errors import ConfigError, EngineError, RunError
 from rlsdk.rollout.production import StalenessPolicy
-from rlsdk.trainer.two_process.actor import ExplorerActor, Setup
+from rlsdk.trainer.two_process.actor import ExplorerActor, ExplorerSetup
 from rlsdk.trainer.two_process.agreement import (
     PeerInfo,
     TrainerPresence,
@@ -144,12 +144,12 @@ class StuckActor(ExplorerActor):
 
 
 @pytest.fixture
-def lab(tmp_path: Path, cluster: None) -> Iterator[tuple[Plan, PeerInfo, Setup]]:
+def lab(tmp_path: Path, cluster: None) -> Iterator[tuple[Plan, PeerInfo, ExplorerSetup]]:
     """A plan, the description of its program, and what an explorer of it is made from."""
     plan = make_plan(tmp_path)
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)  # an actor's process does not find it
-    yield plan, PeerInfo.of(plan), Setup(plan.tree, (), (), 0)
+    yield plan, PeerInfo.of(plan), ExplorerSetup(plan.tree, (), (), 0)
     cloudpickle.unregister_pickle_by_value(module)
     for actor in [*named(plan, "explorer").values(), *named(plan, "trainer").values()]:
         kill(actor)

@@ -69,8 +69,8 @@ class WeightUpdate:
 
 
 @attrs.frozen
-class Answer:
-    """Answer to a call of the trainer.
+class ExplorerAnswer:
+    """ExplorerAnswer to a call of the trainer.
 
     Attributes:
         value: What the method returns.
@@ -84,7 +84,7 @@ class Answer:
 
 
 @attrs.frozen
-class Setup:
+class ExplorerSetup:
     """What an explorer's actor takes over from the program that starts it: configuration and surroundings.
 
     Attributes:
@@ -124,13 +124,13 @@ class _LogRelay(QueueHandler):
 
 
 class ExplorerActor(RunActor):
-    """Samples rollouts for one trainer, which calls the methods of `Rollouts` and gets each result in an `Answer`.
+    """Samples rollouts for one trainer, which calls the methods of `Rollouts` and gets each result in an `ExplorerAnswer`.
 
     The trainer calls one method at a time: a call that comes before the last one is answered means that nobody waits
     for that answer any more, as after a second Ctrl-C, and cancels it.
     """
 
-    def __init__(self, own: PeerInfo, setup: Setup) -> None:
+    def __init__(self, own: PeerInfo, setup: ExplorerSetup) -> None:
         """Prepare; `run` does the work.
 
         Args:
@@ -209,7 +209,7 @@ class ExplorerActor(RunActor):
             raise wrong
         return self._own.where
 
-    async def about(self, settled: Settled) -> Answer:
+    async def about(self, settled: Settled) -> ExplorerAnswer:
         """Wait until the explorer is ready: its number of held-out tasks, and token ids of its canary (int64 `[k]`)."""
 
         async def about(explorer: Explorer) -> tuple[int, np.ndarray]:
@@ -217,17 +217,17 @@ class ExplorerActor(RunActor):
 
         return await self._answer(settled, about)
 
-    async def tasks(self, settled: Settled, places: Mapping[int, tuple[str, int]]) -> Answer:
+    async def tasks(self, settled: Settled, places: Mapping[int, tuple[str, int]]) -> ExplorerAnswer:
         """See `Rollouts.tasks`."""
         return await self._answer(settled, lambda explorer: explorer.tasks(places))
 
     async def restore(
         self, settled: Settled, version: int, state: Mapping[str, Any], groups: Mapping[int, Group]
-    ) -> Answer:
+    ) -> ExplorerAnswer:
         """See `Rollouts.restore`."""
         return await self._answer(settled, lambda explorer: explorer.restore(version, state, groups))
 
-    async def take(self, settled: Settled, version: int) -> Answer:
+    async def take(self, settled: Settled, version: int) -> ExplorerAnswer:
         """See `Rollouts.take`; the value has the state right after the batch was taken, too."""
 
         async def take(explorer: Explorer) -> tuple[TakenBatch, dict[str, Any]]:
@@ -236,27 +236,27 @@ class ExplorerActor(RunActor):
 
         return await self._answer(settled, take)
 
-    async def publish(self, settled: Settled, sent: WeightUpdate, updated: bool) -> Answer:
+    async def publish(self, settled: Settled, sent: WeightUpdate, updated: bool) -> ExplorerAnswer:
         """See `Rollouts.publish`."""
         return await self._answer(settled, lambda explorer: explorer.publish(sent, sent.version, updated=updated))
 
-    async def evaluate(self, settled: Settled) -> Answer:
+    async def evaluate(self, settled: Settled) -> ExplorerAnswer:
         """See `Rollouts.evaluate`."""
         return await self._answer(settled, lambda explorer: explorer.evaluate())
 
-    async def snapshot(self, settled: Settled) -> Answer:
+    async def snapshot(self, settled: Settled) -> ExplorerAnswer:
         """See `Rollouts.snapshot`."""
         return await self._answer(settled, lambda explorer: explorer.snapshot())
 
-    async def counters(self, settled: Settled) -> Answer:
+    async def counters(self, settled: Settled) -> ExplorerAnswer:
         """See `Rollouts.counters`."""
         return await self._answer(settled, lambda explorer: explorer.counters())
 
-    async def scale(self, settled: Settled, engines: int | None) -> Answer:
+    async def scale(self, settled: Settled, engines: int | None) -> ExplorerAnswer:
         """See `Rollouts.scale`."""
         return await self._answer(settled, lambda explorer: explorer.scale(engines))
 
-    async def pause(self, settled: Settled) -> Answer:
+    async def pause(self, settled: Settled) -> ExplorerAnswer:
         """See `Rollouts.pause`."""
         return await self._answer(settled, lambda explorer: explorer.pause())
 
@@ -265,7 +265,7 @@ class ExplorerActor(RunActor):
         self._status = status
         self._over.set()
 
-    async def _answer(self, settled: Settled, work: Callable[[Explorer], Awaitable[Any]]) -> Answer:
+    async def _answer(self, settled: Settled, work: Callable[[Explorer], Awaitable[Any]]) -> ExplorerAnswer:
         """Settle what the trainer settled since its last call, and do what it asks for.
 
         Raises:
@@ -295,7 +295,7 @@ class ExplorerActor(RunActor):
             wrong = first_error(error)
             log.error("the explorer failed: %s: %s", type(wrong).__name__, wrong, exc_info=error)
             raise portable(wrong) from error
-        return Answer(value, explorer.sources(), self._interrupted)
+        return ExplorerAnswer(value, explorer.sources(), self._interrupted)
 
     # The work
 
@@ -356,7 +356,7 @@ class ExplorerActor(RunActor):
         return stack.enter_context(explorer_on(plan, ready, found, train_tasks(plan), observers))
 
     async def _serve(self, plan: Plan, explorer: Explorer, observers: Observers) -> str:
-        """Answer the trainer until it says how the run ended, and return that.
+        """ExplorerAnswer the trainer until it says how the run ended, and return that.
 
         Raises:
             RunError: The trainer ended without a word.

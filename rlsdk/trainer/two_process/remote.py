@@ -26,7 +26,7 @@ from rlsdk.contracts.rollouts import (
     WeightSender,
 )
 from rlsdk.errors import RlsdkError, RunError
-from rlsdk.trainer.two_process.actor import Answer, WeightUpdate
+from rlsdk.trainer.two_process.actor import ExplorerAnswer, WeightUpdate
 from rlsdk.trainer.two_process.agreement import PeerInfo, TrainerPresence, named, spawn_named
 from rlsdk.types import Group, Task
 
@@ -241,7 +241,7 @@ class RemoteExplorer:
             raise GoneError("it has ended, and no other has come")
         settled, self._settled = self._settled, []  # should it be lost on the way, the remembered state has it
         try:
-            answer: Answer = await getattr(self._explorer, name).remote(settled, *content)
+            answer: ExplorerAnswer = await getattr(self._explorer, name).remote(settled, *content)
         except Exception as error:
             if died(error):
                 raise GoneError(reason(error)) from error
@@ -276,7 +276,9 @@ class RemoteExplorer:
             except GoneError as other:
                 gone = other
                 continue
-            log.info("another explorer goes on at step %d; %d tasks are made again", self._done + 1, again)
+            log.info(
+                "another explorer continues at step %d; %d unfinished tasks are sampled again", self._done + 1, again
+            )
             return
 
 
