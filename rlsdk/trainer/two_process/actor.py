@@ -124,7 +124,7 @@ class _LogRelay(QueueHandler):
 
 
 class ExplorerActor(RunActor):
-    """Samples rollouts for one trainer, which calls the methods of `Rollouts` and gets each result in an `ExplorerAnswer`.
+    """Samples rollouts for one trainer, which calls the methods of `Rollouts`; each returns an `ExplorerAnswer`.
 
     The trainer calls one method at a time: a call that comes before the last one is answered means that nobody waits
     for that answer any more, as after a second Ctrl-C, and cancels it.
