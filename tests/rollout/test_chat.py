@@ -465,9 +465,9 @@ def test_the_runs_reward_tells_what_an_answer_is_worth() -> None:
 class Routed(Policy):
     """Reports for every token it read, the prompt's among them, the number of the answer as its expert."""
 
-    def sample(self, group: str, prompt: np.ndarray, sampling: Sampling, **how: Any) -> asyncio.Future[Answer]:
-        answer = super().sample(group, prompt, sampling, **how).result()
-        count = len(prompt) + len(answer.completion.token_ids) - 1
+    def sample(self, request: GenerateRequest) -> asyncio.Future[Answer]:
+        answer = super().sample(request).result()
+        count = len(request.prompt) + len(answer.completion.token_ids) - 1
         experts = np.full((count, 1, 2), len(self.sampled), np.int16)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         future.set_result(attrs.evolve(answer, completion=attrs.evolve(answer.completion, routed_experts=experts)))
