@@ -15,7 +15,7 @@ from rlsdk.isolation.process import settle
 from rlsdk.plugins import ComponentRef, Plugins
 
 if TYPE_CHECKING:
-    from rlsdk.contracts import Learner
+    from rlsdk.contracts import Learner, Weights
 
 _PORTS = range(20_000, 32_000)
 """Above those of Ray's workers, below those that systems give to whoever asks for any: until rank 0 listens, some other
@@ -52,6 +52,10 @@ class LearnerActor(RunActor):
     def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the learner."""
         return getattr(self._learner, method)(*args, **options)
+
+    def weights(self, method: str, version: int) -> tuple[None, Weights | None]:
+        """Weights for the engines (rank 0; None elsewhere), with a value beside them for a driver that only waits."""
+        return None, getattr(self._learner, method)(version)
 
     def checksums(self, method: str) -> dict[str, str] | None:
         """CRC-32 of each tensor that `method` gives now (rank 0; None elsewhere)."""

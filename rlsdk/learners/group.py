@@ -274,11 +274,15 @@ class LearnerGroup:
         self._call("set_learning_rate", [(float(lr), role)] * len(self.actors))
 
     def weights(self, version: int) -> Any:
-        """An `ObjectRef` of the actor's `Weights`; engines fetch them from Ray's store themselves."""
-        first, *others = (actor.call.remote(self._published, version) for actor in self.actors)
-        if others:
-            self._wait(f"weights of version {version}", others, first=1)
-        return first
+        """An `ObjectRef` of the actor's `Weights`, which are there by then; engines fetch them from Ray's store.
+
+        Raises:
+            LearnerError: A rank failed; the message names it. All ranks are stopped by then.
+        """
+        # An engine that is given the result of a call that failed seems to have failed itself.
+        refs = [actor.weights.options(num_returns=2).remote(self._published, version) for actor in self.actors]
+        self._wait(f"weights of version {version}", [done for done, _ in refs])
+        return refs[0][1]
 
     def fetch_weights(self, version: int) -> Weights:
         """The actor's weights themselves."""
@@ -332,7 +336,7 @@ class LearnerGroup:
         refs = [actor.call.remote(method, *args) for actor, args in zip(self.actors, arguments, strict=True)]
         return self._wait(what or method, refs)
 
-    def _wait(self, what: str, refs: Sequence[Any], *, first: int = 0) -> list[Any]:
+    def _wait(self, what: str, refs: Sequence[Any]) -> list[Any]:
         """Results of all ranks; if one fails, none is left waiting for it."""
         import ray
 
@@ -342,10 +346,10 @@ class LearnerGroup:
             try:
                 ray.get(done)
             except ray.exceptions.RayError as error:
-                raise self._failure(what, refs, done[0], error, first) from error
+                raise self._failure(what, refs, done[0], error) from error
         return list(ray.get(list(refs)))
 
-    def _failure(self, what: str, refs: Sequence[Any], failed: Any, error: Exception, first: int) -> RlsdkError:
+    def _failure(self, what: str, refs: Sequence[Any], failed: Any, error: Exception) -> RlsdkError:
         """The error to raise, all ranks ended: of one that died rather than of one that lost its peer by that."""
         import ray
 
@@ -357,7 +361,7 @@ class LearnerGroup:
                 if died(other):
                     failed, error = ref, other
                     break
-        rank = first + list(refs).index(failed)
+        rank = list(refs).index(failed)
         self.stop()
         cause = cause_of(error)
         said = str(cause) if isinstance(cause, RlsdkError) else described(error)

@@ -8,18 +8,20 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import rlsdk
-from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampling, Weights
+from rlsdk.contracts import ActorSpec, Completion, LossSpec, Model, Request, Roles, Sampling, Weights
 from rlsdk.engines.actor import launch
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.group import EngineGroup, RestartPolicy
-from rlsdk.errors import CanaryError, EngineError
+from rlsdk.errors import CanaryError, EngineError, LearnerError
+from rlsdk.learners.group import LearnerGroup
 from rlsdk.plugins import Plugins
 
 pytestmark = pytest.mark.stack
@@ -90,6 +92,22 @@ class Learner:
 
     def canary(self, ids: np.ndarray) -> np.ndarray:
         return np.full(len(ids) - 1, self.version, np.float32)
+
+
+@rlsdk.learner("unreadable")
+class Unreadable:
+    """Its rank 0 fails while its weights are read, and rank 1 waits for it, as in a collective call."""
+
+    def environment(self, place: ActorSpec) -> dict[str, str]:
+        return {}
+
+    def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
+        self.rank = place.rank
+
+    def weights(self, version: int) -> None:
+        if self.rank == 0:
+            raise RuntimeError("cannot be gathered")
+        time.sleep(600)
 
 
 class Stand:
@@ -200,6 +218,22 @@ def test_an_engine_that_dies_too_often_or_comes_back_otherwise_fails_the_run(clu
             await _calls(wrong)
         with pytest.raises(EngineError, match="engine 0 failed in start: ValueError: the model is broken"):
             await _calls(broken)
+
+    asyncio.run(go())
+
+
+def test_a_learner_that_fails_while_its_weights_are_read_is_named_and_no_engine_is(
+    cluster: None, tmp_path: Path
+) -> None:
+    async def go() -> None:
+        plugins, place = Plugins(), ActorSpec(role="learner", world_size=2)
+        reference, loss = plugins.reference("learner", Unreadable), plugins.reference("policy_loss", "reinforce")
+        roles, spec = Roles(actor=Model(path="")), LossSpec(policy_loss=loss)
+        learner = LearnerGroup.launch(reference, roles, spec, place, total_updates=1, cpus=0, log_dir=tmp_path)
+        stand = Stand(1)
+        with pytest.raises(LearnerError, match="learner rank 0 failed in weights of version 0: RuntimeError: cannot be"):
+            await stand.engines.publish(learner, 0, stand.canary, updated=False)
+        stand.engines.close()
 
     asyncio.run(go())
 
