@@ -1,26 +1,24 @@
 """Judge every cell of the fault matrix, and write `docs/faults.md`.
 
     python tools/faults.py                                             # all cells
-    python tools/faults.py engine/SIGKILL/sync,engine/exception/sync   # these again, the others as judged last
+    python tools/faults.py engine/SIGKILL/sync,engine/exception/sync   # these; the page's other rows stay
 
-Results are kept in `runs/faults/results.jsonl`. The status is 1 if a cell did not end as it must.
+Runs of cells that did not end as they must are kept in `runs/faults`, and the status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
+import re
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from curves import ROOT, git
 
 sys.path.insert(0, str(ROOT))
 from tests.faults.cells import CELLS, MOMENTS
-from tests.faults.lineage import judge
+from tests.faults.lineage import Result, judge
 
 PAGE = ROOT / "docs" / "faults.md"
 FOLDER = ROOT / "runs" / "faults"
@@ -41,25 +39,31 @@ fault has no process of its own (a full disk), *driver* stands for the run.
 """
 
 
-def lines(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """The page's table."""
-    yield "| cell | end | the console says | result |"
-    yield "| --- | --- | --- | --- |"
-    for name, cell in CELLS.items():
-        if name not in results:
-            continue
-        found = results[name]
-        said = found["said"].replace(f"{ROOT}/", "").replace("|", r"\|").replace("`", "'")
-        said = f"`{said[:100]}`" if said else ""
-        yield f"| `{name}` | {cell.end} | {said} | {(found['fault'] and 'FAILED') or 'as expected'} |"
-    yield ""
-    yield f"Moments: {', '.join(MOMENTS)}. Cells by the commit and day of their last judgement:"
-    yield ""
-    for (commit, day), count in Counter((r["commit"], r["day"]) for r in results.values()).items():
-        yield f"* {count} at `{commit}`, {day}"
-    if missing := [name for name in CELLS if name not in results]:
-        yield ""
-        yield f"Not judged yet: {', '.join(f'`{name}`' for name in missing)}."
+def row(result: Result, judged: str) -> str:
+    """The line of a cell in the page's table.
+
+    Args:
+        result: How the cell ended.
+        judged: Commit and day.
+    """
+    said = result.said.replace(f"{ROOT}/", "").replace("|", r"\|").replace("`", "'")
+    said = f"`{said[:100]}`" if said else ""
+    found = "FAILED" if result.fault else "as expected"
+    return f"| `{result.cell.name}` | {result.cell.end} | {said} | {found} | {judged} |"
+
+
+def write_page(rows: Mapping[str, str]) -> None:
+    """Write the page.
+
+    Args:
+        rows: Cell -> its line.
+    """
+    table = [rows[name] for name in CELLS if name in rows]
+    page = [HEAD, "| cell | end | the console says | result | judged |", "| --- | --- | --- | --- | --- |", *table]
+    page += ["", f"Moments: {', '.join(MOMENTS)}."]
+    if missing := [f"`{name}`" for name in CELLS if name not in rows]:
+        page += ["", f"Not judged yet: {', '.join(missing)}."]
+    PAGE.write_text("\n".join(page) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -67,19 +71,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="?", default="", metavar="CELL,CELL", help="who/what/when; left out, all")
     asked = [name.strip() for name in parser.parse_args().cells.split(",") if name.strip()]
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    record = FOLDER / "results.jsonl"
-    commit, today = git("describe", "--always", "--dirty"), datetime.datetime.now()
-    failed = 0
+    today = datetime.datetime.now()
+    judged = f"{git('describe', '--always', '--dirty')}, {today:%Y-%m-%d}"
+    page, failed = PAGE.read_text(encoding="utf-8"), 0
+    rows = {found[1]: found[0] for found in re.finditer(r"^\| `(.+?)` \|.*$", page, re.MULTILINE)}
     for result in judge([CELLS[name] for name in asked or CELLS], FOLDER / f"{today:%Y%m%d-%H%M%S}"):
         print(f"{result.seconds:5.0f} s  {result.cell.name}: {result.fault or result.cell.end}", flush=True)
         failed += bool(result.fault)
-        found = {"cell": result.cell.name, "fault": result.fault, "said": result.said, "seconds": result.seconds}
-        with record.open("a") as file:
-            file.write(json.dumps({**found, "commit": commit, "day": f"{today:%Y-%m-%d}"}) + "\n")
-        judged = [json.loads(line) for line in record.read_text().splitlines()]
-        results = {found["cell"]: found for found in judged if found["cell"] in CELLS}
-        PAGE.write_text(f"{HEAD}\n" + "\n".join(lines(results)) + "\n", encoding="utf-8")
+        rows[result.cell.name] = row(result, judged)
+        write_page(rows)
     return int(failed > 0)
 
 

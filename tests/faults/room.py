@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 NAMESPACE = ["unshare", "--map-root-user", "--mount"]
@@ -47,13 +48,11 @@ class Room:
     def fill(self, folder: Path) -> Callable[[], object]:
         """Take all the space of a file system; returns what gives it back."""
         filler = self.seen(folder) / "filler"
-        with filler.open("wb") as file:
+        with filler.open("wb", buffering=0) as file:  # a buffer that cannot be written fails the end of the block
             for size in (1 << 20, 1 << 12, 1):
-                try:
+                with suppress(OSError):
                     while file.write(bytes(size)):
-                        file.flush()
-                except OSError:
-                    continue
+                        pass
         return filler.unlink
 
     def close(self) -> None:
