@@ -106,10 +106,12 @@ class Checkpoints:
             text = json.dumps({**whole, "sha256": _digest(whole)})
             (partial / "state.json").write_text(text, encoding="utf-8")
             _sync(partial)
-            if final.exists():
-                shutil.rmtree(final)
+            replaced = self._folder / f".step-{step}.replaced.partial"
+            if final.exists():  # deleting it takes a while, in which nobody must find none
+                final.rename(replaced)
             partial.rename(final)
             _sync_folder(self._folder)
+            shutil.rmtree(replaced, ignore_errors=True)
         except (OSError, LearnerError) as error:
             cannot = self._cannot(step, error)  # looks at the disk, which the next line frees
             shutil.rmtree(partial, ignore_errors=True)

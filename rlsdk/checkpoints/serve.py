@@ -21,12 +21,14 @@ from rlsdk.checkpoints.export import export
 from rlsdk.checkpoints.reading import local_copy, newest_step
 from rlsdk.cluster.actor_failures import described
 from rlsdk.cluster.placement import layout, ray_cluster
+from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan
 from rlsdk.contracts import Weights
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.starting import load_weights, start_engines, started_engines
 from rlsdk.errors import CheckpointError, ConfigError, EngineError, RlsdkError, RunError
 from rlsdk.isolation.reaper import reaped
+from rlsdk.isolation.watching import main_loop
 from rlsdk.readiness.checks import machine
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.context import setting_of
@@ -130,6 +132,7 @@ def serve_run(
         ConfigError: The plan generates nothing, or the server would be open to other machines.
         EnvironmentFault: The address is taken.
         EngineError: An engine did not start, or died.
+        RunError: A process was silent for too long.
     """
     if not plan.needs_engine:
         raise ConfigError(["algorithm: it trains on demonstrations, and nothing is generated; there is no engine"])
@@ -138,13 +141,19 @@ def serve_run(
     beside = attrs.evolve(plan, config=attrs.evolve(plan.config, out=str(plan.folder), name=FOLDER))
     (beside.folder / "logs").mkdir(parents=True, exist_ok=True)
     taken = options.bind()
-    with taken, reaped(), TemporaryDirectory(prefix="rlsdk-model-") as scratch, ray_cluster(plan) as gpus:
+    with (
+        taken,
+        watched(plan.config.watchdog, "serving"),
+        reaped(),
+        TemporaryDirectory(prefix="rlsdk-model-") as scratch,
+        ray_cluster(plan) as gpus,
+    ):
         reader = CheckpointReader(plan, files, Path(scratch))
         # Before the engines are there: where it was saved without an export, a learner writes one, which needs memory.
         first = reader.read_newest()
         # The learner's share of a device stays free, as in the run.
         found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
-        engines = started_engines(beside, start_engines(beside, found))
+        engines = started_engines(beside, start_engines(beside, found, replaced=False))
         asyncio.run(_Serving(plan, engines, reader, options).run(taken, first, ready))
 
 
@@ -169,19 +178,20 @@ class _Serving:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, end)
         self._service.step = 0
-        if first is not None:
-            await self._load(first)
-        url = await self._server.start(taken)
-        ready(url, self._service.step)
-        following = asyncio.create_task(self._follow())
-        following.add_done_callback(lambda _: ended.set())
-        await ended.wait()
-        if following.done():
-            following.result()  # what an engine failed with
-        following.cancel()
-        log.info("ending: requests under way are finished; once more ends at once")
-        stopping, waiting = asyncio.create_task(self._server.stop()), asyncio.create_task(forced.wait())
-        await asyncio.wait({stopping, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        with main_loop():
+            if first is not None:
+                await self._load(first)
+            url = await self._server.start(taken)
+            ready(url, self._service.step)
+            following = asyncio.create_task(self._follow())
+            following.add_done_callback(lambda _: ended.set())
+            await ended.wait()
+            if following.done():
+                following.result()  # what an engine failed with
+            following.cancel()
+            log.info("ending: requests under way are finished; once more ends at once")
+            stopping, waiting = asyncio.create_task(self._server.stop()), asyncio.create_task(forced.wait())
+            await asyncio.wait({stopping, waiting}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _follow(self) -> None:
         """Load new checkpoints, and notice the death of an engine."""

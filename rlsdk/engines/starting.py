@@ -14,12 +14,17 @@ from rlsdk.engines.actor import launch as launch_engine
 from rlsdk.errors import EngineError
 
 
-def start_engines(plan: Plan, found: Layout, adapter: Adapter | None = None) -> list[tuple[Any, Any]]:
-    """Begin to start the engines: their handles, each with what `started_engines` waits for."""
-    return [start_engine(plan, found, adapter, rank) for rank in range(plan.config.placement.engines)]
+def start_engines(
+    plan: Plan, found: Layout, adapter: Adapter | None = None, *, replaced: bool | None = None
+) -> list[tuple[Any, Any]]:
+    """Begin to start the engines: their handles, each with what `started_engines` waits for; see `start_engine`."""
+    ranks = range(plan.config.placement.engines)
+    return [start_engine(plan, found, adapter, rank, replaced=replaced) for rank in ranks]
 
 
-def start_engine(plan: Plan, found: Layout, adapter: Adapter | None, rank: int, life: int = 0) -> tuple[Any, Any]:
+def start_engine(
+    plan: Plan, found: Layout, adapter: Adapter | None, rank: int, life: int = 0, *, replaced: bool | None = None
+) -> tuple[Any, Any]:
     """Start one engine without waiting until it is ready.
 
     Args:
@@ -28,6 +33,7 @@ def start_engine(plan: Plan, found: Layout, adapter: Adapter | None, rank: int, 
         adapter: Shape of the adapter it will receive instead of whole models; None for whole models.
         rank: Rank of the engine.
         life: Number of earlier starts; placement, caches and log file stay the same.
+        replaced: False if what runs ends with the engine; None: as `placement.engine_restarts` has it.
 
     Returns:
         Actor handle, and an `ObjectRef` that resolves when the engine is ready.
@@ -47,7 +53,7 @@ def start_engine(plan: Plan, found: Layout, adapter: Adapter | None, rank: int, 
         name=name,
         log_path=path,
         watched=True,
-        replaced=plan.config.placement.engine_restarts > 0,
+        replaced=plan.config.placement.engine_restarts > 0 if replaced is None else replaced,
     )
     return engine, engine.start.remote(plan.model, place, adapter, routing=plan.replays_routing)
 

@@ -18,6 +18,7 @@ from rlsdk import preflight
 from rlsdk.checkpoints.export import export
 from rlsdk.checkpoints.reading import local_copy
 from rlsdk.cluster.placement import layout, ray_cluster
+from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan
 from rlsdk.contracts import PlaysEpisodes
 from rlsdk.engines.client import EngineClient
@@ -28,6 +29,7 @@ from rlsdk.errors import CheckpointError, ConfigError, DataError
 from rlsdk.evaluation.evaluation import Answers, evaluate, evaluator_of, figures, held_out
 from rlsdk.evaluation.pictures import draw
 from rlsdk.isolation.reaper import reaped
+from rlsdk.isolation.watching import main_loop
 from rlsdk.loops import UserLoop
 from rlsdk.readiness.checks import machine
 from rlsdk.rollout.codec import ChatTokenizer
@@ -91,7 +93,7 @@ def examine(plan: Plan, *, pictures: int = 8, seen: Callable[[int, int], None] |
 
     Raises:
         ConfigError: The plan has no held-out tasks.
-        RlsdkError: An engine, a task or a reward failed.
+        RlsdkError: An engine, a task or a reward failed, or a process was silent for too long.
     """
     if not plan.tasks_eval:
         raise ConfigError(["tasks.eval: none given; name what to evaluate on"])
@@ -99,8 +101,9 @@ def examine(plan: Plan, *, pictures: int = 8, seen: Callable[[int, int], None] |
     (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     tasks = held_out(plan)
-    with reaped(), ray_cluster(plan) as gpus:
-        engines = started_engines(plan, start_engines(plan, layout(plan.config.placement, os.cpu_count() or 1, gpus)))
+    with watched(plan.config.watchdog, "the evaluation"), reaped(), ray_cluster(plan) as gpus:
+        found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
+        engines = started_engines(plan, start_engines(plan, found, replaced=False))
         ready = time.perf_counter()
         try:
             answers = asyncio.run(_answers(plan, engines, tasks, seen))
@@ -128,6 +131,7 @@ async def _answers(
 
     logs = plan.folder / "logs"
     with (
+        main_loop(),
         UserLoop() as user_loop,
         scoring(plan, log_to=logs / "scoring.log", user_loop=user_loop) as scorer,
         world_workers(plan) as worlds,

@@ -84,17 +84,17 @@ def forget_actor(actor: Any) -> None:
 
 
 @contextmanager
-def main_loop(finish: Callable[[], object]) -> Iterator[None]:
+def main_loop(finish: Callable[[], object] | None = None) -> Iterator[None]:
     """Have the watchdog watch the running loop, and be able to end the run, during a block.
 
     Args:
-        finish: Called in the loop; has the run finish and save its step, and end.
+        finish: Called in the loop; has the run finish and save its step, and end. Left out, its task is cancelled.
     """
     watch, task = CURRENT.get(), asyncio.current_task()
     if watch is None or task is None:
         yield
         return
-    forget_run = watch.add_run(task, finish)
+    forget_run = watch.add_run(task, finish or task.cancel)
     forget_loop = watch.add_loop(asyncio.get_running_loop(), threading.current_thread(), "the run")
     try:
         yield

@@ -18,11 +18,13 @@ import attrs
 
 from rlsdk import preflight
 from rlsdk.cluster.placement import layout, ray_cluster
+from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.starting import start_engines, started_engines
 from rlsdk.errors import ConfigError, DataError
 from rlsdk.isolation.reaper import reaped
+from rlsdk.isolation.watching import main_loop
 from rlsdk.readiness.checks import machine
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.producer import RolloutGenerator, first_error
@@ -69,15 +71,16 @@ def serve_engines(plan: Plan, ready: Callable[[str], None]) -> None:
     Raises:
         ConfigError: The plan generates nothing.
         EngineError: An engine did not start.
+        RunError: A process was silent for too long.
     """
     if not plan.needs_engine:
         raise ConfigError(["algorithm: it trains on demonstrations, and nothing is generated; there is no engine"])
     preflight.require(map(str, machine(plan, trains=False)))
     (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
-    with reaped(), ray_cluster(plan) as gpus:
+    with watched(plan.config.watchdog, "serving"), reaped(), ray_cluster(plan) as gpus:
         # The learner's share of a device stays free, as in the run.
         found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
-        engines = started_engines(plan, start_engines(plan, found))
+        engines = started_engines(plan, start_engines(plan, found, replaced=False))
         asyncio.run(_serve(plan, engines, ready))
 
 
@@ -89,7 +92,7 @@ async def _serve(plan: Plan, engines: list[Any], ready: Callable[[str], None]) -
     setting = setting_of(plan, codec, EngineClient(engines, codec.decode))
     service = EngineService(setting, plan.config.model.path, tool_parser_of(plan))
     place = (await endpoint()).mount(service.routes)
-    with _announced(plan.folder / FILE, place.base_url):
+    with main_loop(), _announced(plan.folder / FILE, place.base_url):
         ready(place.base_url)
         await ended.wait()
 

@@ -222,6 +222,8 @@ class Saving(Callback):
         last = trainer.ended or trainer.interrupted
         if last or trainer.save_requested or (every and trainer.version % every == 0):
             await trainer.save_async(last=last)
+            if trainer.interrupted and not last and trainer.plan.config.checkpoint.export == "last":
+                await trainer.save_async(last=True)  # the interruption came while it was saved without an export
 
 
 def standard_callbacks(

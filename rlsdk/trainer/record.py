@@ -6,7 +6,7 @@ import errno
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import attrs
@@ -15,6 +15,7 @@ from rich.console import Console
 from rlsdk.checkpoints.checkpoint import REMEDIES, Checkpoints
 from rlsdk.checkpoints.mirror import Mirror, mirrored
 from rlsdk.cluster.placement import ray_cluster
+from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan
 from rlsdk.errors import RunError
 from rlsdk.isolation.reaper import reaped
@@ -28,7 +29,6 @@ from rlsdk.runlog.report import draw_curves, print_report, write_summary
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.trainer.rehearsal import Rehearsal
 from rlsdk.trainer.resuming import prepare_folder
-from rlsdk.trainer.watchdog import watching
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,10 @@ class RunRecord:
             status: "finished", "interrupted" or "failed".
             summary: Summary of the run.
         """
-        attendance.end(self.plan.folder, status)
+        try:
+            attendance.end(self.plan.folder, status)
+        except OSError as error:  # a disk that is full or read-only must not hide why the run ended
+            log.warning("that the run has %s is not written down: %s", status, error)
         self.observers.tell("rlsdk_run_end", status=status, summary=summary)
         for name, fate in self.observers.close().items():
             log.warning("%s: %s", name, fate)
@@ -168,7 +171,8 @@ def open_run(
         except BaseException as error:
             cause = watchdog.explain(_explained(first_error(error), checkpoints), _kept(checkpoints))
             if watchdog.verdict:
-                write_summary(plan.folder, _failure(plan, str(cause)))
+                with suppress(OSError):  # the error is about to be raised
+                    write_summary(plan.folder, _failure(plan, str(cause)))
             log.debug("the run failed: %s", cause, exc_info=error)  # whoever called is told by the error itself
             if not record.reported:
                 record.end("failed", {"error": str(cause)})

@@ -15,6 +15,7 @@ from rlsdk import preflight
 from rlsdk.cluster.actor_failures import cause_of, died, reason
 from rlsdk.cluster.actors import kill
 from rlsdk.cluster.placement import Layout, ray_cluster
+from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan, check
 from rlsdk.engines.starting import exchanged_adapter
 from rlsdk.errors import RunError
@@ -35,7 +36,6 @@ from rlsdk.trainer.trainer import Trainer
 from rlsdk.trainer.two_process.actor import ExplorerActor, ExplorerSetup
 from rlsdk.trainer.two_process.agreement import PeerInfo, require_cluster, spawn_named
 from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer
-from rlsdk.trainer.watchdog import watching
 
 log = logging.getLogger(__name__)
 NOTICE = "interrupted: the trainer finishes and saves its step, then both end; again ends this at once"

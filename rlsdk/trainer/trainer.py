@@ -490,7 +490,7 @@ class Trainer:
         """End the training after the step that runs, with a checkpoint."""
         if not self.interrupted:
             self.interrupted = True
-            log.info("interrupted: step %d is the last", self.version + 1)
+            log.info("interrupted: %d steps are done; what has begun is finished and saved", self.version)
 
     def save_soon(self) -> None:
         """Save a checkpoint after the step that runs."""

@@ -231,7 +231,7 @@ def test_a_learner_that_fails_while_its_weights_are_read_is_named_and_no_engine_
         roles, spec = Roles(actor=Model(path="")), LossSpec(policy_loss=loss)
         learner = LearnerGroup.launch(reference, roles, spec, place, total_updates=1, cpus=0, log_dir=tmp_path)
         stand = Stand(1)
-        with pytest.raises(LearnerError, match="learner rank 0 failed in weights of version 0: RuntimeError: cannot be"):
+        with pytest.raises(LearnerError, match="learner rank 0 failed in weights of version 0: RuntimeError"):
             await stand.engines.publish(learner, 0, stand.canary, updated=False)
         stand.engines.close()
 

@@ -24,6 +24,18 @@ connection.execute("BEGIN IMMEDIATE")
 print("up", flush=True)
 sys.stdin.read()
 """
+HUNG = """
+import threading
+
+import rlsdk
+from rlsdk.engines.transformers import Transformers
+
+
+@rlsdk.engine("hung")
+class Hung(Transformers):
+    def step(self):
+        threading.Event().wait()
+"""
 NAP = """
 import time
 from pathlib import Path
@@ -137,3 +149,35 @@ def test_an_address_without_ray_is_refused_at_once(runner: Any) -> None:
     said = " ".join(runner.console().split())
     assert "'127.0.0.1:1', named by the environment variable RAY_ADDRESS, cannot be reached" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "silence"),
+    [
+        (["eval"], "uses neither CPU nor a disk and does not answer"),
+        (["train", "--mode", "serve", "--port", "0"], "is stopped"),
+        (["debug", "engine"], "is stopped"),
+    ],
+)
+def test_an_engine_that_is_silent_beside_no_training_is_named_and_ends_the_program(
+    words: list[str], silence: str, runner: Any
+) -> None:
+    lab = runner.folder / "hung_lab.py"
+    lab.write_text(HUNG)
+    settings = ("engine=hung_lab/hung", "watchdog.warn=1", "watchdog.end=4", "--plugin", str(lab))
+    command = [sys.executable, "-m", "rlsdk.cli", *words, str(runner.config), *settings]
+    console = runner.folder / "console.log"
+    with console.open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+    wait_for(lambda: [p for p in descendants(process.pid) if title_of(p).startswith("ray::EngineActor")], 180, process)
+    family, engine = descendants(process.pid), part(process, "ray::EngineActor")
+    if silence == "is stopped":
+        assert process.stdout is not None and process.stdout.readline().startswith("http")
+        engine.suspend()
+    process.communicate(timeout=180)
+    said = console.read_text().splitlines()[-1]
+    assert process.returncode == 1
+    assert said.startswith(f"rlsdk: engine 0 (pid {engine.pid} on ") and silence in said
+    assert said.endswith("watchdog.end=4 s is the limit")
+    assert "another takes its place" not in console.read_text()
+    wait_for(lambda: not alive(family), 60)

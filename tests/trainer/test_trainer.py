@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rlsdk.contracts.rollouts import TaskStatus
+from rlsdk.runlog.tables import Entry
 from rlsdk.trainer import Callback, Trainer
 from rlsdk.trainer.batch import StepBatch
 from rlsdk.trainer.callbacks import standard_callbacks
@@ -154,6 +155,23 @@ def test_evaluation_comes_before_ones_own_callbacks_and_logging_and_saving_after
         (0, None, 0.5), (1, 1.0, None), (2, 2.0, 0.5),
     ]  # fmt: skip
     assert [step for step, _ in observers.logged] == [0, 1, 2]
+
+
+def test_a_run_that_is_interrupted_while_it_saves_has_its_export_nevertheless(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    class Interrupting(Noting):
+        async def before_save(self, trainer: Trainer, kept: Sequence[Entry]) -> None:
+            trainer.interrupt()
+
+    trainer = make_trainer(tmp_path, checkpoint={"every": 1, "export": "last"})
+    trainer.plan.folder.mkdir(parents=True)
+    own = Interrupting(trainer.rollouts.said)
+    trainer.callbacks = standard_callbacks(Console(quiet=True), Told(), None, [own])  # type: ignore[arg-type]
+    trainer.train()
+    assert trainer.version == 1
+    assert (trainer.checkpoints.path(1) / "export").is_dir()
+    assert sorted(path.name for path in trainer.checkpoints.path(1).parent.iterdir()) == ["step-1"]
 
 
 def test_a_checkpoint_is_continued_from(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from rlsdk import weights as transport
 from rlsdk.cluster.actors import RunActor, kill
+from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan, check
 from rlsdk.contracts.rollouts import TakenBatch, TaskCounts, TaskStatus
 from rlsdk.engines.starting import exchanged_adapter, start_engines, started_engines
@@ -31,7 +32,6 @@ from rlsdk.runlog.observers import Observers
 from rlsdk.trainer.assembly import explorer_on, layout_apart, train_tasks
 from rlsdk.trainer.explorer import Explorer
 from rlsdk.trainer.two_process.agreement import PeerInfo, disagreement, named, portable, until_gone
-from rlsdk.trainer.watchdog import watching
 from rlsdk.types import Group
 
 log = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ import pytest
 from rlsdk.cluster import address
 from rlsdk.cluster.address import RayAddress
 from rlsdk.cluster.health import GcsAddress, Prober, unreachable
+from rlsdk.cluster.watchdog import GRACE_SECONDS, SAVE_SECONDS, WRITE_SECONDS, Watchdog
 from rlsdk.config.schema import PlacementSection, WatchdogSection
 from rlsdk.errors import LearnerError, RunError
 from rlsdk.isolation import vitals
@@ -29,7 +30,6 @@ from rlsdk.isolation.watching import CURRENT, main_loop, stage
 from rlsdk.loops.health import LoopHealth
 from rlsdk.runlog import store as stores
 from rlsdk.runlog.store import Address, RolloutStore, lock_holder
-from rlsdk.trainer.watchdog import GRACE_SECONDS, SAVE_SECONDS, WRITE_SECONDS, Watchdog
 
 LEARNER = Identity(11, 1.0, "box", "m", "node1234567", stacks=True)
 ENGINE = Identity(12, 1.0, "box", "m", "node1234567", stacks=True)

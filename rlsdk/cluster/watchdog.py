@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -22,7 +21,6 @@ from rlsdk.cluster.health import GcsAddress, Prober
 from rlsdk.config.schema import WatchdogSection
 from rlsdk.errors import RunError
 from rlsdk.isolation.vitals import Identity, Vitals
-from rlsdk.isolation.watching import CURRENT
 from rlsdk.loops.health import LoopHealth
 
 log = logging.getLogger(__name__)
@@ -422,32 +420,3 @@ class Watchdog:
         """
         if self.verdict:
             raise RunError(self.verdict)
-
-
-@contextmanager
-def watching(section: WatchdogSection, abandon: Callable[[str], None]) -> Iterator[Watchdog]:
-    """Watch a run during a block.
-
-    Args:
-        section: Limits.
-        abandon: Called with the verdict, if the run does not end though it was told to: writes down how it ended. The
-            process then exits, unless the run is in another than its main thread, as in a notebook.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-
-    def give_up(verdict: str) -> None:
-        writer = threading.Thread(target=abandon, args=(verdict,), daemon=True)
-        writer.start()
-        writer.join(GRACE_SECONDS)
-        if is_main:
-            os._exit(1)
-
-    watchdog = Watchdog(section, abandon=give_up)
-    token = CURRENT.set(watchdog)
-    watchdog.start()
-    try:
-        yield watchdog
-    finally:
-        watchdog.close()
-        with suppress(ValueError):  # a trainer that is used by hand may be closed in another context
-            CURRENT.reset(token)
