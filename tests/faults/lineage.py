@@ -186,7 +186,8 @@ class Lineage:
             if cell.when == "end":
                 self._alive().send_signal(signal.SIGINT)
         else:
-            self._tell(cell)
+            if not cell.before:  # else nobody is to wait at the moment
+                self._tell(cell)
             self._start(cell)
         if not cell.prepared and not cell.before:
             self._reach(cell)
