@@ -127,7 +127,9 @@ class Checkpoints:
         last = f"the checkpoint of step {kept} is kept" if kept is not None else "there is no earlier checkpoint"
         code = getattr(error, "errno", None)
         # A learner writes from processes of its own, through libraries that do not say why they failed.
-        if code is None and shutil.disk_usage(self._folder).free < _NOTHING_LEFT:
+        if code is None and os.statvfs(self._folder).f_flag & os.ST_RDONLY:
+            code = errno.EROFS
+        elif code is None and shutil.disk_usage(self._folder).free < _NOTHING_LEFT:
             code = errno.ENOSPC
         what = "the disk is full" if code == errno.ENOSPC else str(error)
         return (

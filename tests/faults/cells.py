@@ -67,6 +67,7 @@ PREPARED = {"prepared": True}
 ROOM = {"room": True}
 PURPOSE = "a fault on purpose"
 RANK = "learner rank 0 failed in"
+READ_ONLY = "rlsdk: .{0,900}file system is read-only"
 DAMAGED = r"checkpoints/step-\d+.{0,100}damaged|step-\d+\.damaged"
 _TABLE: tuple[tuple[str, str, str, End, str, dict[str, Any]], ...] = (
     # who, what, when, end, what the console says, further attributes
@@ -75,7 +76,14 @@ _TABLE: tuple[tuple[str, str, str, End, str, dict[str, Any]], ...] = (
     ("driver", "exception", "update", "stopped", "shaping 'shaping' failed", INSIDE),
     ("driver", "out of memory", "update", "stopped", "shaping 'shaping' failed: MemoryError", INSIDE),
     ("driver", "disk full", "generation checkpoint end", "stopped", "the disk is full", ROOM),
-    ("driver", "read-only folder", "generation checkpoint end", "stopped", "ead-only", ROOM),
+    (
+        "driver",
+        "read-only folder",
+        "generation checkpoint end",
+        "stopped",
+        "rlsdk: .{0,900}file system is read-only",
+        ROOM,
+    ),
     ("driver", "corrupted checkpoint", "start", "resumed", DAMAGED, {**PREPARED, "how": "truncated shard"}),
     ("driver", "corrupted checkpoint", "start", "resumed", DAMAGED, {**PREPARED, "how": "flipped byte"}),
     ("driver", "corrupted checkpoint", "start", "resumed", DAMAGED, {**PREPARED, "how": "missing shard"}),
