@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +32,8 @@ COMMANDS = {
 }
 """Name -> help; each is the attribute of that name in the module `rlsdk.cli.NAME`."""
 
+EXIT_SECONDS = 60.0
+"""Time that threads and exit hooks of plugins and libraries get once a command has ended."""
 READS_MODELS = frozenset({"data", "debug", "eval", "explain", "export", "migrate", "model", "simulate", "train"})
 """Commands that import transformers, and so meet a torchvision that does not fit this torch."""
 
@@ -60,4 +65,21 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     Args:
         arguments: Command-line arguments; if omitted, `sys.argv`'s.
     """
-    return root.main(args=None if arguments is None else list(arguments), prog_name="rlsdk")
+    try:
+        return root.main(args=None if arguments is None else list(arguments), prog_name="rlsdk")
+    except SystemExit as leaving:
+        if arguments is None:  # the program's own command line: nothing of it is needed any more
+            exits = threading.Timer(EXIT_SECONDS, _exit, (leaving.code,))
+            exits.daemon = True
+            exits.start()
+        raise
+
+
+def _exit(status: str | int | None) -> None:
+    """Exit though threads of plugins or libraries still run, which Python would wait for."""
+    own = (threading.main_thread(), threading.current_thread())
+    names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread not in own]
+    what = f"these threads still run: {', '.join(names)}" if names else "its exit hooks still run"
+    sys.stderr.write(f"rlsdk: everything is done, but {what}; the process exits after {EXIT_SECONDS:g} s\n")
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))

@@ -239,3 +239,13 @@ def _parameters(folder):
     from transformers import AutoModelForCausalLM
 
     return sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder).parameters())
+
+
+def test_a_thread_that_a_plugin_leaves_behind_does_not_keep_the_program() -> None:
+    thread = "import threading; threading.Thread(target=threading.Event().wait, name='sync').start()"
+    code = f"import rlsdk.cli as cli; cli.EXIT_SECONDS = 0.1; {thread}; cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "these threads still run: sync; the process exits" in done.stderr
