@@ -14,8 +14,7 @@ from rich.console import Console
 from rlsdk.contracts.rollouts import TaskCounts
 from rlsdk.errors import RunError
 from rlsdk.runlog.report import print_report
-from rlsdk.trainer import run as training_run
-from rlsdk.trainer import summary
+from rlsdk.trainer import record, summary
 from tests.trainer.fakes import make_plan
 
 
@@ -72,9 +71,9 @@ def test_what_ended_the_run_is_not_reported_twice(caplog: pytest.LogCaptureFixtu
 def test_a_run_that_cannot_write_down_its_end_still_says_why_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_run, "ray_cluster", lambda _: contextlib.nullcontext(0))
+    monkeypatch.setattr(record, "ray_cluster", lambda _: contextlib.nullcontext(0))
     plan, console = make_plan(tmp_path), Console(quiet=True)
     how: dict[str, Any] = {"resume": False, "overwrite": False, "allow_changes": False, "console": console}
-    with pytest.raises(RunError, match="the learner is gone"), training_run.open_run(plan, **how):
+    with pytest.raises(RunError, match="the learner is gone"), record.open_run(plan, **how):
         (plan.folder / "engines.json").mkdir()  # as little can be written there as on a read-only disk
         raise RunError("the learner is gone")
