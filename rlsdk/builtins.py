@@ -30,12 +30,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "buffer": ("rlsdk.algorithms.buffers",),
     "stop": ("rlsdk.algorithms.stops",),
     "workflow": (
-        "rlsdk.workflows.single_turn",
+        "rlsdk.workflows.conversations",
         "rlsdk.workflows.agent",
         "rlsdk.workflows.demonstration",
-        "rlsdk.workflows.best_of",
-        "rlsdk.workflows.dialogue",
-        "rlsdk.workflows.self_refine",
         "rlsdk.workflows.environment",
         "rlsdk.workflows.tools",
     ),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rlsdk.options import nearest, structure
     from rlsdk.plugins.importing import find
     from rlsdk.rewards.arithmetic import evaluate, tokenize
-    from rlsdk.sources.expressions import draw, pick
+    from rlsdk.sources.countdown import draw, pick
     from rlsdk.sources.rows import Wording
     from rlsdk.tool_calls import Dialect
     from rlsdk.workflows.agent import LateError, attended, within
@@ -47,7 +47,7 @@ _NAMES = {
     "rlsdk.options": ("nearest", "structure"),
     "rlsdk.plugins.importing": ("find",),
     "rlsdk.rewards.arithmetic": ("evaluate", "tokenize"),
-    "rlsdk.sources.expressions": ("draw", "pick"),
+    "rlsdk.sources.countdown": ("draw", "pick"),
     "rlsdk.sources.rows": ("Wording",),
     "rlsdk.tool_calls": ("Dialect",),
     "rlsdk.workflows.agent": ("LateError", "attended", "within"),

@@ -1,4 +1,4 @@
-"""Checkpoints: written aside, synced to the disk, renamed. An unfinished one is never found."""
+"""Checkpoints: written to a temporary folder, synced, then renamed, so that an unfinished one is never found."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ EXPORT = "export"
 SECTIONS = ("plugins", "tasks", "production", "components")
 """Keys of `state.json` that resuming requires; each holds an object."""
 _NOTHING_LEFT = 2**20
-"""Free bytes below which a disk counts as full: what did not fit is not always counted."""
+"""Free bytes below which a disk counts as full: it may not be exactly 0 when a write fails."""
 _SHOWN = 80
 """Maximum characters of a wrong file in a message."""
 _LARGE = 2**28
 """Size in bytes from which on the progress of hashing is shown."""
-_FREE = "Free space, or choose another folder with out=…"
-_SICK = "The disk reports an error of its own (see `dmesg`): copy the run's folder to another"
+_FREE_SPACE = "Free space, or choose another folder with out=…"
+_BAD_DISK = "The disk reports a hardware error (see `dmesg`): copy the run's folder to another disk"
 _FILES = "Raise the limit of open files (`ulimit -n`)"
 REMEDIES = {
-    errno.ENOSPC: _FREE,
-    errno.EDQUOT: f"The quota is used up. {_FREE}",
+    errno.ENOSPC: _FREE_SPACE,
+    errno.EDQUOT: f"The quota is used up. {_FREE_SPACE}",
     errno.EROFS: "The file system is read-only: make it writable again (after an error of the disk, see `dmesg`)",
-    errno.EACCES: "Give this user the right to write there",
-    errno.EIO: _SICK,
+    errno.EACCES: "Give this user permission to write there",
+    errno.EIO: _BAD_DISK,
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
 }
@@ -87,9 +87,9 @@ class Checkpoints:
         """Write a checkpoint.
 
         Args:
-            step: Steps done.
-            state: State as plain JSON.
-            write: Called with the folder into which it writes everything else.
+            step: Number of training steps done.
+            state: State of the run as plain JSON values.
+            write: Called with a folder, into which it writes everything else.
 
         Raises:
             CheckpointError: It cannot be written; earlier checkpoints are untouched.
@@ -105,15 +105,17 @@ class Checkpoints:
             whole["export"] = hash_files(partial / EXPORT, _sizes(partial / EXPORT))
             text = json.dumps({**whole, "sha256": _digest(whole)})
             (partial / "state.json").write_text(text, encoding="utf-8")
-            _sync(partial)
+            for root, _, files in os.walk(partial):
+                for path in (*(Path(root) / name for name in files), Path(root)):
+                    _sync(path)
             replaced = self._folder / f".step-{step}.replaced.partial"
-            if final.exists():  # deleting it takes a while, in which nobody must find none
+            if final.exists():  # deleting it takes a while; in the meantime there must be a complete one
                 final.rename(replaced)
             partial.rename(final)
-            _sync_folder(self._folder)
+            _sync(self._folder)
             shutil.rmtree(replaced, ignore_errors=True)
         except (OSError, LearnerError) as error:
-            cannot = self._cannot(step, error)  # looks at the disk, which the next line frees
+            cannot = self._cannot(step, error)  # checks the free space, before the next line frees some
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(cannot) from error
         if self._saved is not None:
@@ -126,7 +128,7 @@ class Checkpoints:
         kept = self.latest()
         last = f"the checkpoint of step {kept} is kept" if kept is not None else "there is no earlier checkpoint"
         code = getattr(error, "errno", None)
-        # A learner writes from processes of its own, through libraries that do not say why they failed.
+        # A learner writes in other processes, through libraries that do not say why they failed.
         if code is None and os.statvfs(self._folder).f_flag & os.ST_RDONLY:
             code = errno.EROFS
         elif code is None and shutil.disk_usage(self._folder).free < _NOTHING_LEFT:
@@ -134,7 +136,7 @@ class Checkpoints:
         what = "the disk is full" if code == errno.ENOSPC else str(error)
         return (
             f"the checkpoint of step {step} cannot be written to {self._folder}: {what}; {last}. "
-            f"{REMEDIES.get(code or 0, 'Repair this')}, then go on with --resume"
+            f"{REMEDIES.get(code or 0, 'Repair this')}, then continue with --resume"
         )
 
     def newest_whole(self, part: Part = "learner") -> tuple[int | None, dict[int, str]]:
@@ -159,8 +161,8 @@ class Checkpoints:
                 return step, damaged
         if damaged:
             faults = [f"  - {fault}" for fault in damaged.values()]
-            ways = "bring one back from a copy, or begin again with --overwrite or another name=…"
-            raise CheckpointError("\n".join([f"no checkpoint in {self._folder} is whole:", *faults, ways]))
+            ways = "restore one from a backup, or start again with --overwrite or another name=…"
+            raise CheckpointError("\n".join([f"no checkpoint in {self._folder} is intact:", *faults, ways]))
         return None, {}
 
     def require(self, step: int, part: Part = "learner") -> None:
@@ -171,7 +173,7 @@ class Checkpoints:
             part: Part that is needed; see `verify`.
 
         Raises:
-            CheckpointError: There is none of this step, or a file of it is missing or changed.
+            CheckpointError: There is no checkpoint of this step, or one of its files is missing or changed.
         """
         there = self.steps()
         if step not in there:
@@ -189,7 +191,7 @@ class Checkpoints:
         Args:
             step: Step of the checkpoint.
             part: Files to compare: `learner` for those that a run is resumed from; `model` for those of the export or,
-                without one, those of the learner that would write it.
+                if there is none, those of the learner, which would write it.
 
         Raises:
             DamagedCheckpointError: A file is missing or changed.
@@ -237,7 +239,7 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             raise self._unreadable(step, error) from error
         if not isinstance(state, dict):
-            raise DamagedCheckpointError(f"{path} holds no object, but {json.dumps(state)[:_SHOWN]}")
+            raise DamagedCheckpointError(f"{path}: expected a JSON object, got {json.dumps(state)[:_SHOWN]}")
         written = state.get("format")
         if not isinstance(written, int):  # no version of rlsdk wrote this
             raise DamagedCheckpointError(f"{path} has no number under format, but {json.dumps(written)[:_SHOWN]}")
@@ -245,9 +247,9 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint {self.path(step)} has format {written}; this rlsdk reads {FORMAT}")
         digest = state.pop("sha256", None)  # checkpoints of earlier versions have none
         if digest is not None and digest != _digest(state):
-            raise DamagedCheckpointError(f"{path} changed since it was written")
+            raise DamagedCheckpointError(f"{path} was changed after it was written")
         if wrong := [name for name in SECTIONS if not isinstance(state.get(name), dict)]:
-            raise DamagedCheckpointError(f"{path} holds no object under {', '.join(wrong)}")
+            raise DamagedCheckpointError(f"{path}: expected a JSON object under {', '.join(wrong)}")
         return state
 
     def _unreadable(self, step: int, error: Exception) -> CheckpointError:
@@ -256,7 +258,7 @@ class Checkpoints:
         return kind(f"checkpoint {self.path(step)} cannot be read: {error}")
 
     def set_aside(self, step: int, why: Literal["damaged", "superseded"]) -> Path:
-        """Rename a checkpoint, so that no run continues from it; returns its new path, which was free."""
+        """Rename a checkpoint to an unused name, so that no run continues from it; return its new path."""
         names = (f"step-{step}.{why}", *(f"step-{step}.{why}-{again}" for again in range(2, 1000)))
         aside = next(path for path in map(self._folder.joinpath, names) if not path.exists())
         return self.path(step).rename(aside)
@@ -264,7 +266,7 @@ class Checkpoints:
 
 @contextmanager
 def _shown(folder: Path, size: int) -> Iterator[Seen | None]:
-    """Show the progress of hashing, where it may take more than a moment."""
+    """Show the progress of hashing if there is much to hash."""
     if size < _LARGE:
         yield None
         return
@@ -284,16 +286,9 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def _sync(folder: Path) -> None:
-    for root, _, files in os.walk(folder):
-        for name in files:
-            with (Path(root) / name).open("rb") as file:
-                os.fsync(file.fileno())
-        _sync_folder(Path(root))
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

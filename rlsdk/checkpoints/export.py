@@ -26,7 +26,7 @@ from rlsdk.learners.starting import roles
 
 log = logging.getLogger(__name__)
 _DATA = frozenset({".json", ".jsonl", ".safetensors", ".txt", ".model", ".jinja", ".md", ".spm", ".tiktoken"})
-"""Suffixes of model files that hold only data; others may hold a pickle, or code."""
+"""Suffixes of model files that hold only data; other files may hold pickles or code."""
 
 
 def export(
@@ -43,19 +43,19 @@ def export(
 
     Args:
         run: Folder of the run.
-        folder: Target; it must not exist, or be empty. It appears only once it is complete.
-        step: Step of the checkpoint; left out, the newest whole one.
+        folder: Target folder, which must not exist or be empty; it appears only once it is complete.
+        step: Step of the checkpoint; by default, the newest intact one.
         plugins: Files of plugins that the run was started with.
-        named: Configuration given by the user: code named by the run's own must be named there, too.
+        named: Configuration given by the user: code that the run's own configuration names must be named there, too.
 
     Returns:
         Step of the checkpoint.
 
     Raises:
         CheckpointError: There is no such run or checkpoint, it is damaged, its export holds more than data, or `folder`
-            holds something.
+            is not empty.
         ConfigError: The learner must be started, and the run's configuration is no longer valid, or names code that the
-            user did not.
+            user did not name.
     """
     if not (run / "config.yaml").is_file():
         raise CheckpointError(f"{run} is not the folder of a run: it has no config.yaml")
@@ -73,37 +73,37 @@ def export(
 
 def _choose(checkpoints: Checkpoints, run: Path, step: int | None) -> int:
     if not checkpoints.steps():
-        raise CheckpointError(f"{run} has no complete checkpoint; `checkpoint.every` says when they are written")
+        raise CheckpointError(f"{run} has no complete checkpoint; checkpoint.every says when they are written")
     if step is not None:
         checkpoints.require(step, "model")
         return step
     newest, damaged = checkpoints.newest_whole("model")
     assert newest is not None
     for fault in damaged.values():
-        log.warning("%s; the model is that of step %d, the newest checkpoint that is whole", fault, newest)
+        log.warning("%s; step %d is exported, the newest intact checkpoint", fault, newest)
     return newest
 
 
 def _check_data(folder: Path) -> None:
-    """Refuse files that hold more than data, or name code: the run's folder may come from somebody else."""
+    """Refuse files that hold more than data, or name code: the run's folder may come from someone else."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_symlink() or not file.is_dir()]
     wrong = [file for file in files if file.suffix not in _DATA or file.is_symlink() or _names_code(file)]
     if wrong:
         names = ", ".join(str(file.relative_to(folder)) for file in wrong)
         raise CheckpointError(
-            f"{folder} holds {names}: a model is taken from a run's folder as safetensors and text alone, so nothing "
-            f"in it is executed. If you trust these files, name {folder} itself as the model"
+            f"{folder} holds {names}: from a run's folder, only safetensors and text files are taken, so that nothing "
+            f"in it is executed. If you trust these files, give {folder} itself as the model"
         )
 
 
 def _names_code(file: Path) -> bool:
-    """Return whether transformers would look for a class in a module, which may even be one of the hub."""
+    """Return whether transformers would import a module because of this file, perhaps one from the hub."""
     if file.suffix != ".json":
         return False
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
-        return True  # whatever it is, it is no JSON
+        return True  # not JSON after all
     return isinstance(content, dict) and "auto_map" in content
 
 
@@ -116,7 +116,7 @@ def _plan_of(run: Path, plugins: Sequence[str | Path], named: Mapping[str, Any])
     tree["plugins"] = [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]
     trusted = set(named_code(named).values())
     if untrusted := {path: value for path, value in named_code(tree).items() if value not in trusted}:
-        faults = [f"{described_code(path, value)} was not named by you" for path, value in untrusted.items()]
+        faults = [f"{described_code(path, value)} was not in what you gave" for path, value in untrusted.items()]
         ways = (
             "the learner must be started to write the model, and the run's configuration names code that would be "
             "executed. Read it, then give plugin files by --plugin; for other code, use rlsdk eval or rlsdk train "
@@ -134,12 +134,12 @@ def written_aside(folder: Path) -> Iterator[Path]:
         CheckpointError: `folder` exists and is not empty, or cannot be created.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise CheckpointError(f"{folder} holds something already; choose a folder that is empty or not there")
+        raise CheckpointError(f"{folder} is not empty; choose an empty folder, or one that does not exist")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be made: {error.strerror}") from error
+        raise CheckpointError(f"{folder} cannot be created: {error.strerror}") from error
     try:
         yield partial
         if folder.is_dir():

@@ -189,7 +189,7 @@ def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[st
         return []
     if step is not None and step not in there:
         listed = ", ".join(map(str, there))
-        raise CheckpointError(f"{remote.url} has no whole checkpoint of step {step}; there are: {listed}")
+        raise CheckpointError(f"{remote.url} has no complete checkpoint of step {step}; there are: {listed}")
     notices: list[str] = []
     wanted = [there[step]] if step is not None else list(reversed(there.values()))
     for copy in wanted:

@@ -17,7 +17,7 @@ from rlsdk.storage.remote import RemoteFolder
 
 @contextmanager
 def reached(remote: RemoteFolder) -> Iterator[None]:
-    """Turn errors of a remote folder's library into one that says that the folder cannot be reached."""
+    """Turn exceptions of a remote folder's library into a RunError that names the folder."""
     try:
         yield
     except RlsdkError:
@@ -33,8 +33,8 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
 
     Args:
         run: Folder or URL of the run.
-        step: Step of the checkpoint; left out, the newest that is whole.
-        checkpoint: False if only the run's own files are read: configuration, metrics, rollouts.
+        step: Step of the checkpoint; by default, the newest complete one.
+        checkpoint: False to fetch only the run's own files: configuration, metrics, rollouts.
 
     Raises:
         CheckpointError: There is no such run or checkpoint.
@@ -50,7 +50,7 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
         with reached(remote):
             there = copies.copies(remote)
             if not there or (step is not None and step not in there):
-                which = "has no whole checkpoint" if step is None else f"has no whole checkpoint of step {step}"
+                which = "has no complete checkpoint" + ("" if step is None else f" of step {step}")
                 listed = f"; there are: {', '.join(map(str, there))}" if there else ""
                 raise CheckpointError(f"{remote.url} {which}{listed}")
             copies.fetch(remote, there[max(there) if step is None else step], Path(scratch), checkpoint=checkpoint)

@@ -1,4 +1,4 @@
-"""Serve a run's newest checkpoint by an OpenAI-compatible server, and newer ones as they are written."""
+"""Serve a run's newest checkpoint with an OpenAI-compatible server; newer ones are loaded as they are written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlsdk import preflight
 from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.checkpoints.export import export
 from rlsdk.checkpoints.reading import local_copy, newest_step
-from rlsdk.cluster.actor_failures import described
+from rlsdk.cluster.actors import described
 from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.cluster.watched import watched
 from rlsdk.config import Plan
@@ -39,15 +39,15 @@ from rlsdk.weights import to_weights
 
 log = logging.getLogger(__name__)
 FOLDER = "serve"
-"""Within the run's folder: logs and caches of the serving engines, apart from those of a training that also runs."""
+"""Folder within the run's folder for logs and caches of the serving engines; a training may run at the same time."""
 POLL_SECONDS = 2.0
 REMOTE_EVERY = 15
-"""A run at a URL is checked once in this many polls."""
+"""A run at a URL is checked only every this many polls."""
 _COUNTERS = {"tokens": "sampled_tokens_total", "prompt_tokens": "prompt_tokens_total"}
 
 
 class CheckpointReader:
-    """Reads the models of a run's checkpoints, the newest whole one first, each at most once.
+    """Reads the models of a run's checkpoints, the newest intact one first, each at most once.
 
     Attributes:
         remote: True if the run is at a URL, which is checked less often.
@@ -74,7 +74,7 @@ class CheckpointReader:
         """
         for step in self._steps():
             try:
-                stamp = (step, 0 if self.remote else self._state(step).stat().st_mtime_ns)
+                stamp = (step, 0 if self.remote else (self._checkpoints.path(step) / "state.json").stat().st_mtime_ns)
                 if stamp in self._seen:
                     return None
                 self._seen.add(stamp)
@@ -84,18 +84,15 @@ class CheckpointReader:
         return None
 
     def _steps(self) -> list[int]:
-        """Return the steps of checkpoints, the newest first; at a URL the newest alone."""
+        """Return the steps of checkpoints, newest first; for a run at a URL only the newest."""
         if not self.remote:
             return self._checkpoints.steps()[::-1]
         try:
             newest = newest_step(self._plan)
         except RunError as error:
-            log.warning("new checkpoints are not seen: %s", error)
+            log.warning("cannot look for new checkpoints: %s", error)
             return []
         return [] if newest is None else [newest]
-
-    def _state(self, step: int) -> Path:
-        return self._checkpoints.path(step) / "state.json"
 
     def _read(self, step: int) -> Weights:
         from safetensors.torch import load_file
@@ -149,16 +146,16 @@ def serve_run(
         ray_cluster(plan) as gpus,
     ):
         reader = CheckpointReader(plan, files, Path(scratch))
-        # Before the engines are there: where it was saved without an export, a learner writes one, which needs memory.
+        # Before the engines start: for a checkpoint without an export, a learner must write one, which needs memory.
         first = reader.read_newest()
-        # The learner's share of a device stays free, as in the run.
+        # As in the run, the learner's share of each device stays free.
         found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
         engines = started_engines(beside, start_engines(beside, found, replaced=False))
         asyncio.run(_Serving(plan, engines, reader, options).run(taken, first, ready))
 
 
 class _Serving:
-    """Engines, their server, and the weights that they hold."""
+    """The server of the engines, and the loading of new weights."""
 
     def __init__(self, plan: Plan, engines: Sequence[Any], reader: CheckpointReader, options: ServerOptions) -> None:
         codec = ChatTokenizer.open(plan.model)
@@ -187,14 +184,14 @@ class _Serving:
             following.add_done_callback(lambda _: ended.set())
             await ended.wait()
             if following.done():
-                following.result()  # what an engine failed with
+                following.result()  # raises the error of an engine
             following.cancel()
-            log.info("ending: requests under way are finished; once more ends at once")
+            log.info("ending once the requests in progress are finished; interrupt again to end at once")
             stopping, waiting = asyncio.create_task(self._server.stop()), asyncio.create_task(forced.wait())
             await asyncio.wait({stopping, waiting}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _follow(self) -> None:
-        """Load new checkpoints, and notice the death of an engine."""
+        """Load new checkpoints as they appear; raise when an engine dies."""
         looked = 0
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -213,7 +210,7 @@ class _Serving:
                 try:
                     await self._load(weights)
                 except RlsdkError as error:
-                    log.warning("the checkpoint of step %d is not served: %s", weights.version, error)
+                    log.warning("the checkpoint of step %d cannot be served: %s", weights.version, error)
 
     async def _load(self, weights: Weights) -> None:
         await load_weights(self._engines, weights)

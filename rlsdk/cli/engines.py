@@ -9,7 +9,7 @@ import attrs
 import click
 
 from rlsdk.errors import ConfigError, RunError
-from rlsdk.runlog.attendance import ask, asked, told
+from rlsdk.runlog.engine_scaling import read_status, request_engines, requested_engines
 
 _AGAIN = "resume it by rlsdk train --resume"
 
@@ -27,13 +27,13 @@ def engines(run: Path, count: int | None, as_json: bool) -> None:
     """
     if not (run / "config.yaml").is_file():
         raise ConfigError([f"RUN: {run} is no folder of a run: it has no config.yaml"])
-    state = told(run)
+    state = read_status(run)
     over = "" if state is None else state.over
     if count is not None:
         if over:
             raise RunError(f"the run in {run} is over ({over}), and none of its engines is left; {_AGAIN}")
-        ask(run, count)
-    wish = asked(run)
+        request_engines(run, count)
+    wish = requested_engines(run)
     if as_json:
         found = None if state is None else {**attrs.asdict(state), "ended": over}
         click.echo(json.dumps({"asked": wish, "state": found}, indent=2))

@@ -50,7 +50,7 @@ def eval(  # noqa: A001 - the command's name
     To each task there is one greedy answer, and some sampled ones; they are saved as transcripts, and episodes in
     environments as pictures, too.
     """
-    from rlsdk.evaluation.examination import examine, model_of
+    from rlsdk.evaluation.models import evaluate_model, model_of
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # libraries greet on standard output
@@ -64,7 +64,7 @@ def eval(  # noqa: A001 - the command's name
         plan = check(config, (*settings, *here), files)
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
         bar = progress.add_task("rollouts", total=None)
-        found = examine(
+        found = evaluate_model(
             plan, pictures=pictures, seen=lambda done, total: progress.update(bar, completed=done, total=total)
         )
     if checkpoint is not None:

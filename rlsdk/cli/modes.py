@@ -63,7 +63,7 @@ def explore(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *, 
 
 def bench_all(config: Path, settings: tuple[str, ...], files: tuple[str, ...], *, as_json: bool) -> None:
     """Evaluate all checkpoints of a run and print a table, or JSON."""
-    from rlsdk.evaluation.bench import bench
+    from rlsdk.evaluation.models import bench
     from rlsdk.runlog.report import figure_text
 
     progress = Console(stderr=True)

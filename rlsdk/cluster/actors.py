@@ -1,7 +1,8 @@
-"""Start and end the Ray actors of a run, all in one way."""
+"""Start and kill Ray actors, and explain why a call of one failed: a dead process, or an error in its code."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,12 +10,15 @@ from rlsdk.isolation.process import redirect
 from rlsdk.isolation.vitals import Identity, identity
 from rlsdk.isolation.watching import forget_actor, watch_actor
 
+LONGEST = 240
+"""Maximum characters of a reason; Ray's own texts fill a screen."""
+
 
 class RunActor:
-    """Base of the actors that the watchdog watches: each has a log file, and identifies its process."""
+    """Base class of actors that the watchdog watches: each has a log file, and identifies its process."""
 
     def __init__(self, log_path: str = "") -> None:
-        """Send what this process prints to a file.
+        """Redirect the output of this process to a file.
 
         Args:
             log_path: Path of the file; empty leaves the output to Ray.
@@ -23,7 +27,7 @@ class RunActor:
             redirect(log_path)
 
     def identity(self) -> Identity:
-        """Identify this process, which has it write its stacks on request; an answer shows that it is not stuck."""
+        """Identify this process, which can write its stacks on request; an answer shows that it is not stuck."""
         import ray
 
         return identity(ray.get_runtime_context().get_node_id())
@@ -44,7 +48,7 @@ def spawn(
     log_path: object = "",
     replaced: bool = False,
 ) -> Any:
-    """Start an actor, which is not restarted by Ray, and return its handle.
+    """Start an actor and return its handle; Ray does not restart it.
 
     Args:
         cls: Class of the actor.
@@ -53,13 +57,13 @@ def spawn(
         gpus: GPUs that Ray reserves; a fraction if they are shared.
         resources: Further resources that Ray reserves, by name.
         environment: Environment variables of its process.
-        name: Actor name in Ray's listings; empty for none.
+        name: Name of the actor in Ray; empty for none.
         namespace: Ray namespace of that name; empty for the driver's.
         node: Id of the node to run on; empty leaves that to Ray.
         concurrency: Maximum concurrent calls; 0 for Ray's default.
         watched_as: Name in the watchdog's messages, such as `learner rank 0`; empty for an actor that is not watched.
-        log_path: File that takes what it prints, for those messages.
-        replaced: True if another takes its place when it dies, so that the run need not end.
+        log_path: File with the actor's output, for those messages.
+        replaced: True if a dead actor is replaced, so that the run continues.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -80,8 +84,48 @@ def spawn(
 
 
 def kill(actor: Any) -> None:
-    """End an actor, also one that cannot be reached or has died; the watchdog does not report it."""
+    """Kill an actor, which may be unreachable or dead; the watchdog does not report it."""
     import ray
 
     forget_actor(actor)
     ray.kill(actor)
+
+
+def died(error: BaseException) -> bool:
+    """Return True if the actor is dead, False if its code raised.
+
+    Args:
+        error: Exception raised by a call of an actor.
+    """
+    from ray import exceptions
+
+    if isinstance(error, exceptions.RayTaskError):  # its code raised, perhaps because another actor died
+        return False
+    if isinstance(error, exceptions.RayActorError):
+        return not error.actor_init_failed
+    gone = (
+        exceptions.NodeDiedError,
+        exceptions.ObjectLostError,  # an answer was lost with the node that held it
+        exceptions.OutOfMemoryError,
+        exceptions.WorkerCrashedError,
+    )
+    return isinstance(error, gone)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the exception of the actor's own code; the error itself if it was not raised there."""
+    return getattr(error, "cause", None) or error
+
+
+def described(error: BaseException) -> str:
+    """Say in one line why a call of an actor failed: because it died, or because its code raised."""
+    cause = cause_of(error)
+    return f"its process died: {reason(cause)}" if died(cause) else f"{type(cause).__name__}: {cause}"
+
+
+def reason(error: BaseException) -> str:
+    """Return Ray's explanation of a death in one line."""
+    text = re.sub(r"Worker exit type: \w+ Worker exit detail: ", "", str(error)).split(" Some common causes")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    telling = next((line for line in reversed(lines) if "because" in line), lines[-1])
+    return telling if len(telling) <= LONGEST else f"{telling[: LONGEST - 1]}…"

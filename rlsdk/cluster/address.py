@@ -1,4 +1,4 @@
-"""The Ray cluster that a run is told to use: where its address comes from, and whether it can be reached in time."""
+"""The running Ray cluster that a run joins: where its address comes from, and how it is reached in time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlsdk.errors import RunError
 
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 60.0
-"""Time that Ray gets to join a cluster whose address takes connections."""
+"""Seconds within which Ray must join a cluster whose address accepts connections."""
 
 
 @attrs.frozen
@@ -53,16 +53,25 @@ class RayAddress:
         host, _, port = target.rpartition(":")
         if self.address != "auto":
             if not host or not port.isdecimal():
-                raise self._error("is no address: expected HOST:PORT, such as 10.0.0.1:6379, or auto")
+                raise self._error("is not an address: expected HOST:PORT, such as 10.0.0.1:6379, or auto")
             if why := unreachable(target, CONNECT_SECONDS):
                 raise self._error(f"cannot be reached: {why}")
         self._use_token()
         failures: list[Exception] = []
-        joining = threading.Thread(target=_init, args=(self.address, options, failures), daemon=True)
+
+        def init() -> None:
+            import ray
+
+            try:
+                ray.init(address=self.address, **options)
+            except Exception as error:  # noqa: BLE001 - raised below, by the thread that waits for this one
+                failures.append(error)
+
+        joining = threading.Thread(target=init, daemon=True)
         joining.start()
         joining.join(JOIN_SECONDS)
         if joining.is_alive():
-            raise self._error(f"takes connections, but no Ray answered within {JOIN_SECONDS:g} s")
+            raise self._error(f"accepts connections, but Ray did not answer within {JOIN_SECONDS:g} s")
         if failures:
             said = next(iter(str(failures[0]).splitlines()), "")
             mode = os.environ.get("RAY_AUTH_MODE", "disabled")
@@ -75,19 +84,10 @@ class RayAddress:
         file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
         if os.environ.get("RAY_AUTH_TOKEN") or file.is_file():
             os.environ["RAY_AUTH_MODE"] = "token"
-            log.info("RAY_AUTH_MODE=token, since there is a token of Ray's; set RAY_AUTH_MODE=disabled for none")
+            log.info("RAY_AUTH_MODE=token, since Ray has a token here; set RAY_AUTH_MODE=disabled to use none")
 
     def _error(self, what: str) -> RunError:
         return RunError(
-            f"the Ray cluster {self.address!r}, named by {self.origin}, {what}. Start it by `ray start --head`, name "
+            f"the Ray cluster {self.address!r}, named by {self.origin}, {what}. Start it with `ray start --head`, name "
             f"another, or unset {self.origin.split()[-1]} to have Ray started for this run"
         )
-
-
-def _init(address: str, options: Any, failures: list[Exception]) -> None:
-    import ray
-
-    try:
-        ray.init(address=address, **options)
-    except Exception as error:  # noqa: BLE001 - raised by who waits for this thread
-        failures.append(error)

@@ -1,4 +1,4 @@
-"""The watchdog's access to processes: directly on this machine, on other nodes by an actor on each."""
+"""The watchdog's access to processes: directly on this machine, through an actor on every other node."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from rlsdk.isolation.watching import CURRENT
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 EVERY_SECONDS = 5.0
-"""Seconds between two looks at another node, or at the address of a GCS."""
+"""Seconds between two checks of another node, or of the address of a GCS."""
 SILENT_SECONDS = 30.0
-"""Time without an answer after which the processes of another node count as unknown."""
+"""Seconds without an answer after which the state of another node's processes counts as unknown."""
 CONNECT_SECONDS = 3.0
+"""Time limit of a connection."""
 
 
 class NodeProbe:
-    """Ray actor that looks at the processes of its node."""
+    """Ray actor that checks the processes of its node."""
 
     def look(self, processes: Sequence[Identity]) -> list[Vitals]:
         """Return the vitals of processes, in their order."""
@@ -42,7 +43,7 @@ class NodeProbe:
 
 
 @attrs.define
-class _Node:
+class _WatchedNode:
     """A node other than the driver's: its probe, the pending question, and the last answer."""
 
     probe: Any
@@ -58,16 +59,16 @@ class Prober:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _WatchedNode] = {}
 
     def ask(self, actor: Any) -> Any:
-        """Ask an actor to identify its process; returns the argument for `answer`."""
+        """Ask an actor to identify its process; return the argument for `answer`."""
         import ray
 
         return actor.identity.remote() if ray.is_initialized() else None  # a call would start another Ray
 
     def answer(self, asked: Any) -> tuple[bool, Identity | None]:
-        """Return whether a question has ended, and what was answered; None if the actor cannot be reached."""
+        """Return whether an `ask` is over, and its answer; None if the actor cannot be reached."""
         return _ready(asked)
 
     def look(self, processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals]:
@@ -75,7 +76,7 @@ class Prober:
 
         Args:
             processes: Processes to look at.
-            measured: False for the states of the processes themselves alone, which costs little.
+            measured: False for the states alone, which is cheaper.
         """
         here = vitals.machine()
         local = iter(vitals.look([each for each in processes if each.machine == here], measured=measured))
@@ -104,13 +105,13 @@ class Prober:
         node = self._nodes[process.machine]
         if self._now() - node.heard >= SILENT_SECONDS:
             return Vitals("unknown")
-        return node.found.get(process, Vitals("disk"))  # not looked at yet: nothing against it
+        return node.found.get(process, Vitals("disk"))  # not checked yet: assume nothing is wrong
 
     def _look_at_node(self, machine: str, processes: tuple[Identity, ...]) -> None:
         now = self._now()
         node = self._nodes.get(machine)
         if node is None:
-            node = self._nodes[machine] = _Node(spawn(NodeProbe, node=processes[0].node), now)
+            node = self._nodes[machine] = _WatchedNode(spawn(NodeProbe, node=processes[0].node), now)
         if node.pending is not None:
             ended, found = _ready(node.pending)
             if not ended:
@@ -124,7 +125,7 @@ class Prober:
 
 
 def _ready(asked: Any) -> tuple[bool, Any]:
-    """Return whether a call has ended, and its result; None if it failed: Ray tells whoever needs the actor."""
+    """Return whether a call has ended, and its result; None if it failed."""
     import ray
 
     if asked is None or not ray.is_initialized():
@@ -137,13 +138,13 @@ def _ready(asked: Any) -> tuple[bool, Any]:
 
 
 class GcsAddress:
-    """Address at which a cluster's GCS takes connections."""
+    """Address at which a cluster's GCS (its control service) accepts connections."""
 
     def __init__(self, address: str) -> None:
         self._address, self._looked, self._refused = address, float("-inf"), 0
 
     def lost(self, now: float) -> str:
-        """Say that the address no longer takes connections; empty if it does, or if it was checked a moment ago."""
+        """Say that the address no longer accepts connections; empty if it does, or was checked a moment ago."""
         if now - self._looked < EVERY_SECONDS:
             return ""
         self._looked = now
@@ -153,7 +154,7 @@ class GcsAddress:
 
 
 def unreachable(address: str, seconds: float) -> str:
-    """Say why nothing takes connections at `HOST:PORT`; empty if something does."""
+    """Say why nothing accepts connections at `HOST:PORT`; empty if something does."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
@@ -188,16 +189,12 @@ def ray_watched(*, started: bool) -> Iterator[None]:
     if started:
         for child in psutil.Process().children():
             if (name := names.get(child.name())) is not None:
-                watch.add_process(name, vitals.identify(child.pid), _log_of(child))
+                options = [a.partition("=") for a in child.cmdline() if a.startswith(("--log_dir=", "--log-dir="))]
+                folder = options[0][2] if options else "/tmp/ray/session_latest/logs"
+                watch.add_process(name, vitals.identify(child.pid), f"{folder}/{child.name()}.out")
     else:
         watch.add_gcs(ray.get_runtime_context().gcs_address)
     try:
         yield
     finally:
         watch.release_ray()
-
-
-def _log_of(process: Any) -> str:
-    """Return the path of the log of one of Ray's processes."""
-    folder = next((a.partition("=")[2] for a in process.cmdline() if a.startswith(("--log_dir=", "--log-dir="))), "")
-    return f"{folder or '/tmp/ray/session_latest/logs'}/{process.name()}.out"

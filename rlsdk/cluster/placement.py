@@ -1,4 +1,4 @@
-"""Ray: placement, start and end of actors."""
+"""Connect to Ray or start it, and divide cores and GPUs among the actors of a run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def layout(placement: PlacementSection, cores: int, gpus: int) -> Layout:
 
 
 def gpus_short(placement: PlacementSection, gpus: int, found: str) -> str:
-    """Say that there are fewer GPUs than a placement asks for; empty if there are enough.
+    """Say that there are fewer GPUs than a placement needs; empty if there are enough.
 
     Args:
         placement: Counts and devices.
@@ -75,18 +75,18 @@ def gpus_short(placement: PlacementSection, gpus: int, found: str) -> str:
     if gpus >= needed:
         return ""
     return (
-        f"placement asks for {needed} GPUs ({engines} for engines, {placement.learners} for learners, "
-        f"{'shared' if placement.colocate else 'apart'}); {found} {gpus}"
+        f"placement needs {needed} GPUs ({engines} for engines, {placement.learners} for learners, "
+        f"{'shared' if placement.colocate else 'not shared'}); {found} {gpus}"
     )
 
 
 @contextmanager
 def ray_cluster(plan: Plan) -> Iterator[int]:
-    """Connect to Ray, or start it for this run; yields the number of GPUs."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no traffic that nobody asked for
+    """Connect to Ray, or start it for this run, and disconnect at the end; yield the number of GPUs."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 would let any other program starve the actors
-    # Ray would keep a hundred thousand calls for its dashboard: the GCS grows by some 70 KiB with each step until then.
+    os.environ.setdefault("RAY_worker_niceness", "0")  # with 15, any other program could starve the actors
+    # Ray would keep a hundred thousand calls for its dashboard, and its GCS grow by some 70 KiB with each step.
     os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "2000")
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "900")  # 60 would end a run while it saves
     import ray
@@ -110,7 +110,7 @@ def ray_cluster(plan: Plan) -> Iterator[int]:
 
 @contextmanager
 def joined_cluster(plan: Plan) -> Iterator[int]:
-    """Connect as `ray_cluster` does; an existing connection of this process is used, and kept."""
+    """Connect as `ray_cluster` does, or use the existing connection of this process, which then stays open."""
     import ray
 
     if ray.is_initialized():
@@ -122,10 +122,10 @@ def joined_cluster(plan: Plan) -> Iterator[int]:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Have a cluster of one machine listen on 127.0.0.1 alone.
+    """Have a cluster of one machine listen only on 127.0.0.1.
 
-    Ray replaces `_node_ip_address="127.0.0.1"` by another address of the machine. On Windows and macOS it stays on
-    loopback by this constant, which its environment variable sets only before the first import.
+    Ray replaces `_node_ip_address="127.0.0.1"` by another address of the machine. On Windows and macOS it listens on
+    loopback because of this constant, which can be set by an environment variable only before the first import.
     """
     from ray._private import ray_constants
 
@@ -138,7 +138,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 def no_room(plan: Plan, found: Layout, count: int) -> str:
-    """Say what Ray lacks for more engines, as the end of a sentence; empty if it has room.
+    """Say which resources Ray lacks for more engines, as the end of a sentence; empty if it lacks none.
 
     Args:
         plan: Plan of the run.
@@ -156,6 +156,6 @@ def no_room(plan: Plan, found: Layout, count: int) -> str:
 
 
 def placed_everywhere(plan: Plan, found: Layout) -> dict[str, Any]:
-    """Return the fields that all actor specs share."""
+    """Return the fields that the specs of all actors share."""
     colocated = plan.config.placement.colocate
     return {"device": found.device, "seed": plan.config.seed, "cpus": os.cpu_count() or 1, "colocated": colocated}

@@ -1,4 +1,4 @@
-"""A run's configuration: read, checked as a whole, every fault reported at once, before anything starts."""
+"""The configuration of a run: read and checked as a whole before anything starts, with all faults reported at once."""
 
 from rlsdk.config.parts import RewardPart, TaskSource
 from rlsdk.config.resolve import Plan, check

@@ -1,4 +1,4 @@
-"""Built-in components of a run whose configuration names no others: the only ones that the core knows by name."""
+"""Default components of a run: the only built-in ones that the core knows by name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ LEARNER = Use("deepspeed")
 BUFFER = Use("fifo")
 STOP = Use("all")
 WORKFLOW = Use("single_turn")
-"""Also of evaluations during a training on demonstrations, and of the rehearsal of rewards."""
+"""Also used by evaluations during a training on demonstrations, and by the trial of rewards before a run."""
 DEMONSTRATION = Use("demonstration")
 """Workflow of a training on demonstrations."""
 TRACKER = Use("jsonl")
-"""Of every run, beside the trackers that its configuration names: it writes the metrics that rlsdk reads itself."""
+"""Used by every run, besides the trackers that its configuration names: rlsdk itself reads the metrics it writes."""
 REWARD = Use("environment")
 """Reward of a run whose workflow gives rewards itself."""

@@ -1,4 +1,4 @@
-"""Faults of a configuration that was written for another trainer, or that has keys of one."""
+"""Better error messages for a configuration that was written for another trainer, or has keys of one."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _UNKNOWN = re.compile(r"(?P<path>[\w.\[\]@-]+): (?P<says>unknown (?:key|option) 
 
 
 def explained(source: str | Path | Mapping[str, Any], tree: Mapping[str, Any], faults: Sequence[str]) -> list[str]:
-    """Say whose configuration it is, where it is another trainer's, or what its keys are called here.
+    """Replace the faults of another trainer's configuration, or add what its keys are called in rlsdk.
 
     Args:
-        source: The file or mapping that was checked.
-        tree: What was read of it, with overrides.
-        faults: What is wrong with it.
+        source: File or mapping that was checked.
+        tree: Its content, with overrides.
+        faults: Faults that were found.
     """
-    from rlsdk.migration.aliases import hint, recognise  # only where something is wrong
+    from rlsdk.migration.aliases import hint, recognise  # imported only if something is wrong
 
     table = recognise(source)
     if table is not None:
         name = "this mapping" if isinstance(source, Mapping) else str(source)
         file = "FILE" if isinstance(source, Mapping) else name
         return [
-            f"{name} looks like a config of {table.title}; `rlsdk migrate {table.name} {file}` writes one of rlsdk and "
-            "tells what became of every key"
+            f"{name} looks like a config of {table.title}; `rlsdk migrate {table.name} {file}` converts it to one of "
+            "rlsdk and reports on every key"
         ]
     told = []
     for fault in faults:

@@ -1,4 +1,4 @@
-"""Check that groups of a run's size yield a learning signal, by trying its advantage and filters on toy batches."""
+"""Check that groups of a run's size give a learning signal, by trying its advantage and filters on toy batches."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from rlsdk.batch import CreditInputs
 
 GROUPS = 8
-"""Groups of a trial batch, and the greatest size of group that is tried."""
+"""Number of groups in a trial batch, and the largest group size that is tried."""
 REWARDS = (0.0, 1.0, 0.25, 0.75)
-"""Taken in turn by the rollouts of a trial batch."""
+"""Rewards that the rollouts of a trial batch take in turn."""
 
 
 def group_faults(size: int, advantage: Any, filters: Iterable[Any]) -> list[str]:
-    """Name the parts that leave nothing to learn from groups of `size` rollouts, though they do from larger ones.
+    """Name the parts that leave nothing to learn from groups of this size, but would from larger ones.
 
     Args:
         size: The run's `group_size`.
-        advantage: Ready to run; None where advantages are not all that is learned from.
-        filters: Ready to run.
+        advantage: Advantage function, ready to run; None if the run also learns from something else.
+        filters: Filters, ready to run.
     """
     found = []
     least = None if advantage is None else _least(size, lambda k: _teaches(advantage, k))
@@ -44,19 +44,19 @@ def group_faults(size: int, advantage: Any, filters: Iterable[Any]) -> list[str]
 
 
 def _least(size: int, works: Callable[[int], bool]) -> int | None:
-    """The least greater size that works where `size` does not; None where it does, or where none is found."""
+    """Return the least larger size that works if `size` does not; None if it does, or if no size works."""
     return None if works(size) else next((k for k in range(size + 1, GROUPS + 1) if works(k)), None)
 
 
 def _teaches(advantage: Any, size: int) -> bool:
-    """Return whether any rollout of a trial batch gets an advantage; a part that cannot be tried counts as teaching."""
+    """Return whether any rollout of a trial batch gets an advantage; True if that cannot be tried."""
     component = component_of(advantage)
     if component is None or component.is_async:
         return True
     try:
         result = advantage(_batch(size).only(component.needs))
         return bool(getattr(result, "advantages", result).abs().max() > 0)
-    except Exception:  # noqa: BLE001 - a part that is wrong is for `rlsdk check` and the run itself to report
+    except Exception:  # noqa: BLE001 - `rlsdk check` and the run report a part that is wrong
         return True
 
 
@@ -78,12 +78,12 @@ def _name(part: Any) -> str:
 
 
 def _rewards(size: int) -> list[float]:
-    """Rewards of `GROUPS` groups, one after the other; those of a group differ, and so do those of single rollouts."""
+    """Return the rewards of `GROUPS` groups, in order; they differ within a group, and groups of one differ."""
     return [REWARDS[(group + member) % len(REWARDS)] for group in range(GROUPS) for member in range(size)]
 
 
 def _batch(size: int) -> CreditInputs:
-    """A trial batch: rollouts of two tokens, with all optional fields."""
+    """Return a trial batch: rollouts of two tokens, with all optional fields."""
     import torch
 
     from rlsdk.batch import CreditInputs

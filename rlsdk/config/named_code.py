@@ -1,4 +1,4 @@
-"""Code that a configuration names: files of plugins, functions by path, code that comes with a model."""
+"""Code that a configuration names: plugin files, functions by path, code that comes with a model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlsdk.config.tree import leaves
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*")
 _WORD = re.compile(r"[\w+-]*")
-"""Text that names nothing but a component of the core, or an installed module without a dot."""
+"""Text that can name only a component of the core, or an installed module without a dot."""
 
 
 def named_code(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Find what a configuration would have run that is not installed as a plugin.
+    """Find the code that a configuration names and that is not an installed plugin.
 
     Args:
-        tree: A configuration, as it is written.
+        tree: Configuration as written by the user.
 
     Returns:
         Path -> value: `FILE.py`, `FILE.py:function`, `module:function`, and `trust_remote_code: true`.
@@ -49,15 +49,15 @@ def described_code(path: str, value: str) -> str:
 
 
 def names_only(tree: Mapping[str, Any], known: Mapping[str, Any], harmless: Collection[str]) -> bool:
-    """Tell whether one configuration can be checked without running other code than a second one, which was checked.
+    """Return whether a configuration can be checked without executing code that a known one does not name.
 
     Args:
-        tree: The configuration in question.
-        known: The one that was checked.
-        harmless: Paths whose text names no code, whatever it is.
+        tree: Configuration in question.
+        known: Configuration whose code may be executed.
+        harmless: Paths whose values never name code.
 
     Returns:
-        False if `tree` holds text that may name code, and that stands nowhere in `known`.
+        False if `tree` holds text that may name code and does not occur in `known`.
     """
     there = set(_texts(known, ()))
     return all(text in there or _WORD.fullmatch(text) for text in _texts(tree, harmless))

@@ -1,4 +1,4 @@
-"""The parts of an algorithm: how overrides merge into them, what a run fills in, and which do not go together."""
+"""The parts of an algorithm: merging of overrides, values that a run fills in, and contradictions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlsdk.options import CONVERTER, Fault, structure
 from rlsdk.plugins import ComponentRef
 
 NORMED = "seq-mean-token-sum-norm"
-"""The aggregation that divides by a length."""
+"""The aggregation that divides by a fixed length."""
 
 
 @attrs.frozen
 class RewardPart:
-    """One part of the reward: its component, and how it is combined with the others."""
+    """One part of the reward: its component, and the rule that combines it with the others."""
 
     rule: RewardSpec
     reference: ComponentRef
@@ -53,7 +53,7 @@ class Chosen:
     Attributes:
         path: Key in the configuration.
         component: The component.
-        options: Options given; a schedule is replaced by its greatest value. Others have their defaults.
+        options: Options that were given; schedules are replaced by their greatest values.
     """
 
     path: str
@@ -64,7 +64,7 @@ class Chosen:
         return f"{self.component.kind} {self.component.name!r}"
 
     def faults(self, run: RunFacts) -> Iterator[str]:
-        """Options that cannot take effect in the run."""
+        """Yield faults of options that can have no effect in the run."""
         if self.component.check is None:
             return
         values = {option.name: option.default for option in self.component.options} | dict(self.options)
@@ -94,7 +94,7 @@ def merge_parts(defaults: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_lengths(component: Component, options: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
-    """The options, with `max_tokens`, where it is known, for each length that is null or left out."""
+    """Return the options with `max_tokens`, if it is known, for each length that is null or left out."""
     if max_tokens is None:
         return dict(options)
     defaults = {option.name: option.default for option in component.options}
@@ -103,7 +103,7 @@ def with_lengths(component: Component, options: Mapping[str, Any], max_tokens: i
 
 
 def with_defaults(tree: Tree, defaults: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
-    """The configuration with an algorithm's defaults wherever it says nothing, and those that were put there."""
+    """Return the configuration with an algorithm's defaults for keys it lacks, and the defaults that were used."""
     tree, taken = dict(tree), {}
     for name, value in defaults.items():
         path = current_path(name)
@@ -113,7 +113,7 @@ def with_defaults(tree: Tree, defaults: Mapping[str, Any]) -> tuple[Tree, dict[s
             below = node.get(section)
             node[section] = below if isinstance(below, str) else dict(below or {})
             node = node[section]
-            if isinstance(node, str):  # a name in place of the section's keys: the configuration chose
+            if isinstance(node, str):  # a name instead of keys: the user chose the component
                 break
         if isinstance(node, dict) and key not in node:
             node[key] = taken[path] = value
@@ -121,7 +121,7 @@ def with_defaults(tree: Tree, defaults: Mapping[str, Any]) -> tuple[Tree, dict[s
 
 
 def default_faults(defaults: Mapping[str, Any]) -> list[Fault]:
-    """Find wrong defaults of an algorithm for other sections: unknown paths, and values that do not fit."""
+    """Find wrong defaults of an algorithm for other sections: unknown paths, and invalid values."""
     fault = "is a part of the algorithm itself; set its field"
     own = [(path, fault) for path in defaults if path.partition(".")[0] == "algorithm"]
     least = {"name": "run", "model": {"path": "model"}, "tasks": {"train": ["tasks"]}}
@@ -132,7 +132,7 @@ def default_faults(defaults: Mapping[str, Any]) -> list[Fault]:
 def completed(
     config: RunConfig, tree: Tree, algorithm: AlgorithmDefaults | None
 ) -> tuple[RunConfig, Tree, dict[str, Any], list[str]]:
-    """The configuration, typed and as a tree, with what the algorithm sets in other sections; that, and its faults."""
+    """Apply an algorithm's defaults for other sections: (configuration, its tree, defaults used, faults)."""
     if algorithm is None or not algorithm.defaults:
         return config, tree, {}, []
     if wrong := default_faults(algorithm.defaults):
@@ -142,7 +142,7 @@ def completed(
 
 
 def located(path: str) -> str:
-    """A model's folder so that processes in other working directories find it; a hub id as it is."""
+    """Return the absolute path of a model's folder, for processes in other folders; a hub id is unchanged."""
     folder = Path(path).expanduser()
     return str(folder.resolve()) if folder.is_dir() else path
 
@@ -151,9 +151,9 @@ def facts_of(config: RunConfig, algorithm: AlgorithmDefaults, *, one_answer: boo
     """Collect the facts of the run that the checks of components receive.
 
     Args:
-        config: The typed values.
-        algorithm: The algorithm with what the configuration replaced.
-        one_answer: True if a rollout is one answer.
+        config: Typed configuration.
+        algorithm: Algorithm with the parts that the configuration replaced.
+        one_answer: True if a rollout consists of one answer.
     """
     own, reference, room = config.model.path, config.model.reference, config.model.max_length - 1
     return RunFacts(
@@ -169,7 +169,7 @@ def facts_of(config: RunConfig, algorithm: AlgorithmDefaults, *, one_answer: boo
 def part_faults(
     config: RunConfig, algorithm: AlgorithmDefaults, chosen: Sequence[Chosen], run: RunFacts
 ) -> Iterator[str]:
-    """Faults of parts that do not go together, or cannot take effect in the run."""
+    """Yield faults of parts that contradict each other or can have no effect in the run."""
     for part in chosen:
         allowed = part.component.aggregates
         if allowed and run.aggregate not in allowed:
@@ -186,7 +186,7 @@ def part_faults(
 
 
 def reward_readers(chosen: Sequence[Chosen]) -> list[str]:
-    """The parts that read rewards."""
+    """Return the names of the parts that read rewards."""
 
     def reads(component: Component) -> bool:
         if component.kind == "policy_loss":
@@ -197,7 +197,7 @@ def reward_readers(chosen: Sequence[Chosen]) -> list[str]:
 
 
 def _no_effect(part: Chosen, config: RunConfig, algorithm: AlgorithmDefaults) -> Iterator[str]:
-    """Find parts that weigh by the old policy over the sampler where both have the same numbers."""
+    """Yield faults of parts that weight by old policy over sampler when both have the same logprobs."""
     if part.component.corrects != "old" or algorithm.rollouts == "mixed":  # mixed: always recomputed
         return
     other = "leave it out (null)" if part.component.kind == "correction" else "choose another policy loss"

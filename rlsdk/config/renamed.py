@@ -1,4 +1,4 @@
-"""Keys of a configuration that have a new name; the old one is still read, with a warning."""
+"""Renamed keys of a configuration: old names are still accepted, with a warning."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from rlsdk.errors import ConfigError
 
 log = logging.getLogger(__name__)
 RENAMED = {"production": "rollout"}
-"""Old section -> its name now."""
+"""Old name of a section -> current name."""
 _OLD = "|".join(RENAMED)
 
 
 def current(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Give sections their names of today, in interpolations, too.
+    """Replace old names of sections by current ones, also in interpolations.
 
     Raises:
-        ConfigError: A section is there under both of its names.
+        ConfigError: A section is given under both names.
     """
     both = [(old, new) for old, new in RENAMED.items() if old in tree and new in tree]
     if both:
         raise ConfigError(
-            [f"{old}: this section is called {new} now, and {new} is given, too; merge them" for old, new in both]
+            [f"{old}: this section is now called {new}, which is given as well; merge them" for old, new in both]
         )
     return {_noted(key): _interpolations(value) for key, value in tree.items()}
 
 
 def current_path(path: str) -> str:
-    """Give the path of a setting its name of today: `production.stop` -> `rollout.stop`."""
+    """Replace an old name at the start of a setting's path: `production.stop` -> `rollout.stop`."""
     section, dot, rest = path.partition(".")
     return _noted(section) + dot + rest
 
 
 def current_overrides(overrides: Sequence[str]) -> list[str]:
-    """Give the keys of `key=value` texts their names of today."""
+    """Replace old names in the keys of `key=value` texts."""
     return [re.sub(rf"^(\s*\+*)({_OLD})(?=[.=])", lambda m: m[1] + _noted(m[2]), text) for text in overrides]
 
 
 def _noted(section: str) -> str:
     if section in RENAMED:
-        log.warning("the section %s is called %s now; please rename it", section, RENAMED[section])
+        log.warning("the section %s is now called %s; please rename it", section, RENAMED[section])
     return RENAMED.get(section, section)
 
 

@@ -1,4 +1,4 @@
-"""The section `rollout` of a run: how far rollouts may run ahead, what is trained first, and where it is kept."""
+"""The section `rollout` of a configuration: running ahead, replay, and the storage of rollouts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class ReplaySection:
 
     Attributes:
         share: Share of a batch to fill with groups trained before, as far as any are within the staleness limit.
-        most_uses: Most times that a group is trained in total.
+        most_uses: Maximum number of times that a group is trained in total.
     """
 
     share: float = 0.0
     most_uses: int = 2
 
     def fresh(self, batch: int) -> int:
-        """Groups of a batch that are trained for the first time."""
+        """Return the number of groups in a batch that are trained for the first time."""
         return batch - round(batch * self.share)
 
 
@@ -45,8 +45,8 @@ class RolloutSection:
     """How far rollouts may run ahead of training; with the defaults they do not, and training is synchronous.
 
     Attributes:
-        max_staleness: Most weight syncs that a group may be behind when it is trained; 1: the next batch is sampled
-            while the learner works on this one. Older groups are sampled again, never trained.
+        max_staleness: Maximum number of weight syncs that a group may be behind when it is trained; 1: the next batch
+            is sampled while the learner works on this one. Older groups are sampled again, never trained.
         sync_interval: Steps between two weight syncs.
         oversample: Extra tasks that run at once, as a share of a batch; their groups go into later batches.
         dynamic_sampling: Start another task for each group that a filter drops, so that every batch is full.
@@ -55,8 +55,8 @@ class RolloutSection:
         storage: Database of rollouts (`save_rollouts` selects which are saved).
         in_flight: Replace weights while answers continue to be sampled; false: they are interrupted first.
         partial_rollouts: Resume an interrupted answer from the tokens already sampled; false: restart it.
-        max_token_staleness: Most weight syncs that a token may be behind; older tokens are left out of the loss. null:
-            as for its group.
+        max_token_staleness: Maximum number of weight syncs that a token may be behind; older tokens are left out of the
+            loss. null: as for its group.
         tail_batch: Number of expired groups of a source to collect before sampling them again, ahead of all others and
             without `oversample`; 0: each is sampled again at once; -1: never, and its task counts as filtered.
         stop: Rule that decides when enough of a batch is complete; the remaining groups go into later batches.

@@ -57,18 +57,20 @@ LEAST: dict[str, int] = {
     "scoring.memory": 64,
 }
 """Path -> least value."""
-
-
 LONGEST_NAME = 200
-"""Bytes of a run's name; file systems allow 255, and files beside the folder add to it."""
+"""Maximum bytes of a run's name: file systems allow 255, and names of files beside the folder are longer."""
 
 
 def limits(config: RunConfig) -> list[str]:
-    """Faults that the typed values show by themselves."""
+    """Return faults of values that are visible without the algorithm."""
     return [
         *_name(config.name),
         *_out(config),
-        *_too_small(config),
+        *(
+            f"{path}: at least {least}, got {value}"
+            for path, least in LEAST.items()
+            if (value := _at(config, path)) is not None and value < least
+        ),
         *(text for wrong, text in [*_sizes(config), *_rollout(config)] if wrong),
     ]
 
@@ -76,20 +78,20 @@ def limits(config: RunConfig) -> list[str]:
 def cross_checks(
     config: RunConfig, algorithm: AlgorithmDefaults, needs: Iterable[str], *, unrewarded: Sequence[str]
 ) -> list[str]:
-    """Faults that the typed values show together with the algorithm.
+    """Return faults of values in combination with the algorithm.
 
     Args:
         config: The typed values.
         algorithm: The algorithm with what the configuration replaced.
         needs: Optional inputs that the parts read.
-        unrewarded: Parts that read rewards, where there are none.
+        unrewarded: Parts that read rewards, if the run has none.
     """
     rules = [*_sampling(config, algorithm, unrewarded), *_objective(algorithm, set(needs))]
     return [text for wrong, text in rules if wrong]
 
 
 def compared_with_nothing(rewards: Iterable[str], needs: Iterable[str]) -> list[str]:
-    """Faults of rewards that compare a group, where the baseline is the reward of one greedy answer.
+    """Return faults of rewards that compare a group, if the baseline is the reward of one greedy answer.
 
     Args:
         rewards: Names of the rewards that compare.
@@ -105,7 +107,7 @@ def compared_with_nothing(rewards: Iterable[str], needs: Iterable[str]) -> list[
 
 
 def _name(name: str) -> list[str]:
-    """A name becomes a folder below `out`: one that leads elsewhere would have another folder used, or deleted."""
+    """Check the name of a run, which becomes a folder below `out` and must not lead to another folder."""
     if name in ("", ".", "..") or re.search(r"[/\\\x00-\x1f\x7f]", name) or len(os.fsencode(name)) > LONGEST_NAME:
         return [
             f"name: {name!r} cannot name a folder; expected 1 to {LONGEST_NAME} characters without '/', such as "
@@ -119,22 +121,23 @@ def _out(config: RunConfig) -> list[str]:
         fault = url_fault(config.out)
         return [f"out: {fault}"] if fault else []
     if config.mirror is not None:
-        return [f"mirror: given, but out={config.out!r} is a local folder, which has none; leave it out"]
+        return [f"mirror: given, but out={config.out!r} is a local folder, which needs no mirror; leave it out"]
     return []
 
 
-def _too_small(config: RunConfig) -> Iterable[str]:
-    for path, least in LEAST.items():
-        value: Any = config
-        for key in path.split("."):
-            value = None if value is None else getattr(value, key)
-        if value is not None and value < least:
-            yield f"{path}: at least {least}, got {value}"
+def _at(config: RunConfig, path: str) -> Any:
+    """Return the value under a dotted path; None if a section of it is null."""
+    value: Any = config
+    for key in path.split("."):
+        value = None if value is None else getattr(value, key)
+    return value
 
 
 def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
     rollouts = config.batch_size * config.group_size
     path, share = config.model.path, config.max_invalid
+    # Whether a hub id exists, only the hub can tell.
+    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).exists() and not path.startswith(".")
     both = (
         f"steps={config.steps} and epochs={config.epochs} are given" if config.steps is not None else "neither is given"
     )
@@ -147,18 +150,18 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
         (config.epochs is not None and config.epochs <= 0, f"epochs: above 0, got {config.epochs}"),
         (
             config.minibatches > rollouts,
-            f"minibatches: {config.minibatches} of {rollouts} rollouts leaves some empty; at most one for each",
+            f"minibatches: {config.minibatches} of {rollouts} rollouts leaves some empty; give at most {rollouts}",
         ),
-        (not config.tasks.train, "tasks.train: no source of tasks; name one"),
+        (not config.tasks.train, "tasks.train: expected at least one source of tasks, got none"),
         (
             any(not 0 <= each.weight < math.inf for each in config.tasks.train)
             or (bool(config.tasks.train) and not any(each.weight for each in config.tasks.train)),
-            f"tasks.train: weights are at least 0, and one above; got {[e.weight for e in config.tasks.train]}",
+            f"tasks.train: expected weights of at least 0, not all 0; got {[e.weight for e in config.tasks.train]}",
         ),
         (config.scoring.timeout <= 0, f"scoring.timeout: seconds above 0, got {config.scoring.timeout}"),
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),
         (
-            not _model_exists(path),
+            not is_hub_id and not (Path(path).expanduser() / "config.json").is_file(),
             f"model.path: there is no folder {path!r} with a config.json (nor does it read as a hub id, ORG/NAME)",
         ),
     ]
@@ -172,8 +175,8 @@ def _rollout(config: RunConfig) -> list[tuple[bool, str]]:
     return [
         (
             section.in_flight and not section.partial_rollouts,
-            "rollout.partial_rollouts: false has answers begin anew when weights change, but in_flight=true lets "
-            "them go on; set rollout.in_flight=false, too",
+            "rollout.partial_rollouts: false restarts answers when weights change, but with in_flight=true they are "
+            "not interrupted; set rollout.in_flight=false, too",
         ),
         (
             section.tail_batch != 0 and not section.runs_ahead,
@@ -198,7 +201,7 @@ def _rollout(config: RunConfig) -> list[tuple[bool, str]]:
         ),
         (
             0 < share < 1 and fresh_groups(config) < 1,
-            f"rollout.replay.share: {share} of batch_size={config.batch_size} leaves no group that is new",
+            f"rollout.replay.share: {share} of batch_size={config.batch_size} leaves no new group; reduce it",
         ),
         *((True, f"rollout.storage.{text}") for text in url_faults(section.storage)),
     ]
@@ -210,7 +213,7 @@ def fresh_groups(config: RunConfig) -> int:
 
 
 def url_faults(section: StorageSection) -> list[str]:
-    """Faults of the storage section. Messages never repeat the URL, which may hold a password."""
+    """Return faults of the storage section. Messages never repeat the URL, which may hold a password."""
     if section.url is None:
         return ["password_env: a password without a url"] if section.password_env else []
     try:
@@ -220,9 +223,7 @@ def url_faults(section: StorageSection) -> list[str]:
         return [f"url: {error}"]
     faults = []
     if parts.scheme != "postgresql+psycopg" or not (host or parts.path.strip("/")):
-        faults.append(
-            f"url: begins with postgresql+psycopg://, as in postgresql+psycopg://me@host/name; got {parts.scheme!r}"
-        )
+        faults.append(f"url: expected a URL such as postgresql+psycopg://me@host/name; got {parts.scheme!r}")
     if password:
         faults.append("url: holds a password; name an environment variable in password_env instead")
     if section.password_env and not os.environ.get(section.password_env):
@@ -276,9 +277,3 @@ def _objective(algorithm: AlgorithmDefaults, needs: set[str]) -> list[tuple[bool
             "algorithm.critic: the advantage reads a critic's values; set it true",
         ),
     ]
-
-
-def _model_exists(path: str) -> bool:
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).exists() and not path.startswith("."):
-        return True  # reads as a hub id: only the hub can tell
-    return (Path(path).expanduser() / "config.json").is_file()

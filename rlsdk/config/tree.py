@@ -22,7 +22,7 @@ Tree = dict[str, Any]
 _LISTS = (*(f"algorithm.{part}" for part in PART_LISTS), *LISTS)
 _NAMES = [*COMPONENT_KEYS, *(f"algorithm.{part}" for part in PARTS), *_LISTS]
 _SHORTHAND = re.compile("|".join([*map(re.escape, _NAMES), *(rf"{re.escape(name)}\.\d+" for name in _LISTS)]))
-"""Paths under which a name is short for `{use: NAME}`."""
+"""Pattern of the paths under which a name is short for `{use: NAME}`."""
 
 
 def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Tree, list[str]]:
@@ -33,7 +33,7 @@ def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
         overrides: `key=value` texts; the value is YAML.
 
     Returns:
-        The tree, and all faults of overrides and interpolations (whose keys are left out of the tree).
+        The tree, and all faults of overrides and interpolations; their keys are not in the tree.
 
     Raises:
         ConfigError: The file is missing or is not YAML.
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Iterate over the leaves of a configuration: path and value of everything but mappings and lists."""
+    """Yield path and value of everything in a configuration that is not a mapping or a list, unless it is empty."""
     if isinstance(value, Mapping) and value:
         for key, below in value.items():
             yield from leaves(below, f"{path}.{key}" if path else str(key))
@@ -85,7 +85,7 @@ def _load(source: str | Path | Mapping[str, Any]) -> tuple[Tree, dict[tuple[str 
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} cannot be read: {error}"]) from error
     except yaml.YAMLError as error:
-        raise ConfigError([f"{path} is no valid YAML: {' '.join(str(error).split())}"]) from error
+        raise ConfigError([f"{path} is not valid YAML: {' '.join(str(error).split())}"]) from error
     except OmegaConfBaseException as error:
         raise ConfigError([f"{error.full_key or path}: {_first_line(error)}{_DOLLAR}"]) from error
     tree = OmegaConf.to_container(loaded, resolve=False)
@@ -95,9 +95,9 @@ def _load(source: str | Path | Mapping[str, Any]) -> tuple[Tree, dict[tuple[str 
 
 
 def _take_objects(value: Any, path: tuple[str | int, ...], objects: dict[tuple[str | int, ...], Any]) -> Any:
-    """Marked objects stand where names stand; omegaconf holds plain values only, so they are kept aside."""
+    """Replace marked objects, which may stand in place of names, by text, since omegaconf takes only plain values."""
     if isinstance(value, Mapping):
-        # Numbers stay numbers, as a file's keys do: an environment's table has some.
+        # Keys that are numbers stay numbers, as in a file; options of environments have some.
         keyed = {k if isinstance(k, str | int) else str(k): v for k, v in value.items()}
         return {k: _take_objects(v, (*path, k), objects) for k, v in keyed.items()}
     if isinstance(value, list | tuple):
@@ -121,7 +121,7 @@ def _put_back(tree: Tree, objects: Mapping[tuple[str | int, ...], Any]) -> None:
 
 
 def apply_override(tree: Tree, text: str) -> str | None:
-    """Apply one `key=value` to the tree; returns the fault, or None."""
+    """Apply one `key=value` to the tree; return the fault, or None."""
     if "=" not in text or re.match(r"\s*[\w.\[\]]+\s*=", text) is None:
         return f"override {text!r}: expected key=value{_override_help(text)}"
     key, _, raw = text.partition("=")
@@ -131,7 +131,7 @@ def apply_override(tree: Tree, text: str) -> str | None:
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={raw}"]), resolve=False)["v"]
     except yaml.YAMLError as error:
-        return f"override {text!r}: the value is no valid YAML ({' '.join(str(error).split())}){_QUOTES}"
+        return f"override {text!r}: the value is not valid YAML ({' '.join(str(error).split())}){_QUOTES}"
     except OmegaConfBaseException as error:
         return f"override {text!r}: {_first_line(error)}{_DOLLAR}"
     return _assign(tree, re.sub(r"\[(\d+)\]", r".\1", key).split("."), value, text)
@@ -152,26 +152,26 @@ def _override_help(text: str) -> str:
 
 
 def _assign(tree: Tree, keys: list[str], value: Any, text: str) -> str | None:
-    """Put a value into the tree, making what is missing on the way; returns the fault, or None."""
+    """Put a value into the tree, and create missing sections; return the fault, or None."""
     node: Any = tree
     for depth, key in enumerate(keys):
         where = ".".join(keys[:depth])
         if isinstance(node, list) and not (key.isdigit() and int(key) < len(node)):
-            return f"override {text!r}: {where} is a list of {len(node)}; {key!r} is no index of it"
+            return f"override {text!r}: {where} is a list of {len(node)}; {key!r} is not an index of it"
         index: Any = int(key) if isinstance(node, list) else key
         if depth == len(keys) - 1:
             node[index] = value
             return None
         child = _spelt_out(".".join(keys[: depth + 1]), node[index] if isinstance(node, list) else node.get(key))
         if not isinstance(child, dict | list):
-            return f"override {text!r}: {'.'.join(keys[: depth + 1])} is {child!r}, it holds no keys"
+            return f"override {text!r}: {'.'.join(keys[: depth + 1])} is {child!r}, which has no keys"
         node[index] = child
         node = child
     return None
 
 
 def _spelt_out(path: str, value: Any) -> Any:
-    """The long form of what something is merged into: a component's or a model's name becomes a mapping."""
+    """Return the long form of a value that keys are added to: the name of a component or model becomes a mapping."""
     if value is None:
         return {}
     if isinstance(value, str) and path == "model":
@@ -189,7 +189,7 @@ def _interpolate(tree: Tree) -> tuple[Tree, list[str]]:
     """Resolve `${…}` leaf by leaf, so that every unresolved one is reported."""
     try:
         config = OmegaConf.create(tree)
-    except OmegaConfBaseException as error:  # of a mapping that a script gave: files and overrides were read before
+    except OmegaConfBaseException as error:  # in a mapping that a script gave; files and overrides were parsed before
         raise ConfigError([f"{error.full_key}: {_first_line(error)}{_DOLLAR}"]) from error
     faults: list[str] = []
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actor_failures import died
+from rlsdk.cluster.actors import died
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.actor import Progress
 

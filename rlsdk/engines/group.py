@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actor_failures import described, died, reason
-from rlsdk.cluster.actors import kill
+from rlsdk.cluster.actors import described, died, kill, reason
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineClient

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from rlsdk.cluster.actor_failures import described
+from rlsdk.cluster.actors import described
 from rlsdk.cluster.placement import Layout, placed_everywhere
 from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, Adapter, GivesAdapter, TakesAdapter, Weights

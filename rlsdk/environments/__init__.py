@@ -1,1 +1,1 @@
-"""Built-in environments: worlds that answer text with observations."""
+"""Environments: how they are run, in this process or in workers, and the built-in one, gymnasium."""

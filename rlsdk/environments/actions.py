@@ -9,11 +9,11 @@ import attrs
 from rlsdk.errors import ValueFault
 
 PATTERN = r"<answer>(.*?)</answer>"
-"""How an action is marked in an answer, unless an environment says otherwise."""
+"""Default form of an action in an answer."""
 LONGEST = 100_000
-"""Characters beyond which a text holds no action: what a search takes grows with their square."""
+"""Maximum characters of a text that is searched: the time of a search grows with their square."""
 SECONDS = 1.0
-"""Of a search, beyond which nothing is found."""
+"""Time limit of a search; one that takes longer finds nothing."""
 
 
 @attrs.frozen
@@ -21,9 +21,9 @@ class ActionPattern:
     """Finds the action in what a model wrote.
 
     Attributes:
-        pattern: A regular expression of the package `regex`, whose dot matches line breaks, too. Its first match
-            counts: the group `action` of it, else its last group, else all of it.
-        opening: With what the text may begin unseen, because it was written for the model (a prefill).
+        pattern: A regular expression of the package `regex`; its dot also matches line breaks. The action is the group
+            `action` of the first match, else its last group, else the whole match.
+        opening: A prefill: text that the environment wrote for the model, which the answer may continue.
     """
 
     pattern: str = PATTERN
@@ -36,7 +36,7 @@ class ActionPattern:
         try:
             object.__setattr__(self, "_compiled", regex.compile(self.pattern, regex.DOTALL))
         except regex.error as error:
-            raise ValueFault(f"action_pattern {self.pattern!r} is no regular expression: {error}") from error
+            raise ValueFault(f"action_pattern {self.pattern!r} is not a regular expression: {error}") from error
 
     def find(self, text: str) -> str | None:
         """Extract the action, stripped of surrounding space; None if there is none.
@@ -45,19 +45,13 @@ class ActionPattern:
             text: Text from the model, with or without `opening`.
         """
         for whole in (text, self.opening + text) if self.opening else (text,):
-            found = self._search(whole)
-            if found is not None:
-                return found
+            if len(whole) > LONGEST:
+                continue
+            try:
+                match = self._compiled.search(whole, timeout=SECONDS)
+            except TimeoutError:
+                continue
+            group = "action" if "action" in self._compiled.groupindex else self._compiled.groups
+            if match is not None and match[group] is not None:
+                return str(match[group]).strip()
         return None
-
-    def _search(self, text: str) -> str | None:
-        if len(text) > LONGEST:
-            return None
-        try:
-            match = self._compiled.search(text, timeout=SECONDS)
-        except TimeoutError:
-            return None
-        if match is None:
-            return None
-        held = match["action" if "action" in self._compiled.groupindex else self._compiled.groups]
-        return None if held is None else str(held).strip()

@@ -1,4 +1,4 @@
-"""The Ray actor of a worker: hosts environments, and says in plain values what became of each call."""
+"""The Ray actor of an environment worker, and the messages between it and the driver: calls, and their results."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rlsdk.isolation.process import settle
 from rlsdk.plugins import ComponentRef
 
 INTERVAL = 0.005
-"""Seconds between two messages of answers, at least: a thousand environments cost a few messages, not thousands."""
+"""Minimum seconds between two messages of answers, so that a thousand environments need few messages."""
 FAILURES: dict[str, type[Exception]] = {
     each.__name__: each for each in (TimeoutError, RuntimeError, TypeError, WorldLostError)
 }
-"""What a call may end with, by name: an exception of foreign code need not survive the way."""
+"""Exceptions with which a call may end, by name; exceptions of foreign code may not survive pickling."""
 
 
 @attrs.frozen
 class Reset:
-    """Make an environment of a kind that the worker was told of, and start its episode."""
+    """Create an environment of a registered kind, and start its episode."""
 
     number: int
     kind: int
@@ -39,7 +39,7 @@ class Reset:
 
 @attrs.frozen
 class Act:
-    """Take a step."""
+    """Pass a text to an environment as its action."""
 
     number: int
     text: str
@@ -47,22 +47,22 @@ class Act:
 
 
 @attrs.frozen
-class Leave:
-    """Close an environment; nobody waits for it."""
+class Close:
+    """Close an environment; there is no answer."""
 
     number: int
 
 
 @attrs.frozen
-class Learn:
-    """Environments of this kind are made from that component."""
+class Register:
+    """Register a kind of environment under a number, which `Reset` refers to."""
 
     kind: int
     reference: ComponentRef
     isolation: Isolation
 
 
-Call = Reset | Act | Leave | Learn
+Call = Reset | Act | Close | Register
 
 
 @attrs.frozen
@@ -81,11 +81,11 @@ class Failed:
 
 
 Answer = tuple[int, Any]
-"""The number of an environment; `Observation`, `Step`, `Failed`, or an RlsdkError that ends the run."""
+"""The number of an environment, and an `Observation`, a `Step`, a `Failed`, or an RlsdkError that ends the run."""
 
 
 class EnvWorkerActor(RunActor):
-    """Environments of many rollouts, in one process."""
+    """Hosts the environments of many rollouts in one process."""
 
     def __init__(self, threads: int, log_path: str) -> None:
         super().__init__(log_path)
@@ -100,44 +100,45 @@ class EnvWorkerActor(RunActor):
         settle()
 
     async def about(self) -> int:
-        """The number of this process; whoever asks learns that it lives."""
+        """Return the id of this process; an answer shows that it is alive."""
         return os.getpid()
 
     async def take(self, serial: int, calls: Sequence[Call]) -> None:
-        """Begin calls, message 0 first; what becomes of them comes out of `answers`.
+        """Start the calls of a message; their results come out of `answers`.
 
-        Ray may run the calls of an async actor in another order than they were made in.
+        Args:
+            serial: Number of the message, from 0. Ray may deliver messages in another order than they were sent.
+            calls: Calls, in order.
         """
         self._early[serial] = calls
         while self._due in self._early:
-            due = self._early.pop(self._due)
+            for call in self._early.pop(self._due):
+                self._start(call)
             self._due += 1
-            self._begin(due)
 
-    def _begin(self, calls: Sequence[Call]) -> None:
-        for call in calls:
-            if isinstance(call, Learn):
-                self._kinds[call.kind] = EnvSpec(call.reference, call.isolation, call.kind)
-            elif isinstance(call, Leave):
-                self._host.close(call.number)
-            else:
-                task = asyncio.get_running_loop().create_task(self._run(call.number, self._begun(call)))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+    def _start(self, call: Call) -> None:
+        if isinstance(call, Register):
+            self._kinds[call.kind] = EnvSpec(call.reference, call.isolation, call.kind)
+            return
+        if isinstance(call, Close):
+            self._host.close(call.number)
+            return
+        if isinstance(call, Act):
+            result: Awaitable[Any] = self._host.step(call.number, call.text, call.seconds)
+        else:
+            result = self._host.reset(call.number, self._kinds[call.kind], call.options, call.seed, call.seconds)
+        task = asyncio.get_running_loop().create_task(self._run(call.number, result))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def answers(self) -> AsyncIterator[list[Answer]]:
-        """Yield results of calls as they end (`num_returns="streaming"`), without end."""
+        """Yield the results of calls as they end, forever (`num_returns="streaming"`)."""
         while True:
             await self._some.wait()
             self._some.clear()
             ready, self._ready = self._ready, []
             yield ready
             await asyncio.sleep(INTERVAL)
-
-    def _begun(self, call: Reset | Act) -> Awaitable[Any]:
-        if isinstance(call, Act):
-            return self._host.step(call.number, call.text, call.seconds)
-        return self._host.reset(call.number, self._kinds[call.kind], call.options, call.seed, call.seconds)
 
     async def _run(self, number: int, call: Awaitable[Any]) -> None:
         answer: Any
@@ -148,7 +149,7 @@ class EnvWorkerActor(RunActor):
             answer = Failed(kind, str(error), self._host.stuck)
         except RlsdkError as error:
             answer = error
-        except Exception as error:  # not the environment's: its worker is broken
+        except Exception as error:  # not the environment's own: the worker is broken
             logging.exception("a call failed")
             answer = Failed("WorldLostError", f"{type(error).__name__}: {error}", self._host.stuck)
         self._ready.append((number, answer))

@@ -1,40 +1,46 @@
-"""Any environment of gymnasium, played by text."""
+"""Environments of gymnasium, played by text: observations are written as text, actions are read from it."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
 import rlsdk
 from rlsdk.environments.actions import PATTERN, ActionPattern
-from rlsdk.environments.spaces import action_of, described, parsed, written
 from rlsdk.errors import EnvironmentFault, ValueFault
 from rlsdk.types import Observation, Step
+
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
+_LONGEST = 10_000
+"""Maximum characters of an action; longer texts are invalid."""
+_DIGITS = 40
 
 
 @rlsdk.environment("gymnasium")
 @attrs.define(kw_only=True, eq=False)
 class Gymnasium:
-    """An environment of gymnasium: its observations written as text, its actions read from text.
+    """An environment of gymnasium whose observations are written as text and whose actions are read from text.
 
-    Without `actions` the text is read by the environment's action space: a whole number for Discrete, numbers apart by
-    commas or spaces for Box, MultiDiscrete and MultiBinary, the text itself for Text. A text without a valid action
-    does not reach the environment: its reward is `format_penalty`. Metrics are counts since `reset`, and `return`, the
-    sum of the environment's own rewards; those of an episode's last step are the episode's.
+    Without `actions`, the environment's action space says how a text is read: a whole number for Discrete, numbers
+    separated by commas or spaces for Box, MultiDiscrete and MultiBinary, the text itself for Text. A text without a
+    valid action does not reach the environment; its reward is `format_penalty`. Metrics: the numbers of actions and of
+    valid actions since `reset`, and `return`, the sum of the environment's own rewards.
 
     Attributes:
-        id: As `gymnasium.make` takes it, such as `CartPole-v1`, or `module:Name-v0` for one that a module registers.
-        kwargs: For `gymnasium.make`.
-        actions: How an action is called (in any case) -> the action, such as `{Left: 0, Right: 1}`.
+        id: Id for `gymnasium.make`, such as `CartPole-v1`, or `module:Name-v0` for one that a module registers.
+        kwargs: Further arguments of `gymnasium.make`.
+        actions: Name of an action (in any case) -> the action, such as `{Left: 0, Right: 1}`.
         action_pattern: A regular expression of the package `regex`; its first match counts. The action is the group
             `action`, else the last group, else the whole match.
-        instruction: The beginning of the first observation; left out, which environment it is, what an action is, and
-            in which form to answer. Empty text for none.
-        template: What an observation says; `{observation}` and `{actions_left}` are filled in.
+        instruction: Beginning of the first observation; left out, it names the environment and explains what an action
+            is and in which form to answer. Empty text for none.
+        template: Text of an observation; `{observation}` and `{actions_left}` are filled in.
         precision: Decimals of numbers in observations.
         max_steps: Actions in an episode, invalid ones included; null leaves it to the environment's own limit.
         format_penalty: Reward of a text without a valid action.
@@ -60,12 +66,10 @@ class Gymnasium:
 
     def __attrs_post_init__(self) -> None:
         if self.max_steps is not None and self.max_steps < 1:
-            raise ValueFault(f"max_steps is at least 1, got {self.max_steps}")
+            raise ValueFault(f"max_steps: expected at least 1, got {self.max_steps}")
         names = [name.strip().casefold() for name in self.actions or {}]
         if len(set(names)) < len(names) or self.actions == {} or "" in names:
-            raise ValueFault(
-                f"actions gives each action a name of its own, in any case; got {dict(self.actions or {})}"
-            )
+            raise ValueFault(f"actions: expected names that differ in more than case; got {dict(self.actions or {})}")
         self._pattern = ActionPattern(self.action_pattern)
         gymnasium = _gymnasium()
         try:
@@ -77,7 +81,7 @@ class Gymnasium:
         """Start an episode.
 
         Args:
-            seed: Any whole number; gymnasium's are from 0 upwards, so a negative one stands for another above 2⁶².
+            seed: Any whole number; gymnasium requires at least 0, so it is taken modulo 2⁶³.
 
         Raises:
             ValueFault: A value of `actions` is not an action of this environment, or its actions cannot be read from
@@ -90,7 +94,10 @@ class Gymnasium:
         self._steps = self._valid = 0
         self._return, self._over = 0.0, False
         self._shown = written(value, self.precision)
-        return self._observation(self._introduction())
+        introduction = self.instruction
+        if introduction is None:
+            introduction = f"You act in the environment {self.id}. {self._how()}"
+        return self._observation(introduction)
 
     def step(self, text: str) -> Step:
         """Take the action stated in a text.
@@ -99,7 +106,7 @@ class Gymnasium:
             text: Text from the model.
 
         Raises:
-            ValueFault: The episode is over, or was not started.
+            ValueFault: No episode is under way: it was not started, or is over.
         """
         if self._over:
             raise ValueFault(f"environment {self.id!r}: no episode is under way; call reset(seed) before step")
@@ -128,12 +135,13 @@ class Gymnasium:
         return None if self._env is None else self._env.render()
 
     def close(self) -> None:
-        """Give back what the environment holds."""
+        """Close the environment and release its resources."""
         if self._env is not None:
             self._env.close()
             self._env, self._over = None, True
 
     def _table(self) -> dict[str, Any]:
+        """Return the action of each name in `actions`, names in lower case."""
         space = self._env.action_space
         if self.actions is None:
             described(space)  # refuses a space that cannot be read from text
@@ -162,11 +170,6 @@ class Gymnasium:
         state = hashlib.md5(self._shown.encode(errors="surrogatepass"), usedforsecurity=False).hexdigest()
         return Observation(f"{words}\n{text}" if words else text, state)
 
-    def _introduction(self) -> str:
-        if self.instruction is not None:
-            return self.instruction
-        return f"You act in the environment {self.id}. {self._how()}"
-
     def _how(self) -> str:
         what = described(self._env.action_space) if self.actions is None else f"one of {', '.join(self.actions)}"
         form = " Answer in the form <answer> [your action] </answer>." if self.action_pattern == PATTERN else ""
@@ -181,3 +184,110 @@ def _gymnasium() -> Any:
     import gymnasium
 
     return gymnasium
+
+
+def written(value: Any, precision: int) -> str:
+    """Format an observation as text: numbers with few decimals, mappings with a line per key.
+
+    Args:
+        value: Observation from any space.
+        precision: Number of decimals.
+    """
+    if isinstance(value, Mapping):
+        return "\n".join(f"{key}: {written(each, precision)}" for key, each in value.items())
+    if isinstance(value, tuple):
+        return ", ".join(written(each, precision) for each in value)
+    if isinstance(value, str):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind == "f":
+        array = np.round(array.astype(np.float64), precision) + 0.0  # no -0.0
+    return str(array.tolist())
+
+
+def described(space: Any) -> str:
+    """Describe the actions of a space in words.
+
+    Args:
+        space: The action space.
+
+    Raises:
+        ValueFault: Actions of this kind of space cannot be read from text.
+    """
+    kind = _kind(space)
+    if kind == "Discrete":
+        return f"a whole number from {int(space.start)} to {int(space.start + space.n - 1)}"
+    if kind == "Text":
+        return f"a text of {space.min_length} to {space.max_length} characters"
+    count = int(np.prod(space.shape))
+    if kind == "Box":
+        low, high = (written(np.ravel(side)[0], 4) for side in (space.low, space.high))
+        same = len(set(np.ravel(space.low))) == len(set(np.ravel(space.high))) == 1
+        return f"{_numbers(count, 'number')}" + (f" from {low} to {high}" if same else "")
+    if kind == "MultiBinary":
+        return f"{_numbers(count, 'number')}, each 0 or 1"
+    least = np.ravel(space.start)
+    ranges = ", ".join(f"{low} to {low + n - 1}" for low, n in zip(least, np.ravel(space.nvec), strict=True))
+    return f"{_numbers(count, 'whole number')}, from {ranges}"
+
+
+def parsed(space: Any, text: str) -> tuple[bool, Any]:
+    """Parse a text into (valid, action) for an action space.
+
+    Args:
+        space: Discrete, Box, MultiDiscrete, MultiBinary or Text.
+        text: Text to parse.
+    """
+    if len(text) > _LONGEST:
+        return False, None
+    if _kind(space) == "Text":
+        return action_of(space, text)
+    tokens = re.split(r"[,\s]+", text.strip().strip("[]()").strip())
+    if not all(len(token) <= _DIGITS and _NUMBER.fullmatch(token) for token in tokens):
+        return False, None
+    values = [float(token) for token in tokens]
+    if _kind(space) == "Discrete":
+        return action_of(space, values[0]) if len(values) == 1 else (False, None)
+    return action_of(space, values)
+
+
+def action_of(space: Any, value: Any) -> tuple[bool, Any]:
+    """Convert a plain value (as in YAML) into (valid, action), with the action in the space's own type.
+
+    Args:
+        space: Any space.
+        value: A number, a list of numbers, or a value the space accepts as is.
+    """
+    kind = type(space).__name__
+    if kind == "Discrete":
+        whole = isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
+        return (whole and bool(space.contains(int(value))), int(value) if whole else None)
+    if kind not in ("Box", "MultiDiscrete", "MultiBinary"):
+        return bool(space.contains(value)), value
+    try:
+        given = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False, None
+    if given.size != np.prod(space.shape) or not np.isfinite(given).all():
+        return False, None
+    given = given.reshape(space.shape)
+    if np.issubdtype(space.dtype, np.integer):
+        limits = np.iinfo(space.dtype)
+        if ((given != np.round(given)) | (given < limits.min) | (given > limits.max)).any():
+            return False, None
+    with np.errstate(over="ignore"):
+        action = given.astype(space.dtype)
+    return bool(np.isfinite(action).all() and space.contains(action)), action
+
+
+def _kind(space: Any) -> str:
+    kind = type(space).__name__
+    if kind not in ("Discrete", "Box", "MultiDiscrete", "MultiBinary", "Text"):
+        raise ValueFault(
+            f"actions of the space {space} cannot be read from text; name them: actions: {{NAME: ACTION, …}}"
+        )
+    return kind
+
+
+def _numbers(count: int, what: str) -> str:
+    return f"a {what}" if count == 1 else f"{count} {what}s apart by commas"

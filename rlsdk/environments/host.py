@@ -1,7 +1,7 @@
-"""The environments of one process. Their calls run side by side; one that takes too long is cut off, and nobody waits.
+"""The environments of one process, whose calls run concurrently; one that takes too long is abandoned.
 
-An environment's method runs in a thread, or on the event loop if it is `async`. Isolation `lock` lets one call of all
-such environments run at a time; with `process` each environment has a process of its own.
+Methods of an environment run in threads, or on the event loop if they are `async`. Among environments with isolation
+`lock`, only one call runs at a time; with `process`, each environment has its own process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 CLOSING = 10.0
 """Seconds that an environment may take to close."""
 _LAST_WORDS = 1.0
-"""Seconds for a coroutine to end that was cancelled."""
+"""Seconds within which a cancelled coroutine must end."""
 
 
 @attrs.frozen(eq=False)
@@ -54,15 +54,15 @@ class Instance(Protocol):
     """An environment instance, in this process or another."""
 
     async def reset(self, seed: int, seconds: float) -> Any:
-        """Make it and start its episode; raises TimeoutError, or what the environment raised."""
+        """Create it and start its episode; raises TimeoutError, or the environment's own exception."""
         ...
 
     async def step(self, text: str, seconds: float) -> Any:
-        """Act."""
+        """Pass a text to it as an action."""
         ...
 
     async def close(self) -> None:
-        """End it; it is not asked anything any more."""
+        """Close it; no call follows."""
         ...
 
 
@@ -77,7 +77,7 @@ class _EnvSlot:
 
 
 class EnvHost:
-    """Environments, each under a number that its owner chose."""
+    """Hosts environments, each under a number that its owner chose."""
 
     def __init__(self, threads: int, plugins: Plugins | None = None) -> None:
         """Create a host; threads and processes start when they are needed.
@@ -91,22 +91,22 @@ class EnvHost:
         self._lock = _Lock()
         self._components: dict[int, asyncio.Future[Component]] = {}
         self._fork_servers: dict[int, ForkServer] = {}
-        self._guests: dict[int, _EnvSlot] = {}
+        self._slots: dict[int, _EnvSlot] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def stuck(self) -> int:
-        """Calls that hang, each in a thread that was left to it."""
+        """Number of calls that hang, each in a thread that was abandoned."""
         return self._threads.stuck
 
     async def reset(
-        self, number: int, blueprint: EnvSpec, options: Mapping[str, Any], seed: int, seconds: float
+        self, number: int, spec: EnvSpec, options: Mapping[str, Any], seed: int, seconds: float
     ) -> Observation:
         """Create an environment and start its episode.
 
         Args:
             number: Number by which later calls name it.
-            blueprint: Specification; the same object for environments of the same kind.
+            spec: Specification; the same object for environments of the same kind.
             options: Options of this environment.
             seed: Seed of the episode.
             seconds: Time limit.
@@ -118,33 +118,33 @@ class EnvHost:
             RuntimeError: The environment raised an exception.
             TypeError: The environment returned a value of another type.
         """
-        guest = self._guests.setdefault(number, _EnvSlot(f"environment {blueprint.name!r} (seed {seed})"))
-        guest.busy = True
+        slot = self._slots.setdefault(number, _EnvSlot(f"environment {spec.name!r} (seed {seed})"))
+        slot.busy = True
         try:
-            instance = guest.instance = guest.instance or await self._instance(blueprint, options)
+            instance = slot.instance = slot.instance or await self._instance(spec, options)
         finally:
-            guest.busy = False
-        guest.steps = 0
-        return await self._call(guest, "reset", Observation, lambda: instance.reset(seed, seconds))
+            slot.busy = False
+        slot.steps = 0
+        return await self._call(slot, "reset", Observation, lambda: instance.reset(seed, seconds))
 
     async def step(self, number: int, text: str, seconds: float) -> Step:
-        """Act; fails as `reset` does."""
-        guest = self._guests[number]
-        instance = guest.instance
-        assert instance is not None, "an environment is reset before its first step"
-        guest.steps += 1
-        return await self._call(guest, f"step {guest.steps}", Step, lambda: instance.step(text, seconds))
+        """Pass a text to an environment as its action; raises the same exceptions as `reset`."""
+        slot = self._slots[number]
+        instance = slot.instance
+        assert instance is not None, "step was called before reset"
+        slot.steps += 1
+        return await self._call(slot, f"step {slot.steps}", Step, lambda: instance.step(text, seconds))
 
     def close(self, number: int) -> None:
-        """Close an environment, now or when the call ends that it is in; nobody waits for it."""
-        guest = self._guests.pop(number, None)
-        if guest is not None:
-            guest.left = True
-            self._end(guest)
+        """Close an environment in the background: now, or when its running call ends."""
+        slot = self._slots.pop(number, None)
+        if slot is not None:
+            slot.left = True
+            self._end(slot)
 
-    async def _call(self, guest: _EnvSlot, what: str, kind: type[T], call: Callable[[], Awaitable[Any]]) -> T:
-        where = f"{guest.where}: {what}"
-        guest.busy, usable = True, False
+    async def _call(self, slot: _EnvSlot, what: str, kind: type[T], call: Callable[[], Awaitable[Any]]) -> T:
+        where = f"{slot.where}: {what}"
+        slot.busy, usable = True, False
         try:
             result = await call()
             usable = True
@@ -157,52 +157,52 @@ class EnvHost:
         except Exception as error:  # the environment's code; its rollout fails, the run goes on
             raise RuntimeError(f"{where} raised {described(error)}") from error
         finally:
-            guest.busy, guest.usable = False, usable
-            if guest.left:
-                self._end(guest)
+            slot.busy, slot.usable = False, usable
+            if slot.left:
+                self._end(slot)
         if not isinstance(result, kind):
-            guest.usable = False
-            raise TypeError(f"{where} gave {result!r}; expected an rlsdk.{kind.__name__}")
+            slot.usable = False
+            raise TypeError(f"{where} returned {result!r}; expected an rlsdk.{kind.__name__}")
         return result
 
-    def _end(self, guest: _EnvSlot) -> None:
-        if guest.busy:
+    def _end(self, slot: _EnvSlot) -> None:
+        if slot.busy:
             return
-        closing = asyncio.get_running_loop().create_task(_closed(guest))
+        closing = asyncio.get_running_loop().create_task(_closed(slot))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
-    async def _instance(self, blueprint: EnvSpec, options: Mapping[str, Any]) -> Instance:
-        if blueprint.isolation == "process":
-            what = f"environments {blueprint.reference.name!r}"
-            forks = self._fork_servers.setdefault(blueprint.kind, ForkServer(what, prepare, blueprint.reference))
+    async def _instance(self, spec: EnvSpec, options: Mapping[str, Any]) -> Instance:
+        if spec.isolation == "process":
+            what = f"environments {spec.reference.name!r}"
+            forks = self._fork_servers.setdefault(spec.kind, ForkServer(what, prepare, spec.reference))
             try:
                 await forks.ready()
             except ForkServerError as error:
                 raise (PluginError if error.refused else EnvironmentFault)(str(error)) from error
             return SubprocessEnv(forks, options)
-        found = self._components.get(blueprint.kind)
-        if found is None:  # once for all: those who come meanwhile wait for it
+        found = self._components.get(spec.kind)
+        if found is None:  # resolved once; concurrent calls wait for the same future
             self._plugins = self._plugins or Plugins()
-            finding = self._threads.call(self._plugins.component, blueprint.reference)
-            found = self._components[blueprint.kind] = asyncio.ensure_future(finding)
+            finding = self._threads.call(self._plugins.component, spec.reference)
+            found = self._components[spec.kind] = asyncio.ensure_future(finding)
         component = await asyncio.shield(found)
         assert self._plugins is not None
-        lock = self._lock if blueprint.isolation == "lock" else None
-        return _Here(self._plugins, component, options, self._threads, lock)
+        lock = self._lock if spec.isolation == "lock" else None
+        return _InProcessEnv(self._plugins, component, options, self._threads, lock)
 
 
-async def _closed(guest: _EnvSlot) -> None:
-    instance = guest.instance
-    if instance is not None and (guest.usable or isinstance(instance, SubprocessEnv)):
+async def _closed(slot: _EnvSlot) -> None:
+    instance = slot.instance
+    if instance is not None and (slot.usable or isinstance(instance, SubprocessEnv)):
         try:
             await instance.close()
-        except Exception as error:  # noqa: BLE001 - the episode is over, whatever becomes of its environment
-            log.warning("%s: close failed: %s", guest.where, described(error))
+        except Exception as error:  # noqa: BLE001 - the episode is over; how its environment closes does not matter
+            log.warning("%s: close failed: %s", slot.where, described(error))
 
 
 class _Lock:
-    """Lets one call run at a time. A call that hangs holds it for good, and those that come after it fail."""
+    """Lets one call run at a time. A call that hangs holds the lock for ever, and all later calls fail."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -219,8 +219,8 @@ class _Lock:
                 raise
 
 
-class _Here:
-    """An environment in this process."""
+class _InProcessEnv:
+    """An environment that runs in this process."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Environments in this process: in tests, on scripted policies, and wherever no training runs."""
+"""Environments that run in threads of this process, without Ray: in tests, and wherever no training runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rlsdk.plugins import Plugins
 from rlsdk.types import Observation, Step
 
 THREADS = 64
+"""Default number of concurrent calls."""
 
 
 class EnvBackend(Protocol):
@@ -37,7 +38,7 @@ class EnvSpecs:
 
         Args:
             plugins: Plugins to look components up in; None for the installed ones.
-            isolation: In place of what the environments' marks say.
+            isolation: Isolation that overrides the environments' own marks.
         """
         self._plugins, self._isolation = plugins, isolation
         self._known: dict[Any, EnvSpec] = {}
@@ -65,34 +66,30 @@ class LocalEnvBackend:
 
         Args:
             plugins: Plugins to look environments up in; by default, the installed ones.
-            threads: Calls that run at once.
+            threads: Maximum number of concurrent calls.
         """
         self._plugins, self._threads = plugins, threads
-        self._blueprints = EnvSpecs(plugins, None)
+        self._specs = EnvSpecs(plugins, None)
         self._host: EnvHost | None = None
         self._numbers = itertools.count()
 
     def open(self, environment: Use, seed: int, seconds: float) -> EnvHandle:
-        """An environment; see `EnvBackend`."""
+        """Open a handle to an environment; see `EnvBackend`."""
         self._host = self._host or EnvHost(self._threads, self._plugins)
-        return _LocalWorld(
-            self._host, next(self._numbers), self._blueprints.of(environment), environment, seed, seconds
-        )
+        return _LocalEnv(self._host, next(self._numbers), self._specs.of(environment), environment, seed, seconds)
 
 
-class _LocalWorld:
-    def __init__(
-        self, host: EnvHost, number: int, blueprint: EnvSpec, environment: Use, seed: int, seconds: float
-    ) -> None:
-        self._host, self._number, self._blueprint = host, number, blueprint
+class _LocalEnv:
+    def __init__(self, host: EnvHost, number: int, spec: EnvSpec, environment: Use, seed: int, seconds: float) -> None:
+        self._host, self._number, self._spec = host, number, spec
         self._environment, self._seed, self._seconds = environment, seed, seconds
 
     async def reset(self) -> Observation:
         try:
             return await self._host.reset(
-                self._number, self._blueprint, self._environment.options, self._seed, self._seconds
+                self._number, self._spec, self._environment.options, self._seed, self._seconds
             )
-        except WorldLostError as error:  # there is no other process in which it might go better
+        except WorldLostError as error:  # a retry in another process, as with workers, is not possible here
             raise RuntimeError(str(error)) from error
 
     async def step(self, text: str) -> Step:

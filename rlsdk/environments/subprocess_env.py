@@ -1,7 +1,7 @@
-"""Environments with a process of their own, which is killed when it hangs.
+"""Environments that each have their own process, which is killed when it hangs.
 
-`prepare` and what it returns run in those processes, `SubprocessEnv` in the process that plays. Options come pickled
-from there, which is trusted. Results go back as JSON, since an environment acts on text from a model.
+`prepare` and the function it returns run in those processes, `SubprocessEnv` in the process that plays. Options arrive
+pickled, since that process is trusted. Results go back as JSON, since an environment acts on text from a model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CLOSING = 2.0
 
 
 def prepare(reference: ComponentRef) -> Callable[[socket.socket], None]:
-    """Import an environment, and return what a fork does: be one environment until its owner goes away."""
+    """Import an environment, and return the main function of a fork: it serves calls until the socket is closed."""
     plugins = Plugins()
     component = plugins.component(reference)
 
@@ -93,7 +93,7 @@ class SubprocessEnv:
         self._fork: Fork | None = None
 
     async def reset(self, seed: int, seconds: float) -> Any:
-        """Start the process, make the environment, start its episode."""
+        """Start the process, create the environment, and start its episode."""
         import cloudpickle
 
         async with self._limited(seconds):
@@ -103,14 +103,14 @@ class SubprocessEnv:
         return Observation(**found["observation"]) if set(found) == {"observation"} else found
 
     async def step(self, text: str, seconds: float) -> Any:
-        """Act."""
+        """Pass a text to the environment as its action."""
         found = await self._ask({"step": text}, seconds)
         if "reward" not in found:
             return found
         return Step(observation=Observation(**found.pop("observation")), **found)
 
     async def close(self) -> None:
-        """Let it close, but not for long; then its process is gone."""
+        """Close the environment within a short time limit, then kill its process."""
         if self._fork is None:
             return
         try:
@@ -129,7 +129,7 @@ class SubprocessEnv:
 
     @asynccontextmanager
     async def _limited(self, seconds: float) -> AsyncIterator[None]:
-        """Kills the process if it takes too long, or nobody waits any more."""
+        """Kill the process if the block takes too long or is cancelled."""
         try:
             async with asyncio.timeout(seconds):
                 yield

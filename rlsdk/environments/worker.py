@@ -1,4 +1,4 @@
-"""The driver's side of a worker: calls of one turn of the event loop travel together, answers come one by one."""
+"""The driver's side of a worker: calls made in one iteration of the event loop travel as one message."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlsdk.cluster.actor_failures import described
-from rlsdk.cluster.actors import kill, spawn
-from rlsdk.environments.actor import FAILURES, Act, Call, EnvWorkerActor, Failed, Learn, Leave, Reset
+from rlsdk.cluster.actors import described, kill, spawn
+from rlsdk.environments.actor import FAILURES, Act, Call, Close, EnvWorkerActor, Failed, Register, Reset
 from rlsdk.environments.host import EnvSpec
 from rlsdk.errors import EnvironmentFault, RlsdkError, WorldLostError
 
 log = logging.getLogger(__name__)
 
 
-class Worker:
-    """Client of one worker actor; `guests` counts the environments with a slot in it."""
+class EnvWorker:
+    """Client of one worker actor.
+
+    Attributes:
+        count: Number of environments that have a place in the worker.
+        stuck: Number of calls that hang in it, as of its last failed call.
+        gone: Why it is gone; empty while it lives.
+    """
 
     def __init__(
-        self, name: str, threads: int, log_path: Path | None, silence: float, lost: Callable[[Worker, str], None]
+        self, name: str, threads: int, log_path: Path | None, silence: float, lost: Callable[[EnvWorker, str], None]
     ) -> None:
         """Start a worker on the running event loop.
 
@@ -33,7 +38,7 @@ class Worker:
             silence: Seconds without an answer after which the worker must confirm that it is alive.
             lost: Callback for the loss of the worker, called once with the reason.
         """
-        self.name, self.guests, self.gone, self.stuck = name, 0, "", 0
+        self.name, self.count, self.gone, self.stuck = name, 0, "", 0
         self._log_path, self._silence, self._lost = log_path, silence, lost
         self._actor = spawn(
             EnvWorkerActor,
@@ -57,19 +62,19 @@ class Worker:
         """Location of the worker's output, for messages."""
         return "its output is Ray's" if self._log_path is None else f"its log is {self._log_path}"
 
-    async def ask(self, call: Reset | Act, blueprint: EnvSpec) -> Any:
+    async def ask(self, call: Reset | Act, spec: EnvSpec) -> Any:
         """Send a call to an environment and return its answer.
 
         Raises:
             WorldLostError: The worker died.
-            RlsdkError: The worker cannot create this kind of environment.
+            RlsdkError: The worker cannot create this kind of environment; this ends the run.
             TimeoutError, RuntimeError, TypeError: The environment failed.
         """
         waiting = self._waiting[call.number] = asyncio.get_running_loop().create_future()
         try:
-            if blueprint.kind not in self._told:
-                self._send(Learn(blueprint.kind, blueprint.reference, blueprint.isolation))
-                self._told.add(blueprint.kind)
+            if spec.kind not in self._told:
+                self._send(Register(spec.kind, spec.reference, spec.isolation))
+                self._told.add(spec.kind)
             self._send(call)
             answer = await waiting
         finally:
@@ -85,10 +90,10 @@ class Worker:
 
     def close(self, number: int) -> None:
         """Close an environment."""
-        self._send(Leave(number))
+        self._send(Close(number))
 
     def lose(self, why: str) -> None:
-        """End it; who waits for an answer gets a WorldLostError."""
+        """Kill the worker; all calls that wait for an answer raise WorldLostError."""
         if self.gone:
             return
         self.gone = f"{self.name} is gone: {why}"
@@ -97,7 +102,7 @@ class Worker:
         self.end()
 
     def end(self) -> None:
-        """Kill the actor, and with it what it started."""
+        """Kill the actor and all processes that it started."""
         self.gone = self.gone or f"{self.name} was ended"
         kill(self._actor)
         for task in self._tasks:
@@ -106,7 +111,7 @@ class Worker:
 
     def _send(self, call: Call) -> None:
         if self.gone:
-            if isinstance(call, Leave):
+            if isinstance(call, Close):
                 return
             raise WorldLostError(self.gone)
         if not self._outbox:
@@ -119,7 +124,7 @@ class Worker:
             self._actor.take.remote(next(self._serial), calls)
 
     async def _listen(self) -> None:
-        """Take answers, until the worker is gone."""
+        """Receive answers until the worker is gone."""
         import ray
 
         try:
@@ -139,26 +144,22 @@ class Worker:
                 self.lose(described(error))
 
     async def _watch(self) -> None:
-        """Lose a worker that says nothing, though it is asked: a call holds its whole process."""
+        """Give up a worker that does not even answer `about`: some call blocks its whole process."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._silence)
             if not self._waiting or loop.time() - self._heard < self._silence:
                 continue
-            asked = asyncio.ensure_future(_awaited(self._actor.about.remote()))
+            asked = asyncio.ensure_future(self._actor.about.remote())
             done, _ = await asyncio.wait({asked}, timeout=self._silence)
             if not done:
                 asked.cancel()
-                self.lose(f"it said nothing for {2 * self._silence:g} s, since a call holds the whole process")
+                self.lose(f"it did not answer for {2 * self._silence:g} s, since a call blocks its whole process")
                 return
-            if asked.exception() is None:  # else it is gone, and `_listen` says so
+            if asked.exception() is None:  # otherwise it is gone, which `_listen` reports
                 self._heard = loop.time()
 
     def _fail(self, error: Exception) -> None:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(error)
-
-
-async def _awaited(call: Any) -> Any:
-    return await call

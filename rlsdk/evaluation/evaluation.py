@@ -73,7 +73,7 @@ async def evaluate(
         tasks: Held-out tasks.
         setting: Context of the training's rollouts; temperature, top-p and top-k are replaced.
         section: Number and maximum length of sampled answers.
-        reseed: Awaited before each pass, so that evaluations repeat.
+        reseed: Awaited before each pass, so that evaluations are reproducible.
     """
     plain = attrs.evolve(
         setting.sampling, top_p=1.0, top_k=0, max_tokens=section.max_tokens or setting.sampling.max_tokens
@@ -96,7 +96,7 @@ def figures(answers: Answers, samples: int, *, scored: bool = True, show: int = 
         answers: Groups of the evaluation.
         samples: Sampled answers per task.
         scored: True if the run has a reward; without one no accuracy is available.
-        show: Number of samples to keep for a person.
+        show: Number of sample answers to keep for people.
     """
     answers = answers if scored else answers.unscored()
     accuracy, metrics = _found(answers.greedy, answers.sampled, samples)
@@ -127,7 +127,10 @@ def _found(
     while k <= samples:
         accuracy[f"pass@{k}"] = _mean([pass_at(k, len(g), sum(g)) for g in right if len(g) >= k])
         k *= 2
-    rewards = {"greedy_reward": _reward(greedy), "sampled_reward": _reward(sampled)}
+    rewards = {
+        f"{name}_reward": _mean([fmean([s.value for s in scores]) for scores in scored_trajectories(groups)])
+        for name, groups in (("greedy", greedy), ("sampled", sampled))
+    }
     invalid = sum(len(unscored(group)) for group in (*greedy, *sampled))
     return accuracy, {**accuracy, **rewards, "invalid": float(invalid), **measured(sampled)}
 
@@ -166,7 +169,7 @@ def trajectory_means(trajectories: Sequence[Sequence[Mapping[str, float]]]) -> d
 
 
 def _plain_mean(values: Sequence[float]) -> float:
-    """Return the mean; NaN where infinities contradict each other, which `fmean` refuses."""
+    """Return the mean; NaN for infinities of both signs, which `fmean` refuses."""
     return sum(values) / len(values)
 
 
@@ -178,10 +181,6 @@ def pass_at(k: int, n: int, correct: int) -> float:
 def _mean(values: Sequence[float]) -> float | None:
     """Return the mean; None for an empty sequence."""
     return fmean(values) if values else None
-
-
-def _reward(groups: Sequence[Group]) -> float | None:
-    return _mean([fmean([score.value for score in scores]) for scores in scored_trajectories(groups)])
 
 
 def _shown(group: Group) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pictures of an episode, played again: the same seed and answers give the same observations in every process."""
+"""Pictures of an episode, which is replayed: the same seed and answers give the same observations."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rlsdk.plugins import Plugins
 from rlsdk.types import Rollout
 
 SECONDS = 30.0
-"""Time limit of a whole episode; nothing in it waits for a model."""
+"""Time limit of a whole episode; no model is involved."""
 _FRAME_MS = 500
 
 
 async def draw(rollout: Rollout, environment: Use, seed: int, plugins: Plugins, path: Path) -> Path | None:
-    """Play a rollout's answers again and save what the environment renders.
+    """Replay a rollout's answers and save what the environment renders.
 
     Args:
         rollout: Rollout whose answers are the actions.

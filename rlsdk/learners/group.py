@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actor_failures import cause_of, described, died
-from rlsdk.cluster.actors import kill, spawn
+from rlsdk.cluster.actors import cause_of, described, died, kill, spawn
 from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, TrainedRole, Weights
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD

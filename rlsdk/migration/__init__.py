@@ -1,4 +1,4 @@
-"""Carry configurations of other trainers over to rlsdk: one table of keys for each of them."""
+"""Convert configurations of other trainers to rlsdk: one table of keys for each trainer."""
 
 from rlsdk.migration.convert import FRAMEWORKS, KeyReport, Migration, framework, migrate
 

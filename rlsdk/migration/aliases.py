@@ -1,4 +1,4 @@
-"""Names of other trainers: whose configuration a file is, and what a key of theirs is called here."""
+"""Recognise configurations of other trainers, and find what a key of theirs is called in rlsdk."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlsdk.migration.reading import flattened, read_text
 from rlsdk.migration.rows import Framework, KeyRule
 
 LEAST = 3
-"""Keys of a trainer by which its configuration is recognised."""
+"""Number of a trainer's keys from which on a configuration is taken for its."""
 _OWN = frozenset({"tasks", "reward", "sampling", "learner", "placement", "group_size"})
-"""Sections that no other trainer's configuration has at the top."""
+"""Top-level sections that only configurations of rlsdk have."""
 
 
 def recognise(source: str | Path | Mapping[str, Any]) -> Framework | None:
-    """Tell whose configuration a file or a mapping is; None for rlsdk's own, and for what no table knows."""
+    """Return the trainer that a file or mapping is a configuration of; None for rlsdk itself, or if it is unknown."""
     if isinstance(source, Mapping):
         return _of_keys(source)
     path = Path(source)
@@ -56,14 +56,14 @@ def _of_keys(tree: Mapping[str, Any]) -> Framework | None:
 
 @cache
 def _known(name: str) -> frozenset[str]:
-    """Keys that stand in a table by name, those of older versions among them."""
+    """Return the keys that a table lists by name, including those of older versions."""
     table = framework(name)
     return frozenset(row.key for row in table.rows if "*" not in row.key) | frozenset(table.renamed)
 
 
 @cache
 def aliases() -> Mapping[str, tuple[KeyRule, Framework]]:
-    """Key of another trainer -> its row: by its path, and by the end of it where most of those that share it agree."""
+    """Return the row of each key of other trainers, by its path, and by its end if most rows with that end agree."""
     found: dict[str, tuple[KeyRule, Framework]] = {}
     last: dict[str, list[tuple[KeyRule, Framework]]] = {}
     for table in map(framework, FRAMEWORKS):
@@ -82,7 +82,7 @@ def aliases() -> Mapping[str, tuple[KeyRule, Framework]]:
 
 
 def hint(key: str) -> str:
-    """Say what a key of another trainer is called here; empty for a key that none has.
+    """Say what a key of another trainer is called in rlsdk; empty if no trainer has it.
 
     Args:
         key: Dotted path, or the end of one.

@@ -1,4 +1,4 @@
-"""Turn another trainer's configuration into one of rlsdk, with an account of every key."""
+"""Convert another trainer's configuration to one of rlsdk, with a report on every key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ORDER = (
     *("group_size", "minibatches", "passes", "old_logprobs", "engine", "learner", "placement", "eval", "checkpoint"),
     *("trackers", "save_rollouts"),
 )
-"""Sections in the order in which a person reads them; others follow."""
+"""Order of sections in the written file; others follow."""
 _SECRET = re.compile(r"(api_?key|token|password|secret|\bkey)$", re.IGNORECASE)
 _OTHER_UNITS = ("tokenizer", "token_len", "tokens", "num_token")
 
@@ -34,9 +34,9 @@ class KeyReport:
 
     Attributes:
         key: Dotted path in the other trainer's configuration.
-        value: Its value; that of a secret is not kept.
-        status: What became of it.
-        to: Settings that it led to, as `path=value`.
+        value: Its value; `***` for a secret.
+        status: How it was converted.
+        to: Resulting settings, as `path=value`.
         note: What changed, what to do, or why nothing is needed.
     """
 
@@ -49,14 +49,14 @@ class KeyReport:
 
 @attrs.frozen
 class Migration:
-    """A configuration that was carried over.
+    """A converted configuration.
 
     Attributes:
-        framework: Whose it was.
+        framework: Trainer that it was written for.
         config: The configuration for rlsdk.
-        entries: Every key that was given.
-        defaults: Keys that were not given, whose defaults were carried over because rlsdk's differ.
-        notes: What could not be read.
+        entries: Reports on the keys that were given.
+        defaults: Reports on keys that were not given, whose defaults are set because rlsdk's differ.
+        notes: What could not be read, and further remarks.
     """
 
     framework: Framework
@@ -68,15 +68,15 @@ class Migration:
 
 @cache
 def framework(name: str) -> Framework:
-    """The table of another trainer.
+    """Return the table of another trainer.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no table of this name.
     """
     if name not in FRAMEWORKS:
         near = nearest(name, FRAMEWORKS)
         hint = f", did you mean {near!r}?" if near else ""
-        raise ConfigError([f"unknown trainer {name!r}{hint} There are: {', '.join(FRAMEWORKS)}"])
+        raise ConfigError([f"unknown trainer {name!r}{hint or ';'} there are: {', '.join(FRAMEWORKS)}"])
     found: Framework = importlib.import_module(f"rlsdk.migration.{name}").FRAMEWORK
     return found
 
@@ -85,9 +85,9 @@ def migrate(name: str, arguments: Sequence[str], environ: Mapping[str, str]) -> 
     """Read and convert a configuration.
 
     Args:
-        name: Whose it is: one of `FRAMEWORKS`.
+        name: Trainer that it was written for, one of `FRAMEWORKS`.
         arguments: A file and overrides, or a command.
-        environ: Environment variables, for numbers and flags that a command takes from them.
+        environ: Environment variables from which a command takes numbers and flags.
 
     Raises:
         ConfigError: It cannot be read.
@@ -97,35 +97,35 @@ def migrate(name: str, arguments: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def convert(table: Framework, source: ForeignConfig) -> Migration:
-    """Convert what was read; every key is accounted for."""
+    """Convert a configuration that was read; every key is reported."""
     values = given(source, table)
     order = {row.key: position for position, row in enumerate(table.rows)}
     config: dict[str, Any] = {}
-    accounts: dict[str, KeyReport] = {}
+    reports: dict[str, KeyReport] = {}
     keys = {**dict.fromkeys(values.flat, True), **{key: False for key in table.defaults if key not in values.flat}}
     rows = {key: table.row(key) for key in keys}
     for key in sorted(keys, key=lambda each: order.get(rows[each].key, len(order)) if rows[each] else len(order)):  # type: ignore[union-attr]
         value = values.flat[key] if keys[key] else table.defaults[key]
-        accounts[key] = _entry(table, key, value, rows[key], values, config)
+        reports[key] = _entry(table, key, value, rows[key], values, config)
     try:
         finished = dict(table.finish(values))
-    except UnfitError as error:  # the account of a key says the same
+    except UnfitError as error:  # the report on a key says the same
         finished = {NOTES: (str(error),)}
     notes = (*finished.pop(NOTES, ()), *_one_ratio_per_rollout(config))
     for path, value in finished.items():
         put(config, path, value)
-    accounts = {key: _used(entry, rows[key], config) for key, entry in accounts.items()}
+    reports = {key: _used(entry, rows[key], config) for key, entry in reports.items()}
     return Migration(
         table,
         _ordered(config),
-        tuple(accounts[key] for key in values.flat),
-        tuple(entry for key, entry in accounts.items() if not keys[key] and entry.to),
+        tuple(reports[key] for key in values.flat),
+        tuple(entry for key, entry in reports.items() if not keys[key] and entry.to),
         (*source.notes, *notes),
     )
 
 
 def _one_ratio_per_rollout(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Give losses whose ratio is that of a whole answer an aggregation by answers, and tell of it."""
+    """Set the aggregation that losses with one ratio per rollout require; return a note if it was changed."""
     loss, aggregate = _at(config, "algorithm.policy_loss.use"), _at(config, "algorithm.aggregate")
     loss = "dpo" if _at(config, "algorithm.use") == "dpo" else loss
     if loss not in ("gspo", "geo_mean", "dpo") or aggregate in (None, "seq-mean-token-mean"):
@@ -135,8 +135,8 @@ def _one_ratio_per_rollout(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _ordered(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections in the order in which they are read, components' names before their options."""
-    done: dict[int, Any] = {}  # a mapping that is used twice stays one, which YAML writes once
+    """Sort the sections, and put the names of components before their options."""
+    done: dict[int, Any] = {}  # a mapping used twice stays one object, which YAML writes once
 
     def named_first(value: Any) -> Any:
         if isinstance(value, list):
@@ -165,7 +165,7 @@ def _entry(
     if row is None:
         near = nearest(key, [each.key for each in table.rows if "*" not in each.key])
         hint = f"; did you mean {near}?" if near else ""
-        return KeyReport(key, shown, "missing", (), f"unknown to this table of {table.title}'s keys: look it up{hint}")
+        return KeyReport(key, shown, "missing", (), f"unknown key of {table.title}: look up its meaning{hint}")
     if value is None:
         return KeyReport(key, value, "ignored", (), "null: not set")
     try:
@@ -180,14 +180,14 @@ def _entry(
 
 
 def _used(entry: KeyReport, row: KeyRule | None, config: Mapping[str, Any]) -> KeyReport:
-    """Say where a value went that others were needed for; one that no setting took is of no effect."""
+    """Report the settings that a value led to together with others; without any, it has no effect."""
     if row is None or not row.to or entry.to or entry.status not in ("mapped", "changed"):
         return entry
     found = {path: _at(config, path) for path in row.to}
     there = tuple(path for path, value in found.items() if value is False or value not in (None, [], {}, 0))
     if there:
         return attrs.evolve(entry, to=there)
-    return attrs.evolve(entry, status="ignored", note="of no effect with the other settings")
+    return attrs.evolve(entry, status="ignored", note="no effect with the other settings")
 
 
 def _at(tree: Any, path: str) -> Any:

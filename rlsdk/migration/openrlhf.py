@@ -53,10 +53,6 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 KL = {"k1": "k1", "k2": "k2", "k3": "k3"}
 
 
-def _critic(given: Given) -> bool:
-    return str(given.get("algo.advantage.estimator")) == "gae"
-
-
 def _gpus(given: Given) -> int:
     return given.whole("actor.num_nodes") * given.whole("actor.num_gpus_per_node", 8)
 
@@ -173,7 +169,7 @@ def _warmup(value: float, given: Given) -> KeyOutcome:
 
 
 def _critic_lr(value: float, given: Given) -> KeyOutcome:
-    if not _critic(given):
+    if str(given.get("algo.advantage.estimator")) != "gae":
         return KeyOutcome({}, "ignored", "the algorithm has no critic")
     return KeyOutcome({"learner.critic_lr": value}, "mapped", "")
 
@@ -201,10 +197,6 @@ def _lora(value: int, given: Given) -> dict[str, Any]:
     targets = given.read("ds.lora.target_modules", texts, ["all-linear"])
     named = {} if targets == ["all-linear"] else {"targets": targets}
     return {"learner.lora": {"rank": value, "alpha": given.read("ds.lora.alpha", number, 16.0), **named}}
-
-
-def _wandb(value: Any, given: Given) -> dict[str, Any]:
-    return {"trackers[]": {"use": "wandb", "project": str(given.get("logger.wandb.project", "openrlhf_train_ppo"))}}
 
 
 def _reward(given: Given) -> dict[str, Any]:
@@ -235,6 +227,8 @@ def _finish(given: Given) -> dict[str, Any]:
     return found
 
 
+_PROJECT = "openrlhf_train_ppo"
+"""OpenRLHF's default project of wandb."""
 _PLACED = "engines and ranks share the GPUs: placement"
 _DS = "DeepSpeed's settings that rlsdk's learner needs are its options"
 _DATA = "tasks are read as they are used"
@@ -394,7 +388,8 @@ ROWS = (
     missing("ckpt.best_metric_key", "compare checkpoints: rlsdk train --mode bench", "x"),
     ignored("ckpt.**", "checkpoint.keep bounds their number", 1),
     ignored("critic.save_value_network", "checkpoints hold actor and critic", True),
-    changed("logger.wandb.key", "trackers", text, "True", "log in with wandb login", _wandb),
+    changed("logger.wandb.key", "trackers", text, "True", "log in with wandb login",
+            lambda v, given: {"trackers[]": {"use": "wandb", "project": str(given.get("logger.wandb.project", _PROJECT))}}),
     part("logger.wandb.project", "trackers", text, "my-project"),
     missing("logger.wandb.org", "entity of the tracker wandb", "org"),
     missing("logger.wandb.group", "WANDB_RUN_GROUP in the environment", "group"),

@@ -19,7 +19,6 @@ from rlsdk.migration.rows import (
     number,
     text,
     texts,
-    whole,
 )
 
 KL = Choice(
@@ -62,12 +61,12 @@ KNOWN_TASKS = (
     ("countdown", re.compile(r"countdown|tiny_?zero", re.IGNORECASE)),
     ("math", re.compile(r"gsm8k|math|aime|amc|olympiad|polaris", re.IGNORECASE)),
 )
-"""Reward -> what data sets that it fits are called."""
+"""Reward, and pattern of the names of data sets that it fits."""
 LEARNER_NOTE = "rlsdk's learner is DeepSpeed ZeRO"
 
 
 def trackers(value: Any, given: Given) -> KeyOutcome:
-    """Trackers by name; those that rlsdk lacks are told."""
+    """Convert the names of trackers; those that rlsdk lacks are noted."""
     names = [name.lower() for name in texts(value)]
     found = {"trackers": [TRACKERS[name] for name in names if name in TRACKERS]}
     lacking = [name for name in names if name not in TRACKERS and name not in BUILT_IN]
@@ -77,12 +76,12 @@ def trackers(value: Any, given: Given) -> KeyOutcome:
 
 
 def minibatches(batch: int, mini: int) -> int:
-    """Optimiser steps that a batch is divided into."""
+    """Return the number of optimiser steps that a batch is divided into."""
     return max(1, math.ceil(batch / max(mini, 1)))
 
 
 def layout(gpus: int, per_engine: int) -> dict[str, Any]:
-    """Counts of engines and ranks that share all GPUs."""
+    """Return the numbers of engines and ranks that share all GPUs."""
     per_engine = max(1, min(per_engine, gpus))
     return {
         "placement.learners": gpus,
@@ -92,7 +91,7 @@ def layout(gpus: int, per_engine: int) -> dict[str, Any]:
 
 
 def share_of_steps(steps: int | None, ratio: float) -> KeyOutcome:
-    """Warm-up steps that are given as a share of all optimiser steps."""
+    """Convert warm-up steps that are given as a share of all optimiser steps."""
     if ratio == 0:
         return KeyOutcome({"learner.warmup_steps": 0}, "mapped", "")
     if steps is None:
@@ -103,7 +102,7 @@ def share_of_steps(steps: int | None, ratio: float) -> KeyOutcome:
 
 
 def no_cut(key: str, sample: Any = 0.9, name: str = "top_p") -> KeyRule:
-    """`top_p` and `top_k` of training, which rlsdk has off, because the learner would not know what was cut."""
+    """Return the rule of a sampling cut such as top_p, which must be off in training: the learner does not know it."""
     off = {"top_p": (1.0,), "top_k": (0.0, -1.0), "min_p": (0.0,), "repetition_penalty": (1.0,)}[name]
 
     def give(value: Any, _: Given) -> KeyOutcome:
@@ -117,12 +116,12 @@ def no_cut(key: str, sample: Any = 0.9, name: str = "top_p") -> KeyRule:
 
 
 def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> dict[str, Any]:
-    """A source of tasks from files or a data set of the hub.
+    """Return a source of tasks from files or a data set of the hub.
 
     Args:
         paths: Texts: files, folders or the name of a data set.
-        split: Which part of it.
-        columns: What rlsdk calls a column -> its name.
+        split: Split of the data set.
+        columns: Column in rlsdk's terms -> its name in the data.
         more: Further options of the source.
     """
     found = [each for each in texts(paths) if each not in ("nan", "")]
@@ -141,7 +140,7 @@ def dataset(paths: Any, split: str, columns: Mapping[str, str], **more: Any) -> 
 
 
 def likely_reward(*hints: Any) -> dict[str, Any]:
-    """Settings with a built-in reward, if a data set or project is known by its name, and a note that tells of it."""
+    """Guess a built-in reward from names of data sets or projects; the settings come with a note that says so."""
     for name, pattern in KNOWN_TASKS:
         found = next((str(hint) for hint in hints if hint is not None and pattern.search(str(hint))), None)
         if found is not None:
@@ -151,13 +150,13 @@ def likely_reward(*hints: Any) -> dict[str, Any]:
 
 
 def function(path: Any, name: Any, style: str, arguments: Any = None) -> dict[str, Any]:
-    """A reward function of another trainer, by file and name."""
+    """Return the reward that calls another trainer's function, given by file and name."""
     found = {"use": "foreign", "path": f"{text(path)}:{text(name)}", "style": style}
     return {**found, "arguments": dict(arguments)} if isinstance(arguments, Mapping) and arguments else found
 
 
 def switched(values: Mapping[str, Any], note: str = "") -> Give:
-    """Settings that a flag turns on; turned off, it sets nothing."""
+    """Return a converter for a flag that sets these values; if it is off, it sets nothing."""
 
     def give(value: Any, _: Given) -> KeyOutcome:
         if flag(value):
@@ -165,8 +164,3 @@ def switched(values: Mapping[str, Any], note: str = "") -> Give:
         return KeyOutcome({}, "ignored", "off")
 
     return give
-
-
-def at_least_one(value: Any) -> int:
-    """A whole number, where less than one stands for one."""
-    return max(1, whole(value))

@@ -1,4 +1,4 @@
-"""Read another trainer's configuration: a YAML file, a shell script, a command or a Python file; nothing is run."""
+"""Read another trainer's configuration from a YAML file, shell script, command or Python file; nothing is executed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rlsdk.migration import python_files, shell
 from rlsdk.migration.rows import Framework, Given
 
 LARGEST = 1_000_000
-"""Bytes of a file; configurations are a hundredth of it."""
+"""Maximum bytes of a file; configurations have a hundredth of that."""
 LONGEST = 10_000
-"""Characters of a text in which references are resolved; references that multiply could make any number."""
+"""Maximum characters of a text in which references are resolved: nested references could make it endless."""
 MOST = 20_000
-"""Values in a configuration; a file with anchors that multiply could hold any number."""
+"""Maximum values in a configuration: nested anchors could make a file hold any number."""
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w.@/-]*)(?:=(.*))?", re.DOTALL)
 
 
 @attrs.frozen
 class ForeignConfig:
-    """A configuration as it was read.
+    """A configuration that was read.
 
     Attributes:
-        tree: Its values, nested, with interpolations resolved.
+        tree: Nested values, with interpolations resolved.
         notes: What could not be read, and why.
     """
 
@@ -42,9 +42,9 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
     """Read what was given to `rlsdk migrate`.
 
     Args:
-        framework: Whose configuration it is.
+        framework: Trainer that the configuration was written for.
         arguments: A file and overrides, a command in words, or a whole command in one text.
-        environ: Environment variables; numbers and flags are read from them, texts keep their names.
+        environ: Environment variables; those that hold numbers and flags are filled in, texts keep their names.
 
     Raises:
         ConfigError: It cannot be read, or holds nothing.
@@ -65,7 +65,7 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         notes += found
         tree = _merged(tree, more)
     elif len(arguments) > 1 or " " in first or "=" in first or first.startswith("-"):
-        if len(arguments) == 1:  # as written in a shell; several words were split by one already
+        if len(arguments) == 1:  # a whole command in one text; several words were split by a shell already
             tree, notes = _from_script(framework, first, Path())
         else:
             tree, notes = _from_words(framework, arguments, Path())
@@ -73,12 +73,13 @@ def read(framework: Framework, arguments: Sequence[str], environ: Mapping[str, s
         raise ConfigError([f"{first}: there is no such file (working folder: {Path.cwd().name}/)"])
     if not tree:
         raise ConfigError([f"{first}: no keys of a {framework.title} configuration were found in it"])
-    resolved, unresolved = _resolved(tree, environ)
-    return ForeignConfig(resolved, (*notes, *unresolved))
+    resolver = _Resolver(tree, environ)
+    resolved = _restored(resolver.walk(tree, ()))
+    return ForeignConfig(resolved, (*notes, *dict.fromkeys(resolver.notes)))
 
 
 def given(source: ForeignConfig, framework: Framework) -> Given:
-    """The values of a configuration by dotted path; older names of keys become today's."""
+    """Return the values of a configuration by dotted path; older names of keys are replaced by current ones."""
     flat = {framework.renamed.get(key, key): value for key, value in flattened(source.tree)}
     return Given(flat, source.tree, framework.defaults)
 
@@ -96,7 +97,7 @@ def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted paths as nested mappings; a value that stands in the way of a deeper path is replaced."""
+    """Convert dotted paths to nested mappings; a value that conflicts with a deeper path is replaced."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         node = tree
@@ -110,14 +111,16 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Raises:
-        ConfigError: It is too large, or holds no text.
+        ConfigError: The file is too large, or is not text.
     """
     try:
         if path.stat().st_size > LARGEST:
-            raise ConfigError([f"{path}: {path.stat().st_size:,} bytes are too many for a configuration"])
+            raise ConfigError(
+                [f"{path}: {path.stat().st_size:,} bytes are too many for a configuration; the limit is {LARGEST:,}"]
+            )
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} cannot be read as text: {error}"]) from error
@@ -143,7 +146,7 @@ def _kind(path: Path, content: str) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-6 is a number, as in Hydra's."""
+    """YAML loader that reads 1e-6 as a number, as Hydra does."""
 
 
 _Loader.add_implicit_resolver(
@@ -157,7 +160,7 @@ def _yaml(content: str, name: str) -> dict[str, Any]:
         size = _size(found)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         told = "its values are nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise ConfigError([f"{name} is no valid YAML: {told}"]) from error
+        raise ConfigError([f"{name} is not valid YAML: {told}"]) from error
     if size > MOST:
         raise ConfigError([f"{name} holds more than {MOST:,} values, which no configuration does"])
     if not isinstance(found, dict):
@@ -166,7 +169,7 @@ def _yaml(content: str, name: str) -> dict[str, Any]:
 
 
 def _size(value: Any, seen: int = 0, depth: int = 0) -> int:
-    """Count values, those of anchors wherever they are used; counting ends above the limit."""
+    """Count values, those of anchors each time they are used; counting ends above the limit."""
     if depth > 100:
         raise RecursionError
     if isinstance(value, Mapping | list):
@@ -179,20 +182,20 @@ def _size(value: Any, seen: int = 0, depth: int = 0) -> int:
 
 
 def _from_script(framework: Framework, script: str, folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Keys of the command that starts a training; the one with most keys, where none is known by its name."""
+    """Read the command that starts a training; if none is recognised, the one with the most keys."""
     found = shell.commands(script)
     if not found:
-        raise ConfigError(["there is no command in it"])
+        raise ConfigError(["expected a script with a command that starts a training; found no command"])
     starts = [command for command in found if any(entry in " ".join(command.words) for entry in framework.entries)]
     read = [(*_from_words(framework, command.words, folder), command) for command in starts or found]
     tree, notes, command = max(read, key=lambda each: len([*flattened(each[0])]))
     if len(starts) > 1:
-        notes += (f"the script starts {len(starts)} trainings; this is the one with most keys",)
+        notes += (f"the script starts {len(starts)} trainings; the one with the most keys is converted",)
     return tree, (*notes, *command.notes)
 
 
 def _from_words(framework: Framework, words: Sequence[str], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Overrides and flags among the words of a command, over the file that a flag names."""
+    """Read overrides and flags from the words of a command, and the file that a flag names below them."""
     flat: dict[str, Any] = {}
     notes: list[str] = []
     words = _after_entry(framework, words)
@@ -213,27 +216,22 @@ def _from_words(framework: Framework, words: Sequence[str], folder: Path) -> tup
         elif override and override[3] is not None:
             flat[override[2].replace("/", ".")] = _value(override[3])
     file = next((flat.pop(name) for name in ("config", "config_file") if isinstance(flat.get(name), str)), None)
-    file = file or _hydra_file(flat)
+    if file is None:
+        below, name = flat.pop("config_path", None), flat.pop("config_name", None)
+        if isinstance(below, str) and isinstance(name, str):  # otherwise the trainer's own file
+            file = f"{below}/{name.removesuffix('.yaml')}.yaml"
     under: dict[str, Any] = {}
     if file is not None:
         place = next((each for each in (folder / file, Path(file)) if each.is_file()), None)
         if place is None:
-            notes.append(f"{file}, which the command names, is not here: give that file and the overrides")
+            notes.append(f"the file {file} that the command names was not found: give that file and the overrides")
         else:
             under = _yaml(read_text(place), str(place))
     return _merged(under, nested(flat)), tuple(notes)
 
 
-def _hydra_file(flat: dict[str, Any]) -> str | None:
-    """The file that `--config-path` and `--config-name` name; None for the trainer's own."""
-    folder, name = flat.pop("config_path", None), flat.pop("config_name", None)
-    if not isinstance(folder, str) or not isinstance(name, str):
-        return None
-    return f"{folder}/{name.removesuffix('.yaml')}.yaml"
-
-
 def _after_entry(framework: Framework, words: Sequence[str]) -> list[str]:
-    """The words behind what starts the training: launchers before it have flags of their own."""
+    """Return the words after the one that starts the training, since launchers before it have their own flags."""
     for index, word in enumerate(words):
         if any(entry in f"{words[index - 1]} {word}" if index else entry in word for entry in framework.entries):
             return list(words[index + 1 :])
@@ -245,7 +243,7 @@ def _is_key(word: str) -> bool:
 
 
 def _value(written: str) -> Any:
-    """A value as Hydra reads it: YAML, where that is possible."""
+    """Parse a value as Hydra does: as YAML if possible."""
     written = written.strip()
     if "${" in written and not written.startswith(("[", "{")):
         return written
@@ -267,72 +265,77 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 _INNER = re.compile(r"\$\{([^${}]*)\}")
 
 
-def _resolved(tree: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Fill in `${key}`; environment variables that hold numbers or flags are read, others keep their names."""
-    notes: list[str] = []
+@attrs.define
+class _Resolver:
+    """Fills in references `${key}` in a configuration.
 
-    def look_up(path: str, below: Sequence[str]) -> Any:
+    Attributes:
+        tree: Configuration that references are looked up in.
+        environ: Environment variables; those that hold numbers or flags are filled in, others keep their names.
+        notes: References that could not be resolved.
+    """
+
+    tree: Mapping[str, Any]
+    environ: Mapping[str, str]
+    notes: list[str] = attrs.field(factory=list)
+
+    def walk(self, value: Any, below: Sequence[str], inside: frozenset[str] = frozenset()) -> Any:
+        """Return a value with its references filled in; `inside`: the references that are being resolved."""
+        if isinstance(value, Mapping):
+            return {key: self.walk(each, (*below, str(key)), inside) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self.walk(each, (*below, str(index)), inside) for index, each in enumerate(value)]
+        while isinstance(value, str) and len(value) < LONGEST and (match := _INNER.search(value)):
+            try:
+                found = self._value_of(match[1], below, inside)
+            except KeyError:
+                if inside:
+                    raise
+                self.notes.append(f"{'.'.join(below)}: {match[0]} cannot be resolved and is kept as it is")
+                found = f"\ue001{match[1]}\ue002"
+            if match[0] == value:
+                value = found
+            else:
+                text = found if isinstance(found, str) else json.dumps(found, default=str)
+                value = value[: match.start()] + text + value[match.end() :]
+        return value
+
+    def _value_of(self, expression: str, below: Sequence[str], inside: frozenset[str]) -> Any:
+        """Return what `${expression}` stands for; for a variable with text, rlsdk's own reference to it."""
+        kind, _, argument = expression.partition(":")
+        name, comma, fallback = argument.partition(",")
+        if kind.strip() in ("oc.env", "env") and argument:
+            read = _value(self.environ.get(name.strip(), fallback))
+            if isinstance(read, bool | int | float):
+                return read
+            return f"\ue001oc.env:{name.strip()}{',' + fallback.strip() if comma else ''}\ue002"
+        if kind.strip() == "oc.select" and argument:
+            try:
+                return self._referred(name.strip(), below, inside)
+            except KeyError:
+                return _value(fallback) if comma else None
+        if argument:
+            raise KeyError(expression)
+        return self._referred(expression.strip(), below, inside)
+
+    def _referred(self, path: str, below: Sequence[str], inside: frozenset[str]) -> Any:
+        """Return the value at a path; leading dots make it relative to the section `below`."""
+        if path in inside or len(inside) > 20:
+            raise KeyError(path)  # it refers to itself
         up = len(path) - len(path.lstrip("."))
-        parts = [*(below[: len(below) - up] if up else []), *path.strip(".").split(".")]
-        node: Any = tree
-        for part in parts:
+        node: Any = self.tree
+        for part in [*(below[: len(below) - up] if up else []), *path.strip(".").split(".")]:
             if isinstance(node, Mapping) and part in node:
                 node = node[part]
             elif isinstance(node, list) and part.isdigit() and int(part) < len(node):
                 node = node[int(part)]
             else:
                 raise KeyError(path)
-        return node
-
-    def referred(path: str, below: Sequence[str], inside: frozenset[str]) -> Any:
-        if path in inside or len(inside) > 20:
-            raise KeyError(path)  # it refers to itself
-        return walk(look_up(path, below), below, inside | {path})
-
-    def substitute(expression: str, below: Sequence[str], inside: frozenset[str]) -> Any:
-        """The value of what stands between `${` and `}`; text in the form of rlsdk for environment variables."""
-        kind, _, argument = expression.partition(":")
-        name, comma, fallback = argument.partition(",")
-        if kind.strip() in ("oc.env", "env") and argument:
-            read = _value(environ.get(name.strip(), fallback))
-            if isinstance(read, bool | int | float):
-                return read
-            return f"\ue001oc.env:{name.strip()}{',' + fallback.strip() if comma else ''}\ue002"
-        if kind.strip() == "oc.select" and argument:
-            try:
-                return referred(name.strip(), below, inside)
-            except KeyError:
-                return _value(fallback) if comma else None
-        if argument:
-            raise KeyError(expression)
-        return referred(expression.strip(), below, inside)
-
-    def walk(value: Any, below: Sequence[str], inside: frozenset[str] = frozenset()) -> Any:
-        if isinstance(value, Mapping):
-            return {key: walk(each, (*below, str(key)), inside) for key, each in value.items()}
-        if isinstance(value, list):
-            return [walk(each, (*below, str(index)), inside) for index, each in enumerate(value)]
-        while isinstance(value, str) and len(value) < LONGEST and (match := _INNER.search(value)):
-            try:
-                found = substitute(match[1], below, inside)
-            except KeyError:
-                if inside:
-                    raise
-                notes.append(f"{'.'.join(below)}: {match[0]} cannot be resolved here and stays as it is")
-                found = f"\ue001{match[1]}\ue002"
-            value = found if match[0] == value else value[: match.start()] + _written(found) + value[match.end() :]
-        return value
-
-    resolved = _restored(walk(tree, ()))
-    return resolved, tuple(dict.fromkeys(notes))
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+        return self.walk(node, below, inside | {path})
 
 
 def _restored(value: Any) -> Any:
-    """Put the marks of references that stay into the form `${...}`."""
+    """Turn the placeholders of unresolved references back into `${...}`."""
     if isinstance(value, Mapping):
         return {key: _restored(below) for key, below in value.items()}
     if isinstance(value, list):

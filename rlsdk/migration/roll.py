@@ -259,10 +259,6 @@ def _lora(value: int, given: Given) -> dict[str, Any]:
     return {"learner.lora": {"rank": value, "alpha": alpha}} if value else {}
 
 
-def _recompute(value: bool, given: Given) -> dict[str, Any]:
-    return {"learner.gradient_checkpointing": not value}
-
-
 def _environments(given: Given) -> dict[str, dict[str, Any]]:
     """Tag -> environment with its options."""
     found: dict[str, dict[str, Any]] = {}
@@ -398,7 +394,8 @@ ROWS = (
     same(f"{TRAIN}.model_args.model_name_or_path", "model.path", text, "Qwen/Qwen2.5-0.5B"),
     same(f"{TRAIN}.model_args.dtype", "model.dtype", DTYPE, "bf16"),
     same(f"{TRAIN}.model_args.attn_implementation", "learner.attention", ATTENTION, "fa2"),
-    same(f"{TRAIN}.model_args.disable_gradient_checkpointing", "learner.gradient_checkpointing", flag, False, _recompute),
+    same(f"{TRAIN}.model_args.disable_gradient_checkpointing", "learner.gradient_checkpointing", flag, False,
+         lambda v, given: {"learner.gradient_checkpointing": not v}),
     same(f"{TRAIN}.model_args.lora_rank", "learner.lora.rank", whole, 16, _lora),
     part(f"{TRAIN}.model_args.lora_alpha", "learner.lora.alpha", number, 32),
     same(f"{TRAIN}.model_args.lora_target", "learner.lora.targets", texts, "q_proj",

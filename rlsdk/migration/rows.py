@@ -1,4 +1,4 @@
-"""Rows of the tables that say what a key of another trainer becomes here, and readers of the values that they hold."""
+"""Rows of the tables that convert keys of other trainers, and readers of their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import attrs
 
 Status = Literal["mapped", "changed", "missing", "ignored"]
 """mapped: same meaning; changed: the note says how it differs; missing: no counterpart, the note says what to do;
-ignored: needs nothing, the note says why."""
+ignored: nothing to do, the note says why."""
 
 
 NOTES = "notes"
@@ -20,17 +20,17 @@ NOTES = "notes"
 
 
 class UnfitError(ValueError):
-    """A value that cannot be carried over; the message says why, and what to do."""
+    """A value that cannot be converted; the message says why, and what to do."""
 
 
 @attrs.frozen
 class KeyOutcome:
-    """Settings that a value leads to, where its status or note differs from that of its row.
+    """Result of a conversion, if its status or note differs from that of its row.
 
     Attributes:
         values: Path in an rlsdk config -> value; a path that ends with `[]` is appended to.
-        status: What became of the key.
-        note: Takes the place of the row's note.
+        status: Status in place of the row's.
+        note: Note in place of the row's.
     """
 
     values: Mapping[str, Any]
@@ -40,12 +40,12 @@ class KeyOutcome:
 
 @attrs.frozen(eq=False)
 class Given:
-    """Values of a configuration by dotted path, over the other trainer's defaults.
+    """Values of another trainer's configuration by dotted path, with its defaults.
 
     Attributes:
         flat: Path -> value, as given.
         tree: The same, nested.
-        defaults: Values that the other trainer takes where nothing is given.
+        defaults: Defaults of the other trainer.
     """
 
     flat: Mapping[str, Any]
@@ -53,13 +53,13 @@ class Given:
     defaults: Mapping[str, Any]
 
     def get(self, key: str, fallback: Any = None) -> Any:
-        """The value of a key, or the other trainer's default; null counts as not given."""
+        """Return the value of a key, or the other trainer's default; null counts as not given."""
         value = self.flat.get(key)
         value = self.defaults.get(key) if value is None else value
         return fallback if value is None else value
 
     def read(self, key: str, reader: Callable[[Any], Any], fallback: Any = None) -> Any:
-        """The value of a key as a reader takes it; the fallback where there is none, or it cannot be read."""
+        """Return the value of a key, converted by a reader; the fallback if there is none or it cannot be read."""
         value = self.get(key)
         try:
             return fallback if value is None else reader(value)
@@ -67,14 +67,14 @@ class Given:
             return fallback
 
     def section(self, path: str) -> Mapping[str, Any]:
-        """The mapping under a dotted path; empty if there is none."""
+        """Return the mapping under a dotted path; empty if there is none."""
         node: Any = self.tree
         for part in path.split("."):
             node = node.get(part) if isinstance(node, Mapping) else None
         return node if isinstance(node, Mapping) else {}
 
     def whole(self, key: str, fallback: int = 1) -> int:
-        """The value of a key as a whole number."""
+        """Return the value of a key as a whole number."""
         return int(self.read(key, whole, fallback))
 
 
@@ -86,13 +86,13 @@ class KeyRule:
     """Rule by which a key of the other trainer is converted.
 
     Attributes:
-        key: Dotted path in the other trainer's configuration; `*` stands for one part of it, `**` for all that follow.
-        status: What becomes of it in general.
+        key: Dotted path in the other trainer's configuration; `*` matches one part of it, `**` all that follow.
+        status: Usual status of the key.
         to: Paths in an rlsdk config that it sets or helps to set.
         note: How the meaning changes, what to do instead, or why nothing is needed.
-        sample: A typical value, which tests migrate.
-        read: Reads the value.
-        give: Makes settings of the value; None sets `to` to it.
+        sample: Typical value, which tests convert.
+        read: Reader of the value.
+        give: Converts the value to settings; None sets `to` to the value.
     """
 
     key: str
@@ -118,17 +118,17 @@ class KeyRule:
 
 @attrs.frozen(kw_only=True)
 class Framework:
-    """Another trainer, as far as its configuration goes.
+    """The configuration of another trainer.
 
     Attributes:
-        name: As typed after `rlsdk migrate`.
-        title: As it calls itself.
-        rows: Its keys.
-        defaults: Its defaults, where rlsdk's differ or where others are computed from them.
-        finish: Settings that many keys make together, such as tasks and rewards; applied last.
+        name: Name for `rlsdk migrate`.
+        title: Name of the trainer.
+        rows: Rules for its keys.
+        defaults: Its defaults, if rlsdk's differ or other values are computed from them.
+        finish: Makes settings from many keys together, such as tasks and rewards; applied last.
         renamed: Older names of keys -> the name in `rows`.
-        entries: Parts of a command line that start its training.
-        constructors: Names of classes and functions whose arguments are its keys, in Python files.
+        entries: Parts of command lines that start its training.
+        constructors: Names of classes and functions in Python files whose arguments are its keys.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Framework:
     constructors: tuple[str, ...] = ()
 
     def row(self, key: str) -> KeyRule | None:
-        """The row of a key, by name or by pattern."""
+        """Return the rule of a key, by name or by pattern; None if there is none."""
         exact = next((row for row in self.rows if row.key == key), None)
         return exact or next((row for row in self.rows if "*" in row.key and _pattern(row.key).fullmatch(key)), None)
 
@@ -153,17 +153,17 @@ def _pattern(key: str) -> re.Pattern[str]:
 
 
 def same(key: str, to: str, read: Callable[[Any], Any], sample: Any, give: Give | None = None) -> KeyRule:
-    """A key whose counterpart means the same."""
+    """Return the rule of a key whose counterpart means the same."""
     return KeyRule(key, "mapped", tuple(to.split()), "", sample, read, give)
 
 
 def changed(key: str, to: str, read: Callable[[Any], Any], sample: Any, note: str, give: Give | None = None) -> KeyRule:
-    """A key whose counterpart means something else; the note says what."""
+    """Return the rule of a key whose counterpart differs in meaning; the note says how."""
     return KeyRule(key, "changed", tuple(to.split()), note, sample, read, give)
 
 
 def part(key: str, to: str, read: Callable[[Any], Any], sample: Any, note: str = "") -> KeyRule:
-    """A key that makes a setting together with others; the row of another, or the table's `finish`, sets it."""
+    """Return the rule of a key that another key's rule, or the table's `finish`, reads."""
 
     def give(value: Any, _: Given) -> Mapping[str, Any]:
         return {}
@@ -172,17 +172,17 @@ def part(key: str, to: str, read: Callable[[Any], Any], sample: Any, note: str =
 
 
 def missing(key: str, note: str, sample: Any = 1) -> KeyRule:
-    """A key without a counterpart; the note says what to do."""
+    """Return the rule of a key without a counterpart; the note says what to do."""
     return KeyRule(key, "missing", (), note, sample)
 
 
 def ignored(key: str, note: str, sample: Any = 1) -> KeyRule:
-    """A key that needs none; the note says why."""
+    """Return the rule of a key that needs no counterpart; the note says why."""
     return KeyRule(key, "ignored", (), note, sample)
 
 
 def unless(key: str, harmless: tuple[Any, ...], note: str, sample: Any) -> KeyRule:
-    """A key without a counterpart, which does not matter while it has one of the harmless values."""
+    """Return the rule of a key without a counterpart, which does not matter if its value is harmless."""
 
     def give(value: Any, _: Given) -> KeyOutcome:
         if value in harmless or str(value).lower() in [str(each).lower() for each in harmless]:
@@ -193,7 +193,7 @@ def unless(key: str, harmless: tuple[Any, ...], note: str, sample: Any) -> KeyRu
 
 
 def unset(value: Any) -> str:
-    """A hint where a value is an environment variable that is not set."""
+    """Return a hint if a value refers to an environment variable that is not set; else empty."""
     names = re.findall(r"\$\{oc\.env:(\w+)", value) if isinstance(value, str) else []
     if not names:
         return ""
@@ -230,12 +230,12 @@ def count(value: Any) -> int:
 
 
 def interval(value: Any) -> int:
-    """Read a number of steps between two events; below one is never, which is 0 here."""
+    """Read a number of steps between two events; values below 1 mean never, which is 0 in rlsdk."""
     return max(whole(value), 0)
 
 
 def flag(value: Any) -> bool:
-    """Read a yes or a no, which may be text."""
+    """Read a truth value, which may be text."""
     known = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
     found = known.get(str(value).strip().lower())
     if found is None:
@@ -261,12 +261,6 @@ def texts(value: Any) -> list[str]:
     return [str(each) for each in value if each != ""]
 
 
-def one_or_list(value: Any) -> Any:
-    """Read texts; a single one needs no list."""
-    found = texts(value)
-    return found[0] if len(found) == 1 else found
-
-
 def numbers(value: Any) -> list[float]:
     """Read a list of numbers."""
     return [number(each) for each in texts(value)]
@@ -281,27 +275,27 @@ def two(value: Any) -> list[float]:
 
 @attrs.frozen
 class Choice:
-    """A reader that looks a name up, in any case.
+    """A reader that looks up a name, ignoring case.
 
     Attributes:
-        known: Name -> what it stands for here.
-        what: What is named, for messages.
+        known: Name -> value in rlsdk.
+        what: Kind of thing that is named, for messages.
     """
 
     known: Mapping[str, Any]
     what: str
 
     def __call__(self, value: Any) -> Any:
-        """Look a name up; of a reference to the environment, what it falls back on."""
+        """Look up a name; for a reference to an environment variable, its fallback."""
         fallback = re.fullmatch(r"\$\{oc\.env:\w+,(.*)\}", str(value))
         name = (fallback[1] if fallback else str(value)).strip().lower()
         for each, found in self.known.items():
             if each.lower() == name:
                 return found
         known = ", ".join(self.known)
-        raise UnfitError(f"{self.what} {value!r} has no counterpart here; known are {known}{unset(value)}")
+        raise UnfitError(f"{self.what} {value!r} has no counterpart in rlsdk; known are {known}{unset(value)}")
 
 
 def choice(names: Iterable[str], what: str) -> Choice:
-    """A reader of names that are the same here."""
+    """Return a reader of names that are the same in rlsdk."""
     return Choice({name: name for name in names}, what)

@@ -1,4 +1,4 @@
-"""Commands of a shell script, read without running anything: words, variables, arrays and continuations."""
+"""Parse the commands of a shell script without executing anything: words, variables, arrays, continuations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 _LITERAL = "\ue000"
-"""Stands for a dollar sign that the shell would have left alone."""
+"""Placeholder for a dollar sign that quotes or a backslash protect."""
 _ENDS = {"\n", ";", "|", "&", "||", "&&", ";;"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?[-=?+])([^{}]*))?\}|\{(\w+)\[[@*]\]\})")
@@ -20,7 +20,7 @@ class Command:
     """A command of a script.
 
     Attributes:
-        words: Its words, with variables filled in as far as the script sets them.
+        words: Its words; variables that the script sets are filled in.
         notes: What could not be read.
     """
 
@@ -31,8 +31,8 @@ class Command:
 def commands(script: str) -> list[Command]:
     """Split a script into commands.
 
-    A variable that the script sets is filled in; any other becomes `${oc.env:NAME}`, which an rlsdk config reads from
-    the environment. Nothing is run: what stands in `$(...)` or backticks is noted.
+    Variables that the script sets are filled in; others become `${oc.env:NAME}`, which an rlsdk config reads from the
+    environment. Nothing is executed: `$(...)` and backticks lead to a note.
     """
     scope: dict[str, list[str]] = {}
     found, statement = [], list[str]()
@@ -57,7 +57,7 @@ def commands(script: str) -> list[Command]:
 
 
 def _command(words: Sequence[str], scope: dict[str, list[str]]) -> list[Command]:
-    """A statement as a command; assignments at its beginning are kept in the scope."""
+    """Convert a statement to a command; assignments at its beginning are added to the scope."""
     rest = list(words)
     while rest:
         word = rest[0]
@@ -81,7 +81,7 @@ def _command(words: Sequence[str], scope: dict[str, list[str]]) -> list[Command]
             out += _expanded(word.lstrip("\0"), scope)
     joined = " ".join(out)
     if re.search(r"\$\(|`", joined):
-        notes.append("what stands in $(...) or backticks is not run: write its value in its place")
+        notes.append("$(...) and backticks are not executed: write the value in their place")
     cleaned = tuple(word.replace(_LITERAL, "$") for word in out)
     return [Command(cleaned, tuple(notes))] if cleaned else []
 
@@ -93,7 +93,7 @@ def _assign(scope: dict[str, list[str]], target: str, words: Sequence[str]) -> N
 
 
 def _expanded(word: str, scope: Mapping[str, list[str]]) -> list[str]:
-    """A word with its variables filled in; an array alone becomes as many words as it holds."""
+    """Fill in the variables of a word; an array becomes as many words as it holds."""
     array = re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\]\})?\}?", word)
     if array and array[1] in scope:
         return scope[array[1]] if "[" in word or len(scope[array[1]]) == 1 else scope[array[1]][:1]
@@ -112,7 +112,7 @@ def _expanded(word: str, scope: Mapping[str, list[str]]) -> list[str]:
 
 
 def _tokens(script: str) -> list[str]:
-    """Words and operators; quotes are taken off, and a dollar sign that they protect is marked."""
+    """Split a script into words and operators; quotes are removed, and protected dollar signs are marked."""
     script = re.sub(r"\\\r?\n", " ", script).replace("\r", "")
     tokens: list[str] = []
     word: str | None = None
@@ -167,7 +167,7 @@ def _tokens(script: str) -> list[str]:
 
 
 def _double_quoted(script: str, position: int) -> tuple[str, int]:
-    """The text of double quotes that were opened before `position`, and where it goes on behind them."""
+    """Return the text in double quotes that starts at `position`, and the position after the closing quote."""
     out = ""
     while position < len(script) and script[position] != '"':
         if script[position] == "\\" and script[position + 1 : position + 2] in ('"', "\\", "$", "`"):
@@ -180,7 +180,7 @@ def _double_quoted(script: str, position: int) -> tuple[str, int]:
 
 
 def _closing(script: str, position: int) -> int:
-    """Where the bracket at `position` is closed; the end of the script if it never is."""
+    """Return the position that closes the bracket at `position`; the end of the script if nothing does."""
     opened, closed = script[position], {"(": ")", "{": "}"}[script[position]]
     depth = 0
     for index in range(position, len(script)):

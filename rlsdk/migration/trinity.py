@@ -21,7 +21,6 @@ from rlsdk.migration.rows import (
     Framework,
     Given,
     KeyOutcome,
-    UnfitError,
     changed,
     choice,
     count,
@@ -182,10 +181,6 @@ def _kl(given: Given) -> dict[str, Any]:
     return {**found, "algorithm.shaping": [part] if penalty and in_reward else []}
 
 
-def _entropy(value: Mapping[str, Any] | float, given: Given) -> dict[str, Any]:
-    return {"algorithm.entropy_coef": number(value)}
-
-
 def _total(value: int, given: Given) -> dict[str, Any]:
     return {"steps": value}
 
@@ -302,10 +297,6 @@ def _reward(value: str, given: Given) -> KeyOutcome:
     return KeyOutcome(
         {}, "missing", f"reward: {{use: foreign, path: 'FILE.py:CLASS', style: trinity}} runs {value} as it is"
     )
-
-
-def _unread_arguments(value: Any, _: Given) -> KeyOutcome:
-    raise UnfitError("unknown argument: see the options of the component (rlsdk plugins NAME)")
 
 
 _EVAL = "evaluations sample greedily, and at temperature 1"

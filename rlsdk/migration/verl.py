@@ -213,10 +213,6 @@ def _out(value: Any, given: Given) -> KeyOutcome:
     return KeyOutcome({"out": folder}, "changed", "a run's folder is out/name")
 
 
-def _test_every(value: Any, given: Given) -> dict[str, Any]:
-    return {"eval.every": interval(value)}
-
-
 def _rounds(value: Any, given: Given) -> KeyOutcome:
     if _steps(given) is not None:
         return KeyOutcome({}, "ignored", "total_training_steps counts")
@@ -563,7 +559,7 @@ ROWS = (
     same("trainer.total_epochs", "epochs", number, 15, _rounds),
     same("trainer.total_training_steps", "steps", count, 100),
     same("trainer.save_freq", "checkpoint.every", interval, 100),
-    same("trainer.test_freq", "eval.every", interval, 100, _test_every),
+    same("trainer.test_freq", "eval.every", interval, 100),
     same("trainer.val_before_train", "eval.before", flag, False),
     missing("trainer.val_only", "rlsdk eval evaluates without a training", False),
     part("trainer.n_gpus_per_node", "placement.learners placement.engines", count, 2, _GPU_NOTE),

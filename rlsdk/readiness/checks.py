@@ -1,6 +1,6 @@
-"""Checks of a plan that need its data, its tokenizer or this machine, made before anything starts.
+"""Checks of a plan that need its data, its model or this machine, made before anything starts.
 
-`rlsdk explain` shows the findings, and a training that is started in spite of them is refused.
+`rlsdk explain` shows the findings; `rlsdk train` refuses to start while there are any.
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from rlsdk import preflight
 from rlsdk.cluster.placement import gpus_short
 from rlsdk.config import Plan, TaskSource
-from rlsdk.contracts import Requires, RequiresPrograms
+from rlsdk.contracts import ExaminesModel, ReplaysRouting, Requires, RequiresPrograms, ReturnsRouting
+from rlsdk.conversion import Differences, compare, read_header
 from rlsdk.engines.common import end_ids, open_tokenizer
 from rlsdk.errors import ConfigError, OptionError, RlsdkError, UnreachableDataError, described
 from rlsdk.plugins import ComponentRef
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
-from rlsdk.readiness.model import model_faults
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import opened
 from rlsdk.types import Task
@@ -27,12 +28,14 @@ from rlsdk.types import Task
 PROMPTS = 64
 """Number of prompts of each source that are rendered, spread over all of its tasks."""
 ENGINES_PER_CORE = 2
-"""Number of processes of one kind that a core can serve and still make progress."""
+"""Maximum number of engines, or of learner ranks, for each CPU core."""
+_LISTED = 4
+"""Maximum number of tensors of each sort that a message names."""
 
 
 @attrs.frozen
 class PlanFinding:
-    """A problem, and the path of the setting that it concerns."""
+    """A problem with a plan, and the path of the setting that it concerns."""
 
     path: str
     message: str
@@ -47,9 +50,9 @@ class Readiness:
 
     Attributes:
         faults: Problems on any machine.
-        warnings: Problems on this machine; another may have what is missing.
+        warnings: Problems of this machine, which others may not have.
         tasks: Tasks of each source in `tasks.train`; empty where they were not read.
-        disk: Disk space that the run needs; None for a program without a learner.
+        disk: Disk space that the run needs; None if the program has no learner.
     """
 
     faults: tuple[PlanFinding, ...] = ()
@@ -58,7 +61,7 @@ class Readiness:
     disk: DiskEstimate | None = None
 
     def require(self) -> Readiness:
-        """Return itself if there are no findings.
+        """Return this result if there are no findings.
 
         Raises:
             ConfigError: There are faults.
@@ -102,8 +105,8 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
         if count > ENGINES_PER_CORE * cores:
             yield PlanFinding(
                 f"placement.{name}",
-                f"{count} {name} on {cores} CPU cores: each is a process that computes all the time, and at most "
-                f"{ENGINES_PER_CORE} can share a core; give at most {ENGINES_PER_CORE * cores}",
+                f"{count} {name} on {cores} CPU cores: each is a process that computes all the time, and a core can "
+                f"serve {ENGINES_PER_CORE}; give at most {ENGINES_PER_CORE * cores}",
             )
 
 
@@ -116,7 +119,7 @@ def _models(plan: Plan) -> Iterator[PlanFinding]:
 
 
 def _requirements(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
-    """Check the packages and programs that components with the given options need."""
+    """Check for the packages and programs that components need with the given options."""
     used: list[tuple[str, ComponentRef]] = [("engine", plan.engine)] if plan.needs_engine else []
     if trains:
         used += [("learner", plan.learner), *(("trackers", tracker) for tracker in plan.trackers)]
@@ -135,8 +138,8 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
     Args:
         plan: Checked plan.
         trains: True for a program that has a learner.
-        starts: True if a run follows, which reads all tasks. Otherwise slow checks are left out: large files are not
-            read, and nothing is downloaded.
+        starts: True if a run follows. Otherwise slow checks are left out: large files are not read, and nothing is
+            downloaded.
     """
     found = _Examination(plan, starts)
     found.warnings += machine(plan, trains=trains)
@@ -160,7 +163,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
 
 @attrs.define
 class _Examination:
-    """Collects the findings."""
+    """Collects the findings of `examine`."""
 
     plan: Plan
     starts: bool
@@ -171,7 +174,7 @@ class _Examination:
         """Open the tokenizer and check that answers can end; None if it cannot be opened."""
         plan, model = self.plan, self.plan.model
         if any(found.path in ("model.path", "model.tokenizer") for found in self.warnings):
-            return None  # a model of the hub that is not here, which was said
+            return None  # the model is not on this machine, which is reported already
         name = model.tokenizer or model.path
         try:
             tokenizer = open_tokenizer(model)
@@ -184,15 +187,15 @@ class _Examination:
             self.faults.append(
                 PlanFinding(
                     "model.path",
-                    f"the model {model.path!r} has no end-of-text token (neither its tokenizer nor its config names "
-                    "an eos_token), so that every answer runs on to sampling.max_tokens; set eos_token in "
+                    f"the model {model.path!r} has no end-of-text token: neither its tokenizer nor its config names an "
+                    "eos_token, so that every answer would have sampling.max_tokens tokens; set eos_token in "
                     "tokenizer_config.json, or give sampling.stop",
                 )
             )
         return ChatTokenizer(tokenizer, separator=model.separator, keep_history=model.keep_history)
 
     def source(self, path: str, source: TaskSource, codec: ChatTokenizer | None) -> Sequence[Task] | None:
-        """Read the tasks of a source and render some prompts; None if they are not read."""
+        """Read the tasks of a source and check some prompts; None if the tasks were not read."""
         try:
             costly = self.plan.plugins.component(source.reference).costly
             if not self.starts and costly is not None and costly(source.reference.options):
@@ -217,7 +220,7 @@ class _Examination:
         return None
 
     def _prompts(self, path: str, tasks: Sequence[Task], count: int, codec: ChatTokenizer) -> None:
-        """Render prompts as a run does: each must show the text of its task, and some must be short enough."""
+        """Render prompts as a run does: each must contain the text of its task, and some must be short enough."""
         config, lengths = self.plan.config, []
         asks = self.plan.plugins.component(self.plan.workflow).one_answer
         for task in tasks:
@@ -230,7 +233,7 @@ class _Examination:
         if not lengths or not path.startswith("tasks.train") or max(lengths) <= limit:
             return
         if min(lengths) > limit:
-            seen = f"all {count}" if count == len(tasks) else f"all {len(tasks)} that were tried, of {count},"
+            seen = f"all {count}" if count == len(tasks) else f"all {len(tasks)} that were tried of {count}"
             text = f"no prompt of {path} fits in {limit} tokens: {seen} have from {min(lengths)} to {max(lengths)}"
             self.faults.append(PlanFinding("max_prompt_tokens", f"{text}; give at least {max(lengths)}"))
         elif config.long_prompts == "error":
@@ -245,7 +248,7 @@ def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> 
         task: The task.
         codec: Tokenizer that renders it.
         length: Tokens of the rendered prompt.
-        asks: True for a workflow that adds nothing to the prompt.
+        asks: True if the workflow adds nothing to the prompt, which then must not be empty.
     """
     chat = None if isinstance(task.prompt, str) else task.prompt
     texts = [str(task.prompt)] if chat is None else [m.content for m in chat if m.role != "assistant"]
@@ -263,3 +266,60 @@ def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> 
                 "template reads message['content'] or message.content of each of its messages"
             )
     return "" if length else f"task {task.id!r}: its prompt {texts[-1][:40]!r} has no tokens by {by}"
+
+
+def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:
+    """Yield reasons why the learner or the engines of a plan cannot use its model, as (path of the setting, reason).
+
+    Args:
+        plan: Checked plan.
+        net: The plan's model without its weights; the call may change its name conversions.
+        trains: True for a program that has a learner.
+    """
+    header = read_header(plan.model.path)
+    if trains and header is not None and (found := compare(net, header)):
+        yield "model.path", _in_words(plan, net, found)
+    parts = [("learner", plan.learner)] if trains else []
+    for path, reference in [*parts, *([("engine", plan.engine)] if plan.needs_engine else [])]:
+        component = plan.plugins.resolve(reference)
+        if isinstance(component, ExaminesModel):
+            yield from ((path, f"{reference.name!r}: {fault}") for fault in component.model_faults(net))
+    if plan.replays_routing:
+        yield from _routing_faults(plan, net, trains=trains)
+
+
+def _routing_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:
+    """Say why the engine's choices of experts cannot be replayed by the learner."""
+    other = "or take another correction, such as icepop"
+    assert plan.loss.correction is not None
+    what = f"correction {plan.loss.correction.name!r} replays the experts that the engine chose"
+    engine, learner = plan.plugins.resolve(plan.engine), plan.plugins.resolve(plan.learner)
+    if not isinstance(engine, ReturnsRouting):
+        yield "engine", f"{what}, and {plan.engine.name!r} does not return them; set engine=transformers, {other}"
+    else:
+        faults = engine.routing_faults(net)
+        yield from (("engine", f"{what}: {plan.engine.name!r}: {fault}, {other}") for fault in faults)
+    if trains and not isinstance(learner, ReplaysRouting):
+        yield "learner", f"{what}, and {plan.learner.name!r} cannot use them; set learner=deepspeed, {other}"
+    elif trains:
+        faults = learner.routing_faults(net)
+        yield from (("learner", f"{what}: {plan.learner.name!r}: {fault}, {other}") for fault in faults)
+
+
+def _in_words(plan: Plan, net: Any, found: Differences) -> str:
+    parts = [
+        f"{text} {len(names)} ({', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''})"
+        for names, text in (
+            (found.missing, "tensors of the model that the files lack:"),
+            (found.extra, "tensors of the files that the model lacks:"),
+            (found.misshapen, "tensors of another shape:"),
+        )
+        if names
+    ]
+    quantised = getattr(net.config, "quantization_config", None)
+    by = "" if quantised is None else " It is quantised, and a learner trains plain weights: dequantise it first."
+    return (
+        f"the files of {plan.model.path!r} do not hold what the learner would send to the engines: {'; '.join(parts)}."
+        f"{by} If config.json is right, open the model with transformers ({type(net).__name__}.from_pretrained), look "
+        "at its warnings, write it with save_pretrained into a new folder, and train that"
+    )

@@ -15,9 +15,9 @@ class Diagnosis:
 
     Attributes:
         name: What was checked.
-        status: `ok`; `warn`: works, but not everything or not well; `fail`: a training cannot run.
-        found: What there is.
-        remedy: What to do; empty if all is well.
+        status: `ok`; `warn`: something works badly or not at all; `fail`: no training can run.
+        found: What was found.
+        remedy: What to do; empty if nothing is wrong.
     """
 
     name: str

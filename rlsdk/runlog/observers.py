@@ -1,4 +1,4 @@
-"""Trackers and observing plugins, each in a thread of its own: none of them can end a run, or hold it up."""
+"""Trackers and plugins with hooks, each called in its own thread, so that none of them can end or delay a run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WAITING_CALLS = 10_000
-"""Calls that may wait for one observer; further ones are dropped and counted."""
+"""Maximum number of calls in the queue of one observer; further ones are dropped and counted."""
 SLOW_SECONDS = 60.0
-"""A call that takes longer is reported while it still runs."""
+"""Seconds after which a call that still runs is reported."""
 CLOSE_SECONDS = 30.0
-"""How long the end of a run waits for its observers, all of them together."""
+"""Seconds that the end of a run waits for all observers together."""
 
 
 class ObserverThread:
-    """Makes the calls of one observer, in their order, in a daemon thread.
+    """Makes the calls of one observer, in order, in a daemon thread.
 
-    A call that raises is counted, and the first one is logged; a call that hangs costs what comes after it.
+    Calls that raise are counted, and the first one is logged. After a call that hangs, no further ones are made.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,7 +53,7 @@ class ObserverThread:
         Args:
             what: Name of the call in warnings, such as `log of step 3`.
             call: Function without arguments.
-            essential: Without its success no further call makes sense.
+            essential: True if later calls make no sense unless this one succeeds.
         """
         try:
             self._calls.put_nowait((what, call, essential))
@@ -62,13 +62,13 @@ class ObserverThread:
         running = self._running
         if running and not self._reported_slow and time.monotonic() - running[1] > SLOW_SECONDS:
             self._reported_slow = True
-            log.warning("%s: %s has not returned for %.0f s; the run goes on", self.name, running[0], SLOW_SECONDS)
+            log.warning("%s: %s has not returned for %.0f s; the run continues", self.name, running[0], SLOW_SECONDS)
 
     def close(self, seconds: float) -> str:
-        """Wait for the queued calls, and say how the observer fared.
+        """Wait for the queued calls, and sum up how they went.
 
         Args:
-            seconds: How long to wait.
+            seconds: Maximum time to wait.
 
         Returns:
             `ok`, or a sentence that names what failed.
@@ -78,10 +78,7 @@ class ObserverThread:
             self._calls.put(None, timeout=seconds)
             self._thread.join(max(0.0, deadline - time.monotonic()))
         except queue.Full:
-            pass  # its thread is alive below
-        return self._fate()
-
-    def _fate(self) -> str:
+            pass  # the thread is still alive, which is reported below
         running = self._running
         if self._thread.is_alive() and running:
             waiting = max(0, self._calls.qsize() - 1)
@@ -89,7 +86,7 @@ class ObserverThread:
         if self._broken:
             return self._first_failure
         if self._failed or self._dropped:
-            dropped = f"; {self._dropped} were dropped, since it was too slow" if self._dropped else ""
+            dropped = f"; {self._dropped} were dropped because it was too slow" if self._dropped else ""
             return f"{self._failed} of {self._made} calls failed{dropped}; the first: {self._first_failure or 'none'}"
         return "ok"
 
@@ -102,16 +99,13 @@ class ObserverThread:
             self._made += 1
             try:
                 call()
-            except BaseException as error:  # noqa: BLE001 - an observer may do anything but end the run
-                self._fail(f"{what}: {described(error)}", error, essential=essential)
+            except BaseException as error:  # an observer must never end the run
+                self._failed += 1
+                self._broken = essential
+                if self._failed == 1:
+                    self._first_failure = f"{what}: {described(error)}"
+                    log.warning("%s: %s; the run continues", self.name, self._first_failure, exc_info=error)
             self._running = None
-
-    def _fail(self, text: str, error: BaseException, *, essential: bool) -> None:
-        self._failed += 1
-        self._broken = self._broken or essential
-        if self._failed == 1:
-            self._first_failure = text
-            log.warning("%s: %s; the run goes on", self.name, text, exc_info=error)
 
 
 class Observers:
@@ -131,7 +125,7 @@ class Observers:
             callers = plugins.get_hookcallers(plugin) or ()
             if not callers:
                 continue
-            name = str(plugins.get_name(plugin)).partition(":")[0]  # of a plugin with several modules
+            name = str(plugins.get_name(plugin)).partition(":")[0]  # plugins of several modules have NAME:MODULE
             thread = ObserverThread(f"plugin {name}")
             self._threads.append(thread)
             for caller in callers:
@@ -147,7 +141,7 @@ class Observers:
 
         Args:
             hook: Name of the hook.
-            **arguments: Arguments of the hook; nobody may change them later.
+            **arguments: Arguments of the hook, which must not be changed afterwards.
         """
         for thread, call in self._hooks.get(hook, ()):
             thread.submit(hook, partial(call, **arguments))
@@ -157,7 +151,7 @@ class Observers:
 
         Args:
             trackers: Name -> tracker.
-            run: Told to each of them.
+            run: The run, passed to each tracker.
         """
         for name, tracker in trackers.items():
             thread = ObserverThread(f"tracker {name}")
@@ -173,7 +167,7 @@ class Observers:
         """Close every tracker.
 
         Args:
-            seconds: How long to wait for all of them together.
+            seconds: Maximum time to wait for all of them together.
 
         Returns:
             Name -> `ok`, or what went wrong.
@@ -191,7 +185,7 @@ class Observers:
         """Wait for the hooks of all plugins.
 
         Args:
-            seconds: How long to wait for all of them together.
+            seconds: Maximum time to wait for all of them together.
 
         Returns:
             Name -> what went wrong; plugins without a failure are left out.

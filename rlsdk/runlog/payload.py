@@ -1,4 +1,4 @@
-"""A group as bytes, and back, exactly: arrays in numpy's own format, all else as JSON. Nothing in it can be run."""
+"""Lossless conversion of groups to bytes and back: arrays in numpy's format, the rest as JSON, no code (no pickle)."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from rlsdk.errors import ValueFault
 from rlsdk.types import Group, Message, Role, Rollout, Score, Task
 
 FORMAT = 2
-"""Of what is written; format 1, which did not say whose words a message of the assistant is, is read as well."""
+"""Format that is written. Format 1 is still read: its messages do not say whether they belong to the prompt."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "policy_versions")
 _WIDE = 2**63
-"""Integers from here on are written in hexadecimal: Python reads no long decimals."""
+"""Integers of at least this size are written in hexadecimal, since Python refuses to parse very long decimals."""
 
 
 class OpaqueFault(ValueFault):
-    """An answer or a metadata value has a type that has no exact form as text."""
+    """A task's answer or metadata holds a value that cannot be stored exactly."""
 
 
 def encode(group: Group) -> bytes:
-    """The group as bytes.
+    """Convert a group to bytes.
 
-    Values of a task that are no plain data (numbers, text, bytes, lists, tuples, mappings, arrays) are noted by type
-    alone: `decode` then wants the task.
+    Only plain data is stored: numbers, text, bytes, lists, tuples, mappings and arrays. Of other values in a task,
+    only the type is noted, and then `decode` must be given the task.
     """
-    # Each object once; nearly always there is one.
+    # Each task object once; nearly all groups have a single one.
     tasks = list({id(task): task for task in (group.task, *(r.task for r in group.rollouts))}.values())
     told = {
         "format": FORMAT,
@@ -40,34 +40,34 @@ def encode(group: Group) -> bytes:
         "tasks": [_task(task) for task in tasks],
         "rollouts": [_rollout(r, tasks) for r in group.rollouts],
         "scores": [
-            {**attrs.asdict(score, recurse=False), "metrics": _plain(dict(score.metrics))} for score in group.scores
+            {**attrs.asdict(score, recurse=False), "metrics": _to_json(dict(score.metrics))} for score in group.scores
         ],
         "lengths": [len(r.token_ids) for r in group.rollouts],
     }
     routed = [r.routed_experts is not None for r in group.rollouts]
     told |= {"routed": routed} if any(routed) else {}
     out = io.BytesIO()
-    # As UTF-8 with its surrogates, not as escapes: two lone halves in a row would come back as one character.
+    # UTF-8 with lone surrogates instead of escapes: two escaped halves in a row would be read back as one character.
     text = json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogatepass")
     out.write(len(text).to_bytes(8, "little") + text)
     for name in ARRAYS if group.rollouts else ():
         joined = np.concatenate([getattr(r, name) for r in group.rollouts])
-        _write(out, joined)
+        _write_array(out, joined)
     if any(routed):
-        _write(out, np.concatenate([r.routed_experts for r in group.rollouts if r.routed_experts is not None]))
+        _write_array(out, np.concatenate([r.routed_experts for r in group.rollouts if r.routed_experts is not None]))
     return zlib.compress(out.getvalue(), 1)
 
 
 def decode(payload: bytes, task: Task | None = None) -> Group:
-    """The group that these bytes hold.
+    """Convert bytes made by `encode` back to a group.
 
     Args:
-        payload: From `encode`.
-        task: Its task, if it is at hand: the group and its rollouts then hold this very object.
+        payload: Result of `encode`.
+        task: The group's task, if it is at hand: the group and its rollouts then refer to this very object.
 
     Raises:
-        ValueFault: The bytes are of another format, or of another task.
-        OpaqueFault: The task holds what bytes cannot, and was not given.
+        ValueFault: The bytes have another format, or belong to another task.
+        OpaqueFault: The task holds a value that cannot be stored, and was not given.
     """
     try:
         source = io.BytesIO(zlib.decompress(payload))
@@ -75,14 +75,14 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
         if told["format"] not in (1, FORMAT):
             raise ValueFault(f"a stored group has format {told['format']}; this rlsdk reads 1 and {FORMAT}")
         count = len(told["rollouts"])
-        arrays = [_read(source) for _ in ARRAYS if count]
+        arrays = [_read_array(source) for _ in ARRAYS if count]
         routed = told.get("routed", [False] * count)
-        routing = _read(source) if any(routed) else None
+        routing = _read_array(source) if any(routed) else None
     except (zlib.error, ValueError, KeyError, EOFError) as error:
         raise ValueFault(f"a stored group cannot be read: {error}") from error
     own = told["tasks"][0]
     if task is not None and (task.id, task.source) != (own["id"], own["source"]):
-        raise ValueFault(f"a stored group is of task {own['id']!r} of {own['source']!r}, not of {task.id!r}")
+        raise ValueFault(f"a stored group belongs to task {own['id']!r} of {own['source']!r}, not to {task.id!r}")
     tasks = [task or _read_task(own), *(_read_task(each) for each in told["tasks"][1:])]
     cuts = np.cumsum(told["lengths"])[:-1]
     parts = zip(*(np.split(array, cuts) for array in arrays), strict=True)
@@ -94,29 +94,34 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
             attrs.evolve(rollout, routed_experts=own) if has else rollout
             for rollout, own, has in zip(rollouts, experts, routed, strict=True)
         ]
-    scores = [Score(**{**each, "metrics": _value(each["metrics"])}) for each in told["scores"]]
-    named = {"uid": told["uid"]} if "uid" in told else {}  # stored before groups had one
+    scores = [Score(**{**each, "metrics": _from_json(each["metrics"])}) for each in told["scores"]]
+    named = {"uid": told["uid"]} if "uid" in told else {}  # older groups were stored without one
     return Group(tasks[0], rollouts, scores, **named)
 
 
-def _write(out: io.BytesIO, array: np.ndarray) -> None:
+def _write_array(out: io.BytesIO, array: np.ndarray) -> None:
     np.lib.format.write_array(out, array, allow_pickle=False)  # type: ignore[no-untyped-call]
 
 
-def _read(source: io.BytesIO) -> np.ndarray:
+def _read_array(source: io.BytesIO) -> np.ndarray:
     array: np.ndarray = np.lib.format.read_array(source, allow_pickle=False)  # type: ignore[no-untyped-call]
     return array
 
 
 def _task(task: Task) -> dict[str, Any]:
     prompt = task.prompt if isinstance(task.prompt, str) else _messages(task.prompt)
-    metadata = _plain(dict(task.metadata))
-    return {"id": task.id, "prompt": prompt, "answer": _plain(task.answer), "metadata": metadata, "source": task.source}
+    return {
+        "id": task.id,
+        "prompt": prompt,
+        "answer": _to_json(task.answer),
+        "metadata": _to_json(dict(task.metadata)),
+        "source": task.source,
+    }
 
 
 def _read_task(told: Mapping[str, Any]) -> Task:
     prompt = told["prompt"] if isinstance(told["prompt"], str) else tuple(_read_message(*m) for m in told["prompt"])
-    return Task(told["id"], prompt, _value(told["answer"]), _value(told["metadata"]), told["source"])
+    return Task(told["id"], prompt, _from_json(told["answer"]), _from_json(told["metadata"]), told["source"])
 
 
 def _messages(messages: Sequence[Message]) -> list[list[Any]]:
@@ -132,7 +137,7 @@ def _rollout(rollout: Rollout, tasks: Sequence[Task]) -> dict[str, Any]:
         "task": next(i for i, task in enumerate(tasks) if task is rollout.task),
         "messages": _messages(rollout.messages),
         "status": rollout.status,
-        "metrics": _plain(dict(rollout.metrics)),
+        "metrics": _to_json(dict(rollout.metrics)),
         "rewards": rollout.rewards,
         "trajectory": rollout.trajectory,
         "step": rollout.step,
@@ -144,60 +149,59 @@ def _read_rollout(told: Mapping[str, Any], tasks: Sequence[Task], arrays: Sequen
     given = {name: told[name] for name in ("status", "rewards", "trajectory", "step", "state")}
     messages = [_read_message(*m) for m in told["messages"]]
     fields: dict[str, Any] = dict(zip(ARRAYS, arrays, strict=True))
-    return Rollout(tasks[told["task"]], messages, **fields, metrics=_value(told["metrics"]), **given)
+    return Rollout(tasks[told["task"]], messages, **fields, metrics=_from_json(told["metrics"]), **given)
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON; what JSON has no form for is a mapping with one key that begins with `$`."""
+def _to_json(value: Any) -> Any:
+    """Convert a value to JSON; types that JSON lacks become a mapping with a single key that begins with `$`."""
     if value is None or isinstance(value, bool | str) or type(value) is float:
         return value
     if isinstance(value, int):
         return value if abs(value) < _WIDE else {"$int": hex(value)}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_to_json(each) for each in value]
     if isinstance(value, Mapping):
         if all(isinstance(k, str) and not k.startswith("$") for k in value):
-            return {k: _plain(v) for k, v in value.items()}
-        return {"$map": [[_plain(k), _plain(v)] for k, v in value.items()]}
+            return {k: _to_json(v) for k, v in value.items()}
+        return {"$map": [[_to_json(k), _to_json(v)] for k, v in value.items()]}
+    if type(value) is tuple:
+        return {"$tuple": [_to_json(each) for each in value]}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
     return _tagged(value)
 
 
-def _tagged(value: Any) -> dict[str, Any]:
-    if type(value) is tuple:
-        return {"$tuple": [_plain(each) for each in value]}
-    if isinstance(value, bytes):
-        return {"$bytes": base64.b64encode(value).decode()}
+def _tagged(value: Any) -> dict[str, str]:
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         out = io.BytesIO()
-        _write(out, np.asarray(value))
+        _write_array(out, np.asarray(value))
         tag = "$array" if isinstance(value, np.ndarray) else "$scalar"
         return {tag: base64.b64encode(out.getvalue()).decode()}
     return {"$opaque": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
-def _value(told: Any) -> Any:
-    """Restore a value that `_plain` converted to JSON."""
+def _from_json(told: Any) -> Any:
+    """Restore a value that `_to_json` converted to JSON."""
     if isinstance(told, list):
-        return [_value(each) for each in told]
+        return [_from_json(each) for each in told]
     if not isinstance(told, dict):
         return told
+    held: Any
     tag, held = next(iter(told.items())) if len(told) == 1 else ("", None)
-    return _untagged(tag, held) if tag.startswith("$") else {k: _value(v) for k, v in told.items()}
-
-
-def _untagged(tag: str, held: Any) -> Any:
+    if not tag.startswith("$"):
+        return {k: _from_json(v) for k, v in told.items()}
     match tag:
         case "$int":
             return int(held, 16)
         case "$tuple":
-            return tuple(_value(each) for each in held)
+            return tuple(_from_json(each) for each in held)
         case "$bytes":
             return base64.b64decode(held)
         case "$array" | "$scalar":
-            array = _read(io.BytesIO(base64.b64decode(held)))
+            array = _read_array(io.BytesIO(base64.b64decode(held)))
             return array if tag == "$array" else array[()]
         case "$map":
-            return {_value(k): _value(v) for k, v in held}
+            return {_from_json(k): _from_json(v) for k, v in held}
         case "$opaque":
-            raise OpaqueFault(f"a task holds a {held}, which has no exact form as text")
+            raise OpaqueFault(f"a task holds a {held}, which cannot be stored")
     raise ValueFault(f"a stored group holds {tag!r}, which this rlsdk does not know")

@@ -20,62 +20,62 @@ SHOWN = (
 """(label, metric, format) of the progress line."""
 
 
-class Standing(Protocol):
-    """Progress of a task source: group counts since the run began; `available` and `scheduled` are current counts."""
+class SourceProgress(Protocol):
+    """Counts of the groups of one task source: `available` and `scheduled` now, the others since the run began."""
 
     @property
     def target(self) -> int:
-        """Asked for."""
+        """Groups that the trainer requested."""
         ...
 
     @property
     def available(self) -> int:
-        """There, and not yet taken."""
+        """Groups that are complete and wait for the trainer."""
         ...
 
     @property
     def scheduled(self) -> int:
-        """Groups in flight."""
+        """Groups that are being sampled."""
         ...
 
     @property
     def filtered(self) -> int:
-        """Left out by filters."""
+        """Groups that filters left out."""
         ...
 
     @property
     def expired(self) -> int:
-        """Too old when they came."""
+        """Groups that were too old when the trainer took them."""
         ...
 
 
-Standings = Callable[[], Mapping[str, Standing]]
+ProgressSource = Callable[[], Mapping[str, SourceProgress]]
 
 
-def source_lines(standings: Mapping[str, Standing]) -> list[str]:
-    """A line for each source of tasks."""
-    width = max(map(len, standings), default=0)
+def source_lines(sources: Mapping[str, SourceProgress]) -> list[str]:
+    """Return one line of counts for each task source."""
+    width = max(map(len, sources), default=0)
     return [
         f"{name:{width}}  target {s.target:,}  available {s.available:,}  in flight {s.scheduled:,}"
         f"  filtered {s.filtered:,}  stale {s.expired:,}"
-        for name, s in standings.items()
+        for name, s in sources.items()
     ]
 
 
 class _Live(Progress):
-    """A bar, and below it a line for each source as it stands whenever the screen is drawn."""
+    """A bar, and below it one line for each task source, read again whenever the screen is drawn."""
 
-    standings: Standings = staticmethod(dict)
+    sources: ProgressSource = staticmethod(dict)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
-        yield from (Text(line, style="dim") for line in source_lines(self.standings()))
+        yield from (Text(line, style="dim") for line in source_lines(self.sources()))
 
 
 class ProgressLine:
-    """A bar in a terminal; elsewhere a line now and then, so that a log file stays readable."""
+    """Shows a bar in a terminal, and elsewhere a line every few steps, so that log files stay readable."""
 
-    def __init__(self, console: Console, total: int, done: int, every: int, standings: Standings = dict) -> None:
+    def __init__(self, console: Console, total: int, done: int, every: int, sources: ProgressSource = dict) -> None:
         """Start the display.
 
         Args:
@@ -83,9 +83,9 @@ class ProgressLine:
             total: Number of steps of the run.
             done: Number of steps already completed.
             every: Steps between lines when there is no terminal.
-            standings: Progress of each task source; in a terminal, a thread calls it several times a second.
+            sources: Returns the progress of each task source; in a terminal, a thread calls it several times a second.
         """
-        self._standings = standings
+        self._sources = sources
         self._console, self._total, self._every = console, total, max(every, 1)
         self._began, self._first = time.monotonic(), done
         self._progress: _Live | None = None
@@ -100,12 +100,12 @@ class ProgressLine:
                 TimeRemainingColumn(),
             )
             self._progress = live = _Live(*columns, console=console)
-            live.standings = standings
+            live.sources = sources
             live.start()
             self._bar = self._progress.add_task("step", total=total, completed=done, shown="")
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a step."""
+        """Show the metrics of a step."""
         shown = "  ".join(f"{label} {form.format(metrics[key])}" for label, key, form in SHOWN if key in metrics)
         if self._progress is not None:
             self._progress.update(self._bar, completed=step, shown=shown)
@@ -113,7 +113,7 @@ class ProgressLine:
             pace = (time.monotonic() - self._began) / max(step - self._first, 1)
             left = timedelta(seconds=round(pace * (self._total - step)))
             parts = (f"step {step}/{self._total}", shown, f"left {left}")
-            lines = ["  ".join(filter(None, parts)), *(f"  {line}" for line in source_lines(self._standings()))]
+            lines = ["  ".join(filter(None, parts)), *(f"  {line}" for line in source_lines(self._sources()))]
             self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
@@ -121,11 +121,11 @@ class ProgressLine:
         self._console.print(text, highlight=False)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Stop drawing, and restore the terminal."""
         if self._progress is not None:
             self._progress.stop()
 
 
 def log_console(**options: Any) -> Console:
-    """The console that everything for people is printed on: standard error, so that standard output stays for data."""
+    """Return a console on standard error, which all text for people goes to; standard output is left for data."""
     return Console(stderr=True, **options)

@@ -1,4 +1,4 @@
-"""Asks the store of a run's rollouts; nothing that is asked can change it."""
+"""Read-only queries of a run's rollouts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from rlsdk.runlog.tables import COLUMNS, GROUPS, ROLLOUTS
 if TYPE_CHECKING:
     import pandas
 
-
 _INSTRUCTIONS = 10_000
-"""Of SQLite, between two looks at the clock and at signals: about a millisecond."""
+"""SQLite instructions between two checks of the clock and of signals: about a millisecond."""
 
 
 def rollouts(
@@ -43,7 +42,7 @@ def rollouts(
     try:
         import pandas
     except ModuleNotFoundError as error:
-        raise EnvironmentFault("rlsdk.rollouts gives a frame of pandas: pip install pandas") from error
+        raise EnvironmentFault("rlsdk.rollouts needs pandas, which is not installed: pip install pandas") from error
     found = query(run, where, order_by=order_by, limit=limit, seconds=seconds)
     return pandas.DataFrame(found, columns=list(COLUMNS))
 
@@ -60,7 +59,7 @@ def query(
     """
     address = Address.of(Path(run))
     if address is None:
-        raise ValueFault(f"{run} holds no rollouts: it is no run's folder, or nothing was saved (save_rollouts: 0)")
+        raise ValueFault(f"{run} holds no rollouts: it is not a run's folder, or none were saved (save_rollouts: 0)")
     most, begun = math.inf if seconds is None else seconds, time.monotonic()
     engine = _reader(address, most)
     try:
@@ -70,7 +69,7 @@ def query(
     except sa.exc.DBAPIError as error:
         if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
             if time.monotonic() < begun + most:
-                raise KeyboardInterrupt from error  # sqlite3 turns what is raised while it works into its own error
+                raise KeyboardInterrupt from error  # sqlite3 replaces exceptions raised in its callbacks
             raise ValueFault(
                 f"the query {where or order_by!r} took longer than {most:g} s; narrow it, or allow more time "
                 "(--timeout, in a script `seconds`)"
@@ -78,7 +77,7 @@ def query(
         said = next(iter(str(error.orig).splitlines()), type(error).__name__)
         if where or order_by:
             given = where or order_by
-            raise ValueFault(f"{given!r}: {said}. There are the columns {', '.join(COLUMNS)}") from error
+            raise ValueFault(f"{given!r}: {said}. The columns are {', '.join(COLUMNS)}") from error
         raise RunError(f"the rollouts in {address.url} cannot be read: {said}") from error
     finally:
         engine.dispose()
@@ -88,11 +87,11 @@ def _statement(run: str, where: str, order_by: str, limit: int | None) -> sa.Sel
     same = (GROUPS.c.run == ROLLOUTS.c.run) & (GROUPS.c.number == ROLLOUTS.c.number)
     columns = [ROLLOUTS.c[name] if name in ROLLOUTS.c else GROUPS.c[name] for name in COLUMNS]
     whole = sa.select(*columns).select_from(GROUPS.join(ROLLOUTS, same))
-    # A file holds one run; to name it there would mislead SQLite, which takes any equality for a narrow one.
+    # A file holds one run. A condition on it would mislead SQLite, which takes any equality for a selective one.
     rows = (whole.where(GROUPS.c.run == run) if run else whole).subquery("rollouts")
     found = sa.select(rows).order_by(*_order(rows, order_by)).limit(limit)
-    # A line break, so that a comment at the end of the condition ends with it. Not typed as a condition: SQLAlchemy
-    # would compare it with 1, and SQLite then uses no index.
+    # The line break ends a comment at the end of the condition. Typed as a boolean, SQLAlchemy would compare the
+    # condition with 1, and SQLite would then use no index.
     return found.where(sa.literal_column(f"({where}\n)")) if where else found
 
 
@@ -101,29 +100,29 @@ def _order(rows: sa.Subquery, order_by: str) -> list[sa.ColumnElement[Any]]:
         return [rows.c.step, rows.c.number, rows.c.rollout]
     name, _, way = order_by.strip().partition(" ")
     if name not in COLUMNS or way.strip().lower() not in ("", "asc", "desc"):
-        raise ValueFault(f"{order_by!r}: expected a column, or `COLUMN desc`; there are {', '.join(COLUMNS)}")
-    # Equal ones in the order of an index: rewards are of few values, and to sort all equal ones would take long.
+        raise ValueFault(f"{order_by!r}: expected a column, or `COLUMN desc`; the columns are {', '.join(COLUMNS)}")
+    # Ties follow an index: rewards have few distinct values, and sorting all rows of one value would take long.
     columns = [rows.c[each] for each in dict.fromkeys((name, "number", "rollout"))]
     first, *rest = [c.desc() if way.strip().lower() == "desc" else c.asc() for c in columns]
     return [sa.nulls_last(first), *rest]
 
 
 def _reader(address: Address, seconds: float = math.inf) -> sa.Engine:
-    """An engine whose connections cannot write, and run one statement at a time, `seconds` from now at most."""
+    """Create an engine whose connections cannot write, and whose statements end `seconds` from now at the latest."""
     how: dict[str, Any] = {"poolclass": sa.pool.NullPool}
     if address.is_file:
-        # SQLAlchemy would make a file that is missing; sqlite3 opens what is there, to read.
+        # SQLAlchemy would create a missing file; sqlite3 opens an existing one to read.
         name = f"file:{quote(address.file)}?mode=ro"
         if not os.access(Path(address.file).parent, os.W_OK) and not Path(f"{address.file}-wal").exists():
-            name += "&immutable=1"  # readers of a database that is written to keep a file beside it
+            name += "&immutable=1"  # otherwise SQLite creates a file beside the database
         ends = time.monotonic() + seconds
-        return address.engine(creator=lambda: _connected(name, ends), **how)
+
+        def connect() -> sqlite3.Connection:
+            connection = sqlite3.connect(name, uri=True, timeout=60)
+            # Calling Python also lets it see signals; an exception raised by one ends the statement.
+            connection.set_progress_handler(lambda: time.monotonic() > ends, _INSTRUCTIONS)
+            return connection
+
+        return address.engine(creator=connect, **how)
     limit = "" if seconds == math.inf else f" -c statement_timeout={max(1, round(1000 * seconds))}"
     return address.engine(connect_args={"options": f"-c default_transaction_read_only=on{limit}"}, **how)
-
-
-def _connected(name: str, ends: float) -> sqlite3.Connection:
-    connection = sqlite3.connect(name, uri=True, timeout=60)
-    # To call Python is also what lets it see a signal; the exception that the signal raises ends the statement.
-    connection.set_progress_handler(lambda: time.monotonic() > ends, _INSTRUCTIONS)
-    return connection

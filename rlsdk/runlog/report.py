@@ -1,4 +1,4 @@
-"""The end of a run: a table, a picture, samples before and after, and the same figures as JSON."""
+"""The report at the end of a run: tables, a picture, sample answers, and the same figures as JSON."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ CURVES = (
     ("eval/sampled", "held-out, sampled"),
     ("eval/greedy", "held-out, greedy"),
 )
-"""(metric, label) of the picture."""
+"""(metric, label) of each curve in the picture."""
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> Path:
-    """`summary.json`, for programs."""
+    """Write `summary.json`, the report for programs; return its path."""
     path = folder / "summary.json"
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return path
 
 
 def draw_curves(folder: Path, title: str) -> Path | None:
-    """`curves.png` from the run's metrics; None where there are none, or matplotlib is not installed."""
+    """Draw `curves.png` from the run's metrics; None if there are none, or matplotlib is not installed."""
     metrics = read_metrics(folder)
     series = [(label, [(m["step"], m[key]) for m in metrics if m.get(key) is not None]) for key, label in CURVES]
     series = [(label, points) for label, points in series if points]
@@ -54,11 +54,11 @@ def draw_curves(folder: Path, title: str) -> Path | None:
 
 
 def figure_text(figure: float | None, form: str = ".1%") -> str:
-    """Write a figure for a person; None is `n/a`: nothing could be scored.
+    """Format a figure for people; None becomes `n/a`: nothing could be scored.
 
     Args:
         figure: The figure.
-        form: Format of a number.
+        form: Python format specification.
     """
     return "n/a" if figure is None else format(figure, form)
 
@@ -66,7 +66,7 @@ def figure_text(figure: float | None, form: str = ".1%") -> str:
 def print_report(
     console: Console, summary: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> None:
-    """The table and the samples."""
+    """Print the report: accuracy, times, what went wrong, and sample answers."""
     before, after = summary.get("accuracy_before") or {}, summary.get("accuracy_after") or {}
     if before or after:
         table = Table(title=f"held-out accuracy of {summary['name']}, {summary.get('eval_tasks', '?')} tasks")
@@ -105,7 +105,7 @@ def print_report(
 
 
 def _plain(text: str) -> str:
-    """Text of a model or a plugin on one line: neither markup, nor anything that acts on the terminal."""
+    """Escape text from a model or plugin: one line, without markup or terminal control sequences."""
     return escape(visible(text))
 
 
@@ -120,7 +120,7 @@ def _print_invalid(console: Console, invalid: Mapping[str, Any]) -> None:
 
 
 def _print_tasks(console: Console, tasks: Mapping[str, int]) -> None:
-    """Print how many tasks were trained, filtered and so on, unless all were trained on at once."""
+    """Print how many tasks were trained, filtered and so on, unless each task was trained and none expired."""
     expired = tasks.get("expired", 0)
     if tasks.get("issued", 0) == tasks.get("trained", 0) and not expired:
         return
@@ -143,7 +143,7 @@ def _print_environments(console: Console, found: Mapping[str, Any]) -> None:
 
 
 def _print_engines(console: Console, found: Mapping[str, Any]) -> None:
-    """Which engines died, if any did."""
+    """Print which engines died, if any did."""
     if not found.get("lost"):
         return
     console.print(

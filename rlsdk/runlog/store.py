@@ -1,4 +1,4 @@
-"""The store of a run's rollouts: SQLite in the run's folder, or PostgreSQL by its URL."""
+"""The database of a run's rollouts: an SQLite file in the run's folder, or PostgreSQL at a URL."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
 DATABASE, ADDRESS = "rollouts.db", "rollouts.json"
-"""In a run's folder: the database itself, or where it is."""
+"""Files in a run's folder: the SQLite database, or the address of a database elsewhere."""
 _LOCAL = "sqlite:///"
 BUSY_SECONDS = 5.0
-"""How long SQLite waits for another process that writes before the log says so."""
+"""Seconds that SQLite waits for another writing process before a warning is logged."""
 LOCK_SECONDS = 1800.0
-"""How long a run waits for it in all."""
+"""Seconds after which a run gives up waiting for that process."""
 _CHUNK = 500
-"""Rows named in one statement: databases limit its parameters."""
+"""Maximum number of rows named in one statement, since databases limit its parameters."""
 _NOTHING_LEFT = 2**20
+"""Free bytes below which a disk counts as full."""
 _FULL = "53100"
-"""PostgreSQL's code of a full disk."""
+"""PostgreSQL's error code for a full disk."""
 
 
 @attrs.frozen
@@ -77,14 +78,17 @@ class Address:
 
     @property
     def file(self) -> str:
-        """The path of that file."""
+        """Path of that file."""
         return self.url.removeprefix(_LOCAL)
 
     def engine(self, **how: Any) -> sa.Engine:
-        """Ready to connect.
+        """Create an SQLAlchemy engine for the database.
+
+        Args:
+            **how: Further arguments of `sqlalchemy.create_engine`.
 
         Raises:
-            EnvironmentFault: A package is missing.
+            EnvironmentFault: The package for PostgreSQL is not installed.
         """
         url = sa.URL.create("sqlite", database=self.file) if self.is_file else sa.make_url(self.url)
         if password := os.environ.get(self.password_env or ""):
@@ -96,13 +100,13 @@ class Address:
 
 
 class RolloutStore:
-    """Groups by the number of their ticket. Used by one thread at a time; every change is in a `transaction`."""
+    """Groups by the number of their task record. Used by one thread at a time; changes need a `transaction`."""
 
     def __init__(self, address: Address) -> None:
-        """Connect, and make the tables if there are none.
+        """Connect, and create the tables if they do not exist.
 
         Raises:
-            RunError: The database cannot be reached, or is none.
+            RunError: The database cannot be reached, or the file is not a database.
         """
         self.address = address
         how = {"connect_args": {"check_same_thread": False, "timeout": BUSY_SECONDS}} if address.is_file else {}
@@ -123,11 +127,11 @@ class RolloutStore:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All changes of the block, or none.
+        """Make all changes of the block, or none.
 
         Raises:
             RunError: The database refuses; the message names it, without a password.
-            OSError: Its disk is full.
+            OSError: The disk is full.
         """
         with self._explained(), self._connection.begin():
             if self.address.is_file:
@@ -135,7 +139,7 @@ class RolloutStore:
             yield
 
     def _lock(self) -> None:
-        """Begin to write; while another process writes, wait, say so, and name it."""
+        """Begin to write; while another process writes, wait and log its name."""
         began, said = time.monotonic(), False
         while True:
             try:
@@ -155,7 +159,7 @@ class RolloutStore:
             return
 
     def put(self, entries: Sequence[Entry]) -> None:
-        """Keep groups; of what bears the same number, the last one."""
+        """Store groups; one with the number of a stored group replaces it."""
         if not entries:
             return
         keys = [{"r": self._run, "n": entry.number} for entry in entries]
@@ -168,7 +172,7 @@ class RolloutStore:
             self._connection.execute(ROLLOUTS.insert(), rows)
 
     def settle(self, ends: Sequence[tuple[int, str, int | None, int]]) -> None:
-        """Note what became of groups, if they are kept: (number, state, step, uses) of each."""
+        """Record the new state of stored groups: (number, state, step, uses) of each; unknown numbers are ignored."""
         if not ends:
             return
         same = (GROUPS.c.run == self._run) & (GROUPS.c.number == sa.bindparam("n"))
@@ -178,11 +182,11 @@ class RolloutStore:
         self._connection.execute(change, rows)
 
     def forget(self, checkpoint: int, every: int) -> None:
-        """Let go of what only checkpoints before a certain one wanted.
+        """Delete groups that only checkpoints before a certain one needed.
 
         Args:
             checkpoint: Step of the oldest checkpoint that a run may be resumed from.
-            every: Steps between those whose groups are kept for good.
+            every: Groups of each step that is a multiple of this number are kept.
         """
         unwanted = GROUPS.c.kept_at.is_not(None) & (GROUPS.c.kept_at < checkpoint)
         passing = GROUPS.c.step.is_(None) | (GROUPS.c.step % every != 0)
@@ -198,7 +202,7 @@ class RolloutStore:
         self.settle([(number, *then) for number, then in kept.items()])
         later = GROUPS.c.step.is_(None) | (GROUPS.c.step > step)
         waiting = [number for number, (_, ended, _) in kept.items() if ended is None]
-        for part in _chunks(waiting):  # marked one by one, so that all others can be named at once
+        for part in _chunks(waiting):  # marked in parts, so that a single statement can delete all others
             same = (GROUPS.c.run == self._run) & GROUPS.c.number.in_(part)
             self._connection.execute(GROUPS.update().where(same).values(kept_at=-1))
         self._delete(later & (GROUPS.c.kept_at.is_(None) | (GROUPS.c.kept_at != -1)))
@@ -219,10 +223,10 @@ class RolloutStore:
                 try:
                     found[number] = decode(payload, tasks[number])
                 except ValueFault as error:
-                    log.warning("ticket %d is made again: %s", number, error)
+                    log.warning("group %d cannot be restored and is sampled again: %s", number, error)
         self._connection.rollback()
         if lacking := len(tasks) - len(found):
-            log.warning("%d groups that were there at the checkpoint are not in %s", lacking, self.address.url)
+            log.warning("%d groups of the checkpoint cannot be restored from %s", lacking, self.address.url)
         return found
 
     def _delete(self, which: sa.ColumnElement[bool]) -> None:
@@ -236,20 +240,18 @@ class RolloutStore:
         try:
             yield
         except sa.exc.DBAPIError as error:
-            if self._is_full(error):
-                where = self.address.file if self.address.is_file else self.address.url
+            address, full = self.address, False
+            if address.is_file:
+                full = shutil.disk_usage(Path(address.file).parent).free < _NOTHING_LEFT
+            if full or getattr(error.orig, "sqlstate", None) == _FULL or "disk is full" in str(error.orig):
+                where = address.file if address.is_file else address.url
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where) from error
             said = next(iter(str(error.orig).splitlines()), type(error).__name__)
-            raise RunError(f"rollouts cannot be kept in {self.address.url}: {said}") from error
-
-    def _is_full(self, error: sa.exc.DBAPIError) -> bool:
-        if getattr(error.orig, "sqlstate", None) == _FULL or "disk is full" in str(error.orig):
-            return True
-        return self.address.is_file and shutil.disk_usage(Path(self.address.file).parent).free < _NOTHING_LEFT
+            raise RunError(f"rollouts cannot be stored in {address.url}: {said}") from error
 
 
 def lock_holder(file: Path) -> str:
-    """Name the process that holds a database locked to write, as Linux tells it; empty if it is not found."""
+    """Name the process that holds the write lock of a database, from /proc/locks; empty if it is not found."""
     nodes = {beside.stat().st_ino for beside in (file, file.with_name(f"{file.name}-shm")) if beside.exists()}
     try:
         locks = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
@@ -264,7 +266,7 @@ def lock_holder(file: Path) -> str:
 
 
 def damage_of(file: Path) -> str:
-    """Say what is wrong with a database file; empty if it is whole, missing, or cannot be opened now."""
+    """Describe the damage of a database file; empty if it is intact, missing, or cannot be opened now."""
     if not file.is_file():
         return ""
     try:
@@ -272,15 +274,15 @@ def damage_of(file: Path) -> str:
             found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.DatabaseError as error:
         damaged = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-        return str(error) if damaged else ""  # what else is wrong is said where the database is opened to write
+        return str(error) if damaged else ""  # other errors are reported when the database is opened to write
     return "" if found == "ok" else " ".join(found.split())
 
 
 def set_aside(file: Path) -> Path:
-    """Rename a database, with the files that SQLite keeps beside it; returns its new path, which was free."""
+    """Rename a database and the files that SQLite keeps beside it to unused names; return the new path."""
     names = ("damaged", *(f"damaged-{again}" for again in range(2, 1000)))
     aside = next(path for path in (file.with_name(f"{file.name}.{name}") for name in names) if not path.exists())
-    for suffix in ("-wal", "-shm", ""):  # the database last: until then it is found again, and set aside again
+    for suffix in ("-wal", "-shm", ""):  # the database last: after a crash in between, it is found and set aside again
         beside = file.with_name(file.name + suffix)
         if beside.exists():
             beside.rename(aside.with_name(aside.name + suffix))

@@ -1,4 +1,4 @@
-"""The tables of rollouts, and their rows: what a person asks for in columns, the whole group as bytes beside it."""
+"""The database tables of rollouts and their rows: columns for queries, and the whole group as bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GROUPS = sa.Table(
     sa.Column("payload", sa.LargeBinary, nullable=False),
     sa.Index("rlsdk_groups_step", "step", "number"),
 )
-"""One row a group. `kept_at` is the step of the last checkpoint that wants it back; `newest` its greatest version."""
+"""One row per group. `kept_at`: step of the last checkpoint that needs it; `newest`: its newest policy version."""
 ROLLOUTS = sa.Table(
     "rlsdk_rollouts",
     METADATA,
@@ -52,12 +52,12 @@ ROLLOUTS = sa.Table(
     sa.Column("response", sa.Text, nullable=False),
     sa.Index("rlsdk_rollouts_reward", "reward", "number", "rollout"),
 )
-"""One row a rollout."""
+"""One row per rollout."""
 _OF_GROUP = ("step", "source", "task", "number", "state", "uses")
 COLUMNS = (*_OF_GROUP, *(c.name for c in ROLLOUTS.columns if c.name not in ("run", "number")))
-"""What a person may ask for."""
+"""Columns of a query's result."""
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-"""Databases refuse these in text. What is stored as bytes keeps them."""
+"""Characters that databases refuse in text; the group stored as bytes keeps them."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -84,7 +84,7 @@ class Entry:
 
 
 def group_row(run: str, entry: Entry) -> dict[str, Any]:
-    """The row of a group."""
+    """Return the row of a group in `GROUPS`."""
     newest = [_versions(r)[1] for r in entry.group.rollouts]
     return {
         "run": run,
@@ -101,7 +101,7 @@ def group_row(run: str, entry: Entry) -> dict[str, Any]:
 
 
 def rollout_rows(run: str, entry: Entry) -> list[dict[str, Any]]:
-    """The rows of a group's rollouts."""
+    """Return the rows of a group's rollouts in `ROLLOUTS`."""
     pairs: Sequence[tuple[Rollout, Score]] = tuple(zip(entry.group.rollouts, entry.group.scores, strict=True))
     return [
         {"run": run, "number": entry.number, "rollout": i, **_row(rollout, score)}
@@ -129,7 +129,7 @@ def _row(rollout: Rollout, score: Score) -> dict[str, Any]:
 
 
 def _versions(rollout: Rollout) -> tuple[int | None, int | None]:
-    """The least and the greatest version that sampled a token."""
+    """Return the oldest and the newest policy version that sampled a token."""
     sampled = rollout.policy_versions[rollout.policy_versions >= 0]
     return (int(sampled.min()), int(sampled.max())) if len(sampled) else (None, None)
 

@@ -1,4 +1,4 @@
-"""Destinations of metrics: the JSON-lines file of every run, and the services named in the config."""
+"""Where metrics go: the file `metrics.jsonl` of every run, and the services named in the config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsdk.runlog.metrics import METRICS, lines_up_to
 
 log = logging.getLogger(__name__)
 CONNECT_SECONDS = 30
-"""How long a tracker may take to reach its service."""
+"""Seconds within which a tracker must reach its service."""
 
 
 @rlsdk.tracker("jsonl")
@@ -31,12 +31,12 @@ class JsonlTracker:
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Append one line and hand it to the system, so that a killed run keeps it."""
+        """Append one line and flush it, so that it survives a kill of this process."""
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Write it out to the disk."""
+        """Sync the file to the disk and close it."""
         os.fsync(self._file.fileno())
         self._file.close()
 
@@ -53,7 +53,7 @@ def service_run(run: Run, service: str) -> str | None:
 
 
 def keep_service_run(run: Run, service: str, identity: str) -> None:
-    """Keep the id under which a service knows a run in the run's folder, for a resume.
+    """Record the id under which a service knows a run, for a resume.
 
     Args:
         run: The run.
@@ -105,13 +105,13 @@ class WandbTracker:
 
         Args:
             project: Project that the run belongs to.
-            entity: User or team; null takes the login's.
-            mode: online, offline or disabled; null takes WANDB_MODE and, without it, online where there is a login.
+            entity: User or team; null for the one that is logged in.
+            mode: online, offline or disabled; null for WANDB_MODE or, if it is not set, online when logged in.
         """
         self._project, self._entity, self._mode = project, entity, mode
 
     def open(self, run: Run) -> None:
-        """Start the run there, or go on with it; without login or network, offline (`wandb sync` sends it later)."""
+        """Start or continue the run on the service; without login or network, offline (`wandb sync` sends it later)."""
         import wandb
 
         known = service_run(run, "wandb")
@@ -127,7 +127,7 @@ class WandbTracker:
         chosen = self._mode or os.environ.get("WANDB_MODE")
         try:
             if not chosen and not wandb.login(prompt=False):
-                raise wandb.errors.AuthenticationError("there is no login (`wandb login`, or WANDB_API_KEY)")
+                raise wandb.errors.AuthenticationError("not logged in (run `wandb login`, or set WANDB_API_KEY)")
             self._run = wandb.init(mode=self._mode, **settings)
         except (wandb.errors.AuthenticationError, wandb.errors.CommError) as error:
             if chosen:
@@ -141,7 +141,7 @@ class WandbTracker:
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """End the run there."""
+        """End the run on the service."""
         self._run.finish()
 
 
@@ -155,13 +155,13 @@ class MlflowTracker:
         """Create the tracker; nothing is opened yet.
 
         Args:
-            uri: Tracking server or folder; null takes MLFLOW_TRACKING_URI.
+            uri: Tracking server or folder; null for MLFLOW_TRACKING_URI.
             experiment: Experiment that the run belongs to.
         """
         self._uri, self._experiment = uri, experiment
 
     def open(self, run: Run) -> None:
-        """Start the run there, or go on with it."""
+        """Start or continue the run on the tracking server."""
         import mlflow
 
         if self._uri is not None:
@@ -177,5 +177,5 @@ class MlflowTracker:
         self._mlflow.log_metrics({k.replace("@", "_at_"): float(v) for k, v in metrics.items()}, step=step)
 
     def close(self) -> None:
-        """End the run there."""
+        """End the run on the service."""
         self._mlflow.end_run()

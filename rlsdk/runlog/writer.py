@@ -1,4 +1,4 @@
-"""Writes to the store of rollouts beside the training: one thread, whose failure surfaces at the next call."""
+"""Writes rollouts to their database in a thread, while training continues; a failure is raised by the next call."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rlsdk.runlog.store import RolloutStore
 
 Job = Callable[[RolloutStore], None]
 _WAITING = 8
-"""Jobs that may wait, each about one step's groups; who brings more waits."""
+"""Maximum number of jobs in the queue, each about the groups of one step; `submit` waits while it is full."""
 
 
 class RolloutWriter:
-    """Runs jobs on a store in their order; those that wait together share a transaction."""
+    """Runs jobs on a store in order; jobs that wait together share a transaction."""
 
     def __init__(self, store: RolloutStore) -> None:
-        """Start the thread; the store is its own until `close`."""
+        """Start the thread, which alone may use the store until `close`."""
         self._store = store
         self._jobs: queue.Queue[Job | threading.Event | None] = queue.Queue(_WAITING)
         self._failure: BaseException | None = None
@@ -69,18 +69,21 @@ class RolloutWriter:
     def _work(self) -> None:
         failed, last = False, False
         while not last:
-            jobs = self._together()
-            last = None in jobs
+            waiting = self._take_waiting()
+            last = None in waiting
+            jobs = [job for job in waiting if callable(job)]
             try:
-                if not failed:  # after a failure what comes is let go of, so that nobody waits for ever
-                    self._do([job for job in jobs if callable(job)])
-            except BaseException as error:  # noqa: BLE001 - whoever submits, flushes or closes gets it
+                if jobs and not failed:  # after a failure, jobs are dropped, so that nobody waits for ever
+                    with self._store.transaction():
+                        for job in jobs:
+                            job(self._store)
+            except BaseException as error:  # noqa: BLE001 - raised by the next submit, flush or close
                 self._failure, failed = error, True
-            for job in jobs:
-                if isinstance(job, threading.Event):
-                    job.set()
+            for flushed in waiting:
+                if isinstance(flushed, threading.Event):
+                    flushed.set()
 
-    def _together(self) -> list[Job | threading.Event | None]:
+    def _take_waiting(self) -> list[Job | threading.Event | None]:
         """Take all queued jobs, waiting for at least one."""
         jobs = [self._jobs.get()]
         while len(jobs) < _WAITING:
@@ -89,9 +92,3 @@ class RolloutWriter:
             except queue.Empty:
                 break
         return jobs
-
-    def _do(self, jobs: list[Job]) -> None:
-        if jobs:
-            with self._store.transaction():
-                for job in jobs:
-                    job(self._store)

@@ -1,1 +1,1 @@
-"""`rlsdk new`: packages and files to begin a plugin from, written from templates that travel with rlsdk."""
+"""`rlsdk new`: writes the files of a new plugin from templates."""

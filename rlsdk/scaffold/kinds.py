@@ -1,4 +1,4 @@
-"""What differs between the kinds of components in a new plugin: its tests' imports and the settings that use it."""
+"""How the files of a new plugin depend on the kind of its component: imports of tests, settings that use it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ACTOR_TESTS = "from rlsdk.contracts import ActorSpec\nfrom rlsdk.testing import 
 
 @attrs.frozen(kw_only=True)
 class NewKind:
-    """How a kind is written.
+    """Differences of one kind.
 
     Attributes:
-        words: The kind in words.
-        is_class: True if the template marks a class, whose name is then in capitals.
-        usage: Lines of a configuration that use the component `$plugin/$name`, by section.
-        imports: Distributions that its code imports beside rlsdk.
+        words: Name of the kind in text.
+        is_class: True if the component is a class, whose name is in CapWords.
+        usage: Lines of a configuration that use the component `$name/$name`, by section.
+        imports: Distributions that its code imports besides rlsdk.
         tests: Import lines of its tests.
-        max_tokens: Most tokens of an answer in its configuration.
-        max_length: Most tokens of prompt and response together.
+        max_tokens: `sampling.max_tokens` of its configuration.
+        max_length: `model.max_length` of its configuration.
     """
 
     words: str
@@ -44,7 +44,7 @@ class NewKind:
 
 
 def _part(part: str, more: str = "") -> dict[str, str]:
-    """A part of an algorithm in a configuration."""
+    """Return the usage of a part of an algorithm."""
     return {"algorithm": f"algorithm: {{use: grpo, {part}{more}}}"}
 
 

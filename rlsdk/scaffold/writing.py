@@ -1,4 +1,4 @@
-"""Names of new plugins, and the files that they consist of."""
+"""Check the name of a new plugin, and write its files."""
 
 from __future__ import annotations
 
@@ -32,30 +32,26 @@ def plugin_name(given: str) -> str:
     """Return the name of a plugin: its folder, the prefix of its components, and its component.
 
     Args:
-        given: As typed; `-` becomes `_`, and the prefix `rlsdk-` of its distribution may be there or not.
+        given: Name as typed: `-` becomes `_`, and a prefix `rlsdk-` is removed.
 
     Raises:
-        ValueFault: No module, entry point and distribution can have that name.
+        ValueFault: The name is not possible, or is taken.
     """
     name = re.sub(r"^rlsdk[-_]", "", given).replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]", name) or keyword.iskeyword(name):
         raise ValueFault(
-            f"{given!r} cannot name a plugin: expected small letters, digits and underscores, a letter first, and no "
-            "word of Python's, such as my_lab"
+            f"{given!r} cannot name a plugin: expected lower-case letters, digits and underscores, a letter first, and "
+            "not a keyword of Python; for example my_lab"
         )
     claims = discover().get(name)
     if claims:
         origin = claims[0].origin
-        raise ValueFault(f"a plugin {name!r} is installed already ({origin}); choose another name, or uninstall it")
-    if name in RESERVED or name in sys.stdlib_module_names or _importable(name):
-        raise ValueFault(f"{name!r} is the name of a module of Python, which a plugin would hide; choose another")
-    return name
-
-
-def _importable(name: str) -> bool:
-    """True if an installed package has that name; folders without code, such as the working one's, do not count."""
+        raise ValueFault(f"a plugin {name!r} is already installed ({origin}); choose another name, or uninstall it")
     spec = importlib.util.find_spec(name)
-    return spec is not None and spec.origin is not None
+    is_module = spec is not None and spec.origin is not None  # None: a folder without code, as in the working folder
+    if name in RESERVED or name in sys.stdlib_module_names or is_module:
+        raise ValueFault(f"{name!r} is the name of a Python module, which the plugin would hide; choose another name")
+    return name
 
 
 def package(kind: Kind, name: str) -> dict[str, str]:
@@ -90,11 +86,11 @@ def write(files: Mapping[str, str], folder: Path) -> None:
     """Write files below a folder.
 
     Raises:
-        ValueFault: One of them is there already; nothing is written then.
+        ValueFault: One of them exists already; nothing is written.
     """
     taken = [str(folder / path) for path in files if (folder / path).exists()]
     if taken:
-        raise ValueFault(f"{taken[0]} is there already; choose another name or --dir, or remove it first")
+        raise ValueFault(f"{taken[0]} exists already; choose another name or --dir, or remove it first")
     for path, text in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +98,7 @@ def write(files: Mapping[str, str], folder: Path) -> None:
 
 
 def _values(kind: Kind, name: str) -> dict[str, str]:
-    """Values of the placeholders of all templates."""
+    """Return the values of the placeholders in all templates."""
     new = TEMPLATES[kind]
     symbol = "".join(part.capitalize() for part in name.split("_")) if new.is_class else name
     usage = {section: Template(text).substitute(name=name) for section, text in new.usage.items()}
@@ -115,7 +111,10 @@ def _values(kind: Kind, name: str) -> dict[str, str]:
         "learner": "{use: deepspeed, lr: 1.0e-3}",
     }
     written = [f"{key}: {text}" if key in ("engine", "learner") else text for key, text in usage.items()]
-    requirements = [_rlsdk_requirement(), *(REQUIREMENTS[each] for each in new.imports)]
+    release = re.match(r"(?!0\+)(\d+)\.(\d+)", version())
+    # What a plugin relies on is kept within a minor version.
+    own = f"rlsdk>={release[0]},<{release[1]}.{int(release[2]) + 1}" if release else "rlsdk"
+    requirements = [own, *(REQUIREMENTS[each] for each in new.imports)]
     return {
         **sections,
         **usage,
@@ -131,15 +130,6 @@ def _values(kind: Kind, name: str) -> dict[str, str]:
         "max_tokens": str(new.max_tokens),
         "max_length": str(new.max_length),
     }
-
-
-def _rlsdk_requirement() -> str:
-    """The versions of rlsdk that keep what a plugin relies on: those of this minor version."""
-    found = re.match(r"(\d+)\.(\d+)", version())
-    if found is None or version().startswith("0+"):
-        return "rlsdk"
-    major, minor = map(int, found.groups())
-    return f"rlsdk>={major}.{minor},<{major}.{minor + 1}"
 
 
 def _render(template: str, values: Mapping[str, str]) -> str:

@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlsdk.cluster.actor_failures import cause_of
-from rlsdk.cluster.actors import RunActor, kill, spawn
+from rlsdk.cluster.actors import RunActor, cause_of, kill, spawn
 from rlsdk.cluster.placement import ray_cluster
 from rlsdk.config import Plan
 from rlsdk.contracts import UsesGPUs

@@ -1,4 +1,4 @@
-"""The context that all rollouts of a plan share: tokenizer, engines, sampling, environments, and the agents' server."""
+"""The context that all rollouts of a plan share: tokenizer, engines, sampling, environments, recorder of agents."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def setting_of(
     Args:
         plan: The plan.
         codec: Tokenizer of its model.
-        client: Client of the engines, or a substitute; None where nothing is sampled.
-        worlds: Pool of environments; left out, they run in threads of this process.
-        user_loop: Event loop of users' workflows; left out, the running one.
+        client: Client of the engines, or a substitute; None if nothing is sampled.
+        worlds: Backend of environments; by default, threads of this process.
+        user_loop: Event loop for users' workflows; by default, the running one.
     """
     s = plan.config.sampling
     stops, ids = codec.split_stops(s.stop)

@@ -1,4 +1,4 @@
-"""Engines without a training, and a workflow on one task against them or any OpenAI-compatible server."""
+"""Debugging without a training: serve the engines, or run a workflow on one task against any such server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from rlsdk.types import Group, Rollout, Score, Task
 
 log = logging.getLogger(__name__)
 FILE = "debug.json"
-"""In the run's folder: the address of the engine while it is up; only its owner may read it."""
+"""File in the run's folder with the address of the running engine, readable only by its owner."""
 
 
 @attrs.frozen
@@ -48,10 +48,10 @@ class Debugged:
 
     Attributes:
         group: Rollouts and scores of the task.
-        seconds: From the start to the end of each rollout, its scoring included.
+        seconds: Seconds from the start to the end of each rollout, with its scoring.
         requests: Requests to the engine.
-        notes: Remarks on the server, for a person.
-        codec: Tokenizer, to show tokens.
+        notes: Remarks about the server, for the user.
+        codec: Tokenizer, for showing tokens.
     """
 
     group: Group
@@ -78,7 +78,7 @@ def serve_engines(plan: Plan, ready: Callable[[str], None]) -> None:
     preflight.require(map(str, machine(plan, trains=False)))
     (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
     with watched(plan.config.watchdog, "serving"), reaped(), ray_cluster(plan) as gpus:
-        # The learner's share of a device stays free, as in the run.
+        # As in the run, the learner's share of each device stays free.
         found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
         engines = started_engines(plan, start_engines(plan, found, replaced=False))
         asyncio.run(_serve(plan, engines, ready))
@@ -110,7 +110,7 @@ def _announced(file: Path, base_url: str) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(FileNotFoundError):
-            if file.read_text(encoding="utf-8") == text:  # else another engine has announced itself meanwhile
+            if file.read_text(encoding="utf-8") == text:  # otherwise it names another engine by now
                 file.unlink()
 
 
@@ -125,10 +125,10 @@ def find_engine(plan: Plan) -> tuple[str, str]:
         found = json.loads(file.read_text(encoding="utf-8"))
         return str(found["base_url"]), str(found["api_key"])
     except FileNotFoundError as error:
-        ways = "start `rlsdk debug engine CONFIG` in another terminal, or name a server by --url"
+        ways = "start `rlsdk debug engine CONFIG` in another terminal, or give a server with --url"
         raise ConfigError([f"there is no {file}, so no engine serves this run: {ways}"]) from error
     except (ValueError, LookupError, TypeError) as error:
-        raise ConfigError([f"{file} cannot be read: {error}; delete it, and start the engine anew"]) from error
+        raise ConfigError([f"{file} cannot be read: {error}; delete it, and start the engine again"]) from error
 
 
 def debug_workflow(
@@ -138,14 +138,14 @@ def debug_workflow(
 
     Args:
         plan: The plan; neither engine nor learner are started.
-        task: Position in the tasks to train on, source after source.
+        task: Index among the training tasks, source after source.
         samples: Number of rollouts.
-        url: Base URL of an OpenAI-compatible server; left out, the engine that `serve_engines` serves for this run.
+        url: Base URL of an OpenAI-compatible server; by default, the engine that `serve_engines` serves for this run.
         api_key: Key for the server.
-        model: Name of the model there; left out, the first that the server lists.
+        model: Name of the model on the server; by default, the first that it lists.
 
     Raises:
-        ConfigError: There is no server, or the plan's settings are impossible.
+        ConfigError: There is no server, or the plan's settings contradict each other.
         DataError: There is no such task.
         EngineError: The server fails.
     """

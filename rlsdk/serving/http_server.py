@@ -1,4 +1,4 @@
-"""The HTTP of all servers of rlsdk: JSON and event streams, limits, and refusals as OpenAI's servers write them."""
+"""The HTTP server of rlsdk: JSON and event streams, limits, and errors in the format of OpenAI's servers."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ log = logging.getLogger(__name__)
 MAX_BODY = 2**23
 """Maximum bytes of a request."""
 HEADER_SECONDS = 30.0
-"""Time that a client gets to send the headers of a request; also how long a connection may idle."""
+"""Seconds in which a client must send the headers of a request; also the time a connection may idle."""
 READ_SECONDS = 30.0
-"""Time that a client gets to send the body of a request."""
+"""Seconds in which a client must send the body of a request."""
 MAX_CONNECTIONS = 4096
-"""Maximum connections at once, where the limit of open files allows as many."""
+"""Maximum concurrent connections, if the limit of open files allows as many."""
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 
 Answer = Callable[["web.Request"], Awaitable[HttpReply]]
 
 
 class HttpServer:
-    """Listens at one address and has requests answered."""
+    """Listens at one address and answers requests."""
 
     def __init__(self, answer: Answer, *, grace: float = 1.0, connections: int | None = None) -> None:
         """Prepare a server; `start` listens.
 
         Args:
-            answer: Answers a request, or raises an `APIError`.
+            answer: Function that answers a request, or raises an `APIError`.
             grace: Seconds that requests in progress get when the server ends.
-            connections: Connections at once; further ones are refused. Left out, as many as half of the open files that
-                this process may have, and no more than `MAX_CONNECTIONS`.
+            connections: Maximum concurrent connections; further ones are refused. By default, half the limit of open
+                files, but at most `MAX_CONNECTIONS`.
         """
         self._handle, self._grace = answer, grace
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -51,10 +51,10 @@ class HttpServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self, taken: socket.socket | None = None) -> str:
-        """Listen.
+        """Start to listen.
 
         Args:
-            taken: Bound to an address; left out, 127.0.0.1 and a port that the system chooses.
+            taken: Socket that is bound to an address; by default, 127.0.0.1 and a free port.
 
         Returns:
             `http://HOST:PORT`.
@@ -63,8 +63,8 @@ class HttpServer:
 
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_route("*", "/{path:.*}", self._answer)
-        # A client that goes away ends the sampling of its answer. `keepalive_timeout` counts from the start of a
-        # connection: headers that do not come are not waited for.
+        # If a client disconnects, the sampling of its answer ends. `keepalive_timeout` counts from the start of a
+        # connection, so that it also limits the wait for headers.
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -88,7 +88,7 @@ class HttpServer:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def stop(self) -> None:
-        """Take no more connections, let the requests under way finish within the grace, and end."""
+        """Stop listening, let requests in progress finish within the grace period, and end."""
         if self._listener is not None:
             self._listener.close()
         if self._runner is not None:
@@ -106,13 +106,13 @@ class HttpServer:
             return web.json_response(reply.body, headers=reply.headers)
         except web.HTTPRequestEntityTooLarge:
             refusal = APIError(f"the request has more than {MAX_BODY} bytes; send less", status=413)
-        except Exception as error:  # noqa: BLE001 - the client is told, and a person by the log
+        except Exception as error:  # noqa: BLE001 - reported to the client and in the log
             refusal = refusal_of(error, f"{request.method} {request.path.rpartition('/v1')[2]}")
         return web.json_response(refusal.body, status=refusal.status)
 
 
 class _Full(asyncio.Protocol):
-    """Turns away a connection beyond the limit."""
+    """Refuses a connection beyond the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -133,16 +133,16 @@ async def read_json(request: web.Request) -> Any:
     """Read the body of a request.
 
     Raises:
-        APIError: It is not JSON, holds halves of characters, or does not come in time.
+        APIError: The body is not JSON, holds text that is not Unicode, or does not arrive in time.
     """
     try:
         async with asyncio.timeout(READ_SECONDS):
             body = await request.read()
     except TimeoutError as error:
-        raise APIError(f"the body did not come within {READ_SECONDS:g} s", status=408) from error
+        raise APIError(f"the body did not arrive within {READ_SECONDS:g} s", status=408) from error
     try:
         value = json.loads(body)
-        if b"\\u" in body:  # an escape may stand for half a character, which no tokenizer takes
+        if b"\\u" in body:  # an escape may be half a surrogate pair, which tokenizers refuse
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise APIError(f"the body holds text that is not Unicode: {error}") from error
@@ -159,9 +159,9 @@ async def _stream(
     kind = {"content-type": "text/event-stream", "cache-control": "no-store"}
     response = web.StreamResponse(headers={**kind, **headers})
     async with aclosing(events):
-        first = await anext(events)  # before the status is sent: it may be an error
+        first = await anext(events)  # taken before the status is sent, since it may raise
         await response.prepare(request)
-        with suppress(ConnectionError):  # the client has left, which ends the sampling, too
+        with suppress(ConnectionError):  # the client disconnected, which also ends the sampling
             try:
                 await _write(response, first)
                 async for event in events:
@@ -169,7 +169,7 @@ async def _stream(
                 await response.write(b"data: [DONE]\n\n")
             except ConnectionError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the status is sent; the stream says that it failed
+            except Exception as error:  # noqa: BLE001 - the status was sent already, so the stream carries the error
                 await _write(response, refusal_of(error, f"a stream of {request.path.rpartition('/v1')[2]}").body)
             await response.write_eof()
     return response

@@ -1,4 +1,4 @@
-"""Answers to OpenAI's requests by engines, which keep nothing of them: what `--mode serve` and `debug engine` serve."""
+"""OpenAI's API on the engines, without recording: what `--mode serve` and `debug engine` serve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actor_failures import cause_of
+from rlsdk.cluster.actors import cause_of
 from rlsdk.config import Plan
 from rlsdk.contracts import CallsTools, Sampling
 from rlsdk.engines.client import Answer, GenerateRequest, Watch
@@ -29,9 +29,9 @@ from rlsdk.types import Message
 
 
 class EngineService:
-    """Answers `/completions`, with tokens, and `/chat/completions`, by the settings of a run.
+    """Answers `/completions` (also for token ids) and `/chat/completions` with the engines and settings of a run.
 
-    Temperature, top-p, top-k, seed, length and stops are those of a request, where it gives some.
+    A request may override temperature, top-p, top-k, seed, length and stops.
 
     Attributes:
         step: Training step of the served weights; None if unknown.
@@ -41,10 +41,10 @@ class EngineService:
         """Prepare a service.
 
         Args:
-            setting: Tokenizer, engines, sampling.
+            setting: Tokenizer, engines and sampling of the run.
             model: Name of the model for clients.
             dialect: Parser of tool calls.
-            strict: Refuse other names of models, and fields that are not served, instead of ignoring them.
+            strict: Refuse other model names, and fields that are not supported, instead of ignoring them.
         """
         self._setting, self._model, self._dialect, self._strict = setting, model, dialect, strict
         self._serial = itertools.count()
@@ -52,7 +52,7 @@ class EngineService:
 
     @property
     def routes(self) -> Routes:
-        """Requests that are served."""
+        """The handler of each method and path."""
         return {
             "POST /completions": self._complete,
             "POST /chat/completions": self._chat,
@@ -110,7 +110,12 @@ class EngineService:
         replies = _TextReplies(asked, head, self._setting, prompts)
         if asked.stream:
             return self._reply(head, events=replies.streamed(starts))
-        answers = await _gathered([start(None) for start in starts])
+        tasks = [asyncio.ensure_future(start(None)) for start in starts]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:  # if one fails or the client disconnects, the others end
+            for task in tasks:
+                task.cancel()
         return self._reply(head, body=replies.whole(answers))
 
     def _head(self, asked: GenerationRequest, kind: str) -> AnswerHead:
@@ -126,7 +131,7 @@ class EngineService:
         return HttpReply(**what, headers={} if known is None else {"x-rlsdk-step": known.removeprefix("step-")})
 
     async def _prompts(self, asked: CompletionRequest) -> list[np.ndarray]:
-        """Tokenise the prompts; each is checked before any is tokenised."""
+        """Check all prompts, then tokenise them."""
         codec, room = self._setting.codec, self._setting.max_length
         for prompt in asked.prompts:
             if isinstance(prompt, str) and len(prompt) > room * codec.longest:
@@ -148,7 +153,7 @@ class EngineService:
         """Return the sampling parameters for a prompt of this length.
 
         Raises:
-            APIError: It leaves no room for an answer.
+            APIError: The prompt leaves no room for an answer.
         """
         room = self._setting.max_length - prompt
         if room < 1:
@@ -157,7 +162,7 @@ class EngineService:
         base, codec = self._setting.sampling, self._setting.codec
         given = {name: value for name, value in asked.sampling.items() if name != "stop_token_ids"}
         if "top_k" in given:
-            given["top_k"] = max(0, given["top_k"])  # others write -1 for none
+            given["top_k"] = max(0, given["top_k"])  # other servers use -1 for off
         stops, ids = codec.split_stops(asked.stop) if asked.stop else (base.stop, base.stop_token_ids)
         return attrs.evolve(
             base,
@@ -180,13 +185,13 @@ class EngineService:
 
 
 def tool_parser_of(plan: Plan) -> Dialect:
-    """Return how a plan's workflow has tools called; `hermes` where it calls none."""
+    """Return the tool call parser of a plan's workflow; `hermes` if it calls no tools."""
     workflow = plan.plugins.resolve(plan.workflow)
     return workflow.dialect if isinstance(workflow, CallsTools) else Dialect.named("hermes", "serve")
 
 
 class _TextReplies:
-    """Writer of the answers to one request of `/completions`."""
+    """Writes the answers to one request of `/completions`."""
 
     def __init__(
         self, asked: CompletionRequest, head: AnswerHead, setting: RolloutContext, prompts: Sequence[np.ndarray]
@@ -244,19 +249,9 @@ class _TextReplies:
         return tokens_used(sum(map(len, self._prompts)), sampled)
 
 
-async def _gathered(waiting: Sequence[Any]) -> list[Any]:
-    """Wait for all; where one fails or the client leaves, the others end."""
-    tasks = [asyncio.ensure_future(each) for each in waiting]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
 def _failed(error: Exception) -> Exception:
     """Turn an engine's error into the client's error; the traceback of its process stays in the log."""
     cause = cause_of(error)
-    if isinstance(cause, ValueFault):  # the engine refuses this request, and lives
+    if isinstance(cause, ValueFault):  # the engine refused this request, but runs
         return APIError(str(cause))
     return cause if isinstance(cause, RlsdkError) else EngineError(f"{type(cause).__name__}; see the log")

@@ -1,4 +1,4 @@
-"""Requests in OpenAI's format, chat completions and completions: read strictly, with limits."""
+"""Requests in OpenAI's format, for chat completions and completions: parsed strictly, with limits."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class GenerationRequest:
 
     Attributes:
         n: Number of answers to each prompt.
-        max_tokens: Maximum tokens of an answer; None leaves it to the server.
+        max_tokens: Maximum tokens of an answer; None for the server's setting.
         stop: Texts that end an answer.
         sampling: Fields of `contracts.Sampling` that the request sets.
         seed: Seed of the request.
         stream: Send tokens as they are sampled.
-        stream_usage: Send the numbers of tokens at the end of a stream.
+        stream_usage: Send token counts at the end of a stream.
         model: Name that the client gives.
-        top_logprobs: Likeliest tokens to report at each position; None: no logprobs at all.
-        return_token_ids: Report ids of tokens, and the versions of the weights that sampled them, as vLLM does.
+        top_logprobs: Number of most likely tokens to report at each position; None for no logprobs.
+        return_token_ids: Report token ids, as vLLM does, and the versions of the weights that sampled them.
     """
 
     n: int = 1
@@ -60,7 +60,7 @@ class GenerationRequest:
 
 @attrs.frozen(kw_only=True)
 class ChatCompletionRequest(GenerationRequest):
-    """A request for the next message of a conversation; a last message of the assistant is continued."""
+    """A request for the next message of a conversation; if the last one is the assistant's, it is continued."""
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -68,16 +68,16 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def prefill(self) -> str:
-        """Text that the answer begins with, at the client's request."""
+        """Beginning of the answer, given by the client."""
         return self.messages[-1].content if self.messages[-1].role == "assistant" else ""
 
     @property
     def characters(self) -> int:
-        """Length of all messages together."""
+        """Total number of characters in all messages."""
         return sum(len(message.content) for message in self.messages)
 
     def named(self, message: ChatMessage) -> Message:
-        """A message with the name of its tool, which clients tell with the call."""
+        """Convert a message; a tool's name is looked up in the call that it answers."""
         calls = {call.id: call.name for each in self.messages for call in each.calls}
         name = (message.name or calls.get(message.call_id, "")) if message.role == "tool" else ""
         return Message(message.role, message.content, name)
@@ -95,7 +95,7 @@ def read_chat(body: Any, *, strict: bool = False) -> ChatCompletionRequest:
 
     Args:
         body: JSON body of the request.
-        strict: Refuse fields of sampling that are not served, instead of ignoring them.
+        strict: Refuse sampling fields that are not supported, instead of ignoring them.
 
     Raises:
         APIError: The request is malformed, or asks for something that is not supported.
@@ -106,7 +106,7 @@ def read_chat(body: Any, *, strict: bool = False) -> ChatCompletionRequest:
         raise APIError(f"messages: at most {MAX_MESSAGES}, got {len(given)}", param="messages")
     messages = tuple(read_message(each, f"messages[{i}]") for i, each in enumerate(given))
     if not messages:
-        raise APIError("messages: expected some, got none", param="messages")
+        raise APIError("messages: expected at least one message, got none", param="messages")
     _check_continued(fields, messages[-1])
     tools = tuple(read_tool(each, f"tools[{i}]") for i, each in enumerate(read_list(fields, "tools", optional=True)))
     wants, count = read_flag(fields, "logprobs"), read_number(fields, "top_logprobs", int, None)
@@ -126,7 +126,7 @@ def _check_continued(fields: Mapping[str, Any], last: ChatMessage) -> None:
     prefilled, asked = last.role == "assistant", fields.get("continue_final_message")
     if prefilled and (last.calls or not last.content):
         raise APIError(
-            "messages: the last one is the assistant's, and is continued: expected some text, and no calls of tools",
+            "messages: the last message is the assistant's and will be continued, so it needs text and no tool calls",
             param="messages",
         )
     if asked not in (None, prefilled):
@@ -149,8 +149,8 @@ def read_completion(body: Any, *, strict: bool = False) -> CompletionRequest:
     prompts = _prompts(fields.get("prompt"))
     if len(prompts) * common["n"] > MAX_ANSWERS:
         raise APIError(
-            f"prompt: {len(prompts)} prompts with n={common['n']} are {len(prompts) * common['n']} answers; at most "
-            f"{MAX_ANSWERS} are served by one request",
+            f"prompt: {len(prompts)} prompts with n={common['n']} need {len(prompts) * common['n']} answers; a request "
+            f"may ask for at most {MAX_ANSWERS}",
             param="prompt",
         )
     count = read_number(fields, "logprobs", int, None)
@@ -168,7 +168,7 @@ def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
         ids = isinstance(prompt, list) and all(type(i) is int and 0 <= i <= MAX_SEED for i in prompt)
         if not prompt or not (isinstance(prompt, str) or ids):
             raise APIError(
-                "prompt: expected a text, a list of token ids, or a list of either; none of them empty", param="prompt"
+                "prompt: expected a text, a list of token ids, or a list of these; none may be empty", param="prompt"
             )
         read.append(prompt if isinstance(prompt, str) else tuple(prompt))
     return tuple(read)
@@ -186,7 +186,7 @@ def _common(fields: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     if strict:
         for name, neutral in _NOT_SERVED.items():
             if fields.get(name) not in (None, False, *neutral):
-                raise APIError(f"{name}: is not served; leave it out", param=name)
+                raise APIError(f"{name}: not supported by this server; leave it out", param=name)
     seed = read_number(fields, "seed", int, None)
     if seed is not None and not 0 <= seed <= MAX_SEED:
         raise APIError(f"seed: expected 0 to {MAX_SEED}, got {seed}", param="seed")
@@ -209,7 +209,7 @@ def _stops(fields: Mapping[str, Any]) -> tuple[str, ...]:
     stops: tuple[Any, ...]
     stops = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else (None,)
     if not all(isinstance(each, str) and each for each in stops):
-        raise APIError("stop: expected a text or a list of texts, none of them empty", param="stop")
+        raise APIError("stop: expected a text or a list of texts; none may be empty", param="stop")
     if len(stops) > MAX_STOPS or any(len(each) > MAX_STOP_CHARACTERS for each in stops):
         raise APIError(
             f"stop: at most {MAX_STOPS} texts of at most {MAX_STOP_CHARACTERS} characters, got {len(stops)}",
@@ -226,7 +226,7 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
             raise APIError(f"{name}: expected {least:g} to {greatest:g}, got {found[name]}", param=name)
     ids = fields.get("stop_token_ids") or ()
     if not isinstance(ids, list | tuple) or not all(type(i) is int and 0 <= i <= MAX_SEED for i in ids):
-        raise APIError("stop_token_ids: expected a list of whole numbers, none below 0", param="stop_token_ids")
+        raise APIError("stop_token_ids: expected a list of whole numbers of at least 0", param="stop_token_ids")
     if len(ids) > MAX_STOPS:
         raise APIError(f"stop_token_ids: at most {MAX_STOPS}, got {len(ids)}", param="stop_token_ids")
     if ids:
@@ -250,4 +250,4 @@ _NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "functions": ([],),
 }
-"""Fields that would change an answer and are not supported, with the values that change nothing."""
+"""Unsupported fields that would change answers, with the values that would change nothing."""

@@ -1,4 +1,4 @@
-"""An event loop whose clock stands still while code runs, and jumps to the next due time when none does."""
+"""An asyncio event loop in virtual time: its clock stands still while code runs, and jumps to the next due time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlsdk.errors import RunError
 
 T = TypeVar("T")
 RESOLUTION = 1e-6
-"""Seconds within which two times count as equal: far above the rounding of a time of years, far below a decode step."""
+"""Seconds within which two times count as equal: more than rounding over years, less than a decode step."""
 
 
 class _Jumps(selectors.DefaultSelector):
-    """Waits for nothing: the time that the loop would have waited passes at once."""
+    """Returns at once; the time that the loop would have waited is added to the clock."""
 
     now = 0.0
     turns = 0
@@ -25,8 +25,8 @@ class _Jumps(selectors.DefaultSelector):
         ready = super().select(0)
         if timeout is None and not ready:
             raise RunError(
-                f"virtual time stands still at {self.now:g} s: everything waits, and nothing is due; in virtual time a "
-                "thread, a process or a socket cannot be waited for"
+                f"deadlock at {self.now:g} s of virtual time: all tasks wait, and no timer is due. Code that waits for "
+                "a thread, a process or a socket cannot run in virtual time"
             )
         if timeout and not ready:
             self.now += timeout
@@ -34,16 +34,17 @@ class _Jumps(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop in virtual time, which begins at 0; code that sleeps and waits on it runs unchanged.
+    """An asyncio event loop in virtual time, which starts at 0.
 
-    Computation takes no time; `asyncio.sleep(3600)` takes a virtual hour and no real time. Callbacks run in the order
-    of their due times, so that a run is reproducible.
+    Computation takes no virtual time; `asyncio.sleep(3600)` takes a virtual hour and no real time. Callbacks run in the
+    order of their due times, so that a run is reproducible.
     """
 
     def __init__(self) -> None:
         self._jumps = _Jumps()
         super().__init__(self._jumps)
-        self._clock_resolution = RESOLUTION  # asyncio's own name; below the rounding, a time would never be reached
+        # An attribute of asyncio. With a finer resolution, rounding could keep a timer from ever being due.
+        self._clock_resolution = RESOLUTION
 
     def time(self) -> float:
         """Return the virtual seconds since the loop was created."""
@@ -51,7 +52,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @property
     def turns(self) -> int:
-        """Number of times the loop looked for due work: a measure of work that does not depend on the machine."""
+        """Number of iterations of the loop: a measure of work that does not depend on the machine."""
         return self._jumps.turns
 
 

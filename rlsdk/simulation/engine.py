@@ -1,4 +1,4 @@
-"""An engine in virtual time: it generates no text, but takes as long as its rates say."""
+"""A simulated engine: it generates no text, but takes as long as its rates say."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rlsdk.simulation.clock import RESOLUTION
 from rlsdk.simulation.rates import Lengths, Rates
 
 MOST = 1 << 20
-"""Maximum tokens of a response, for arrays that all responses share."""
+"""Maximum tokens of a response: the length of the arrays that all responses share."""
 WIDTH = 2 * MOST
-"""A token is the number of its response times this, plus the length of the response."""
+"""A token encodes its response: number of the response * WIDTH + length of the response."""
 ROUNDING = 1e-6
 """Tolerance for a number of decode steps."""
 
@@ -34,23 +34,23 @@ def _shared(value: int, dtype: str) -> np.ndarray:
 
 
 def constant(value: int, dtype: str, count: int) -> np.ndarray:
-    """Return a read-only array of one value, `[count]`, which costs no memory of its own."""
+    """Return a read-only array of one value, `[count]`: a view of a shared array."""
     return _shared(value, dtype)[:count]
 
 
 @attrs.frozen
 class Method:
-    """A method with the call interface of a Ray actor's."""
+    """A method that is called like that of a Ray actor."""
 
     remote: Callable[..., Any]
 
     def options(self, **_: Any) -> Method:
-        """Return itself: the transport of results makes no difference here."""
+        """Return itself; the options of Ray do not matter here."""
         return self
 
 
 @attrs.define(eq=False)
-class _Call:
+class _GenerateCall:
     """A call of `generate`: its missing continuations, and those that are ready."""
 
     left: int
@@ -65,9 +65,9 @@ class _Call:
 
 @attrs.define(eq=False)
 class _Sequence:
-    """A continuation of `length` times one `token`; `began` and `ends` in decode steps of its engine."""
+    """A continuation of `length` equal tokens; `began` and `ends` are decode steps of its engine."""
 
-    call: _Call
+    call: _GenerateCall
     request: Request
     index: int
     token: int
@@ -80,15 +80,15 @@ class _Sequence:
 class SimulatedEngine:
     """Accepts requests as an engine's actor does, for `engines.client.EngineClient`.
 
-    Each running sequence gets a token in every decode step, so that a single number tells the progress of all: the
-    decode steps since the start. Nothing is computed between two arrivals or ends.
+    Each running sequence gets a token in every decode step, so that one number tells the progress of all: the decode
+    steps since the start. Nothing is computed between the arrivals and ends of sequences.
 
-    All tokens of a response are equal, and encode its number and its length. So an interrupted answer continues to the
-    length that was drawn for it, on any engine, and no two answers of a group are the same request.
+    All tokens of a response are equal, and encode its number and its length. So an interrupted response continues to
+    the length that was drawn for it, on any engine, and no two responses of a group are the same request.
 
     Attributes:
         version: Version of its weights.
-        busy: Seconds in which any sequence ran.
+        busy: Seconds in which at least one sequence ran.
         tokens: Tokens sampled by the sequences that have ended.
     """
 
@@ -128,10 +128,10 @@ class SimulatedEngine:
         return self._count
 
     def load(self, version: int, seconds: float) -> None:
-        """Load weights; running requests continue with them, once their cached tokens are read again.
+        """Load weights; running requests continue with them once their cached tokens were read again.
 
         Args:
-            version: Steps done.
+            version: Version of the weights.
             seconds: Time in which nothing is generated.
         """
         self._advance()
@@ -154,12 +154,17 @@ class SimulatedEngine:
         return self.busy, self.tokens
 
     async def _generate(self, requests: Sequence[Request]) -> AsyncIterator[asyncio.Future[list[Completion]]]:
-        call = _Call(sum(request.n for request in requests))
+        call = _GenerateCall(sum(request.n for request in requests))
         for request in requests:
-            tokens = enumerate(self._tokens(request))
-            # A continued response lacks what is not yet part of its prompt.
+            if request.begun:  # a continued response keeps its token
+                tokens = [int(request.prompt_ids[-1])] * request.n
+            else:
+                lengths = self._lengths.draw(self._random, request.n)
+                tokens = [next(self._drawn) * WIDTH + length for length in lengths]
+            # The prompt of a continued response contains the tokens sampled before.
             self._sequences[request.id] = [
-                _Sequence(call, request, i, token, max(1, token % WIDTH - request.begun)) for i, token in tokens
+                _Sequence(call, request, i, token, max(1, token % WIDTH - request.begun))
+                for i, token in enumerate(tokens)
             ]
             self._waiting.extend(self._sequences[request.id])
         self._advance()
@@ -172,14 +177,8 @@ class SimulatedEngine:
             done.set_result(found)
             yield done
 
-    def _tokens(self, request: Request) -> list[int]:
-        """Return the token of each continuation of a request; a continued one keeps its token."""
-        if request.begun:
-            return [int(request.prompt_ids[-1])] * request.n
-        return [next(self._drawn) * WIDTH + length for length in self._lengths.draw(self._random, request.n)]
-
     def _abort(self, ids: Sequence[str] | None = None) -> int:
-        """End requests (None: all) and count the continuations ended; those with all tokens are complete."""
+        """End requests (None: all) and return the number of continuations that were still running or waiting."""
         self._advance()
         ended = 0
         for name in list(self._sequences) if ids is None else ids:
@@ -189,7 +188,7 @@ class SimulatedEngine:
                     self._count -= bool(sequence.ends)
                     self._end(sequence, sampled)
                     ended += 1
-        if not self._count:  # nobody wants the prompts any more that are still to be read
+        if not self._count:  # prompts still to be read are no longer needed
             self._reading = 0.0
         self._admit()
         return ended
@@ -207,7 +206,7 @@ class SimulatedEngine:
             self._steps += (passed - loading - reading) / self._rates.decode(self._count)
 
     def _admit(self) -> None:
-        """Start waiting sequences while there is room, and schedule a look at the next end."""
+        """Start waiting sequences while there are free slots, and schedule the next end of a sequence."""
         while self._waiting and self._count < self._rates.slots:
             sequence = self._waiting.popleft()
             if sequence.over:

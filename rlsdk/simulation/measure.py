@@ -1,4 +1,4 @@
-"""Rates, lengths and figures of a finished run, read from its folder."""
+"""Measurements of a finished run, read from its folder: speeds of its parts, lengths of responses, idle times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlsdk.runlog.store import Address
 from rlsdk.simulation.rates import Lengths, Rates
 
 WARM_UP = 3
-"""Number of first steps to leave out: compilation, first allocations and caches distort them."""
+"""Number of first steps to leave out, which compilation and first allocations distort."""
 LEARNER = ("logprobs", "credit", "update")
 """Phases of the learner."""
 
@@ -53,56 +53,41 @@ class Measured:
 def measure(folder: Path, defaults: Rates) -> Measured:
     """Measure the speed of a run's parts.
 
-    The two rates of an engine are those that the run logs, fitted over single decode steps; where it logs none, they
-    are fitted to decode steps and tokens of each training step, against the seconds inside the engine. The learner's
-    rates are fitted to trained tokens, against the seconds of its phases. Reading prompts is part of both. In a
-    synchronous run, time of a batch outside the engines counts as scoring; time outside all phases, as the learner's.
+    An engine's seconds per decode step and per sequence are taken from the run's log. Where they were not logged, they
+    are fitted to the decode steps, tokens and engine seconds of each training step. The learner's rates are fitted to
+    trained tokens and to the seconds of its phases. Reading prompts is part of both. In a synchronous run, time of a
+    batch outside the engines counts as scoring; time outside all phases counts as the learner's.
 
     Args:
         folder: Folder of the run.
-        defaults: Values that no run logs: efficiency, slots, size of the weights, bandwidth (at least as measured).
+        defaults: Source of what is not logged: efficiency, slots, size of the weights, and the least bandwidth.
 
     Raises:
-        RunError: There are too few steps, or the folder holds no run.
+        RunError: The folder is not that of a run, or the run has too few steps.
     """
     lines = [line for line in read_metrics(folder) if "time/step" in line and "time/update" in line][WARM_UP:]
     if len(lines) < 2 or not (folder / "config.yaml").is_file():
         raise RunError(
-            f"{folder}: rates are measured in a run's folder with config.yaml and metrics.jsonl of at least "
-            f"{WARM_UP + 2} training steps; found {len(lines)} steps behind a warm-up of {WARM_UP}"
+            f"{folder}: expected the folder of a run, with config.yaml and metrics.jsonl of at least {WARM_UP + 2} "
+            f"training steps; found {len(lines)} steps after a warm-up of {WARM_UP}"
         )
     import yaml
 
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     place = {"engines": 1, "learners": 1, **(config.get("placement") or {})}
     section = config.get("rollout") or config.get("production") or {}  # its name until 0.2
-    in_step = not section.get("max_staleness") and section.get("sync_interval", 1) == 1
+    synchronous = not section.get("max_staleness") and section.get("sync_interval", 1) == 1
     lengths = lengths_of(folder, lines, int((config.get("sampling") or {}).get("max_tokens", 256)))
-    tokens, seconds = _column(lines, "rollouts/tokens"), _column(lines, "time/step")
-    engine, produce = _column(lines, "time/engine_inside"), _column(lines, "time/produce")
-    waves = np.ceil(config.get("batch_size", 64) * config.get("group_size", 8) / place["engines"] / defaults.slots)
-    decode_steps = _column(lines, "engine/steps", float(waves * max(lengths.seen, default=lengths.limit)))
-    step_seconds, sequence_seconds = fit(decode_steps, tokens / place["engines"], engine)
-    if (own := _mean(lines, "engine/step_seconds")) is not None:
-        step_seconds, sequence_seconds = own, _mean(lines, "engine/sequence_seconds") or 0.0
-    learning = np.sum([_column(lines, f"time/{phase}") for phase in LEARNER], axis=0)
+    rollouts = config.get("batch_size", 64) * config.get("group_size", 8) / place["engines"]
+    seconds, produce = _column(lines, "time/step"), _column(lines, "time/produce")
     again = _column(lines, "rollouts/reused") * _column(lines, "rollouts/length")
-    trained = tokens * _column(lines, "groups/trained", 1.0) + again
-    fixed, slope = fit(np.ones(len(lines)), trained, learning)
-    sync = _column(lines, "time/sync")
-    rest = seconds - learning - sync - produce
-    a_sync = float(sync[sync > 0].mean()) if sync.any() else 0.0
-    bandwidth = max(defaults.bandwidth, defaults.weights_bytes / a_sync if a_sync else 0.0)
+    trained = _column(lines, "rollouts/tokens") * _column(lines, "groups/trained", 1.0) + again
+    scoring = np.maximum(produce - _column(lines, "time/engine_inside"), 0.0)
     rates = attrs.evolve(
-        defaults,
-        step_seconds=step_seconds,
-        sequence_seconds=sequence_seconds,
+        _learner_rates(lines, trained, place["learners"], defaults),
+        **_engine_rates(lines, place["engines"], np.ceil(rollouts / defaults.slots), lengths),
         prompt_tokens=0,
-        score_seconds=float(np.mean(np.maximum(produce - engine, 0.0))) if in_step else 0.0,
-        token_seconds=slope * (1 + (place["learners"] - 1) * defaults.efficiency),
-        learner_seconds=fixed + max(0.0, float(rest.mean())),
-        sync_seconds=max(0.0, a_sync - defaults.weights_bytes / bandwidth),
-        bandwidth=bandwidth,
+        score_seconds=float(np.mean(scoring)) if synchronous else 0.0,
         filtered=float(np.clip(1 - _column(lines, "groups/trained", 1.0).mean(), 0, 1)),
     )
     return Measured(
@@ -113,9 +98,35 @@ def measure(folder: Path, defaults: Rates) -> Measured:
         tokens_per_second=float(trained.sum() / seconds.sum()),
         learner_idle=float(produce.sum() / seconds.sum()),
         engines_idle=_mean(lines, "time/engines_idle"),
-        staleness=0.0 if in_step else _mean(lines, "staleness/mean"),
+        staleness=0.0 if synchronous else _mean(lines, "staleness/mean"),
         staleness_max=int(_column(lines, "staleness/max").max()),
         steps=len(lines),
+    )
+
+
+def _engine_rates(lines: Sequence[Mapping[str, Any]], engines: int, waves: float, lengths: Lengths) -> dict[str, Any]:
+    """Return the seconds of an engine per decode step and per sequence; `waves`: how often it fills all slots."""
+    if (logged := _mean(lines, "engine/step_seconds")) is not None:
+        return {"step_seconds": logged, "sequence_seconds": _mean(lines, "engine/sequence_seconds") or 0.0}
+    decode_steps = _column(lines, "engine/steps", float(waves * max(lengths.seen, default=lengths.limit)))
+    fitted = fit(decode_steps, _column(lines, "rollouts/tokens") / engines, _column(lines, "time/engine_inside"))
+    return dict(zip(("step_seconds", "sequence_seconds"), fitted, strict=True))
+
+
+def _learner_rates(lines: Sequence[Mapping[str, Any]], trained: np.ndarray, ranks: int, defaults: Rates) -> Rates:
+    """Return the default rates with those of the learner and of syncs measured; `trained`: tokens, float `[steps]`."""
+    learning = np.sum([_column(lines, f"time/{phase}") for phase in LEARNER], axis=0)
+    fixed, per_token = fit(np.ones(len(lines)), trained, learning)
+    sync = _column(lines, "time/sync")
+    rest = _column(lines, "time/step") - learning - sync - _column(lines, "time/produce")
+    one_sync = float(sync[sync > 0].mean()) if sync.any() else 0.0
+    bandwidth = max(defaults.bandwidth, defaults.weights_bytes / one_sync if one_sync else 0.0)
+    return attrs.evolve(
+        defaults,
+        token_seconds=per_token * (1 + (ranks - 1) * defaults.efficiency),
+        learner_seconds=fixed + max(0.0, float(rest.mean())),
+        sync_seconds=max(0.0, one_sync - defaults.weights_bytes / bandwidth),
+        bandwidth=bandwidth,
     )
 
 

@@ -1,4 +1,4 @@
-"""Predictions for a config on given engines and ranks: as configured, synchronous, and each half alone."""
+"""Predictions for a config: as configured, synchronous, and with engines or learner alone."""
 
 from __future__ import annotations
 
@@ -13,29 +13,22 @@ from rlsdk.config import Plan
 from rlsdk.contracts import LimitsConcurrency
 from rlsdk.errors import ConfigError, ValueFault
 from rlsdk.simulation.rates import Lengths, Rates
-from rlsdk.simulation.training import (
-    Outcome,
-    Setup,
-    engines_alone,
-    learner_alone,
-    simulate,
-    synchronous,
-)
+from rlsdk.simulation.training import Outcome, Setup, engines_alone, learner_alone, simulate, synchronous
 
 MOST_ROLLOUTS = 8_000
-"""Maximum rollouts of one simulation; a larger training is represented by a slice of this size."""
+"""Maximum rollouts of one simulation; of a larger training, a slice of this size is simulated."""
 MEDIAN = 8
 """Default median of lengths: `sampling.max_tokens` divided by this."""
 
 
 @attrs.frozen(kw_only=True)
 class Prediction:
-    """Prediction for one size.
+    """Prediction for a number of engines and ranks.
 
     Attributes:
         setup: Simulated setup.
         gpus: GPUs of engines and learner together; None where they were not counted.
-        share: Simulated share of the engines and of the batch.
+        share: Share of the engines and of the batch that was simulated.
         configured: Outcome of the config as it is.
         synchronous: Outcome with every batch sampled by the weights of the step before.
         engines_alone: Seconds of the engines for a batch when nothing else takes time: G.
@@ -52,7 +45,7 @@ class Prediction:
 
     @property
     def of_bound(self) -> float:
-        """Batches per second, as a share of the slower half's maximum: `max(G, T)` over the step."""
+        """Batches per second as a share of what the slower of engines and learner allows: `max(G, T)` over the step."""
         return max(self.engines_alone, self.learner_alone) / self.configured.step
 
     def as_json(self) -> dict[str, Any]:
@@ -84,8 +77,8 @@ def predict(
     Args:
         setup: Setup as configured.
         gpus: GPUs of engines and learner together.
-        most: Maximum rollouts of one simulation, beyond which a slice of the engines and of the batch represents the
-            whole; None simulates everything.
+        most: Maximum rollouts of one simulation; of a larger setup, a slice of the engines and of the batch is
+            simulated. None simulates everything.
         told: Called before each step with the name of the simulation and the number of steps done.
     """
     part = setup if most is None else sliced(setup, most)
@@ -114,8 +107,8 @@ def predict(
 def sliced(setup: Setup, most: int) -> Setup:
     """Return a share of the engines with their share of the batch; the learner takes as long as for the whole.
 
-    Engines work side by side, so that a slice of them is representative. Only the longest answer of a batch differs: it
-    is shorter among fewer, unless lengths reach their limit, as those with a long tail do.
+    Engines work independently, so that a slice of them is representative. Only the longest answer of a batch differs:
+    among fewer answers it is shorter, unless it reaches the limit, as with long-tailed lengths.
 
     Args:
         setup: Whole setup.
@@ -188,12 +181,12 @@ def divided(gpus: int, share: float, each: int) -> tuple[int, int]:
     """
     learners = min(max(1, round(gpus * share)), gpus - each)
     if learners < 1:
-        raise ValueFault(f"--gpus {gpus}: an engine takes {each} and the learner at least 1; give {each + 1} or more")
+        raise ValueFault(f"--gpus {gpus}: an engine needs {each} and the learner at least 1; give {each + 1} or more")
     return (gpus - learners) // each, learners
 
 
 def defaults_of(plan: Plan) -> tuple[Rates, Lengths]:
-    """Return rates and lengths without a measurement: size of the weights, slots and limits come from the config."""
+    """Return default rates and lengths; the size of the weights, slots and limits come from the config."""
     config, own = plan.config, Rates()
     engine = plan.plugins.resolve(plan.engine)
     slots = engine.max_num_seqs if isinstance(engine, LimitsConcurrency) else own.slots
@@ -212,13 +205,15 @@ def changed(rates: Rates, lengths: Lengths, given: Mapping[str, float]) -> tuple
         given: New values, by name.
 
     Raises:
-        ConfigError: A name is unknown, or its value makes no sense.
+        ConfigError: A name is unknown, or its value is out of range.
     """
     of_rates = {field.name for field in attrs.fields(Rates)}
     of_lengths = {"median", "sigma"}
     unknown = sorted(set(given) - of_rates - of_lengths)
     if unknown:
-        raise ConfigError([f"--rate {name}: there are {', '.join(sorted(of_rates | of_lengths))}" for name in unknown])
+        raise ConfigError(
+            [f"--rate {name}: unknown; the names are {', '.join(sorted(of_rates | of_lengths))}" for name in unknown]
+        )
     whole = {name for name in ("slots", "prompt_tokens") if name in given}
     new_rates: dict[str, Any] = {n: int(v) if n in whole else v for n, v in given.items() if n in of_rates}
     new_lengths: dict[str, Any] = {n: v for n, v in given.items() if n in of_lengths}

@@ -1,4 +1,4 @@
-"""Speed of engines and learner, and lengths of responses: given by a person, or measured in a run."""
+"""Speeds of engines and learner, and lengths of responses: given by the user, or measured in a run."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def _not_negative(instance: object, attribute: attrs.Attribute[Any], value: floa
 
 @attrs.frozen(kw_only=True)
 class Rates:
-    """Speeds of the parts; the defaults have the order of a 7-billion-parameter model in bfloat16 on 80 GB GPUs.
+    """Speeds of the parts; the defaults are roughly those of a 7-billion-parameter model in bfloat16 on 80 GB GPUs.
 
     An engine samples one token of each running sequence in `step_seconds + running * sequence_seconds`. The learner
     needs `learner_seconds + tokens * token_seconds / (1 + (ranks - 1) * efficiency)` for a batch. A sync of weights
-    takes `sync_seconds + weights_bytes / bandwidth`; during the second term the engines stand still.
+    takes `sync_seconds + weights_bytes / bandwidth`; engines generate nothing during the second term.
 
     Attributes:
         step_seconds: Fixed seconds of a decode step, however many sequences run: reading the weights.
         sequence_seconds: Additional seconds of a decode step for each running sequence.
-        slots: Maximum number of sequences that run in an engine; the rest wait.
+        slots: Maximum number of sequences that run in an engine; others wait.
         prompt_tokens: Tokens of a prompt; it is read once for the rollouts of a group.
-        prompt_rate: Tokens that an engine reads per second: prompts, continued answers, and after a sync all running
-            sequences.
+        prompt_rate: Tokens that an engine reads per second: of prompts, of continued answers, and after a sync of all
+            running sequences.
         score_seconds: Time from the last token of a group to its score.
         token_seconds: Seconds of the learner for each response token, on one rank: all passes over it.
         learner_seconds: Fixed seconds of the learner for each batch.
@@ -42,7 +42,7 @@ class Rates:
         sync_seconds: Fixed seconds of a sync.
         weights_bytes: Bytes sent to each engine.
         bandwidth: Bytes per second to each engine.
-        filtered: Share of groups that filters drop.
+        filtered: Share of groups that filters leave out.
     """
 
     step_seconds: float = attrs.field(default=0.012, validator=_not_negative)
@@ -77,7 +77,7 @@ class Rates:
 class Lengths:
     """Tokens of responses: log-normal, `median * exp(sigma * z)` with a standard normal z, cut off at the limit.
 
-    A `sigma` of 1 is the long tail of reasoning: one response in twenty is more than five times the median.
+    A `sigma` of 1 gives the long tail of reasoning models: one response in twenty exceeds five times the median.
 
     Attributes:
         median: Median of the distribution before it is cut off.

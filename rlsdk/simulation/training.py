@@ -1,4 +1,4 @@
-"""A training with modelled engines and learner: the real scheduler, streams, routing and order of steps."""
+"""Simulated training: the real scheduler, task streams and order of steps, with models of engines and learner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlsdk.types import Group, Rollout, Score, Task
 
 PROMPT = np.zeros(1, np.int64)
 DROPS = 1000
-"""Number of groups that a policy may drop in a row, or ten batches of them; beyond, it counts as dropping all."""
+"""Groups in a row (at least ten batches) after which a buffer policy counts as dropping every group."""
 TASKS = 1 << 20
 """Number of tasks of each source; their content does not matter."""
 
@@ -46,8 +46,8 @@ class Setup:
         group: Rollouts per task.
         steps: Number of steps.
         rollout: Settings of running ahead, of syncs during sampling, and of replay.
-        policy: Creates `rollout.buffer`, separately for each simulation, since it may keep a state.
-        stop: Creates `rollout.stop`; None: a batch must be complete.
+        policy: Creates the buffer policy, for each simulation since it may have a state.
+        stop: Creates the stop rule; None if batches must be complete.
         sources: Weight of each source of tasks, by name.
         seed: Seed of the lengths.
 
@@ -71,7 +71,9 @@ class Setup:
     def __attrs_post_init__(self) -> None:
         if self.fresh < 1:
             share = self.rollout.replay.share
-            raise ValueFault(f"rollout.replay.share: {share} of a batch of {self.batch} leaves no group that is new")
+            raise ValueFault(
+                f"rollout.replay.share: {share} of a batch of {self.batch} leaves no new group; give a smaller share"
+            )
 
     @property
     def fresh(self) -> int:
@@ -98,7 +100,7 @@ class Outcome:
         tokens_per_second: Trained tokens per second, including groups that are trained on again.
         wasted: Share of the sampled tokens that were never trained on.
         weights_gb_per_second: Weights sent to all engines, in 10⁹ bytes per second.
-        turns: Turns of the event loop, from the beginning: the work of the simulation.
+        turns: Iterations of the event loop since the beginning: the work of the simulation.
     """
 
     step: float
@@ -114,8 +116,8 @@ class Outcome:
 
 
 @attrs.define
-class _Totals:
-    """Counts since the beginning."""
+class _Counts:
+    """Counts since the beginning of the run."""
 
     tokens: int = 0
     reused: int = 0
@@ -127,7 +129,7 @@ class _Totals:
 
 
 class SimulatedTraining:
-    """One simulated run; on a virtual clock it takes no time, on a real one it sleeps."""
+    """One simulated run; on a virtual event loop it takes no time, on a real one it sleeps."""
 
     def __init__(self, setup: Setup) -> None:
         """Create a run on the running event loop.
@@ -138,33 +140,36 @@ class SimulatedTraining:
         self._setup = setup
         engines = range(setup.engines)
         self._engines = [SimulatedEngine(setup.rates, setup.lengths, (setup.seed, i)) for i in engines]
-        section, limits = setup.rollout, StalenessPolicy.of(setup.rollout)
+        section, staleness = setup.rollout, StalenessPolicy.of(setup.rollout)
         self._client = EngineClient(self._engines, _no_text)
-        self._gate = PausableClient(self._client, _no_text, partial=section.partial_rollouts)
+        self._pausable = PausableClient(self._client, _no_text, partial=section.partial_rollouts)
         self._sampling = Sampling(max_tokens=setup.lengths.limit)
         self._ledger = TaskLedger(list(setup.sources))
         self._random = np.random.default_rng([setup.seed, len(engines)])
         self._policy, self._drops = setup.policy(), 0
-        self._production = RolloutScheduler(
+        tasks = TaskList(lambda i: Task(id=str(i), prompt=""), TASKS, ordered=True)
+        self._scheduler = RolloutScheduler(
             self._ledger,
-            limits,
-            streams=_streams(setup.sources),
+            staleness,
+            streams=TaskStreams(
+                [Source(name, w, TaskStream(tasks, 0, lambda _: 0, 0, "drop")) for name, w in setup.sources.items()]
+            ),
             batch=setup.fresh,
             make=self._make,
             wanted=lambda group: not section.dynamic_sampling or _kept(group),
             policy=self._priority,
             stop=None if setup.stop is None else setup.stop(),
-            pausable=self._gate,
+            pausable=self._pausable,
         )
-        self._experience = ReplayBuffer(
+        self._replay = ReplayBuffer(
             self._policy,
             count=setup.batch - setup.fresh,
             most_uses=section.replay.most_uses,
-            young=limits.young,
+            young=staleness.young,
         )
         self._version = 0
         self._now = asyncio.get_running_loop().time
-        self._totals = _Totals()
+        self._totals = _Counts()
         self._oldest = 0
 
     async def run(self, told: Callable[[int], None] = lambda done: None) -> Outcome:
@@ -184,25 +189,25 @@ class SimulatedTraining:
             await self._step()
             times.append(self._now() - start)
         after, seconds = self._measured(), self._now() - began
-        await self._production.pause(self._setup.rollout.pause_timeout)
+        await self._scheduler.pause(self._setup.rollout.pause_timeout)
         return self._outcome(times[self._setup.warm_up :], before, after, seconds)
 
     async def _step(self) -> None:
         """Take, learn, settle, publish: the order of `Trainer.step`."""
         start = self._now()
-        tickets = await self._production.take(self._version)
+        records = await self._scheduler.take(self._version)
         self._totals.taking += self._now() - start
-        self._production.settle(tickets, await self._learn(tickets))
+        self._scheduler.settle(records, await self._learn(records))
         self._version += 1
         if self._version % self._setup.rollout.sync_interval == 0 or self._version == self._setup.steps:
             await self._publish()
 
-    def _measured(self) -> _Totals:
-        self._totals.wasted = self._ledger.wasted + self._client.unheard + self._gate.dropped
+    def _measured(self) -> _Counts:
+        self._totals.wasted = self._ledger.wasted + self._client.unheard + self._pausable.dropped
         self._totals.busy = sum(engine.measure()[0] for engine in self._engines)
         return attrs.evolve(self._totals)
 
-    def _outcome(self, times: Sequence[float], before: _Totals, after: _Totals, seconds: float) -> Outcome:
+    def _outcome(self, times: Sequence[float], before: _Counts, after: _Counts, seconds: float) -> Outcome:
         setup, seconds = self._setup, max(seconds, 1e-12)
         tokens, wasted = after.tokens - before.tokens, after.wasted - before.wasted
         sampled = tokens - (after.reused - before.reused) + wasted
@@ -221,39 +226,39 @@ class SimulatedTraining:
             turns=loop.turns if isinstance(loop, VirtualLoop) else 0,
         )
 
-    async def _make(self, ticket: TaskRecord) -> Group:
-        name = f"task {ticket.number}.{ticket.attempts}"
-        asked = [self._gate.sample(GenerateRequest(name, PROMPT, self._sampling)) for _ in range(self._setup.group)]
+    async def _make(self, record: TaskRecord) -> Group:
+        name = f"task {record.number}.{record.attempts}"
+        asked = [self._pausable.sample(GenerateRequest(name, PROMPT, self._sampling)) for _ in range(self._setup.group)]
         answers = await asyncio.gather(*asked)
         await asyncio.sleep(self._setup.rates.score_seconds)
         kept = self._random.random() >= self._setup.rates.filtered
-        rollouts = [_rollout(ticket.task, answer.completion) for answer in answers]
+        rollouts = [_rollout(record.task, answer.completion) for answer in answers]
         scores = [Score(float(kept and i % 2 == 0)) for i in range(len(rollouts))]
-        return Group(ticket.task, rollouts, scores, uid=name)
+        return Group(record.task, rollouts, scores, uid=name)
 
     def _priority(self, group: Group, /, *, step: int, uses: int) -> float | None:
-        """Return the policy's priority; raise if it drops every group: in virtual time that would never end."""
+        """Return the policy's priority; raise if it drops every group, since the simulation would then never end."""
         priority = self._policy(group, step=step, uses=uses)
         self._drops = self._drops + 1 if priority is None else 0
         if self._drops > max(DROPS, 10 * self._setup.batch):
             raise RunError(
-                f"rollout.buffer: the policy dropped {self._drops} groups one after the other. Those of a "
-                "simulation have rewards of 1 and 0 in turn and no metrics; simulate with rollout.buffer=fifo"
+                f"rollout.buffer: the policy dropped {self._drops} groups in a row. Groups of a "
+                "simulation have alternating rewards of 1 and 0, and no metrics; simulate with rollout.buffer=fifo"
             )
         return priority
 
-    async def _learn(self, tickets: list[TaskRecord]) -> list[TaskStatus]:
+    async def _learn(self, records: list[TaskRecord]) -> list[TaskStatus]:
         done, before = self._version, self._totals.tokens
         states = [
-            TaskStatus.TRAINED if t.group is not None and _kept(t.group) else TaskStatus.FILTERED for t in tickets
+            TaskStatus.TRAINED if t.group is not None and _kept(t.group) else TaskStatus.FILTERED for t in records
         ]
-        used = self._experience.draw(done)
-        for ticket, state in zip(tickets, states, strict=True):
-            if ticket.group is not None and state is TaskStatus.TRAINED:
-                self._count(ticket.group)
+        used = self._replay.draw(done)
+        for record, state in zip(records, states, strict=True):
+            if record.group is not None and state is TaskStatus.TRAINED:
+                self._count(record.group)
         for each in used:
             self._totals.reused += self._count(each.group)
-        self._experience.add(used_of(tickets, states, done + 1, {}))
+        self._replay.add(used_of(records, states, done + 1, {}))
         tokens = self._totals.tokens - before
         await asyncio.sleep(self._setup.rates.learn(tokens, self._setup.learners) if tokens else 0.0)
         return states
@@ -270,7 +275,7 @@ class SimulatedTraining:
 
     async def _publish(self) -> None:
         rates, in_flight = self._setup.rates, self._setup.rollout.in_flight
-        async with nullcontext() if in_flight else self._gate.held():
+        async with nullcontext() if in_flight else self._pausable.held():
             await asyncio.sleep(rates.sync_seconds)
             for engine in self._engines:
                 engine.load(self._version, rates.transfer)
@@ -293,13 +298,13 @@ def simulate(setup: Setup, told: Callable[[int], None] = lambda done: None) -> O
 
 
 def engines_alone(setup: Setup) -> Setup:
-    """Return the setup with a learner and syncs that take no time: its steps are the G of `max(G, T)`."""
+    """Return the setup with a learner and syncs that take no time; its seconds per step are the G of `max(G, T)`."""
     free = attrs.evolve(setup.rates, token_seconds=0.0, learner_seconds=0.0, sync_seconds=0.0, weights_bytes=0.0)
     return attrs.evolve(setup, rates=free)
 
 
 def learner_alone(setup: Setup) -> Setup:
-    """Return the setup with engines that take no time: its steps are the T of `max(G, T)`, syncs included."""
+    """Return the setup with engines that take no time; its seconds per step are the T of `max(G, T)`, with syncs."""
     free = attrs.evolve(setup.rates, step_seconds=1e-12, sequence_seconds=0.0, prompt_tokens=0, score_seconds=0.0)
     return attrs.evolve(setup, rates=free)
 
@@ -322,10 +327,3 @@ def _rollout(task: Task, sampled: Completion) -> Rollout:
 
 def _no_text(token_ids: Sequence[np.ndarray]) -> list[str]:
     return [""] * len(token_ids)
-
-
-def _streams(sources: Mapping[str, float]) -> TaskStreams:
-    tasks = TaskList(lambda i: Task(id=str(i), prompt=""), TASKS, ordered=True)
-    return TaskStreams(
-        [Source(name, weight, TaskStream(tasks, 0, lambda _: 0, 0, "drop")) for name, weight in sources.items()]
-    )

@@ -1,8 +1,9 @@
-"""Countdown tasks that have a solution, made on demand."""
+"""Countdown tasks: make a target from given numbers. Each is made when it is read, and has a solution."""
 
 from __future__ import annotations
 
 import hashlib
+from fractions import Fraction
 from random import Random
 from typing import Any, Literal
 
@@ -11,15 +12,18 @@ import attrs
 import rlsdk
 from rlsdk.contracts import TaskList
 from rlsdk.errors import DataError, OptionError
-from rlsdk.sources.expressions import Drawn, draw, pick
 from rlsdk.sources.templates import Template, demonstration, prompt
 from rlsdk.types import Task
 
 SIZES = {"train": 327_680, "test": 1_024}
 """Sizes of TinyZero's splits."""
 MAX_DRAWS = 100_000
+"""Attempts to draw a task before the options count as impossible."""
 _TEST_SHARE = 10
-"""One in ten problems is a test problem."""
+"""One problem in this many is a test problem."""
+Value = int | Fraction
+Drawn = tuple[Value, str]
+"""The value of an expression and its text, in which every operation but the outermost is in brackets."""
 
 
 @rlsdk.tasks("countdown")
@@ -42,57 +46,45 @@ def countdown(
 ) -> TaskList:
     """Make a target from given numbers: every task has a solution, and no test problem occurs in training.
 
-    Numbers are drawn and joined by random operations, whose value is the target. A hash of the sorted numbers and the
-    target decides whether the problem is for training or for tests: another order of the numbers is the same problem,
-    and the splits stay apart for every size and seed. Tasks are drawn independently of each other: where few problems
-    are possible, they repeat within a split.
+    Numbers are drawn and joined by random operations; the value is the target. A hash of the sorted numbers and the
+    target decides whether a problem is for training or for tests. So the splits are disjoint for all sizes and seeds,
+    even if the order of the numbers differs. Tasks are drawn independently: where few problems are possible, they
+    repeat within a split.
 
     Args:
         split: `train`, or `test` (a tenth of all problems).
-        size: How many tasks; left out, 327,680 to train and 1,024 to test.
-        numbers: How many numbers are offered, or the least and the most.
-        number_range: The least and the greatest number.
-        target_range: The least and the greatest target.
-        operators: Which of `+-*/` a solution may need.
-        natural: The solution by which a task is made has only whole numbers from 0 upwards as values in between.
-        seed: Other seeds give other tasks.
+        size: Number of tasks; left out, 327,680 to train and 1,024 to test.
+        numbers: How many numbers are given, or a range (least, most).
+        number_range: Least and greatest number.
+        target_range: Least and greatest target.
+        operators: Those of `+-*/` that a solution may need.
+        natural: Make tasks from solutions whose intermediate values are whole numbers, at least 0.
+        seed: Random seed of the tasks.
         template: `base` and `qwen-instruct` (text that ends within the answer, at `<think>`), `chat` (messages), or
             `compact` (`3,5,17>9:`).
         system: System message of `chat`.
         prefill: Beginning of the answer in `chat`; it is not trained on.
-        demonstrations: Give each task an answer to imitate, as `metadata["demonstration"]`: this share of them is
-            right, the others are random expressions over the same numbers.
-        turns: Answers in a demonstration at most. Above 1 it is a conversation like those of the workflow `dialogue`:
-            an answer with another value than the target is followed by feedback and the next answer.
-        feedback: What follows it.
+        demonstrations: Give each task an answer to imitate, in `metadata["demonstration"]`. This share of them is
+            right; the others are random expressions of the same numbers.
+        turns: Maximum number of answers in a demonstration. Above 1, it is a conversation as in the workflow
+            `dialogue`: a wrong answer is followed by feedback and the next answer.
+        feedback: Message that follows a wrong answer in a demonstration.
 
     Returns:
         Tasks whose answer is `{"target": 9, "numbers": [3, 5, 17]}`.
 
     Raises:
-        OptionError: Options make no sense, or not together.
+        OptionError: An option is wrong, or does not go with another.
         DataError: No task with these options was found.
     """
-    maker = _CountdownMaker(
-        split=split,
-        counts=(numbers, numbers) if isinstance(numbers, int) else numbers,
-        number_range=number_range,
-        target_range=target_range,
-        operators=operators,
-        natural=natural,
-        seed=seed,
-        template=template,
-        system=system,
-        prefill=prefill,
-        demonstrations=demonstrations,
-        turns=turns,
-        feedback=feedback,
-    )
     size = SIZES[split] if size is None else size
+    counts = (numbers, numbers) if isinstance(numbers, int) else numbers
+    drawing = (split, counts, number_range, target_range, operators, natural, seed)
+    maker = _CountdownMaker(*drawing, template, system, prefill, demonstrations, turns, feedback)
     faults = [*maker.faults(), *([] if size > 0 else [("size", f"expected at least 1, got {size}")])]
     if faults:
         raise OptionError("tasks 'countdown'", faults)
-    maker(0)  # options for which nothing can be found fail here, not in the middle of a run
+    maker(0)  # impossible options fail here, not in the middle of a run
     return TaskList(maker, size)
 
 
@@ -103,9 +95,9 @@ class _Problem:
     solution: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class _CountdownMaker:
-    """Gives the task at an index; everything random in it is seeded by seed, split and index."""
+    """Makes the task at an index, with a random generator seeded by seed, split and index."""
 
     split: Literal["train", "test"]
     counts: tuple[int, int]
@@ -122,7 +114,7 @@ class _CountdownMaker:
     feedback: str
 
     def faults(self) -> list[tuple[str, str]]:
-        """Options that make no sense."""
+        """Return what is wrong with the options, as pairs (option, reason)."""
         share = self.demonstrations
         only_chat = [name for name in ("system", "prefill") if getattr(self, name) and self.template != "chat"]
         rules = [
@@ -133,10 +125,14 @@ class _CountdownMaker:
                 0 <= self.number_range[0] <= self.number_range[1],
             ),
             ("target_range", "expected the lesser first", self.target_range[0] <= self.target_range[1]),
-            ("operators", "expected some of + - * /, each once", _is_choice(self.operators)),
+            (
+                "operators",
+                "expected some of + - * /, each once",
+                0 < len(self.operators) == len(set(self.operators)) and set(self.operators) <= set("+-*/"),
+            ),
             ("demonstrations", "expected a share from 0 to 1", share is None or 0 <= share <= 1),
             ("turns", "expected at least 1", self.turns >= 1),
-            *((name, f"belongs to template chat, not {self.template}", False) for name in only_chat),
+            *((name, f"only template chat has it, not {self.template}", False) for name in only_chat),
         ]
         given = {**attrs.asdict(self), "numbers": self.counts}
         return [(name, f"{rule}; got {given[name]!r}") for name, rule, kept in rules if not kept]
@@ -155,7 +151,9 @@ class _CountdownMaker:
     def _problem(self, random: Random) -> _Problem:
         least, most = self.target_range
         for _ in range(MAX_DRAWS):
-            numbers = self._numbers(random)
+            low, high = self.number_range
+            count = self.counts[0] + pick(random, self.counts[1] - self.counts[0] + 1)
+            numbers = tuple(low + pick(random, high - low + 1) for _ in range(count))
             drawn = draw(random, numbers, self.operators, natural=self.natural)
             if drawn is None or not least <= drawn[0] <= most or drawn[0].denominator != 1:
                 continue
@@ -168,15 +166,10 @@ class _CountdownMaker:
             f"{list(self.target_range)}; widen number_range or target_range"
         )
 
-    def _numbers(self, random: Random) -> tuple[int, ...]:
-        count = self.counts[0] + pick(random, self.counts[1] - self.counts[0] + 1)
-        low, high = self.number_range
-        return tuple(low + pick(random, high - low + 1) for _ in range(count))
-
     def _demonstration(self, problem: _Problem, index: int) -> dict[str, Any]:
         if self.demonstrations is None:
             return {}
-        # A source of chance of its own: the tasks are the same with and without demonstrations.
+        # A generator of its own, so that the tasks are the same with and without demonstrations.
         random = Random(f"{self.seed}/{self.split}/{index}/demonstration")
         value, text = self._answer(problem, random, self.demonstrations)
         if self.turns == 1:
@@ -188,7 +181,7 @@ class _CountdownMaker:
         return {"demonstration": talk}
 
     def _answer(self, problem: _Problem, random: Random, share: float) -> Drawn:
-        """The value of an answer, which is right with chance `share` and random else, and the answer."""
+        """Return the value and the text of an answer, which is right with probability `share`, else random."""
         right = random.random() < share
         drawn: Drawn | None = (problem.target, problem.solution) if right else None
         while drawn is None:
@@ -203,5 +196,56 @@ def is_test(numbers: tuple[int, ...], target: int) -> bool:
     return int.from_bytes(hashlib.md5(key, usedforsecurity=False).digest()[:8]) % _TEST_SHARE == 0
 
 
-def _is_choice(operators: str) -> bool:
-    return bool(operators) and set(operators) <= set("+-*/") and len(set(operators)) == len(operators)
+def pick(random: Random, count: int) -> int:
+    """Draw an index below `count`, in a way that gives the same for a seed in every version of Python."""
+    return int(random.random() * count)
+
+
+def draw(random: Random, numbers: tuple[int, ...], operators: str, *, natural: bool) -> Drawn | None:
+    """Join numbers by random operations: two random ones are replaced by their result until one is left.
+
+    Args:
+        random: Random generator.
+        numbers: Numbers, of which each is used once.
+        operators: Some of `+-*/`.
+        natural: Allow only whole numbers of at least 0, also as intermediate values.
+
+    Returns:
+        The value and its expression; None if two values could not be joined.
+    """
+    left: list[Drawn] = [(number, str(number)) for number in numbers]
+    while len(left) > 1:
+        first = left.pop(pick(random, len(left)))
+        second = left.pop(pick(random, len(left)))
+        joined = _join(random, first, second, operators, natural)
+        if joined is None:
+            return None
+        left.append((joined[0], f"({joined[1]})" if left else joined[1]))
+    return left[0]
+
+
+def _join(random: Random, first: Drawn, second: Drawn, operators: str, natural: bool) -> Drawn | None:
+    """Apply a random one of the possible operators; the values are swapped if only that makes it possible."""
+    a, b = first[0], second[0]
+    if "/" in operators and not (_divides(b, a, natural) or _divides(a, b, natural)):
+        operators = operators.replace("/", "")
+    if not operators:
+        return None
+    operator = operators[pick(random, len(operators))]
+    if (operator == "-" and natural and a < b) or (operator == "/" and not _divides(b, a, natural)):
+        return _compute(operator, b, a), f"{second[1]}{operator}{first[1]}"
+    return _compute(operator, a, b), f"{first[1]}{operator}{second[1]}"
+
+
+def _divides(divisor: Value, value: Value, natural: bool) -> bool:
+    return divisor != 0 and (not natural or value % divisor == 0)
+
+
+def _compute(operator: str, a: Value, b: Value) -> Value:
+    if operator == "+":
+        return a + b
+    if operator == "-":
+        return a - b
+    if operator == "*":
+        return a * b
+    return a // b if type(a) is type(b) is int and a % b == 0 else Fraction(a) / b

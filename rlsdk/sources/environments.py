@@ -1,4 +1,4 @@
-"""Groups of environments as tasks: so many groups of each tag in every round, each with a seed of its own."""
+"""Tasks for environments: in every round a fixed number of groups of each kind, each group with its own seed."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from rlsdk.types import Message, Task
 NAME = "tasks 'environments'"
 ROUNDS = {"train": 10_000, "test": 1}
 _SEEDS = 2**30
-"""Seeds of training are below, those of the tests from here on."""
+"""Seeds of training are below this number, seeds of tests from it upwards."""
 
 
 @rlsdk.tasks("environments")
 @attrs.frozen(kw_only=True)
 class Environments:
-    """Groups of environments: a task is a group, whose rollouts (`group_size`) share one environment and one seed.
+    """Tasks for several environments: the rollouts of a task (`group_size`) share one environment and one seed.
 
-    Every round has `groups` tasks, so many of each tag as `partition` says, spread evenly over the round. A training
-    takes them in their order: with `batch_size` equal to `groups` each step holds exactly the partition, and each step
-    has new seeds. Seeds of training and of tests are apart; an evaluation sees the same levels each time.
+    Every round has `groups` tasks: for each tag as many as `partition` says, spread evenly over the round. They are
+    trained in this order, so that with `batch_size` equal to `groups` each step holds exactly the partition, with new
+    seeds. Seeds of training and of tests are disjoint, and every evaluation plays the same levels.
 
-    The workflow `environment` without an environment of its own plays what the task names. Where there are several
-    tags, metrics come for each of them, too: `source/TAG/…` and `eval/TAG/…`.
+    Use the workflow `environment` without its option `environment`: it plays the one that the task names. With several
+    tags, metrics are also logged for each of them, as `source/TAG/…` and `eval/TAG/…`.
 
     Attributes:
         environments: Tag -> environment with its options.
-        groups: Tasks in a round.
-        tags: Which of the environments are played; left out, all.
-        partition: Groups of each tag, in the order of the tags; left out, equal shares.
+        groups: Number of tasks in a round.
+        tags: Tags of the environments to play; left out, all.
+        partition: Tasks of each tag in a round, in the order of the tags; left out, equal shares.
         split: `train`, or `test`.
-        rounds: Of tasks; left out, 10,000 to train and 1 to test.
-        seed: Other seeds give other levels.
-        prompt: What stands before the first observation.
+        rounds: Number of rounds; left out, 10,000 to train and 1 to test.
+        seed: Random seed of the levels.
+        prompt: Text before the first observation.
         system: System message of a chat.
         form: Messages for a chat template, or text for a model without one.
     """
@@ -65,15 +65,6 @@ class Environments:
             faults += faults_of("environment", use, f"environments.{tag}")
         if faults:
             raise OptionError(NAME, faults)
-        object.__setattr__(self, "_tasks", self._all())
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __getitem__(self, index: int) -> Task:
-        return self._tasks[index]
-
-    def _all(self) -> TaskList:
         rounds = ROUNDS[self.split] if self.rounds is None else self.rounds
         before = (Message("system", self.system),) if self.system else ()
         prompt = self.prompt if self.form == "text" else (*before, Message("user", self.prompt))
@@ -84,7 +75,13 @@ class Environments:
             first=int.from_bytes(hashlib.blake2b(f"{self.seed}".encode(), digest_size=4).digest(), "big") % _SEEDS,
             prompt=prompt,
         )
-        return TaskList(maker, self.groups * rounds)
+        object.__setattr__(self, "_tasks", TaskList(maker, self.groups * rounds))
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        return self._tasks[index]
 
     @property
     def _tags(self) -> tuple[str, ...]:
@@ -117,7 +114,7 @@ class Environments:
             ),
             (
                 "system",
-                "a text has no system message; write it into the prompt",
+                "form text has no system message; write it into the prompt",
                 self.form == "chat" or not self.system,
             ),
         ]
@@ -126,7 +123,7 @@ class Environments:
 
 @attrs.frozen(kw_only=True)
 class _EnvironmentMaker:
-    """Gives the task at an index."""
+    """Makes the task at an index."""
 
     split: str
     environments: Mapping[str, Mapping[str, object]]
@@ -150,10 +147,10 @@ class _EnvironmentMaker:
 
 
 def spread(counts: Mapping[str, int]) -> tuple[str, ...]:
-    """Each name so many times, all as evenly as can be.
+    """Arrange names so that each is spread evenly over the sequence.
 
     Args:
-        counts: Name -> how many times.
+        counts: Number of occurrences of each name.
     """
     places = [((k + 0.5) / count, i, name) for i, (name, count) in enumerate(counts.items()) for k in range(count)]
     return tuple(name for _, _, name in sorted(places))

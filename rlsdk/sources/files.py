@@ -23,16 +23,13 @@ from rlsdk.types import Task
 LARGE = 2**28
 """Total size of files above which reading them is costly."""
 _SHOWN = 5
+"""Bad rows that a message quotes."""
 _log = logging.getLogger(__name__)
 
 
 def _is_large(suffix: str, options: Mapping[str, Any]) -> bool:
     files = find(_listed(options["path"]), str(options.get("split", "train")), suffix)
     return any("://" in file for file in files) or sum(Path(file).stat().st_size for file in files) > LARGE
-
-
-def _is_downloaded(options: Mapping[str, Any]) -> bool:
-    return not (preflight.hub_is_offline() or Path(str(options["name"])).is_dir())
 
 
 @rlsdk.tasks("parquet", costly=partial(_is_large, "parquet"))
@@ -49,20 +46,20 @@ def parquet(
     """Tasks from parquet files; the columns of veRL's files are recognised.
 
     Args:
-        path: A file, a pattern such as `data/*.parquet`, a folder that holds `SPLIT.parquet`, or a list of them; of any
+        path: A file, a pattern such as `data/*.parquet`, a folder that holds `SPLIT.parquet`, or a list; on any
             file system that fsspec knows.
-        split: Which files of a folder.
-        columns: Which column holds what, such as `{prompt: question, answer: solution}`; others become metadata.
-        chat: Take prompts that are text as the message of a user.
-        system: A system message that begins every prompt.
-        prefill: The beginning of every answer; it is not trained on.
-        skip_bad: Share of rows that may be left out because they make no task.
+        split: Split whose files are read from a folder.
+        columns: Names of the columns, such as `{prompt: question, answer: solution}`; other columns become metadata.
+        chat: Turn prompts that are text into user messages.
+        system: System message at the beginning of every prompt.
+        prefill: Beginning of every answer; it is not trained on.
+        skip_bad: Maximum share of rows that may be left out because they cannot be made into tasks.
 
     Returns:
         Tasks named by file and row, unless a column names them.
 
     Raises:
-        DataError: A file cannot be read, or more rows are bad than may be; names the file and the row.
+        DataError: A file cannot be read, or more rows are bad than allowed; the message names file and row.
     """
     files = find(_listed(path), split, "parquet")
     return _tasks(
@@ -84,20 +81,20 @@ def jsonl(
     """Tasks from files with one JSON object a line, compressed or not; the columns of veRL's files are recognised.
 
     Args:
-        path: A file, a pattern such as `data/*.jsonl.gz`, a folder that holds `SPLIT.jsonl`, or a list of them; of any
+        path: A file, a pattern such as `data/*.jsonl.gz`, a folder that holds `SPLIT.jsonl`, or a list of these; on any
             file system that fsspec knows.
-        split: Which files of a folder.
-        columns: Which column holds what, such as `{prompt: question, answer: solution}`; others become metadata.
-        chat: Take prompts that are text as the message of a user.
-        system: A system message that begins every prompt.
-        prefill: The beginning of every answer; it is not trained on.
-        skip_bad: Share of rows that may be left out because they make no task.
+        split: Split whose files are read from a folder.
+        columns: Names of the columns, such as `{prompt: question, answer: solution}`; other columns become metadata.
+        chat: Turn prompts that are text into user messages.
+        system: System message at the beginning of every prompt.
+        prefill: Beginning of every answer; it is not trained on.
+        skip_bad: Maximum share of rows that may be left out because they cannot be made into tasks.
 
     Returns:
         Tasks named by file and row, unless a column names them.
 
     Raises:
-        DataError: A file cannot be read, or more rows are bad than may be; names the file and the line.
+        DataError: A file cannot be read, or more rows are bad than allowed; the message names file and line.
     """
     files = find(_listed(path), split, "jsonl")
     return _tasks(
@@ -105,7 +102,7 @@ def jsonl(
     )
 
 
-@rlsdk.tasks("hub", costly=_is_downloaded)
+@rlsdk.tasks("hub", costly=lambda o: not (preflight.hub_is_offline() or Path(str(o["name"])).is_dir()))
 def hub(
     *,
     name: str,
@@ -121,21 +118,21 @@ def hub(
     """Tasks from a dataset of the Hugging Face hub.
 
     Args:
-        name: Such as `openai/gsm8k`, or a folder laid out like one.
-        config: The dataset's configuration, where it has several.
-        split: Such as `train`, or `train[:1000]`.
-        revision: A commit or tag; without one the data may change between runs.
-        columns: Which column holds what, such as `{prompt: question, answer: solution}`; others become metadata.
-        chat: Take prompts that are text as the message of a user.
-        system: A system message that begins every prompt.
-        prefill: The beginning of every answer; it is not trained on.
-        skip_bad: Share of rows that may be left out because they make no task.
+        name: Name such as `openai/gsm8k`, or a folder with the layout of a dataset.
+        config: Configuration of the dataset, if it has several.
+        split: Split such as `train`, or `train[:1000]`.
+        revision: Commit or tag; without one, the data may change between runs.
+        columns: Names of the columns, such as `{prompt: question, answer: solution}`; other columns become metadata.
+        chat: Turn prompts that are text into user messages.
+        system: System message at the beginning of every prompt.
+        prefill: Beginning of every answer; it is not trained on.
+        skip_bad: Maximum share of rows that may be left out because they cannot be made into tasks.
 
     Returns:
         Tasks named by dataset and row, unless a column names them.
 
     Raises:
-        DataError: The dataset cannot be read, or more rows are bad than may be; names the row.
+        DataError: The dataset cannot be read, or more rows are bad than allowed; the message names the row.
     """
     return _tasks(
         [read_hub(name, config, split, revision)], columns, Wording(chat=chat, system=system, prefill=prefill), skip_bad
@@ -148,12 +145,12 @@ def _listed(path: str | tuple[str, ...]) -> tuple[str, ...]:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """Makes the task at an index of the good rows."""
+    """Makes the task of a good row."""
 
     tables: tuple[Table, ...]
     names: tuple[str, ...]
     good: np.ndarray
-    """(table, row), int64 `[tasks, 2]`."""
+    """Table and row of each task, int64 `[tasks, 2]`."""
     reader: RowReader
 
     def __call__(self, index: int) -> Task:
@@ -162,7 +159,7 @@ class _Rows:
 
 
 def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad: float) -> TaskList:
-    """Read every row once, so that no bad one is met in the middle of a run."""
+    """Read every row once, so that a bad one is found now and not in the middle of a run."""
     if not 0 <= skip_bad <= 1:
         raise OptionError("tasks", [("skip_bad", f"expected a share from 0 to 1, got {skip_bad}")])
     reader, names = RowReader(columns=columns, wording=wording), _names(tables)
@@ -175,7 +172,7 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
                 if isinstance(row, BadRowError):
                     raise row
                 task = reader.task(row, f"{names[number]}:{index}", names[number])
-                if columns.id:  # other ids differ as the rows do
+                if columns.id:  # ids made from file and row cannot collide
                     if task.id in seen:
                         raise BadRowError(f"its id {task.id!r} is taken by {seen[task.id]}")
                     seen[task.id] = table.label(index)
@@ -188,22 +185,24 @@ def _tasks(tables: Sequence[Table], columns: Columns, wording: Wording, skip_bad
 
 
 def _names(tables: Sequence[Table]) -> tuple[str, ...]:
-    """Short names, which do not change when the data moves to another folder; different for each table."""
+    """Return a short name for each table, all different, which does not depend on the folder of the data."""
     stems = [PurePosixPath(table.name).name.partition(".")[0] for table in tables]
     count = Counter(stems)
     return tuple(stem if count[stem] == 1 else f"{stem}-{number}" for number, stem in enumerate(stems))
 
 
 def _judge(good: int, bad: Sequence[str], skip_bad: float, names: Sequence[str]) -> None:
-    """Raise if too many rows are bad, or none is good; else say how many are left out."""
+    """Raise if too many rows are bad, or none is good; otherwise log how many are left out."""
     if len(bad) > skip_bad * (good + len(bad)):
         more = f"\n  … and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
         raise DataError(
-            f"{len(bad)} of {good + len(bad)} rows make no task, more than skip_bad={skip_bad:g} allows:"
+            f"{len(bad)} of {good + len(bad)} rows are not valid tasks, more than skip_bad={skip_bad:g} allows:"
             + "".join(f"\n  {line}" for line in bad[:_SHOWN])
             + more
         )
     if not good:
-        raise DataError(f"{', '.join(names)}: no row makes a task" + "".join(f"\n  {line}" for line in bad[:_SHOWN]))
+        raise DataError(f"{', '.join(names)}: no row is a valid task" + "".join(f"\n  {line}" for line in bad[:_SHOWN]))
     if bad:
-        _log.warning("%d of %d rows make no task and are left out; the first: %s", len(bad), good + len(bad), bad[0])
+        _log.warning(
+            "%d of %d rows are not valid tasks and are left out; the first: %s", len(bad), good + len(bad), bad[0]
+        )

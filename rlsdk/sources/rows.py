@@ -14,19 +14,19 @@ ROLES = get_args(Role)
 
 
 class BadRowError(Exception):
-    """A row makes no task; the message says why."""
+    """A row that cannot be made into a task; the message says why."""
 
 
 @attrs.frozen(kw_only=True)
 class Columns:
-    """Which column holds what; `a.b` is the field b of the column a.
+    """Names of the columns that tasks are made from; `a.b` is the field b of the column a.
 
     Attributes:
-        prompt: Text or a list of messages; left out, `prompt`.
-        answer: Left out, `reward_model.ground_truth` as in veRL's files, or `answer`, where there is such a column.
-        source: Name of the data source; left out, `data_source`, or the name of the file.
-        demonstration: An expert's answer or list of messages; left out, `demonstration`, where there is such a column.
-        id: Left out, tasks are named by file and row.
+        prompt: Column of prompts, text or lists of messages; left out, `prompt`.
+        answer: Column of answers; left out, `reward_model.ground_truth` as in veRL's files, or `answer`, if present.
+        source: Column of the data source's name; left out, `data_source` if present, or else the name of the file.
+        demonstration: Column of an expert's answers, text or lists of messages; left out, `demonstration` if present.
+        id: Column of ids; left out, tasks are named by file and row.
     """
 
     prompt: str | None = None
@@ -51,25 +51,25 @@ class Wording:
     prefill: str | None = None
 
     def put(self, given: str | tuple[Message, ...]) -> str | tuple[Message, ...]:
-        """The prompt of a task."""
+        """Return a prompt in this form."""
         if isinstance(given, str):
             if not (self.chat or self.system or self.prefill):
                 return given
             given = (Message("user", given),)
         before = (Message("system", self.system),) if self.system else ()
-        behind = (Message("assistant", self.prefill),) if self.prefill else ()
-        return (*before, *given, *behind)
+        after = (Message("assistant", self.prefill),) if self.prefill else ()
+        return (*before, *given, *after)
 
 
 @attrs.frozen(kw_only=True)
 class RowReader:
-    """Makes tasks of rows; veRL's columns are recognised in each row."""
+    """Makes tasks from rows; veRL's columns are recognised in each row."""
 
     columns: Columns
     wording: Wording
 
     def needed(self, present: Sequence[str]) -> list[str]:
-        """Which of the columns that there are a task's fields are read from; the others are metadata."""
+        """Return those of the present columns that the fields of a task are read from; the others are metadata."""
         mapped = [name for name in attrs.astuple(self.columns) if name]
         known = {"prompt", "answer", "reward_model", "data_source", "demonstration", "extra_info"}
         return [name for name in present if name in known or any(name in {m, m.split(".")[0]} for m in mapped)]
@@ -79,42 +79,34 @@ class RowReader:
 
         Args:
             row: Column -> value.
-            name: Id of the task, where no column gives one.
-            source: Name of the source, where no column gives one.
+            name: Id of the task if no column gives one.
+            source: Name of the source if no column gives one.
 
         Raises:
-            BadRowError: The row makes no task.
+            BadRowError: The row cannot be made into a task.
         """
-        c = self.columns
+        c, present = self.columns, {name: name for name in row}
         verl = "reward_model.ground_truth" if isinstance(row.get("reward_model"), Mapping) else None
         places = {
             "prompt": c.prompt or "prompt",
-            "answer": c.answer or verl or _present("answer", row),
-            "source": c.source or _present("data_source", row),
-            "demonstration": c.demonstration or _present("demonstration", row),
+            "answer": c.answer or verl or present.get("answer"),
+            "source": c.source or present.get("data_source"),
+            "demonstration": c.demonstration or present.get("demonstration"),
             "id": c.id,
         }
+        extra = row.get("extra_info")
+        is_text = isinstance(extra, Mapping) and extra.get("text_prompt") is True  # see `rlsdk.sources.verl`
         found = {field: _value(row, place) for field, place in places.items() if place}
         metadata = {key: value for key, value in row.items() if key not in places.values()}
         if "demonstration" in found:
             metadata["demonstration"] = _demonstration(found["demonstration"], str(places["demonstration"]))
         return Task(
             id=str(found["id"]) if "id" in found else name,
-            prompt=self.wording.put(_prompt(found["prompt"], str(places["prompt"]), _is_text(row))),
+            prompt=self.wording.put(_prompt(found["prompt"], str(places["prompt"]), is_text)),
             answer=found.get("answer"),
             metadata=metadata,
             source=_text(found["source"], places["source"]) if "source" in found else source,
         )
-
-
-def _present(name: str, row: Mapping[str, Any]) -> str | None:
-    return name if name in row else None
-
-
-def _is_text(row: Mapping[str, Any]) -> bool:
-    """Return True if a veRL row's one message is text for no chat template, as `rlsdk.sources.verl` records it."""
-    extra = row.get("extra_info")
-    return isinstance(extra, Mapping) and extra.get("text_prompt") is True
 
 
 def _value(row: Mapping[str, Any], place: str) -> Any:
@@ -135,7 +127,7 @@ def _text(value: Any, place: str | None) -> str:
     if not isinstance(value, str):
         raise BadRowError(f"expected text in {place}, got {reprlib.repr(value)}")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise BadRowError(f"the text in {place} is no Unicode: it holds half of a surrogate pair")
+        raise BadRowError(f"the text in {place} is not valid Unicode: it holds half of a surrogate pair")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Tasks that are seeds: for environments, which make their problems themselves."""
+"""Tasks that consist of a seed, for environments that generate their problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlsdk.errors import OptionError
 from rlsdk.types import Message, Task
 
 _TEST = 1_000_000_000
-"""First seed of the tests; training stays below."""
+"""Seeds of training are below this number, seeds of tests from it upwards."""
 
 
 @rlsdk.tasks("seeds")
@@ -24,15 +24,15 @@ def seeds(
     system: str | None = None,
     form: Literal["chat", "text"] = "chat",
 ) -> TaskList:
-    """One task for each seed, all with one prompt, which an environment's first observation joins.
+    """One task per seed, all with the same prompt, to which an environment adds its first observation.
 
-    The seeds of training and of tests are apart. The seed is `seed` of a task's metadata.
+    The seed is `seed` of a task's metadata. Seeds of training and of tests are disjoint.
 
     Args:
         split: `train`, or `test`.
-        size: How many tasks.
-        start: The first seed; tests begin a billion above it.
-        prompt: What stands before the first observation.
+        size: Number of tasks.
+        start: First seed; that of tests is a billion higher.
+        prompt: Text before the first observation.
         system: System message of a chat.
         form: Messages for a chat template, or text for a model without one.
 
@@ -40,16 +40,16 @@ def seeds(
         OptionError: A number is out of range.
     """
     faults = [
-        (name, f"at least {least}, got {value}")
+        (name, f"expected at least {least}, got {value}")
         for name, value, least in (("size", size, 1), ("start", start, 0))
         if value < least
     ]
     if start + size > _TEST:
         faults.append(
-            ("size", f"start + size at most {_TEST}, so that training and tests stay apart; got {start + size}")
+            ("size", f"expected start + size of at most {_TEST}, where the seeds of tests begin; got {start + size}")
         )
     if form == "text" and system:
-        faults.append(("system", "a text has no system message; write it into the prompt"))
+        faults.append(("system", "form text has no system message; write it into the prompt"))
     if faults:
         raise OptionError("tasks 'seeds'", faults)
     before = (Message("system", system),) if system else ()

@@ -1,4 +1,4 @@
-"""Rows of data files and hub datasets, found by paths that fsspec understands."""
+"""Data files and hub datasets as tables of rows; paths are those that fsspec understands."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ Row = Mapping[str, Any]
 
 
 class Table(Protocol):
-    """Rows, and what they are called."""
+    """Rows of a data file or dataset."""
 
     @property
     def name(self) -> str:
-        """The file or dataset as it was named."""
+        """Name of the file or dataset, as the user gave it."""
 
     def __len__(self) -> int: ...
 
     def row(self, index: int) -> Row:
-        """A row with all columns; `BadRowError` if it cannot be read."""
+        """Return a row with all columns; raises BadRowError if it cannot be read."""
 
     def scan(self, needed: Any) -> Iterator[Row | BadRowError]:
-        """All rows in order, or why one cannot be read; `needed` says which columns must be there."""
+        """Yield each row, or why it cannot be read; `needed` picks from the columns those that must be filled in."""
 
     def label(self, index: int) -> str:
-        """File and row, for messages."""
+        """Return file and row, for messages."""
 
 
 @attrs.frozen(eq=False)
 class Columnar:
-    """A table in columns: rows count from 0."""
+    """A table in columns, whose rows are numbered from 0."""
 
     name: str
     data: Any
@@ -47,12 +47,12 @@ class Columnar:
         return len(self.data)
 
     def row(self, index: int) -> Row:
-        """A row with all columns."""
+        """Return a row with all columns."""
         found: Row = self.data[index]
         return found
 
     def scan(self, needed: Any) -> Iterator[Row | BadRowError]:
-        """All rows in order; columns that are not needed are None, which spares their decoding (of images, say)."""
+        """Yield all rows; columns that are not needed are None, so that images, say, are not decoded."""
         columns = needed(self.data.column_names)
         blank = dict.fromkeys(self.data.column_names)
         if not columns:
@@ -63,15 +63,15 @@ class Columnar:
                 yield {**blank, **dict(zip(batch, values, strict=True))}
 
     def label(self, index: int) -> str:
-        """File and row."""
+        """Return file and row, for messages."""
         return f"{self.name}, row {index}"
 
 
 @attrs.frozen(eq=False)
 class Lines:
-    """A file of JSON objects, one a line: lines count from 1, and blank ones do not matter.
+    """A file with one JSON object per line; lines are numbered from 1, and blank ones are skipped.
 
-    `datasets` gives up a file for a single broken line, so that they are read here.
+    It is read here and not by `datasets`, which rejects a whole file for a single broken line.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Lines:
         return len(self.lines)
 
     def row(self, index: int) -> Row:
-        """A row with all columns."""
+        """Return a row with all columns."""
         try:
             value = json.loads(self.lines[index][1])
         except (ValueError, RecursionError) as error:
@@ -91,7 +91,7 @@ class Lines:
         return value
 
     def scan(self, needed: Any) -> Iterator[Row | BadRowError]:
-        """All rows in order."""
+        """Yield each row, or why it cannot be read."""
         for index in range(len(self)):
             try:
                 yield self.row(index)
@@ -99,16 +99,16 @@ class Lines:
                 yield error
 
     def label(self, index: int) -> str:
-        """File and line."""
+        """Return file and line, for messages."""
         return f"{self.name}, line {self.lines[index][0]}"
 
 
 def find(paths: Sequence[str], split: str, suffix: str) -> list[str]:
-    """List the data files that paths stand for.
+    """List the data files that paths refer to.
 
     Args:
-        paths: Files, patterns with `*`, or folders, which stand for their files `SPLIT.SUFFIX` and `SPLIT-….SUFFIX`;
-            on any file system that fsspec knows.
+        paths: Files, patterns with `*`, or folders, of which the files `SPLIT.SUFFIX` and `SPLIT-….SUFFIX` are
+            taken; on any file system that fsspec knows.
         split: Split to select in folders.
         suffix: File suffix to select in folders.
 
@@ -159,7 +159,7 @@ def read_parquet(path: str) -> Columnar:
     try:
         with fsspec.open(path, "rb") as file:
             return Columnar(path, Dataset(pq.read_table(file)))
-    except Exception as error:  # whatever a hostile file makes pyarrow raise: it is named, with its cause
+    except Exception as error:  # a hostile file may make pyarrow raise anything
         raise DataError(f"{path}: it cannot be read as parquet: {error}") from error
 
 
@@ -174,7 +174,7 @@ def read_jsonl(path: str) -> Lines:
     try:
         with fsspec.open(path, "rb", compression="infer") as file:
             lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
-    except Exception as error:  # as above; compression adds errors of its own
+    except Exception as error:  # each compression has its own errors
         raise DataError(f"{path}: it cannot be read: {error}") from error
     return Lines(path, lines)
 
@@ -189,6 +189,6 @@ def read_hub(name: str, config: str | None, split: str, revision: str | None) ->
 
     try:
         data = datasets.load_dataset(name, config, split=split, revision=revision)
-    except Exception as error:  # network, permissions, layout: named, with its cause
+    except Exception as error:  # network, permissions, layout
         raise UnreachableDataError(f"dataset {name!r}, split {split!r}: {type(error).__name__}: {error}") from error
     return Columnar(f"{name}/{split}", data)

@@ -51,7 +51,7 @@ def prompt(
 
 
 def demonstration(template: Template, expression: str, value: int | Fraction, prefill: str | None = None) -> str:
-    """Write an answer with the given expression that continues the prompt.
+    """Write the continuation of the prompt that answers with an expression.
 
     Args:
         template: Form of the prompt.

@@ -1,4 +1,4 @@
-"""Tasks as parquet files in veRL's columns."""
+"""Write tasks to parquet files with veRL's columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ToColumns = Callable[[Task], Mapping[str, Any]]
 def row(task: Task, ability: str = "math") -> dict[str, Any]:
     """Convert a task to veRL's columns.
 
-    veRL only knows messages: a text prompt becomes a single user message, and `extra_info.text_prompt` records it.
+    veRL knows only messages: a text prompt becomes a single user message, which `extra_info.text_prompt` records.
 
     Args:
         task: Task; its answer becomes `reward_model.ground_truth`, its metadata `extra_info`.
@@ -40,7 +40,7 @@ def row(task: Task, ability: str = "math") -> dict[str, Any]:
 
 
 def tinyzero_columns(task: Task) -> dict[str, Any]:
-    """The columns `nums` and `target` of TinyZero's files, which its scripts and many rewards for Countdown read.
+    """Return the columns `nums` and `target` of TinyZero's files, which many rewards for Countdown read.
 
     Args:
         task: A task of the source `countdown`.
@@ -54,7 +54,7 @@ def write(
     advance: Callable[[int], None] = lambda _: None,
     more: ToColumns = lambda _: {},
 ) -> None:
-    """Write tasks to a parquet file; it appears when it is complete, and not at all when something fails.
+    """Write tasks to a parquet file, which appears only once it is complete.
 
     Args:
         tasks: At least one task; all with the same columns.
@@ -73,7 +73,7 @@ def write(
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        with suppress(OSError):  # it has its name by now, or never came to be
+        with suppress(OSError):  # it was renamed, or never created
             aside.unlink()
 
 

@@ -1,1 +1,1 @@
-"""Runs in remote folders (fsspec URLs): where their local mirrors are, the lock, uploads, downloads."""
+"""Runs in remote folders (fsspec URLs): their local mirrors, the lock, uploads and downloads."""

@@ -1,8 +1,8 @@
-"""Checkpoints in a remote folder: each with the run's files as they were then, found by a manifest written last.
+"""Checkpoints in a remote folder, each with a copy of the run's other files at that time.
 
-A remote run looks like a local one, but for three things: `checkpoints/step-N.json` is the manifest of a checkpoint,
-without which it does not exist; `checkpoints/step-N.run/` holds the run's own files as they were when it was written;
-and the lock is a file within.
+A remote run looks like a local one, with three differences. A checkpoint has a manifest, `checkpoints/step-N.json`,
+which is written last; without it, the checkpoint does not count. `checkpoints/step-N.run/` holds the run's own files as
+they were when the checkpoint was written. And the lock is a file in the folder.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rlsdk.storage.remote import RemoteFolder
 
 log = logging.getLogger(__name__)
 FORMAT = 1
+"""Format of manifests."""
 _MANIFEST = re.compile(r"checkpoints/step-(\d+)\.json")
 _STEP = re.compile(r"checkpoints/step-(\d+)(\.run|\.json)?(/.*)?")
 
@@ -40,12 +41,12 @@ class Copy:
     id: str = attrs.field(factory=lambda: uuid.uuid4().hex)
 
     def encode(self) -> bytes:
-        """Return the manifest's text."""
+        """Return the content of the manifest."""
         return json.dumps({"format": FORMAT, **attrs.asdict(self)}).encode()
 
 
 def copies(remote: RemoteFolder) -> dict[int, Copy]:
-    """Return the checkpoints that are there whole, by step, ascending."""
+    """Return the complete checkpoints by step, ascending."""
     steps = sorted(int(m[1]) for name in remote.names("checkpoints") if (m := _MANIFEST.fullmatch(name)))
     found = {}
     for step in steps:
@@ -63,17 +64,17 @@ def _read(remote: RemoteFolder, step: int) -> Copy | None:
             raise ValueError(f"format {told['format']}; this rlsdk reads {FORMAT}")
         return Copy(int(told["step"]), {str(k): int(v) for k, v in told["files"].items()}, str(told["id"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("%s/%s is no manifest, and its checkpoint is left out: %s", remote.url, name, error)
+        log.warning("%s/%s is not a manifest, and its checkpoint is ignored: %s", remote.url, name, error)
         return None
 
 
 def publish(remote: RemoteFolder, copy: Copy) -> None:
-    """Write the manifest of a checkpoint whose files are all there: from now on it is found."""
+    """Write the manifest of a checkpoint whose files are all uploaded, so that it counts."""
     remote.write(_manifest(copy.step), copy.encode())
 
 
 def withdraw(remote: RemoteFolder, *steps: int) -> None:
-    """Delete checkpoints, each one's manifest first."""
+    """Delete checkpoints, the manifest of each first."""
     for step in steps:
         remote.remove(_manifest(step))
         remote.remove_below(f"checkpoints/step-{step}")
@@ -81,7 +82,7 @@ def withdraw(remote: RemoteFolder, *steps: int) -> None:
 
 
 def remove_unfinished(remote: RemoteFolder) -> None:
-    """Delete what uploads that never finished have left."""
+    """Delete the files of uploads that were not finished."""
     names = remote.names("checkpoints")
     whole = {int(m[1]) for name in names if (m := _MANIFEST.fullmatch(name))}
     left = {int(m[1]) for name in names if (m := _STEP.fullmatch(name))} - whole
@@ -95,10 +96,10 @@ def fetch(remote: RemoteFolder, copy: Copy, folder: Path, *, checkpoint: bool = 
         remote: Remote folder of the run.
         copy: The checkpoint.
         folder: Local folder of the run.
-        checkpoint: False for the run's own files alone.
+        checkpoint: False to download only the run's own files.
 
     Raises:
-        DamagedCheckpointError: A file is missing there, or not as long as it was.
+        DamagedCheckpointError: A file is missing, or has another size than the manifest says.
     """
     own, run = f"step-{copy.step}/", f"step-{copy.step}.run/"
     for name, size in copy.files.items():
@@ -109,13 +110,13 @@ def fetch(remote: RemoteFolder, copy: Copy, folder: Path, *, checkpoint: bool = 
         else:
             continue
         if not file.resolve().is_relative_to(folder.resolve()):
-            raise DamagedCheckpointError(f"{remote.url}/{_manifest(copy.step)} names a file outside of the run: {name}")
+            raise DamagedCheckpointError(f"{remote.url}/{_manifest(copy.step)} names a file outside the run: {name}")
         try:
             remote.download(f"checkpoints/{name}", file)
         except FileNotFoundError as error:
             raise DamagedCheckpointError(f"{remote.url}/checkpoints/{name} is missing") from error
         if (there := file.stat().st_size) != size:
-            raise DamagedCheckpointError(f"{remote.url}/checkpoints/{name} has {there} bytes; {size} were written")
+            raise DamagedCheckpointError(f"{remote.url}/checkpoints/{name} has {there} bytes; its manifest says {size}")
 
 
 def _manifest(step: int) -> str:

@@ -1,4 +1,4 @@
-"""A lock on a remote folder: an object with the holder's pid and host, rewritten every few seconds."""
+"""A lock on a remote folder: a file with the holder's process id and host, rewritten every few seconds."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from rlsdk.storage.remote import RemoteFolder
 
 log = logging.getLogger(__name__)
 LOCK = ".rlsdk-lock"
+"""Name of the file."""
 
 
 class RemoteLock:
     """A program's lock on a remote folder.
 
-    The object is only advice to other runs of rlsdk. A holder that was stopped, or cut off from the network, for longer
-    than the lease may lose it to another program; it notices before it marks its next upload as whole, and uploads
-    nothing more. Two programs that take over a dead holder's lock within the same moment are told apart by reading
-    it again.
+    Only runs of rlsdk respect the lock. A holder that was stopped or offline for longer than the lease may lose it to
+    another program; it notices this before it publishes its next upload, and then uploads nothing more. If two programs
+    take over the lock of a dead holder at the same moment, each reads it again to see which of them has it.
 
     Args:
         folder: Remote folder.
-        beat: Seconds between heartbeats.
-        lease: Seconds without a heartbeat after which a holder on another machine counts as dead.
+        beat: Seconds between two writes of the file.
+        lease: Seconds without a write after which a holder on another machine counts as dead.
     """
 
     def __init__(self, folder: RemoteFolder, *, beat: float = 10.0, lease: float = 60.0) -> None:
@@ -51,11 +51,11 @@ class RemoteLock:
         self._thread.start()
 
     def is_ours(self) -> bool:
-        """Return whether no other program has taken the lock since."""
+        """Return whether this program still holds the lock."""
         return self._holder().get("id") == self._id
 
     def release(self) -> None:
-        """Give the lock back, if it is still ours."""
+        """Release the lock, if this program still holds it."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(self._beat)
@@ -63,13 +63,13 @@ class RemoteLock:
             if self.is_ours():
                 self._folder.remove(LOCK)
         except Exception as error:  # noqa: BLE001 - network: each file system has its own errors
-            log.warning("the lock of %s stays there and expires by itself: %s", self._folder.url, error)
+            log.warning("the lock of %s could not be removed, and expires by itself: %s", self._folder.url, error)
 
     def _take_over(self) -> None:
         """Replace the lock of a holder that is dead.
 
         Raises:
-            ConfigError: It lives, or another program was faster.
+            ConfigError: The holder is alive, or another program was faster.
         """
         first = self._holder()
         if first.get("host") == socket.gethostname():
@@ -78,7 +78,7 @@ class RemoteLock:
         else:
             wait = 1.5 * self._lease
             log.warning(
-                "process %s on %s holds %s; looking for %.0f s whether it is alive",
+                "process %s on %s holds the lock of %s; waiting %.0f s to see whether it is alive",
                 first.get("pid"), first.get("host"), self._folder.url, wait,
             )  # fmt: skip
             end = time.monotonic() + wait
@@ -90,7 +90,7 @@ class RemoteLock:
                         raise self._refusal(now)
                     break  # it was released
         self._folder.write(LOCK, self._content())
-        time.sleep(min(2.0, self._beat))  # another program that takes it over, too, has written by then
+        time.sleep(min(2.0, self._beat))  # a program that takes it over at the same time has written by then
         if not self.is_ours():
             raise self._refusal(self._holder())
 
@@ -99,12 +99,12 @@ class RemoteLock:
         return ConfigError(
             [
                 f"name: {self._folder.url} is in use by {who}, which trains into it (last seen "
-                f"{holder.get('time', '?')}); wait until it has ended, end it, or choose another name=…"
+                f"{holder.get('time', '?')}); wait until it ends, end it, or choose another name=…"
             ]
         )
 
     def _holder(self) -> dict[str, Any]:
-        """Read the lock; empty if there is none, or if it is just being written."""
+        """Read the lock; empty if there is none, or if it is being written."""
         try:
             found = json.loads(self._folder.read(LOCK) or b"{}")
         except ValueError:
@@ -120,14 +120,14 @@ class RemoteLock:
         while not self._ended.wait(self._beat):
             try:
                 if not self.is_ours():
-                    return  # the uploader sees the same, and says it
+                    return  # the uploader notices this, too, and reports it
                 self._folder.write(LOCK, self._content())
-            except Exception as error:  # noqa: BLE001 - network; the uploads, which fail as well, are warned of
-                log.debug("no sign of life to %s: %s", self._folder.url, error)
+            except Exception as error:  # noqa: BLE001 - network; uploads fail as well, and log warnings
+                log.debug("the lock of %s could not be rewritten: %s", self._folder.url, error)
 
 
 def _is_alive(pid: Any) -> bool:
-    """Return whether a process of this machine runs; a zombie does not."""
+    """Return whether a process of this machine runs; zombies do not count."""
     import psutil
 
     try:

@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class RemoteFolder:
-    """Files below a URL, by their names there, which have slashes between folders.
+    """Files below a URL; their names are relative to it, with slashes between folders.
 
-    Credentials and endpoints are read by the file system of the protocol, from where it always reads them.
+    Credentials and endpoints come from where fsspec's file system for the protocol reads them.
     """
 
     def __init__(self, url: str) -> None:
@@ -37,7 +37,7 @@ class RemoteFolder:
         self._has_folders = not protocols & FOLDERLESS
 
     def names(self, below: str = "") -> dict[str, int]:
-        """Return the names of all files in a folder and its folders, with their sizes in bytes."""
+        """Return the names of all files below a folder, with their sizes in bytes."""
         self._fs.invalidate_cache()
         top = self._path(below) if below else self._root
         found = self._fs.find(top, detail=True)
@@ -45,7 +45,7 @@ class RemoteFolder:
         return {path[cut:]: int(entry.get("size") or 0) for path, entry in found.items() if path.startswith(f"{top}/")}
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none of that name."""
+        """Return the content of a file; None if it does not exist."""
         self._fs.invalidate_cache()
         try:
             content: bytes = self._fs.cat_file(self._path(name))
@@ -54,19 +54,19 @@ class RemoteFolder:
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small file, in place of an earlier one."""
+        """Write a small file; an existing one is replaced."""
         self._fs.pipe_file(self._made(name), content)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a small file unless there is one of that name; returns whether it was written.
+        """Write a small file unless it exists; return whether it was written.
 
-        On S3 this is one request that only one of several writers succeeds with; other stores may look first.
+        On S3 this is atomic: of several writers, only one succeeds. Other stores may check first and write then.
         """
         if self.read(name) is not None:
             return False
         try:
             self._fs.pipe_file(self._made(name), content, mode="create")
-        except TypeError:  # a file system that knows no such mode
+        except TypeError:  # the file system does not have this mode
             self._fs.pipe_file(self._path(name), content)
         except OSError:
             if self.read(name) is None:
@@ -75,16 +75,16 @@ class RemoteFolder:
         return True
 
     def upload(self, file: Path, name: str, moved: Callable[[], None] | None = None) -> None:
-        """Copy a local file there; `moved` is called now and then while bytes arrive."""
+        """Upload a local file; `moved` is called now and then while data is transferred."""
         self._fs.put_file(str(file), self._made(name), callback=_Pulse(moved))
 
     def download(self, name: str, file: Path) -> None:
-        """Copy a file from there to a local path, whose folder is made."""
+        """Download a file to a local path, whose folder is created."""
         file.parent.mkdir(parents=True, exist_ok=True)
         self._fs.get_file(self._path(name), str(file))
 
     def remove(self, *names: str) -> None:
-        """Delete files; those that are gone already do not matter."""
+        """Delete files; missing ones are ignored."""
         for name in names:
             try:
                 self._fs.rm_file(self._path(name))
@@ -92,7 +92,7 @@ class RemoteFolder:
                 log.debug("%s/%s was gone already", self.url, name)
 
     def remove_below(self, name: str) -> None:
-        """Delete a folder with all that is in it."""
+        """Delete a folder with all its content."""
         self.remove(*self.names(name))
         if self._has_folders and self._fs.isdir(self._path(name)):
             self._fs.rm(self._path(name), recursive=True)
@@ -101,7 +101,7 @@ class RemoteFolder:
         return f"{self._root}/{name}"
 
     def _made(self, name: str) -> str:
-        """Return a path whose folder exists, where the store has folders."""
+        """Return the path of a file; its folder is created if the store has folders."""
         path = self._path(name)
         if self._has_folders:
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -109,7 +109,7 @@ class RemoteFolder:
 
 
 class _Pulse(Callback):
-    """Tells that bytes arrive."""
+    """Calls a function whenever data was transferred."""
 
     def __init__(self, moved: Callable[[], None] | None) -> None:
         super().__init__()

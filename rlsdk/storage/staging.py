@@ -12,22 +12,22 @@ from pathlib import Path
 import attrs
 
 STAGE = ".upload"
-"""Folder within a run's folder."""
+"""Folder of snapshots within a run's folder."""
 _LEFT_OUT = ("cache", "checkpoints", "logs")
-"""Folders of a run that are not needed to go on with it."""
+"""Folders of a run that are not needed to resume it."""
 
 
 @attrs.define(eq=False)
 class Staged:
-    """Files of a checkpoint, and the run's own files as they were when it was written.
+    """Snapshot of a checkpoint and of the run's own files at the time it was written.
 
     Attributes:
         step: Step of the checkpoint.
         folder: Holds `step-N/` (hard links, which cost no space) and `step-N.run/`.
-        database: A connection in whose view the database of rollouts stays as it was; None if there is no file, or it
-            has been copied.
-        sent: Names of files that have been uploaded.
-        published: True once it is found in the remote folder.
+        database: Connection to the database of rollouts with an open transaction, which sees it as it was; None if
+            there is no such file, or it was copied already.
+        sent: Names of the files that were uploaded.
+        published: True once its manifest was uploaded.
     """
 
     step: int
@@ -37,7 +37,7 @@ class Staged:
     published: bool = False
 
     def finish(self) -> None:
-        """Write the database's copy; takes as long as the database is large."""
+        """Copy the database, which may take long."""
         if self.database is None:
             return
         partial = self.folder / "database.partial"
@@ -53,7 +53,7 @@ class Staged:
         return {path.relative_to(self.folder).as_posix(): path.stat().st_size for path in found}
 
     def discard(self) -> None:
-        """Delete it."""
+        """Delete the snapshot."""
         if self.database is not None:
             self.database.close()
             self.database = None
@@ -61,7 +61,7 @@ class Staged:
 
 
 def stage(run: Path, step: int, database: str) -> Staged:
-    """Hold a checkpoint, and the run's own files, as they are now.
+    """Take a snapshot of a checkpoint and of the run's own files.
 
     Args:
         run: Local folder of the run.
@@ -74,7 +74,8 @@ def stage(run: Path, step: int, database: str) -> Staged:
     staged = Staged(step, run / STAGE / f"step-{step}")
     shutil.rmtree(staged.folder, ignore_errors=True)
     try:
-        shutil.copytree(run / "checkpoints" / f"step-{step}", staged.folder / f"step-{step}", copy_function=_link)
+        checkpoint = f"step-{step}"
+        shutil.copytree(run / "checkpoints" / checkpoint, staged.folder / checkpoint, copy_function=_link_or_copy)
         own = staged.folder / f"step-{step}.run"
         own.mkdir()
         for path in own_files(run, database):
@@ -98,12 +99,12 @@ def stage(run: Path, step: int, database: str) -> Staged:
 
 
 def own_files(run: Path, database: str, *, left_out: Sequence[str] = _LEFT_OUT) -> list[Path]:
-    """Return the files of a run beside its checkpoints: configuration, metrics, ids of trackers, marker; no database.
+    """Return the files of a run besides checkpoints and database: configuration, metrics, ids of trackers, marker.
 
     Args:
         run: Local folder of the run.
         database: Name of the SQLite file of rollouts.
-        left_out: Folders that do not count.
+        left_out: Names of folders to leave out.
     """
     found = []
     for path in run.iterdir():
@@ -113,7 +114,7 @@ def own_files(run: Path, database: str, *, left_out: Sequence[str] = _LEFT_OUT) 
     return sorted(found)
 
 
-def _link(source: str, target: str) -> None:
+def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError:  # some file systems have no hard links

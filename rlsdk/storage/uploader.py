@@ -1,4 +1,4 @@
-"""Uploads of checkpoints in a thread beside the training, which they never end nor hold up."""
+"""Uploads checkpoints in a thread; a failed or slow upload neither ends nor delays the training."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 @attrs.frozen(kw_only=True)
 class UploadTimes:
-    """Seconds that uploads wait.
+    """Retries and time limits of uploads.
 
     Attributes:
-        first_retry: Before a failed upload is tried again; each further time twice as long.
-        longest_retry: At most.
-        last_attempts: Attempts after the end of the run, before the last checkpoint is left in the mirror.
-        stall: Seconds without a byte after which an upload is given up at the end of the run.
+        first_retry: Seconds before a failed upload is retried; doubled after each further failure.
+        longest_retry: Maximum seconds between retries.
+        last_attempts: Attempts after the end of the run; if all fail, the last checkpoint stays in the mirror only.
+        stall: Seconds without progress after which an upload is given up at the end of the run.
     """
 
     first_retry: float = 5.0
@@ -43,16 +43,16 @@ class LostLockError(Exception):
 
 
 class Uploader:
-    """Uploads the newest checkpoint; of those that come faster than they can be uploaded, the older are left out.
+    """Uploads checkpoints, always the newest; if they come faster than they can be uploaded, older ones are skipped.
 
     Args:
         run: Local folder of the run.
         remote: Its remote folder, locked.
         lock: That lock.
-        keep: Checkpoints to keep there.
+        keep: Number of checkpoints to keep in the remote folder.
         database: Name of the SQLite file of rollouts.
-        known: Called with the id of an upload before it can be found.
-        times: Seconds that it waits.
+        known: Called with the id of an upload before it is published.
+        times: Retries and time limits.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class Uploader:
         self._last_failed: int | None = None
         self.uploaded: list[int] = []
         self.left_out: list[int] = []
-        shutil.rmtree(run / STAGE, ignore_errors=True)  # what a program that was killed has left
+        shutil.rmtree(run / STAGE, ignore_errors=True)  # left by a program that was killed
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
         self._thread.start()
 
     def submit(self, step: int) -> None:
-        """Upload a checkpoint that was just written; returns at once, and never fails."""
+        """Queue a checkpoint that was just written for its upload; return at once, and never raise."""
         if self._given_up:
             return
         try:
             staged = stage(self._run, step, self._database)
         except Exception as error:  # noqa: BLE001 - an upload never ends a run
-            self._warn(step, error, "it is not uploaded; the next one is")
+            self._warn(step, error, "it is skipped; the next one will be uploaded")
             return
         with self._changed:
             if self._waiting is not None:
@@ -96,7 +96,7 @@ class Uploader:
             self._changed.notify_all()
 
     def finish(self) -> dict[str, Any]:
-        """Wait until the last checkpoint is there, or has failed for good; returns what became of uploads."""
+        """Wait until the last checkpoint is uploaded or was given up; return a summary of all uploads."""
         with self._changed:
             self._closing, self._moved = True, time.monotonic()
             self._changed.notify_all()
@@ -134,9 +134,9 @@ class Uploader:
                 staged.discard()
                 with self._changed:
                     self._given_up = True
-                self._warn(staged.step, error, "nothing more is uploaded from here")
+                self._warn(staged.step, error, "this run uploads nothing more")
             except Exception as error:  # noqa: BLE001 - network, rights, disks: each file system has its own errors
-                self._warn(staged.step, error, "the run goes on, and it is tried again")
+                self._warn(staged.step, error, "the run continues, and the upload is retried")
                 attempts = attempts + 1 if self._closing else 0
                 self._try_again(staged, delay, last=attempts >= self._times.last_attempts)
                 delay = min(2 * delay, self._times.longest_retry)
@@ -146,7 +146,7 @@ class Uploader:
                     self._changed.notify_all()
 
     def _try_again(self, staged: Staged, delay: float, *, last: bool) -> None:
-        """Wait, then have the same checkpoint uploaded once more, unless there is a newer one."""
+        """Wait, then queue the same checkpoint once more, unless there is a newer one."""
         with self._changed:
             if not self._closing:
                 self._changed.wait_for(lambda: self._closing or self._waiting is not None, timeout=delay)
@@ -160,11 +160,11 @@ class Uploader:
 
     def _leave_out(self, staged: Staged) -> None:
         self.left_out.append(staged.step)
-        log.info("the checkpoint of step %d is not uploaded", staged.step)
+        log.info("the upload of the checkpoint of step %d is skipped", staged.step)
         staged.discard()
 
     def _upload(self, staged: Staged) -> None:
-        """Send all files of a checkpoint, then what makes it a checkpoint; delete those that are too many.
+        """Upload all files of a checkpoint, then its manifest; delete the oldest checkpoints beyond `keep`.
 
         Raises:
             LostLockError: Another program uses the remote folder.
@@ -174,14 +174,14 @@ class Uploader:
             self._publish(staged)
             staged.published = True
             self.uploaded.append(staged.step)
-            log.info("the checkpoint of step %d is in %s", staged.step, self._remote.url)
+            log.info("the checkpoint of step %d was uploaded to %s", staged.step, self._remote.url)
         copies.withdraw(self._remote, *list(copies.copies(self._remote))[: -self._keep])
         self.send_own_files()
 
     def _publish(self, staged: Staged) -> None:
         staged.finish()
         files = staged.files()
-        if not staged.sent:  # an earlier course of the run, or an upload that broke off, may have left files
+        if not staged.sent:  # files of an interrupted upload, or of a discarded continuation of the run
             copies.withdraw(self._remote, staged.step)
         for name in files:
             if name not in staged.sent:
@@ -194,12 +194,12 @@ class Uploader:
         copies.publish(self._remote, copy)
 
     def send_own_files(self) -> None:
-        """Upload the run's own files as they are now, logs included, for people; no resumption reads them."""
+        """Upload the run's current files, logs included, for people to read; a resume does not use them."""
         for path in own_files(self._run, self._database, left_out=("cache", "checkpoints")):
             try:
                 self._remote.upload(path, path.relative_to(self._run).as_posix(), self._pulse)
             except FileNotFoundError:
-                if path.exists():  # then it is not the file that is gone
+                if path.exists():  # then the error is not about this file
                     raise
 
     def _require_lock(self) -> None:
@@ -214,5 +214,5 @@ class Uploader:
         self._last_error = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         again = step == self._last_failed
         self._last_failed = step
-        level = logging.DEBUG if again else logging.WARNING  # each attempt would be said again
+        level = logging.DEBUG if again else logging.WARNING  # do not repeat the warning for each attempt
         log.log(level, "the checkpoint of step %d cannot be uploaded: %s; %s", step, self._last_error, then)

@@ -22,7 +22,7 @@ from rlsdk.engines.client import EngineClient
 from rlsdk.engines.gate import PausableClient
 from rlsdk.engines.group import EngineGroup, RestartPolicy
 from rlsdk.engines.starting import exchanged_adapter, start_engine, start_engines, started_engines
-from rlsdk.environments.fleet import EnvWorkerPools, world_workers
+from rlsdk.environments.pool import EnvWorkerPools, env_worker_pools
 from rlsdk.errors import ConfigError
 from rlsdk.evaluation.evaluation import evaluator_of
 from rlsdk.isolation.watching import stage
@@ -138,7 +138,7 @@ def explorer_on(
     with (
         UserLoop() as user_loop,
         scoring(plan, log_to=plan.folder / "logs" / "scoring.log", user_loop=user_loop) as scorer,
-        world_workers(plan) as worlds,
+        env_worker_pools(plan) as worlds,
     ):
         yield explorer_of(plan, engines, found, tasks, scorer, worlds, observers, user_loop)
 

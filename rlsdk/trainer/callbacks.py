@@ -22,7 +22,7 @@ from rich.console import Console
 from rlsdk.config import defaults
 from rlsdk.contracts import Run
 from rlsdk.plugins import ComponentRef, load, short_name
-from rlsdk.runlog.attendance import EngineScaling, asked, tell
+from rlsdk.runlog.engine_scaling import EngineScaling, requested_engines, write_status
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.report import figure_text
@@ -78,13 +78,13 @@ class Scaling(Callback):
         folder = trainer.plan.folder
         if not trainer.plan.needs_engine:
             return
-        status = await trainer.rollouts.scale(asked(folder))
+        status = await trainer.rollouts.scale(requested_engines(folder))
         state = EngineScaling(**attrs.asdict(status), driver=os.getpid(), host=platform.node())
         if state == self._last:
             return
         if status.refused and (self._last is None or status.refused != self._last.refused):
             log.warning("%s", status.refused)
-        tell(folder, state)
+        write_status(folder, state)
         self._last = state
 
 

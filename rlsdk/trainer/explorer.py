@@ -32,7 +32,7 @@ from rlsdk.engines.canary import Canary
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.gate import PausableClient
 from rlsdk.engines.group import EngineGroup
-from rlsdk.environments.fleet import EnvWorkerPool
+from rlsdk.environments.pool import EnvWorkerPool
 from rlsdk.evaluation.evaluation import evaluate, figures, held_out
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.lifecycle import TaskLedger
@@ -267,8 +267,8 @@ class Explorer:
             self.engines.close()
 
     def _environments(self) -> dict[str, Any]:
-        fleets = [self._setting.worlds, self._eval_worlds]
-        lost = [event for fleet in fleets if isinstance(fleet, EnvWorkerPool) for event in fleet.lost]
+        pools = [self._setting.worlds, self._eval_worlds]
+        lost = [event for pool in pools if isinstance(pool, EnvWorkerPool) for event in pool.lost]
         again = self._producer.run_again + self._evaluator.run_again
         return {"workers_lost": len(lost), "reasons": lost[:MOST_REASONS], "rollouts_run_again": again}
 

@@ -20,7 +20,7 @@ from rlsdk.config import Plan
 from rlsdk.errors import RunError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.rollout.producer import first_error
-from rlsdk.runlog import attendance
+from rlsdk.runlog import engine_scaling
 from rlsdk.runlog.folder import held
 from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.observers import Observers
@@ -111,7 +111,7 @@ class RunRecord:
             summary: Summary of the run.
         """
         try:
-            attendance.end(self.plan.folder, status)
+            engine_scaling.mark_ended(self.plan.folder, status)
         except OSError as error:  # a disk that is full or read-only must not hide why the run ended
             log.warning("that the run has %s is not written down: %s", status, error)
         self.observers.tell("rlsdk_run_end", status=status, summary=summary)
@@ -146,7 +146,7 @@ def open_run(
     def abandon(verdict: str) -> None:
         log.error("the run did not end when it was told to; its process exits: %s", verdict)
         write_summary(plan.folder, _failure(plan, verdict))
-        attendance.end(plan.folder, "failed")
+        engine_scaling.mark_ended(plan.folder, "failed")
 
     with (
         held(plan.folder),
@@ -156,7 +156,7 @@ def open_run(
         checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep, saved=mirror.saved if mirror else None)
         prepared = prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
         log_to(plan, console, "driver.log")
-        attendance.begin(plan.folder)
+        engine_scaling.clear_status(plan.folder)
         for notice in (*(mirror.notices if mirror else ()), *prepared.notices):
             log.warning("%s", notice)
         if mirror:

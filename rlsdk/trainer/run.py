@@ -12,8 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from rlsdk import preflight
-from rlsdk.cluster.actor_failures import cause_of, died, reason
-from rlsdk.cluster.actors import kill
+from rlsdk.cluster.actors import cause_of, died, kill, reason
 from rlsdk.cluster.placement import Layout, ray_cluster
 from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan, check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import attrs
@@ -21,36 +22,39 @@ NAME = "workflow 'agent'"
 
 
 class LateError(Exception):
-    """The agent reached a limit: its rollout ends as truncated."""
+    """Raised when an agent reaches a limit; its rollout ends as truncated."""
 
 
 class RefusedError(Exception):
-    """The agent raised after the endpoint had refused its last request."""
+    """Raised in place of an agent's exception if the endpoint refused its last request; states the reason."""
 
 
 @rlsdk.workflow("agent")
 @attrs.frozen(kw_only=True)
 class Agent:
-    """Runs a function that asks the policy through an OpenAI-compatible endpoint, and trains on what was sampled.
+    """Runs a function that calls the policy through an OpenAI-compatible endpoint, and trains on what was sampled.
 
-    The function takes `(task, base_url, api_key)` and is sync, in a thread, or async. What it returns may be nothing; a
-    number: the rollout's reward (of the reward `environment`); a text: its answer, which rewards read where it is not
-    the policy's last; or a mapping with `reward`, `answer` and further numbers, which are metrics. What it raises makes
-    the rollout failed, with the endpoint's reason where its last request was refused; after a request that was refused
-    for want of room or turns, truncated.
+    The function takes `(task, base_url, api_key)`. It is async, or sync and then runs in a thread. It may return
 
-    The endpoint is on this machine alone, and its URL ends with the rollout. Each conversation that the agent holds is
-    a rollout of one trajectory; the last one is scored, and its score is that of all. Metrics: `calls` and
-    `conversations`.
+    * nothing;
+    * a number, the rollout's reward (for the reward `environment`);
+    * a text, the answer that rewards read in place of the policy's last one;
+    * a mapping with `reward`, `answer`, and further numbers, which become metrics.
+
+    If it raises, the rollout has failed; if the endpoint refused its last request, the message states why. After a
+    request that was refused for lack of room or turns, the rollout is truncated instead.
+
+    The endpoint can be reached from this machine only, and ends with the rollout. Each conversation of the agent is a
+    rollout of one trajectory. The last one is scored, and all get its score. Metrics: `calls` and `conversations`.
 
     Attributes:
-        agent: `my_agent.py:solve` or `package.module:function`.
-        parser: How calls of tools are written: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`,
-            `deepseek`, `mistral`, `llama3`, or `my_file.py:function` of one's own.
-        max_turns: Answers that the agent gets.
-        max_tokens: Of one answer; left out, the run's setting. An agent may ask for less.
-        timeout: Seconds until the rollout ends as truncated; left out, there is no limit.
-        threads: Sync agents that run at once.
+        agent: The function, as `my_agent.py:solve` or `package.module:function`.
+        parser: Syntax of tool calls: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`,
+            `deepseek`, `mistral`, `llama3`, or your own `my_file.py:function`.
+        max_turns: Maximum number of answers to the agent.
+        max_tokens: Maximum tokens of an answer; left out, the run's setting. The agent may ask for less.
+        timeout: Seconds after which the rollout ends as truncated; left out, there is no limit.
+        threads: Maximum number of sync agents that run at once.
     """
 
     scored_at_end: ClassVar[bool] = True
@@ -69,7 +73,7 @@ class Agent:
         for name in ("max_turns", "max_tokens", "timeout", "threads"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise OptionError(NAME, [(name, f"above 0, got {value}")])
+                raise OptionError(NAME, [(name, f"expected a number above 0, got {value}")])
         try:
             agent = find(self.agent)
             inspect.signature(agent).bind("task", "base_url", "api_key")
@@ -87,11 +91,11 @@ class Agent:
 
     @property
     def runs_user_code(self) -> bool:
-        """True for an async agent, and for a parser of one's own; a sync agent runs in a thread."""
+        """True for an async agent, and for a parser of the user's; a sync agent runs in a thread."""
         return inspect.iscoroutinefunction(self._agent) or self.parser not in PARSERS
 
     async def run(self, task: Task, chat: Chat) -> Sequence[Rollout]:
-        """Let the agent work."""
+        """Run the agent against an endpoint."""
         how = {"dialect": self._dialect, "max_turns": self.max_turns, "max_tokens": self.max_tokens}
         return await attended(chat, lambda served: self._call(task, served), name=self.agent, **how)
 
@@ -108,7 +112,7 @@ class Agent:
         def call() -> tuple[Any, Exception | None]:
             try:
                 return self._agent(*arguments), None
-            except Exception as error:  # noqa: BLE001 - raised below: a timeout of the agent's own is not this one
+            except Exception as error:  # noqa: BLE001 - raised below, so that the agent's own TimeoutError is told from this time limit
                 return None, error
 
         try:
@@ -166,13 +170,6 @@ async def within(seconds: float | None, work: Awaitable[Any]) -> Any:
         raise
 
 
-def _number(value: Any) -> float:
-    """Convert what an agent calls a number; a NumPy scalar, or a tensor of one element, is one."""
-    if isinstance(value, str | bytes):
-        raise TypeError(f"expected a number, got {value!r:.200}")
-    return float(value)
-
-
 def _read(result: Any, served: Served, agent: str) -> dict[str, Any]:
     """Convert an agent's result into changes of its rollout."""
     if result is None:
@@ -181,11 +178,11 @@ def _read(result: Any, served: Served, agent: str) -> dict[str, Any]:
         return {"answer": result}
     given: Mapping[str, Any] = result if isinstance(result, Mapping) else {"reward": result}
     answer = given.get("answer")
-    numbers: dict[str, float] | None
-    try:
-        numbers = {name: _number(value) for name, value in given.items() if name != "answer"}
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several elements
-        numbers = None
+    values = {name: value for name, value in given.items() if name != "answer"}
+    numbers: dict[str, float] | None = None
+    if not any(isinstance(value, str | bytes) for value in values.values()):  # float would parse them
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several elements
+            numbers = {name: float(value) for name, value in values.items()}
     if numbers is None or not isinstance(answer, str | None):
         raise TypeError(
             f"{agent} returned {result!r:.200}; expected None, a number (the reward), a text (the answer) or a mapping "

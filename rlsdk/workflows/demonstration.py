@@ -1,4 +1,4 @@
-"""An expert's answers in place of sampled ones: what supervised fine-tuning trains on."""
+"""Expert answers in place of sampled ones, for supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlsdk.types import Message, Role, Rollout, Task
 
 @rlsdk.workflow("demonstration")
 async def demonstration(task: Task, chat: Chat) -> Rollout:
-    """Take what stands under `demonstration` of the task's metadata in place of the policy's answers.
+    """Take the answers from `demonstration` in the task's metadata, instead of sampling the policy.
 
-    It is the text of one answer, or what follows the prompt as a list of messages: `{"role": "assistant", "content":
-    "..."}` is an answer, which is trained on; those of other roles stand between answers, as a workflow with turns,
-    tools or an environment would have had them.
+    A demonstration is the text of one answer, or the list of messages that follow the prompt. Messages `{"role":
+    "assistant", "content": "..."}` are answers, which are trained on. Messages of other roles come between answers, as
+    in a workflow with several turns, tools or an environment.
     """
     for message in _messages(task):
         if message.role == "assistant":

@@ -1,4 +1,4 @@
-"""A conversation with an environment: it shows, the policy acts, until it ends."""
+"""Episodes in an environment: observations are messages to the policy, and its answers are actions."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ NAME = "workflow 'environment'"
 @rlsdk.workflow("environment", rewards=True)
 @attrs.frozen(kw_only=True)
 class EnvironmentWorkflow:
-    """Drives any environment: its observations are said, what the policy answers are its actions.
+    """Plays an episode in any environment: observations are messages to the policy, and its answers are actions.
 
-    The first observation joins the task's prompt, unless it is the prompt. The seed is `seed` of the task's metadata,
-    or made from the task's id, so that the rollouts of a group begin in one state. Each reward lies on the last token
-    of its answer. A call of the environment that takes too long is left behind, and its rollout fails, while others go
-    on.
+    The first observation follows the task's prompt, unless it equals the prompt. The seed is `seed` of the task's
+    metadata, or made from the task's id, so that all rollouts of a group start in the same state. Each reward is placed
+    on the last token of its answer. If a call of the environment takes too long, it is abandoned and its rollout fails;
+    others continue.
 
     Attributes:
-        environment: Which one, with its options; left out, `environment` of each task's metadata.
-        max_turns: Actions until the rollout ends as truncated.
-        max_tokens: Of one answer; left out, the run's setting.
-        step_timeout: Seconds for one call of the environment.
-        timeout: Seconds from the first observation until the rollout ends as truncated; left out, there is no limit.
+        environment: The environment with its options; left out, `environment` of each task's metadata.
+        max_turns: Number of actions after which the rollout ends as truncated.
+        max_tokens: Maximum tokens of an answer; left out, the run's setting.
+        step_timeout: Time limit of one call of the environment, in seconds.
+        timeout: Seconds after the first observation at which the rollout ends as truncated; left out, there is no
+            limit.
     """
 
     environment: Use | None = None
@@ -45,7 +46,7 @@ class EnvironmentWorkflow:
     def __attrs_post_init__(self) -> None:
         for name in ("max_turns", "step_timeout"):
             if getattr(self, name) <= 0:
-                raise OptionError(NAME, [(name, f"above 0, got {getattr(self, name)}")])
+                raise OptionError(NAME, [(name, f"expected a number above 0, got {getattr(self, name)}")])
         if self.environment is not None:
             faults = faults_of("environment", self.environment, "environment")
             if faults:
@@ -57,8 +58,9 @@ class EnvironmentWorkflow:
         metrics: dict[str, float] = {}
         status: Status = "truncated"
         try:
-            first = (await world.reset()).text  # it may wait for a place, which takes nothing of the episode's time
-            if first != _asked(task):
+            first = (await world.reset()).text  # waiting for a free worker does not count as episode time
+            last = task.prompt if isinstance(task.prompt, str) else task.prompt[-1].content if task.prompt else ""
+            if first != last:
                 chat.say(first)
             async with limited(self.timeout):
                 status = await self._play(world, chat, metrics)
@@ -90,7 +92,7 @@ class EnvironmentWorkflow:
 
 
 def environment_of(task: Task) -> Use:
-    """The environment that a task names.
+    """Return the environment that a task names.
 
     Raises:
         DataError: It names none.
@@ -98,8 +100,8 @@ def environment_of(task: Task) -> Use:
     given = task.metadata.get("environment")
     if given is None:
         raise DataError(
-            f"task {task.id!r} names no environment in its metadata, and {NAME} has none: give workflow.environment, "
-            "or take tasks that name theirs, such as those of `environments`"
+            f"task {task.id!r} names no environment in its metadata, and {NAME} has none: set workflow.environment, "
+            "or take a source whose tasks name one, such as `environments`"
         )
     try:
         return CONVERTER.structure(given, Use)
@@ -119,8 +121,3 @@ def seed_of(task: Task) -> int:
     if type(given) is not int:
         raise DataError(f"task {task.id!r}: metadata 'seed' is {given!r}; expected a whole number")
     return given
-
-
-def _asked(task: Task) -> str:
-    """Return the text that ends the prompt."""
-    return task.prompt if isinstance(task.prompt, str) else task.prompt[-1].content if task.prompt else ""

@@ -1,4 +1,4 @@
-"""Plain typed functions as tools: their JSON schema, and calls with checked arguments."""
+"""Typed Python functions as tools: their JSON schemas, and checked arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 class WrongCallError(ValueError):
-    """The arguments of a call do not fit; the message is for the policy."""
+    """Wrong arguments of a call; the message is shown to the policy."""
 
 
 @attrs.frozen
@@ -28,10 +28,10 @@ class Tool:
     """A function that the policy may call.
 
     Attributes:
-        name: The function's.
-        function: Sync or async.
-        description: The first paragraph of its docstring.
-        parameters: In their order.
+        name: Name of the function.
+        function: The function, sync or async.
+        description: First paragraph of its docstring.
+        parameters: Its parameters, in order.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Tool:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Tool:
-        """A function as a tool.
+        """Create a tool from a function.
 
         Raises:
-            ValueFault: A parameter has no type, or one that JSON cannot express, or there are `*` parameters.
+            ValueFault: A parameter has no type, has one that JSON cannot express, or is not named.
         """
         name = getattr(function, "__name__", type(function).__name__)
         doc = inspect.getdoc(function) or ""
@@ -82,10 +82,10 @@ class Tool:
         return {"type": "function", "function": function}
 
     def arguments(self, call: Call) -> Mapping[str, Any]:
-        """The arguments of a call, with their types.
+        """Convert the arguments of a call to their declared types.
 
         Raises:
-            WrongCallError: They do not fit; all faults at once.
+            WrongCallError: Arguments are wrong; the message lists all faults.
         """
         given = named(self.name, [p.name for p in self.parameters], call)
         values, faults = check_options(self.parameters, given)
@@ -124,7 +124,7 @@ def as_text(result: Any, limit: int) -> str:
 
 
 def _schema(kind: Any) -> dict[str, Any]:
-    """A type as JSON schema."""
+    """Return the JSON schema of a type."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind in _PLAIN:
         return {"type": _PLAIN[kind]}
@@ -140,4 +140,4 @@ def _schema(kind: Any) -> dict[str, Any]:
         return {"type": "array", "items": _schema(inner[0])}
     if origin in (dict, Mapping) and inner[0] is str:
         return {"type": "object", "additionalProperties": _schema(inner[1])}
-    raise ValueFault(f"{kind!r} is no type that JSON has; use str, int, float, bool, list, dict, Literal or a union")
+    raise ValueFault(f"JSON cannot express {kind!r}; use str, int, float, bool, list, dict, Literal or a union")

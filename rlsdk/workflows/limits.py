@@ -1,4 +1,4 @@
-"""External limits of a conversation: the model's context length, and time."""
+"""Limits of a conversation: the model's context length, and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools of MCP servers: a process or an address, whose tools the policy may call (modelcontextprotocol.io)."""
+"""Tools of MCP servers (modelcontextprotocol.io), which run as a process of this run or at an address."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from rlsdk.workflows.functions import WrongCallError, named
 
 log = logging.getLogger(__name__)
 SECONDS_TO_START = 60.0
+"""Time limit for the start of a server and the list of its tools."""
 CONNECTION_CLOSED = -32000
-"""MCP's code for a call whose connection ended, before or during the call."""
+"""MCP's error code for a connection that ended before or during a call."""
 _SHOWN = 500
-"""Characters of what a server printed, shown when it fails."""
+"""Maximum characters of a server's output that an error message quotes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,17 +48,17 @@ class Server:
     only: tuple[str, ...] | None = None
 
     def check(self) -> None:
-        """See whether it could be reached, without starting it.
+        """Check the settings of the server, without starting it.
 
         Raises:
-            ValueFault: It has no command or address, or both; the program or the package mcp is not installed.
+            ValueFault: There is no command or address, or both; or the program or the package mcp is not installed.
         """
         if (self.command is None) == (self.url is None):
             raise ValueFault("expected either `command` (with `args`), or `url`")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueFault(f"url: expected http://… or https://…, got {self.url!r}")
         if self.command is not None and shutil.which(self.command) is None:
-            raise ValueFault(f"command: there is no program {self.command!r} here")
+            raise ValueFault(f"command: there is no program {self.command!r} on this machine")
         if importlib.util.find_spec("mcp") is None:
             raise ValueFault("MCP servers need the package mcp: pip install 'rlsdk[mcp]'")
 
@@ -85,52 +86,55 @@ class McpTool:
         return {"type": "function", "function": function}
 
     def arguments(self, call: Call) -> Mapping[str, Any]:
-        """The arguments of a call by name; the server itself checks their values.
+        """Return the arguments of a call by name; the server checks their values.
 
         Raises:
-            WrongCallError: There are too many, or one is given twice.
+            WrongCallError: There are too many arguments, or one is given twice.
         """
         return named(self.name, list(self.parameters.get("properties", {})), call)
 
 
 class Connection:
-    """The way to a server: a live session, and a new one after the server ended."""
+    """Connection to a server: the current session, or a new one after the server ended."""
 
     def __init__(self, name: str, server: Server) -> None:
-        """Prepare a connection; the server is started when its tools are asked for.
+        """Prepare a connection; the server is started when its tools are first needed.
 
         Args:
             name: Name of the server in the config.
             server: The server.
         """
         self._name, self._server = name, server
-        # One session for each event loop: a session cannot leave the loop that it was made on.
-        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
+        # One session per event loop, since a session belongs to the loop that it was created on.
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _McpSession] = weakref.WeakKeyDictionary()
 
     async def tools(self) -> list[McpTool]:
         """Return the tools that the server offers.
 
         Raises:
             EnvironmentFault: The server does not start, or does not answer.
-            ValueFault: It has no tool of a name that is asked for.
+            ValueFault: The server lacks a tool named in `only`.
         """
         _, listed = await self._live_session().ready_once()
         wanted = self._server.only
-        return [
-            McpTool(t.name, functools.partial(self._call, t.name, _may_repeat(t)), t.description or "", t.input_schema)
-            for t in listed
-            if wanted is None or t.name in wanted
-        ]
+        tools = []
+        for t in listed:
+            if wanted is None or t.name in wanted:
+                hints = t.annotations
+                may_repeat = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+                call = functools.partial(self._call, t.name, may_repeat)
+                tools.append(McpTool(t.name, call, t.description or "", t.input_schema))
+        return tools
 
-    def _live_session(self) -> _Session:
+    def _live_session(self) -> _McpSession:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None or session.over:
-            session = self._sessions[loop] = _Session(self._name, self._server)
+            session = self._sessions[loop] = _McpSession(self._name, self._server)
         return session
 
     async def _call(self, tool: str, may_repeat: bool, /, **arguments: Any) -> str:
-        """Call a tool on the live session; only calls that were under way when a server ended notice its end."""
+        """Call a tool; if the server ends during the call, repeat it once if that is safe."""
         from mcp import MCPError
 
         while True:
@@ -143,20 +147,21 @@ class Connection:
                 result = await client.call_tool(tool, arguments)
             except Exception as error:
                 if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:
-                    raise WrongCallError(f"{tool}: {error}") from error  # the server refused the call, and lives
+                    raise WrongCallError(f"{tool}: {error}") from error  # the server refused the call, but runs
                 session.end()
                 if not may_repeat:
                     raise WrongCallError(f"{tool} is not available: its server ended during the call") from error
                 may_repeat = False
             else:
                 break
-        text = "\n".join(_text(part) for part in result.content)
+        # Images and audio are only named.
+        text = "\n".join(str(part.text) if part.type == "text" else f"[{part.type}]" for part in result.content)
         if result.is_error:
             raise WrongCallError(text)
         return text
 
 
-class _Session:
+class _McpSession:
     """One connection, opened and closed in its own asyncio task."""
 
     def __init__(self, name: str, server: Server) -> None:
@@ -167,16 +172,16 @@ class _Session:
 
     @property
     def over(self) -> bool:
-        """True if another must take its place."""
+        """True if a new session is needed."""
         return self._task.done() or self._end.is_set()
 
     async def ready_once(self) -> tuple[Any, list[Any]]:
         """Return the client and the tools that the server listed, once it has started."""
-        # Several rollouts wait for one start: one that is cancelled takes it from nobody.
+        # Several rollouts wait for the same start, which the cancellation of one must not cancel.
         return await asyncio.shield(self._ready)
 
     def end(self) -> None:
-        """End it, since the server has ended."""
+        """End the session, since the server has ended."""
         if not self.over and self._ready.done():
             log.warning("MCP server %r has ended; the next call of one of its tools starts it again", self._name)
         self._end.set()
@@ -192,7 +197,7 @@ class _Session:
                     await self._end.wait()
             except (Exception, asyncio.CancelledError) as error:
                 self._end.set()
-                if self._ready.done():  # whoever calls a tool now gets a new session
+                if self._ready.done():  # the next call gets a new session
                     return
                 if isinstance(error, asyncio.CancelledError):
                     self._ready.cancel()
@@ -235,7 +240,7 @@ class _Session:
 
 @asynccontextmanager
 async def _noticed(transport: Any, ended: Callable[[], None]) -> AsyncIterator[tuple[Any, Any]]:
-    """Pass a transport through, and call `ended` when nothing more can come: its process is gone."""
+    """Pass messages of a transport on, and call `ended` when its process is gone."""
     import anyio
 
     async with transport as (incoming, outgoing), anyio.create_task_group() as group:
@@ -253,14 +258,3 @@ async def _noticed(transport: Any, ended: Callable[[], None]) -> AsyncIterator[t
             yield receiving, outgoing
         finally:
             group.cancel_scope.cancel()
-
-
-def _may_repeat(tool: Any) -> bool:
-    """Return whether the server says that to call a tool twice does no more than to call it once."""
-    hints = tool.annotations
-    return hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
-
-
-def _text(part: Any) -> str:
-    """Format a part of a result as text for the policy; images and audio are only named."""
-    return str(part.text) if part.type == "text" else f"[{part.type}]"

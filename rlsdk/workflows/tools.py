@@ -1,4 +1,4 @@
-"""Function calling: the policy calls Python functions and reads what they return."""
+"""Function calling: the policy calls Python functions or tools of MCP servers, and reads their results."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ Offered = Mapping[str, Tool | McpTool]
 class Tools:
     """Lets the policy call functions until it answers without a call.
 
-    Tools are plain typed Python functions, sync or async; what the policy is told of them comes from their signatures
-    and docstrings. A call that cannot be read, has wrong arguments, raises or takes too long is answered with the
-    error; nothing of it ends the rollout. Sync functions run in threads of the run's own process: code that a policy
-    writes is no business of theirs. Tools of MCP servers stand beside them; a server that ends is started again with
-    the next call, and only a call that was under way is answered with an error. Metrics: `calls` and `failed_calls`.
+    Tools are typed Python functions, sync or async; their descriptions for the policy come from signatures and
+    docstrings. A call that cannot be read, has wrong arguments, raises or takes too long is answered with the error,
+    and the rollout continues. Sync functions run in threads of the run's own process, so they must not execute code
+    that the policy wrote. Tools of MCP servers can be offered as well; a server that ends is started again by the next
+    call, and only calls that were running are answered with an error. Metrics: `calls` and `failed_calls`.
 
     Attributes:
-        tools: `my_file.py:function` or `package.module:function`, each; `[]` where servers have them all.
-        servers: Name -> MCP server: `{command: …, args: […], env: {…}}` for one that is started here, or `{url: …}`;
-            `only: [name, …]` offers some of its tools.
-        parser: How calls are written: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`,
-            `deepseek`, `mistral`, `llama3`, or `my_file.py:function` of one's own, from the
-            text of an answer to a list of (name, arguments) pairs; a ValueError of it is told to the policy.
-        describe: Say what tools there are where the chat template does not.
-        max_turns: Answers until the rollout ends as truncated.
-        max_calls: Of one answer; further ones are answered with an error.
-        call_timeout: Seconds for one call.
-        max_result: Characters of one result; the rest is cut.
-        max_tokens: Of one answer; left out, the run's setting.
-        timeout: Seconds until the rollout ends as truncated; left out, there is no limit.
-        threads: Calls that run at once.
+        tools: Functions, each as `my_file.py:function` or `package.module:function`; may be empty if there are servers.
+        servers: Name -> MCP server: `{command: …, args: […], env: {…}}` for one to start here, or `{url: …}`; with
+            `only: [name, …]`, only some of its tools are offered.
+        parser: Syntax of tool calls: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`, `deepseek`,
+            `mistral`, `llama3`, or your own `my_file.py:function`, which turns the text of an answer into a list of
+            (name, arguments) pairs; if it raises a ValueError, the policy is shown the message.
+        describe: Describe the tools in a message if the chat template does not.
+        max_turns: Number of answers after which the rollout ends as truncated.
+        max_calls: Maximum number of calls in one answer; further ones are answered with an error.
+        call_timeout: Time limit of one call, in seconds.
+        max_result: Maximum characters of one result; the rest is cut off.
+        max_tokens: Maximum tokens of an answer; left out, the run's setting.
+        timeout: Seconds after which the rollout ends as truncated; left out, there is no limit.
+        threads: Maximum number of sync calls that run at once.
     """
 
     tools: tuple[str, ...]
@@ -74,11 +74,11 @@ class Tools:
     def __attrs_post_init__(self) -> None:
         for name in ("max_turns", "max_calls", "call_timeout", "max_result", "threads"):
             if getattr(self, name) <= 0:
-                raise OptionError(NAME, [(name, f"above 0, got {getattr(self, name)}")])
+                raise OptionError(NAME, [(name, f"expected a number above 0, got {getattr(self, name)}")])
         found = [_tool(path, i) for i, path in enumerate(self.tools)]
         if not (found or self.servers) or len({tool.name for tool in found}) < len(found):
             raise OptionError(
-                NAME, [("tools", f"expected some, with names that differ, or servers; got {list(self.tools)}")]
+                NAME, [("tools", f"expected functions with different names, or servers; got {list(self.tools)}")]
             )
         for name, server in self.servers.items():
             try:
@@ -98,14 +98,16 @@ class Tools:
 
     @property
     def runs_user_code(self) -> bool:
-        """True with async tools, and with a parser of one's own; sync tools run in threads."""
+        """True with async tools, and with a parser of the user's; sync tools run in threads."""
         is_async = any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
         return is_async or self.parser not in PARSERS
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
-        """Answer calls until there are none."""
+        """Answer calls until an answer has none."""
         offered = await self._offered()
-        self._introduce(chat, offered)
+        schemas = [tool.schema for tool in offered.values()]
+        if not chat.offer(schemas) and self.describe:
+            chat.say(self._dialect.introduce(schemas))
         metrics = {"calls": 0.0, "failed_calls": 0.0}
         status: Status = "truncated"
         async with limited(self.timeout):
@@ -116,13 +118,8 @@ class Tools:
         served = [tool for connection in self._connections for tool in await connection.tools()]
         twice = [name for name, count in Counter([*self._tools, *(tool.name for tool in served)]).items() if count > 1]
         if twice:
-            raise ConfigError([f"workflow.servers: two tools are called {', '.join(twice)}; choose by `only`"])
+            raise ConfigError([f"workflow.servers: several tools are named {', '.join(twice)}; choose with `only`"])
         return {**self._tools, **{tool.name: tool for tool in served}}
-
-    def _introduce(self, chat: Chat, offered: Offered) -> None:
-        schemas = [tool.schema for tool in offered.values()]
-        if not chat.offer(schemas) and self.describe:
-            chat.say(self._dialect.introduce(schemas))
 
     async def _talk(self, chat: Chat, offered: Offered, metrics: dict[str, float]) -> Status:
         for _ in range(self.max_turns):
@@ -149,7 +146,7 @@ class Tools:
             return as_text(await self._call(offered, call), self.max_result), False
         except WrongCallError as error:
             return as_text(f"error: {error}", self.max_result), True
-        except Exception as error:  # noqa: BLE001 - a tool's code: what it raises is told to the policy
+        except Exception as error:  # noqa: BLE001 - a tool's code; the policy is shown its exception
             return as_text(f"error: {type(error).__name__}: {error}", self.max_result), True
 
     async def _call(self, offered: Offered, call: Call) -> Any:

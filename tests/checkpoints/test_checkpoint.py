@@ -89,7 +89,7 @@ def test_a_state_of_wrong_shape_is_named_with_its_file(tmp_path: Path, content: 
     checkpoints = Checkpoints(tmp_path, keep=1)
     file = checkpoints.save(1, STATE, write) / "state.json"
     file.write_text(content)
-    with pytest.raises(CheckpointError, match=rf"{file} holds no object"):
+    with pytest.raises(CheckpointError, match=rf"{file}: expected a JSON object"):
         checkpoints.read(1)
 
 
@@ -107,7 +107,7 @@ def test_a_state_that_changed_is_found_although_it_is_well_formed(tmp_path: Path
     checkpoints = Checkpoints(tmp_path, keep=1)
     file = checkpoints.save(1, {**STATE, "position": 17}, write) / "state.json"
     file.write_text(file.read_text().replace("17", "18"))
-    with pytest.raises(CheckpointError, match=r"state\.json changed since it was written"):
+    with pytest.raises(CheckpointError, match=r"state\.json was changed after it was written"):
         checkpoints.read(1)
 
 
@@ -147,7 +147,7 @@ def test_a_damaged_newest_one_is_named_and_the_one_before_is_taken(
 def test_where_none_is_whole_all_are_named(two: Checkpoints) -> None:
     for step in two.steps():
         (two.path(step) / "learner" / "shard.pt").write_text("WEIGHTS")
-    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint in .* is whole:.*step-8.*step-4.*from a copy"):
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint in .* is intact:.*step-8.*step-4.*from a backup"):
         two.newest_whole()
 
 
@@ -222,7 +222,7 @@ def test_one_that_is_set_aside_counts_no_longer(two: Checkpoints) -> None:
     ("code", "remedy"),
     [
         (errno.EROFS, "read-only: make it writable"),
-        (errno.EACCES, "the right to write"),
+        (errno.EACCES, "permission to write"),
         (errno.EMFILE, "ulimit -n"),
         (errno.EIO, "dmesg"),
         (errno.EDQUOT, "quota"),

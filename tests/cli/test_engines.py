@@ -13,7 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli import root
-from rlsdk.runlog.attendance import EngineScaling, asked, begin, end, tell, told
+from rlsdk.runlog.engine_scaling import (
+    EngineScaling,
+    clear_status,
+    mark_ended,
+    read_status,
+    requested_engines,
+    write_status,
+)
 
 
 def engines(*arguments: str) -> tuple[int, str]:
@@ -23,13 +30,13 @@ def engines(*arguments: str) -> tuple[int, str]:
 
 def test_it_asks_and_shows_what_the_run_says(tmp_path: Path) -> None:
     code, said = engines(str(tmp_path), "--count", "3")
-    assert code == 2 and "no folder of a run" in said and asked(tmp_path) is None
+    assert code == 2 and "no folder of a run" in said and requested_engines(tmp_path) is None
     (tmp_path / "config.yaml").touch()
     assert engines(str(tmp_path)) == (0, "The run has not said yet which engines it has.\n")
     assert engines(str(tmp_path), "--count", "0")[0] == 2
-    assert "Asked for: 3." in engines(str(tmp_path), "--count", "3")[1] and asked(tmp_path) == 3
+    assert "Asked for: 3." in engines(str(tmp_path), "--count", "3")[1] and requested_engines(tmp_path) == 3
     state = EngineScaling(wanted=2, alive=(1,), lost=1, refused="3 engines: there is no room", driver=7)
-    tell(tmp_path, state)
+    write_status(tmp_path, state)
     code, said = engines(str(tmp_path))
     assert said.splitlines()[:2] == ["2 engines, of which get requests: 1; 1 died so far.", state.refused]
     code, said = engines(str(tmp_path), "--json")
@@ -43,27 +50,27 @@ def finished(folder: Path, **changes: object) -> EngineScaling:
     """What a run said that has ended."""
     (folder / "config.yaml").touch()
     fields = {"wanted": 2, "alive": (0, 1), "lost": 0, "refused": "", "driver": os.getpid(), "host": platform.node()}
-    tell(folder, EngineScaling(**{**fields, **changes}))
-    return told(folder)
+    write_status(folder, EngineScaling(**{**fields, **changes}))
+    return read_status(folder)
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted", "failed"])
 def test_a_run_that_is_over_says_so_and_can_be_asked_for_nothing(tmp_path: Path, status: str) -> None:
     finished(tmp_path)
-    end(tmp_path, status)
+    mark_ended(tmp_path, status)
     code, said = engines(str(tmp_path))
     assert code == 0 and said.startswith(f"The run is over ({status}); its engines are gone.")
     code, said = engines(str(tmp_path), "--count", "3")
     assert code == 1 and f"is over ({status})" in said and "--resume" in said
-    assert asked(tmp_path) is None
+    assert requested_engines(tmp_path) is None
     assert json.loads(engines(str(tmp_path), "--json")[1])["state"]["ended"] == status
-    begin(tmp_path)  # it is resumed
-    assert engines(str(tmp_path), "--count", "3")[0] == 0 and asked(tmp_path) == 3
+    clear_status(tmp_path)  # it is resumed
+    assert engines(str(tmp_path), "--count", "3")[0] == 0 and requested_engines(tmp_path) == 3
 
 
 def test_a_run_that_failed_before_its_first_step_is_over(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
-    end(tmp_path, "failed")
+    mark_ended(tmp_path, "failed")
     assert "The run is over (failed)" in engines(str(tmp_path))[1]
 
 

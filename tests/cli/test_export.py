@@ -125,7 +125,7 @@ def test_what_may_be_code_is_not_taken_from_an_export(finished, tmp_path, name, 
     del kept["sha256"], kept["export"]  # as a checkpoint of an earlier version: nothing says what was written
     state.write_text(json.dumps(kept))
     said = " ".join(export(finished, tmp_path / "model", status=1).split())
-    assert f"export holds {name}: a model is taken from a run's folder as safetensors and text alone" in said
+    assert f"export holds {name}: from a run's folder, only safetensors and text files are taken" in said
     assert not (tmp_path / "model").exists()
 
 
@@ -134,8 +134,11 @@ def test_what_may_be_code_is_not_taken_from_an_export(finished, tmp_path, name, 
     [
         ({"plugins": ["TRAP"]}, "plugins[0]: TRAP (sha256 "),
         ({"reward": {"use": "foreign", "path": "TRAP:score"}}, "reward[0].path: TRAP:score (sha256 "),
-        ({"reward": {"use": "foreign", "path": "trap:score"}}, "reward[0].path: trap:score was not named by you"),
-        ({"model": {"path": "there", "trust_remote_code": True}}, "model.trust_remote_code: true was not named by you"),
+        ({"reward": {"use": "foreign", "path": "trap:score"}}, "reward[0].path: trap:score was not in what you gave"),
+        (
+            {"model": {"path": "there", "trust_remote_code": True}},
+            "model.trust_remote_code: true was not in what you gave",
+        ),
     ],
     ids=str,
 )

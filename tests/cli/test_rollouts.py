@@ -63,7 +63,7 @@ def test_what_a_model_wrote_is_shown_as_data(folder: Path) -> None:
 
 
 def test_a_wrong_condition_is_a_wrong_command(folder: Path, tmp_path: Path) -> None:
-    assert "no such column: rewrd. There are the columns step, source" in run(folder, "--where", "rewrd < 1", status=2)
+    assert "no such column: rewrd. The columns are step, source" in run(folder, "--where", "rewrd < 1", status=2)
     assert "expected a column" in run(folder, "--order-by", "reward; drop", status=2)
     assert "holds no rollouts" in run(tmp_path, status=2)
 

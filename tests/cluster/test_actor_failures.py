@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray import exceptions
 
-from rlsdk.cluster.actor_failures import LONGEST, cause_of, described, died, reason
+from rlsdk.cluster.actors import LONGEST, cause_of, described, died, reason
 
 RAY_SAYS = """The actor died unexpectedly before finishing this task.
 \tclass_name: EngineActor

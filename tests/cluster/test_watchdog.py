@@ -338,7 +338,7 @@ def test_an_address_without_ray_is_refused_with_its_origin(monkeypatch: pytest.M
         found.join()
     named = RayAddress.find(PlacementSection(ray="nonsense"))
     assert named is not None
-    with pytest.raises(RunError, match=r"'nonsense', named by placement.ray, is no address: expected HOST:PORT"):
+    with pytest.raises(RunError, match=r"'nonsense', named by placement.ray, is not an address: expected HOST:PORT"):
         named.join()
     assert RayAddress.find(PlacementSection(ray="local")) is None
     monkeypatch.delenv("RAY_ADDRESS")
@@ -349,7 +349,7 @@ def test_the_token_of_this_machine_is_used_unless_the_environment_says_otherwise
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(address, "_init", lambda *_: None)
+    monkeypatch.setattr("ray.init", lambda **_: None)
     monkeypatch.setattr(address, "unreachable", lambda *_: "")
     monkeypatch.setenv("RAY_AUTH_MODE", "x")
     monkeypatch.delenv("RAY_AUTH_MODE")

@@ -334,7 +334,7 @@ def test_several_sources_of_tasks(plan, faults):
     assert found["tasks.train[1].sise"].startswith("unknown option")
     assert "tell them apart by `source: NAME`" in found["tasks.train[2]"]
     assert by_path(faults("tasks.train={use: countdown, weight: -1}"))["tasks.train"].startswith(
-        "weights are at least 0"
+        "expected weights of at least 0"
     )
     assert by_path(faults("tasks.train=[]"))["tasks.train"].startswith("no source of tasks")
 
@@ -353,7 +353,7 @@ def test_what_is_trained_again_must_be_young_enough(plan, faults):
     assert "give at least 1" in found["rollout.replay.share"]
     assert plan("rollout.replay.share=0.5", "rollout.max_staleness=1").config.rollout.replay.most_uses == 2
     found = by_path(faults("rollout.replay={share: 0.9, most_uses: 1}", "batch_size=1", "rollout.sync_interval=2"))
-    assert "leaves no group that is new" in found["rollout.replay.share"]
+    assert "leaves no new group" in found["rollout.replay.share"]
     assert "at least 2" in found["rollout.replay.most_uses"]
 
 

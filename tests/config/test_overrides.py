@@ -70,10 +70,10 @@ def test_an_item_of_a_list_is_replaced():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("reward[2]=z", "override 'reward[2]=z': reward is a list of 2; '2' is no index of it"),
-        ("reward.first=z", "reward is a list of 2; 'first' is no index of it"),
-        ("steps.every=1", "override 'steps.every=1': steps is 3, it holds no keys"),
-        ("name.first=a", "name is 'trial', it holds no keys"),
+        ("reward[2]=z", "override 'reward[2]=z': reward is a list of 2; '2' is not an index of it"),
+        ("reward.first=z", "reward is a list of 2; 'first' is not an index of it"),
+        ("steps.every=1", "override 'steps.every=1': steps is 3, which has no keys"),
+        ("name.first=a", "name is 'trial', which has no keys"),
         ("steps", "override 'steps': expected key=value"),
         ("steps: 3", "expected key=value"),
         ("=3", "expected key=value"),
@@ -169,11 +169,11 @@ def test_a_dollar_sign_can_be_written():
     ("content", "message"),
     [
         (None, "there is no such file"),
-        ("a: [1", "is no valid YAML"),
-        ("a: 1\na: 2", "is no valid YAML.*duplicate key"),
+        ("a: [1", "is not valid YAML"),
+        ("a: 1\na: 2", "is not valid YAML.*duplicate key"),
         ("- 1\n- 2", "holds a list; expected keys with values at the top"),
         ("3", "cannot be read|holds"),
-        (b"\xff\xfe\x00", "cannot be read|no valid YAML"),
+        (b"\xff\xfe\x00", "cannot be read|not valid YAML"),
     ],
 )
 def test_files_that_hold_no_configuration(tmp_path, content, message):
@@ -202,9 +202,9 @@ def test_the_section_production_is_read_as_rollout_with_a_warning(caplog, given)
     found, faults = read(source, [] if given == "file" else ["production.sync_interval=3"])
     assert not faults
     assert found == {"name": "run", "batch_size": 3, "rollout": {"sync_interval": 3}}
-    assert "the section production is called rollout now" in caplog.text
+    assert "the section production is now called rollout" in caplog.text
 
 
 def test_a_section_under_both_of_its_names_is_refused():
-    with pytest.raises(ConfigError, match="called rollout now, and rollout is given, too"):
+    with pytest.raises(ConfigError, match="now called rollout, which is given as well"):
         read({"production": {"oversample": 0.5}, "rollout": {"oversample": 0.5}})

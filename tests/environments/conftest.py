@@ -12,8 +12,8 @@ import pytest
 
 import rlsdk
 from rlsdk.contracts import RewardSpec, Sampling
-from rlsdk.environments.fleet import EnvWorkerPool
 from rlsdk.environments.local import LocalEnvBackend
+from rlsdk.environments.pool import EnvWorkerPool
 from rlsdk.plugins import Plugins
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.producer import RolloutGenerator
@@ -70,11 +70,11 @@ def in_workers(cluster: None, tmp_path: Path) -> Callable[..., Any]:
 
     def run(body: Callable[[Stage], Awaitable[Any]], step_timeout: float = 30.0, **options: Any) -> Any:
         async def inside() -> Any:
-            fleet = EnvWorkerPool(plugins, log_dir=tmp_path, **options)
+            pool = EnvWorkerPool(plugins, log_dir=tmp_path, **options)
             try:
-                return await body(stage(fleet, plugins, step_timeout=step_timeout))
+                return await body(stage(pool, plugins, step_timeout=step_timeout))
             finally:
-                fleet.close()
+                pool.close()
 
         return asyncio.run(inside())
 

@@ -17,7 +17,7 @@ import psutil
 import rlsdk
 from rlsdk.contracts import Completion, Sampling
 from rlsdk.engines.client import Answer, GenerateRequest
-from rlsdk.environments.fleet import EnvWorkerPool
+from rlsdk.environments.pool import EnvWorkerPool
 from rlsdk.plugins import Plugins
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
@@ -184,10 +184,10 @@ async def in_lock_step(load: Load, producer: RolloutGenerator, setting: RolloutC
 async def measure(load: Load, play: Play) -> Took:
     """Play with workers that are started before, and watch driver and workers meanwhile."""
     plugins = Plugins([LAB])
-    fleet = EnvWorkerPool(plugins, workers=load.workers, per_worker=load.count // load.workers, threads=load.threads)
+    pool = EnvWorkerPool(plugins, workers=load.workers, per_worker=load.count // load.workers, threads=load.threads)
     engine: Any = SimulatedEngine(plain(), load.rate, load.tokens)
     setting = RolloutContext(
-        codec=plain(), client=engine, sampling=Sampling(max_tokens=32), max_length=1024, worlds=fleet
+        codec=plain(), client=engine, sampling=Sampling(max_tokens=32), max_length=1024, worlds=pool
     )
     producer = RolloutGenerator(
         plugins.resolve(plugins.reference("workflow", "environment", {"step_timeout": 120.0})), None, 0
@@ -206,7 +206,7 @@ async def measure(load: Load, play: Play) -> Took:
         threads, memory = await watching
         return Took(seconds=seconds, threads=threads, megabytes=memory / 2**20, asked=engine.asked)
     finally:
-        fleet.close()
+        pool.close()
 
 
 async def _watch(processes: list[psutil.Process]) -> tuple[int, int]:

@@ -46,5 +46,5 @@ def test_a_search_ends():
 
 
 def test_no_pattern():
-    with pytest.raises(ValueFault, match=r"action_pattern '\(' is no regular expression: missing \)"):
+    with pytest.raises(ValueFault, match=r"action_pattern '\(' is not a regular expression: missing \)"):
         ActionPattern("(")

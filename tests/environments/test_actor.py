@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rlsdk.environments.actor import Act, EnvWorkerActor, Learn, Reset
+from rlsdk.environments.actor import Act, EnvWorkerActor, Register, Reset
 from rlsdk.plugins import Plugins
 from rlsdk.types import Observation, Step
 from tests.environments.conftest import LAB
@@ -12,7 +12,11 @@ from tests.environments.conftest import LAB
 
 def test_messages_that_come_out_of_order_are_begun_in_theirs() -> None:
     reference = Plugins([LAB]).reference("environment", "worlds_lab/plain")
-    messages = [[Learn(0, reference, "thread")], [Reset(5, 0, {}, seed=3, seconds=10.0)], [Act(5, "1", seconds=10.0)]]
+    messages = [
+        [Register(0, reference, "thread")],
+        [Reset(5, 0, {}, seed=3, seconds=10.0)],
+        [Act(5, "1", seconds=10.0)],
+    ]
 
     async def body() -> tuple[list[object], list[object]]:
         actor = EnvWorkerActor(1, "")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlsdk
-from rlsdk.environments.spaces import action_of, described, parsed, written
+from rlsdk.environments.gymnasium import action_of, described, parsed, written
 from rlsdk.errors import OptionError, ValueFault
 from rlsdk.testing import check_component
 from rlsdk.testing.samples import HOSTILE
@@ -198,9 +198,9 @@ def test_observations_in_words():
     [
         ({"id": "FrozenLak-v1"}, "gymnasium has no environment 'FrozenLak-v1': .*FrozenLake"),
         ({"id": "no_such_module:Cart-v0"}, "gymnasium has no environment 'no_such_module:Cart-v0'"),
-        ({**LAKE, "max_steps": 0}, "max_steps is at least 1, got 0"),
-        ({**LAKE, "actions": {"a": 0, "A": 1}}, "actions gives each action a name of its own, in any case"),
-        ({**LAKE, "actions": {}}, "actions gives each action a name of its own, in any case"),
+        ({**LAKE, "max_steps": 0}, "max_steps: expected at least 1, got 0"),
+        ({**LAKE, "actions": {"a": 0, "A": 1}}, "actions: expected names that differ in more than case"),
+        ({**LAKE, "actions": {}}, "actions: expected names that differ in more than case"),
         ({}, "id: is required"),
     ],
 )

@@ -31,8 +31,8 @@ def test_a_lock_lets_one_call_run_at_a_time_and_without_it_they_meet(local) -> N
     stage = local()
     tasks = [stage.task(i, "locked") for i in range(16)]
     assert all(s.valid for g in asyncio.run(stage.play(tasks)) for s in g.scores)
-    stage.worlds._blueprints._isolation = "thread"
-    stage.worlds._blueprints._known.clear()
+    stage.worlds._specs._isolation = "thread"
+    stage.worlds._specs._known.clear()
     groups = asyncio.run(stage.play(tasks))
     assert any("another is inside" in s.reason for g in groups for s in g.scores)
 
@@ -118,7 +118,7 @@ def test_what_a_workflow_does_not_leave_is_left_at_its_end(local, tmp_path) -> N
 def test_a_task_without_an_environment_says_what_to_do(local) -> None:
     stage = local()
     for metadata, words in (
-        ({}, "task 'a' names no environment .* give workflow.environment"),
+        ({}, "task 'a' names no environment .* set workflow.environment"),
         ({"environment": {"id": 3}}, "task 'a': metadata 'environment' names no component"),
     ):
         with pytest.raises(ExceptionGroup) as caught:

@@ -103,13 +103,13 @@ def test_arguments_of_trls_script_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.yaml", "a: [1", "no valid YAML"),
+        ("a.yaml", "a: [1", "not valid YAML"),
         ("a.yaml", "- 1\n- 2\n", "expected keys"),
         ("a.yaml", "", "expected keys"),
         ("a.yaml", "just text", "expected keys"),
-        ("a.yaml", "a: !!python/object/apply:os.system [ls]", "no valid YAML"),
+        ("a.yaml", "a: !!python/object/apply:os.system [ls]", "not valid YAML"),
         ("a.yaml", "[" * 5000, "nested too deeply"),
-        ("a.yaml", "a: 1" + "0" * 5000, "no valid YAML"),
+        ("a.yaml", "a: 1" + "0" * 5000, "not valid YAML"),
         ("a.py", "def (", "no valid Python"),
         ("a.py", "x = 1", "no keys"),
         ("a.py", "x = " + "-" * 100_000 + "1", "nested too deeply"),

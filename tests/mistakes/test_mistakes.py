@@ -17,8 +17,8 @@ from rlsdk import preflight
 from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.cli import root
 from rlsdk.config import check
-from rlsdk.evaluation import examination
-from rlsdk.runlog import attendance
+from rlsdk.evaluation import models
+from rlsdk.runlog import engine_scaling
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.serving import debug
 from rlsdk.trainer import record, run
@@ -43,9 +43,9 @@ def run_that_ended() -> None:
     checkpoints = Checkpoints(plan.folder, 2)
     prepare_folder(plan, checkpoints, resume=False, overwrite=False, allow_changes=False)
     checkpoints.save(2, {**{key: {} for key in SECTIONS}, "plugins": plan.code}, lambda _: None)
-    state = attendance.EngineScaling(wanted=1, alive=(0,), lost=0, refused="", driver=os.getpid())
-    attendance.tell(plan.folder, state)
-    attendance.end(plan.folder, "finished")
+    state = engine_scaling.EngineScaling(wanted=1, alive=(0,), lost=0, refused="", driver=os.getpid())
+    engine_scaling.write_status(plan.folder, state)
+    engine_scaling.mark_ended(plan.folder, "finished")
 
 
 def run_that_goes_on() -> None:
@@ -91,7 +91,7 @@ def lab(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def started(*_: Any) -> None:
         raise AssertionError("Ray would have been started")
 
-    for module in (record, examination, debug):
+    for module in (record, models, debug):
         monkeypatch.setattr(module, "ray_cluster", started)
 
 
@@ -155,4 +155,4 @@ def test_checkpoints_of_which_none_is_whole_are_named_before_ray_starts(lab: Non
     Path("runs/ended/checkpoints/step-2/state.json").write_text("")
     ran = rlsdk("train base.yaml name=ended --resume --plugin observer.py")
     assert ran.exit_code == 1 and isinstance(ran.exception, SystemExit)
-    assert "no checkpoint in runs/ended/checkpoints is whole" in ran.output and "step-2" in ran.output
+    assert "no checkpoint in runs/ended/checkpoints is intact" in ran.output and "step-2" in ran.output

@@ -128,7 +128,7 @@ def test_rollouts_of_the_whole_run_count(plan: Callable[..., Plan]) -> None:
     assert estimate(plan("rollout.storage.url=postgresql+psycopg://me@host/name")).rollouts == 0
     epochs = plan("steps=null", "epochs=2")
     assert estimate(epochs, tasks=20).rollouts == found.rollouts
-    assert any("how many tasks" in text for text in estimate(epochs).unknown)
+    assert any("the number of tasks" in text for text in estimate(epochs).unknown)
 
 
 def test_the_estimated_size_of_a_rollout_is_near_that_in_the_store(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_explain_shows_the_estimate_in_words_and_as_json(plan: Callable[..., Pla
     assert f"disk\n  needed: {preflight.size_text(found['needed'])}, of" in text
     assert f"  checkpoints: 3 × {preflight.size_text(PARAMETERS * 16)} (2 kept, 1 while written)" in text
     ran = CliRunner().invoke(root, ["explain", str(file), "model.path=lab/another"])
-    assert "unknown: checkpoints and exports are not counted: the config of the hub's model" in ran.stdout
+    assert "unknown: checkpoints and exports are not counted: the config of the model" in ran.stdout
 
 
 def test_words_say_what_is_there_already(plan: Callable[..., Plan], tmp_path: Path) -> None:

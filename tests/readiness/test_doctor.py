@@ -60,7 +60,7 @@ def test_an_address_without_a_cluster_fails_with_a_remedy(monkeypatch: pytest.Mo
     assert "unset RAY_ADDRESS" in ran.output
 
 
-@pytest.mark.parametrize(("address", "words"), [("somewhere", "is no address"), ("host:port", "is no address")])
+@pytest.mark.parametrize(("address", "words"), [("somewhere", "is not an address"), ("host:port", "is not an address")])
 def test_an_address_that_is_none_fails(monkeypatch: pytest.MonkeyPatch, address: str, words: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert network.ray_address().status == "fail" and words in network.ray_address().found
@@ -104,7 +104,7 @@ def test_the_hub_is_looked_for_through_the_proxy(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("https_proxy", f"http://{closed_port}")
     found = network.hub()
-    assert found.status == "warn" and "by the proxy 127.0.0.1 cannot be reached" in found.found
+    assert found.status == "warn" and "through the proxy 127.0.0.1 cannot be reached" in found.found
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.getsockname()[1]}")
         assert network.hub().status == "ok"

@@ -60,20 +60,20 @@ def _renamed(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     [
         (
             lambda tensors: {n: t for n, t in tensors.items() if ".experts.2.up" not in n},
-            r"of the model's tensors they lack 2 \(model\.layers\.0\.mlp\.experts\.2\.up_proj\.weight, model",
+            r"tensors of the model that the files lack: 2 \(model\.layers\.0\.mlp\.experts\.2\.up_proj\.weight, model",
         ),
         (
             _renamed("embed_tokens", "tokens"),
-            r"they lack 1 \(model\.embed_tokens\.weight\); of theirs the model lacks 1 "
+            r"that the files lack: 1 \(model\.embed_tokens\.weight\); tensors of the files that the model lacks: 1 "
             r"\(model\.tokens\.weight\)\..*save_pretrained",
         ),
         (
             lambda t: {**t, "model.layers.0.mlp.experts.4.up_proj.weight": t["model.norm.weight"].clone()},
-            r"of theirs the model lacks 1 \(model\.layers\.0\.mlp\.experts\.4",
+            r"tensors of the files that the model lacks: 1 \(model\.layers\.0\.mlp\.experts\.4",
         ),
         (
             lambda tensors: {**tensors, "model.norm.weight": tensors["model.norm.weight"][:5].clone()},
-            r"of another shape are 1 \(model\.norm\.weight is \(5,\), not \(64,\)",
+            r"tensors of another shape: 1 \(model\.norm\.weight is \(5,\), not \(64,\)",
         ),
     ],
     ids=["missing", "renamed", "more", "misshapen"],

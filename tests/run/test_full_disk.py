@@ -59,7 +59,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on_once_there_is
     said = " ".join((tmp_path / "first").read_text().split())
     assert (tmp_path / "status").read_text().split() == ["1", "0"], said + (tmp_path / "second").read_text()
     assert "the disk is full; the checkpoint of step 2 is kept" in said
-    assert "then go on with --resume" in said
+    assert "then continue with --resume" in said
     assert (tmp_path / "kept").read_text().split()[0] == "step-2"
     assert (tmp_path / "kept").read_text().split()[1:] == ["step-4", "step-6"]
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 7  # one more for the evaluation before

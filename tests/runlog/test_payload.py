@@ -123,7 +123,7 @@ def test_the_task_at_hand_stands_in_the_group_itself() -> None:
     assert back.rollouts[0].task is task
     with pytest.raises(OpaqueFault, match=r"holds a fractions\.Fraction"):
         decode(payload)
-    with pytest.raises(ValueFault, match="of task 't' of 's', not of 'other'"):
+    with pytest.raises(ValueFault, match="belongs to task 't' of 's', not to 'other'"):
         decode(payload, Task("other", "p", source="s"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import time
+import threading
 
 from rich.console import Console
 
@@ -46,15 +46,20 @@ def test_each_source_has_a_line_where_there_is_no_terminal():
 
 
 def test_in_a_terminal_the_sources_are_drawn_as_they_stand_while_the_trainer_waits():
-    written = io.StringIO()
+    drawn = threading.Event()
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "available 6  in flight 0" in text:
+                drawn.set()
+            return super().write(text)
+
+    written = Screen()
     console = Console(file=written, width=120, force_terminal=True, color_system=None, legacy_windows=False)
-    standings = dict(COUNTS)
-    line = progress.ProgressLine(console, 10, 0, 1, lambda: standings)
+    counts = dict(COUNTS)
+    line = progress.ProgressLine(console, 10, 0, 1, lambda: counts)
     line.update(1, {})
-    standings["jsonl"] = TaskCounts(target=64, available=6)
-    deadline = time.monotonic() + 20
-    while "available 6  in flight 0" not in written.getvalue():  # nobody updates it: it draws itself
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    counts["jsonl"] = TaskCounts(target=64, available=6)
+    assert drawn.wait(20)  # nobody updates it: it draws itself
     line.close()
     assert all(text in written.getvalue() for text in LINES)

@@ -94,13 +94,13 @@ def test_one_file_is_checked_and_its_configuration_names_it(rlsdk: Rlsdk) -> Non
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("2fast", "small letters, digits and underscores"),
-        ("My-Lab", "small letters, digits and underscores"),
-        ("lambda", "no word of Python's"),
+        ("2fast", "lower-case letters, digits and underscores"),
+        ("My-Lab", "lower-case letters, digits and underscores"),
+        ("lambda", "not a keyword of Python"),
         ("../up", "cannot name a plugin"),
-        ("core", "a plugin 'core' is installed already"),
-        ("json", "name of a module of Python"),
-        ("attrs", "name of a module of Python"),
+        ("core", "a plugin 'core' is already installed"),
+        ("json", "name of a Python module"),
+        ("attrs", "name of a Python module"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused(rlsdk: Rlsdk, name: str, words: str) -> None:
@@ -110,7 +110,7 @@ def test_a_name_that_cannot_be_used_is_refused(rlsdk: Rlsdk, name: str, words: s
 
 def test_nothing_is_overwritten(rlsdk: Rlsdk) -> None:
     Path("brief").mkdir()
-    assert "brief is there already" in rlsdk("new", "reward", "brief", status=2).output
+    assert "brief exists already" in rlsdk("new", "reward", "brief", status=2).output
     Path("brief.yaml").write_text("mine")
-    assert "brief.yaml is there already" in rlsdk("new", "reward", "brief", "--file", status=1).output
+    assert "brief.yaml exists already" in rlsdk("new", "reward", "brief", "--file", status=1).output
     assert Path("brief.yaml").read_text() == "mine" and not Path("brief.py").exists()

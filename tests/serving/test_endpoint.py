@@ -511,7 +511,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "expected 0 to 20"),
     ({"max_tokens": 0}, "max_tokens", "at least 1"),
     ({"max_completion_tokens": "many"}, "max_completion_tokens", "expected a whole number, got a text"),
-    ({"stop": [""]}, "stop", "none of them empty"),
+    ({"stop": [""]}, "stop", "none may be empty"),
     ({"tools": [{"name": "add"}]}, "tools[0]", '"function"'),
     ({"stop": ["x"] * 65}, "stop", "at most 64 texts of at most 1024 characters, got 65"),
     ({"stop": "x" * 1025}, "stop", "at most 64 texts of at most 1024 characters"),

@@ -137,9 +137,9 @@ def test_requests_of_completions():
         for body, said in [
             ({"prompt": [1] * 200}, "context_length_exceeded"),
             ({"prompt": []}, "a list of token ids"),
-            ({"prompt": ["a", ""]}, "none of them empty"),
+            ({"prompt": ["a", ""]}, "none may be empty"),
             ({"prompt": ["a", [1]], "n": 2, "stream": 1}, "true or false"),
-            ({"prompt": ["a"] * 100, "n": 11}, "1100 answers; at most 1024"),
+            ({"prompt": ["a"] * 100, "n": 11}, "1100 answers; a request may ask for at most 1024"),
             ({"prompt": [[1, 2], [2**40]]}, "token 1099511627776 is not in the vocabulary"),
             ({"prompt": "a", "logprobs": 21}, "expected 0 to 20"),
             ({"prompt": "a", "n": 1000}, "1 to 128"),

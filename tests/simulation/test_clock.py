@@ -73,7 +73,7 @@ def test_a_wait_for_what_cannot_come_is_an_error_and_no_hang() -> None:
         await asyncio.sleep(3)
         await asyncio.Event().wait()
 
-    with pytest.raises(RunError, match="virtual time stands still at 3 s: everything waits"):
+    with pytest.raises(RunError, match="deadlock at 3 s of virtual time: all tasks wait"):
         run_virtually(wait())
 
 

@@ -185,7 +185,7 @@ def test_the_command_takes_what_the_config_says_of_production(run: Path, tmp_pat
 
 
 def test_a_batch_that_replay_leaves_nothing_of_is_said(run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"replay\.share: 0\.75 of a batch of 2 leaves no group that is new"):
+    with pytest.raises(ConfigError, match=r"replay\.share: 0\.75 of a batch of 2 leaves no new group"):
         given = ("rollout.max_staleness=1", "rollout.replay={share: 0.75}", "--gpus", "2", "--per-gpu", "1")
         command(run, *given, fails=True)
 
@@ -205,9 +205,9 @@ def test_the_table_says_what_the_figures_are(run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--rate", "speed=3"), r"--rate speed: there are bandwidth, "),
+        (("--rate", "speed=3"), r"--rate speed: unknown; the names are bandwidth, "),
         (("--rate", "bandwidth=0"), r"--rate bandwidth must be above 0; got 0"),
-        (("--gpus", "8,1"), r"--gpus 1: an engine takes 1 and the learner at least 1; give 2 or more"),
+        (("--gpus", "8,1"), r"--gpus 1: an engine needs 1 and the learner at least 1; give 2 or more"),
         (("algorithm=sft",), r"trains on demonstrations"),
     ],
 )

@@ -265,7 +265,7 @@ def test_what_is_too_old_is_not_trained_again() -> None:
 
 
 def test_a_batch_without_new_groups_is_refused() -> None:
-    with pytest.raises(ValueFault, match=r"replay\.share: 0\.75 of a batch of 2 leaves no group that is new"):
+    with pytest.raises(ValueFault, match=r"replay\.share: 0\.75 of a batch of 2 leaves no new group"):
         attrs.evolve(REPLAY, rollout=RolloutSection(max_staleness=2, replay=ReplaySection(share=0.75)))
 
 
@@ -334,7 +334,7 @@ def test_a_policy_that_drops_everything_is_an_error_and_no_hang() -> None:
     def none(group: Group, *, step: int, uses: int) -> None:
         return None
 
-    with pytest.raises(RunError, match=r"policy dropped 1001 groups one after the other.*rollout\.buffer=fifo"):
+    with pytest.raises(RunError, match=r"policy dropped 1001 groups in a row.*rollout\.buffer=fifo"):
         simulate(attrs.evolve(SETUP, policy=lambda: none))
 
 

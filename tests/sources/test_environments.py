@@ -94,7 +94,7 @@ def test_faults_are_told_together_with_their_paths() -> None:
         ({"rounds": 0}, "rounds: at least 1; got 0"),
         ({"tags": ["easy", "easy"]}, "each once"),
         ({"environments": {}}, "expected at least one"),
-        ({"form": "text", "system": "x"}, "a text has no system message"),
+        ({"form": "text", "system": "x"}, "form text has no system message"),
     ):
         with pytest.raises(OptionError, match=words):
             tasks(**options)

@@ -225,7 +225,7 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path):
 
 
 def test_an_empty_file_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="no row makes a task"):
+    with pytest.raises(DataError, match="no row is a valid task"):
         load("jsonl", path=save(tmp_path / "a.jsonl", [""]))
 
 

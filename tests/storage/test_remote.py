@@ -40,7 +40,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.setattr(importlib.import_module("fsspec.registry"), "_registry", {})
     assert url_fault("s3://bucket/runs").endswith("needs a package that is not installed: pip install 'rlsdk[s3]'")
-    assert "no protocol 'gopher'" in url_fault("gopher://runs")
+    assert "does not know the protocol 'gopher'" in url_fault("gopher://runs")
 
 
 def test_files_are_written_listed_read_and_removed(url: str, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_failed_uploads_are_tried_again_while_the_run_goes_on(
     _, found, _ = run(plan(memory), 1, wait=True)
     assert found["uploaded"] == [1] and found["failures"] == 2 and not found["warning"]
     warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warned) == 1 and "step 1 cannot be uploaded: OSError" in warned[0] and "the run goes on" in warned[0]
+    assert len(warned) == 1 and "step 1 cannot be uploaded: OSError" in warned[0] and "the run continues" in warned[0]
 
 
 def test_a_failure_behind_the_manifest_uploads_nothing_twice(
@@ -315,9 +315,9 @@ def test_a_damaged_newest_upload_is_left_out(plan: Callable[..., Plan], memory: 
     remote = RemoteFolder(memory)
     remote.write("checkpoints/step-2/learner/rank/weights", b"short")
     begun, _, notices = run(plan(memory, machine="two"), resume=True)
-    assert begun == 1 and "step 2" in notices[0] and "has 5 bytes; 1000 were written" in notices[0]
+    assert begun == 1 and "step 2" in notices[0] and "has 5 bytes; its manifest says 1000" in notices[0]
     remote.remove("checkpoints/step-1/learner/rank/weights")
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact"):
         run(plan(memory, machine="three"), resume=True)
 
 
@@ -409,7 +409,7 @@ def test_a_run_goes_back_to_a_step_that_only_the_remote_folder_has(plan: Callabl
         mirror.begin(1)
         assert list(copies.copies(RemoteFolder(memory))) == [1]  # what came later belongs to another course
     third = mirrored(plan(memory, machine="three"), resume=7, overwrite=False)
-    with pytest.raises(CheckpointError, match=r"no whole checkpoint of step 7; there are: 1"), third:
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint of step 7; there are: 1"), third:
         pass
 
 
@@ -422,7 +422,7 @@ def test_a_run_is_read_from_its_url(plan: Callable[..., Plan], url: str) -> None
     with local_copy(url, checkpoint=False) as folder:
         assert not (folder / "checkpoints").exists() and (folder / "config.yaml").is_file()
     with (
-        pytest.raises(CheckpointError, match=r"has no whole checkpoint of step 7; there are: 1, 2"),
+        pytest.raises(CheckpointError, match=r"has no complete checkpoint of step 7; there are: 1, 2"),
         local_copy(url, step=7),
     ):
         pass
@@ -432,7 +432,7 @@ def test_commands_read_a_run_from_its_url(plan: Callable[..., Plan], url: str, t
     from click.testing import CliRunner
 
     from rlsdk.cli import root
-    from rlsdk.evaluation.examination import model_of
+    from rlsdk.evaluation.models import model_of
     from rlsdk.runlog.store import Address, RolloutStore
 
     checked = plan(url)
@@ -462,13 +462,13 @@ def test_commands_read_a_run_from_its_url(plan: Callable[..., Plan], url: str, t
             assert (model / "config.json").is_file()
     assert newest_step(checked) == 2
     ran = CliRunner().invoke(root, ["export", url, str(tmp_path / "other"), "--step", "7"])
-    assert ran.exit_code != 0 and "no whole checkpoint of step 7; there are: 1, 2" in ran.stderr
+    assert ran.exit_code != 0 and "no complete checkpoint of step 7; there are: 1, 2" in ran.stderr
 
 
 def test_a_mirror_is_only_for_a_url(plan: Callable[..., Plan], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"mirror: given, but out='runs' is a local folder"):
         plan("memory://x/trial", "out=runs")
-    with pytest.raises(ConfigError, match="out: gopher://x: fsspec knows no protocol 'gopher'"):
+    with pytest.raises(ConfigError, match="out: gopher://x: fsspec does not know the protocol 'gopher'"):
         plan("gopher://x/trial")
     checked = plan("memory://x/trial")
     assert checked.location == "memory://x/trial" and checked.folder.is_relative_to(tmp_path / "one")

@@ -152,5 +152,5 @@ def test_threads_are_divided_and_gpus_counted() -> None:
     assert (shared.device, shared.engine_gpus, shared.learner_gpus) == ("cuda", 0.5, 0.5)
     apart = layout(PlacementSection(engines=1, gpus_per_engine=2, learners=2, colocate=False), cores=16, gpus=4)
     assert (apart.engine_gpus, apart.learner_gpus) == (2.0, 1.0)
-    with pytest.raises(EnvironmentFault, match=r"asks for 4 GPUs .*; Ray finds 3"):
+    with pytest.raises(EnvironmentFault, match=r"needs 4 GPUs .*; Ray finds 3"):
         layout(PlacementSection(engines=2, learners=2, colocate=False), cores=16, gpus=3)

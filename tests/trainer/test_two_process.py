@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray import cloudpickle
 
-from rlsdk.cluster.actor_failures import cause_of, died
-from rlsdk.cluster.actors import kill
+from rlsdk.cluster.actors import cause_of, died, kill
 from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import RolloutCounters, RolloutSummary, TakenBatch, TaskStatus
 from rlsdk.errors import ConfigError, EngineError, RunError

@@ -62,5 +62,5 @@ def test_a_reward_that_fails_ends_it_as_an_invalid_score() -> None:
 def test_without_room_it_is_truncated() -> None:
     [rollout] = talk(WRONG, RIGHT, max_length=16).rollouts
     assert rollout.status == "truncated" and rollout.metrics["turns"] == 1
-    with pytest.raises(OptionError, match="turns: at least 1, got 0"):
+    with pytest.raises(OptionError, match="turns: expected at least 1, got 0"):
         talk(turns=0)

@@ -181,7 +181,7 @@ def test_a_server_that_cannot_be_used_stops_the_run(program: str) -> None:
         raise_first({"command": sys.executable, "args": [program], "only": ["subtract"]})
     file = Path(program).with_name("own.py")
     file.write_text("def add(a: int) -> int:\n    '''Add.'''\n    return a\n")
-    with pytest.raises(ConfigError, match="two tools are called add"):
+    with pytest.raises(ConfigError, match="several tools are named add"):
         raise_first({"command": sys.executable, "args": [program]}, tools=[f"{file}:add"])
 
 

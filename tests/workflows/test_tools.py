@@ -170,7 +170,7 @@ def test_the_schema_comes_from_the_signature(file: str) -> None:
     assert look["deep"] == {"anyOf": [{"type": "boolean"}, {"type": "null"}], "default": None}
     assert look["marks"] == {"type": "array", "items": {"type": "integer"}, "default": []}
     assert look["more"] == {"type": "object", "additionalProperties": {"type": "integer"}, "default": {}}
-    for name, words in (("untyped", "must be named and typed"), ("strange", "no type that JSON has")):
+    for name, words in (("untyped", "must be named and typed"), ("strange", "JSON cannot express")):
         with pytest.raises(ValueFault, match=words):
             Tool.of(find(f"{file}:{name}"))
 

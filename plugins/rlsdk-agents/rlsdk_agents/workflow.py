@@ -21,16 +21,16 @@ NAME = "workflow 'agents/workflow'"
 class AgentsWorkflow:
     """Runs an agent, with its tools and handoffs, on the task's prompt; its final output is what rewards read.
 
-    All agents of a run are the policy. Limits end the rollout as truncated; what else the library raises makes it
-    failed.
+    The policy takes the place of all models of the run. At a limit the rollout ends as truncated; after any other
+    exception of the library it has failed.
 
     Attributes:
-        agent: `my_agent.py:assistant` or `package.module:assistant`: an `agents.Agent`.
-        parser: How calls of tools are written: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`,
-            `deepseek`, `mistral`, `llama3`, or `my_file.py:function` of one's own.
-        max_turns: Of the library: answers of the model in one run.
-        max_tokens: Of one answer; left out, the run's setting.
-        timeout: Seconds until the rollout ends as truncated; left out, there is no limit.
+        agent: An `agents.Agent`, as `my_agent.py:assistant` or `package.module:assistant`.
+        parser: Syntax of tool calls: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`,
+            `deepseek`, `mistral`, `llama3`, or your own `my_file.py:function`.
+        max_turns: Maximum number of answers in one run, a limit of the library.
+        max_tokens: Maximum tokens of an answer; left out, the run's setting.
+        timeout: Seconds after which the rollout ends as truncated; left out, there is no limit.
     """
 
     scored_at_end: ClassVar[bool] = True
@@ -56,7 +56,7 @@ class AgentsWorkflow:
         object.__setattr__(self, "_dialect", Dialect.named(self.parser, NAME))
 
     async def run(self, task: Task, chat: Chat) -> Sequence[Rollout]:
-        """Let the agent work."""
+        """Run the agent against an endpoint."""
 
         def work(served: Served) -> Any:
             return within(self.timeout, self._run(task, served))
@@ -64,10 +64,10 @@ class AgentsWorkflow:
         return await attended(chat, work, name=self.agent, dialect=self._dialect, max_tokens=self.max_tokens)
 
     async def _run(self, task: Task, served: Served) -> str:
-        """The final output.
+        """Run the agent and return its final output.
 
         Raises:
-            LateError: The turns are used up.
+            LateError: The maximum number of turns was reached.
         """
         import agents
         import openai

@@ -18,6 +18,6 @@ def pick(random: Random, items: Sequence[T]) -> T:
 
 
 def draw(random: Random, items: Sequence[T], count: int) -> list[T]:
-    """Different items, in the order in which they were drawn."""
+    """Draw different items, in random order."""
     left = list(items)
     return [left.pop(int(random.random() * len(left))) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""FrozenLake: reach the goal over the ice; gymnasium's, on maps drawn by seed."""
+"""FrozenLake of gymnasium, on maps drawn by seed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MOVES = {0: (0, -1), 1: (1, 0), 2: (0, 1), 3: (-1, 0)}
 @rlsdk.environment("frozen_lake")
 @attrs.define(kw_only=True, eq=False)
 class FrozenLake(GridWorld):
-    """Walk over a frozen lake to the goal and stay out of the holes; start, goal and holes are drawn anew.
+    """Walk over a frozen lake to the goal and stay out of the holes; start, goal and holes are drawn by seed.
 
     The rewards are gymnasium's: 1 for reaching the goal, else 0. An episode ends at the goal, or in a hole.
 
     Attributes:
         size: Cells of a side.
         p: Share of cells that are ice; the others are holes. A map without a way to the goal is drawn again.
-        is_slippery: Of three steps one goes where it should, the others to its left and right, as chance has it.
+        is_slippery: Make only one step in three go where it should; the others go to its left or right, at random.
     """
 
     NAME: ClassVar[str] = "frozen_lake"
@@ -48,17 +48,17 @@ class FrozenLake(GridWorld):
 
     def __attrs_post_init__(self) -> None:
         if self.size < 2:
-            raise ValueFault(f"size is at least 2, got {self.size}")
+            raise ValueFault(f"size: expected at least 2, got {self.size}")
         if not 0 < self.p <= 1:
-            raise ValueFault(f"p is a share above 0 and up to 1, got {self.p}")
+            raise ValueFault(f"p: expected a share above 0 and at most 1, got {self.p}")
         super().__attrs_post_init__()
 
     def make(self, random: Random) -> Lake:
-        """A lake with a way from start to goal."""
+        """Make a lake with a way from start to goal."""
         return Lake(frozen_map(random, self.size, self.p), self.is_slippery, int(random.random() * 2**32))
 
     def rules(self) -> str:
-        """The rules in a sentence or two."""
+        """Return the rules in a sentence or two."""
         ice = " The ice is slippery: a step may go to the left or the right of where it should." * self.is_slippery
         return f"You walk over a frozen lake. Reach the goal without falling into a hole.{ice}"
 
@@ -100,14 +100,14 @@ class Lake:
         return Outcome(float(reward), note, effective=moved, solved=tile == 3, over=bool(over))
 
     def cells(self) -> Cells:
-        """The grid as it is."""
+        """Return the current grid."""
         grid = [list(row) for row in self._tiles]
         row, column = divmod(self._place, len(grid[0]))
         grid[row][column] = _WITH_PLAYER[grid[row][column]]
         return grid
 
     def best(self) -> int:
-        """The first action of a shortest way to the goal, as if no step went astray."""
+        """Return the first action of a shortest way to the goal, as if no step slipped."""
         size = len(self._tiles)
         letters = ["FHG"[tile - 1] for row in self._tiles for tile in row]
         steps = ways(letters, size, letters.index("G"))
@@ -147,12 +147,12 @@ def frozen_map(random: Random, size: int, p: float) -> list[str]:
 
 
 def ways(letters: Sequence[str], size: int, goal: int) -> dict[int, int]:
-    """The steps to the goal from each place from which it can be reached.
+    """Return the number of steps to the goal from each place that can reach it.
 
     Args:
-        letters: The map, row after row, in gymnasium's letters.
+        letters: Map in gymnasium's letters, row by row.
         size: Cells of a side.
-        goal: A place, an index of `letters`.
+        goal: Index of the goal in `letters`.
     """
     steps = {goal: 0}
     edge = deque([goal])

@@ -31,28 +31,28 @@ def levels(
     chat: bool = False,
     demonstrations: float | None = None,
 ) -> TaskList:
-    """Levels of an environment: no level of the tests occurs in training.
+    """Levels of an environment; no test level occurs in training.
 
     A hash of the first observation decides whether a level is for training or for tests, so that the splits share
-    neither seeds nor levels, whatever their sizes and seeds. Levels are drawn independently of each other: where few
-    are possible, they repeat within a split.
+    neither seeds nor levels, whatever their sizes and seeds. Levels are drawn independently: where few are possible,
+    they repeat within a split.
 
     Args:
-        environment: Which one, with its options: `{use: gridworlds/sokoban, num_boxes: 2}`.
+        environment: Environment with its options, such as `{use: gridworlds/sokoban, num_boxes: 2}`.
         split: `train`, or `test` (a tenth of all levels).
-        size: How many tasks; left out, 10,000 to train and 200 to test.
-        seed: Other seeds give other levels.
-        chat: Make the prompt the message of a user, not plain text.
-        demonstrations: Give each task an episode to imitate, as `metadata["demonstration"]`: this share of its actions
-            are those of the environment's `expert()`, the others any of its `answers()`, each as likely.
+        size: Number of tasks; left out, 10,000 to train and 200 to test.
+        seed: Random seed of the levels.
+        chat: Make prompts user messages, not plain text.
+        demonstrations: Give each task an episode to imitate, in `metadata["demonstration"]`: this share of its actions
+            comes from the environment's `expert()`, the others are drawn from its `answers()`.
 
     Returns:
         Tasks whose prompt is the first observation; `metadata["seed"]` makes the environment show it at `reset`, and
         `metadata["environment"]` is the environment as a config names it.
 
     Raises:
-        OptionError: Options make no sense.
-        DataError: The environment shows one and the same whatever its seed, so that a split is empty.
+        OptionError: An option is wrong.
+        DataError: The first observation does not depend on the seed, so that a split is empty.
     """
     size = SIZES[split] if size is None else size
     if size < 1:
@@ -68,7 +68,7 @@ def levels(
 
 @attrs.frozen
 class _Maker:
-    """Gives the task at an index; everything random in it is seeded by seed, split and index."""
+    """Makes the task at an index, with random generators seeded by seed, split and index."""
 
     name: str
     options: dict[str, Any]
@@ -96,7 +96,7 @@ class _Maker:
         )
 
     def _demonstration(self, environment: Any, level: int, random: Random) -> dict[str, list[dict[str, str]]]:
-        """A whole episode, as the workflow `environment` would have had it with an expert who errs."""
+        """Return a whole episode, as in the workflow `environment`, of an expert who sometimes errs."""
         if self.demonstrations is None:
             return {}
         if not hasattr(environment, "expert") or not hasattr(environment, "answers"):
@@ -115,7 +115,7 @@ class _Maker:
             episode.append({"role": "user", "content": step.observation.text})
 
     def _level(self, environment: Any, random: Random) -> tuple[int, str]:
-        """A seed whose level is in the split, and what it shows first."""
+        """Return a seed whose level is in the split, and its first observation."""
         for _ in range(_MAX_DRAWS):
             level = int(random.random() * 2**31)
             shown = environment.reset(level)

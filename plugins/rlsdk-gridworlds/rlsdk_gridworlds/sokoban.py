@@ -11,8 +11,7 @@ import attrs
 import rlsdk
 from rlsdk.errors import ValueFault
 from rlsdk_gridworlds import room as board
-from rlsdk_gridworlds.room import Room, State
-from rlsdk_gridworlds.rooms import level
+from rlsdk_gridworlds.room import Room, State, level
 from rlsdk_gridworlds.world import Cells, GridWorld, Outcome
 
 _CELLS = {
@@ -40,20 +39,20 @@ class Rewards:
 @rlsdk.environment("sokoban")
 @attrs.define(kw_only=True, eq=False)
 class Sokoban(GridWorld):
-    """Push all boxes to targets; room, targets and boxes are drawn anew, and every level can be solved.
+    """Push all boxes to targets; room, targets and boxes are drawn by seed, and every level can be solved.
 
-    The rewards are those of gym-sokoban 0.0.6, which ROLL has, too. An episode ends when all boxes are on targets.
+    The rewards are those of gym-sokoban 0.0.6, as in ROLL. An episode ends when all boxes are on targets.
 
     Attributes:
         dim_x: Rows of the room, walls included, as in ROLL.
         dim_y: Columns of the room, walls included.
-        num_boxes: Boxes, and as many targets.
-        search_depth: Steps that are played back from the solved room at most. No level needs more to be solved: up to
-            `max_steps`, each can be solved within an episode.
+        num_boxes: Number of boxes, and of targets.
+        search_depth: Maximum number of steps played backwards from the solved room. No level needs more steps to be
+            solved: up to `max_steps`, each can be solved within an episode.
         penalty_for_step: Reward of every valid action.
-        reward_box_on_target: Added where a box is pushed onto a target.
-        penalty_box_off_target: Added where a box is pushed off one.
-        reward_finished: Added where that was the last one.
+        reward_box_on_target: Added when a box is pushed onto a target.
+        penalty_box_off_target: Added when a box is pushed off a target.
+        reward_finished: Added when the last box is pushed onto a target.
     """
 
     NAME: ClassVar[str] = "sokoban"
@@ -74,7 +73,7 @@ class Sokoban(GridWorld):
     def __attrs_post_init__(self) -> None:
         for name, least in (("dim_x", 3), ("dim_y", 3), ("num_boxes", 1), ("search_depth", 1)):
             if getattr(self, name) < least:
-                raise ValueFault(f"{name} is at least {least}, got {getattr(self, name)}")
+                raise ValueFault(f"{name}: expected at least {least}, got {getattr(self, name)}")
         inside = (self.dim_x - 2) * (self.dim_y - 2)
         if inside < self.num_boxes + 2:
             raise ValueFault(
@@ -84,7 +83,7 @@ class Sokoban(GridWorld):
         super().__attrs_post_init__()
 
     def make(self, random: Random) -> Play:
-        """A room that can be solved."""
+        """Make a level that can be solved."""
         room, state = level(random, self.dim_x, self.dim_y, self.num_boxes, self.search_depth)
         rewards = Rewards(
             step=self.penalty_for_step,
@@ -95,7 +94,7 @@ class Sokoban(GridWorld):
         return Play(room, state, rewards)
 
     def rules(self) -> str:
-        """The rules in a sentence or two."""
+        """Return the rules in a sentence or two."""
         return (
             "You are the player in a Sokoban room. Push every box onto a target. You push the box next to you by "
             "moving towards it, one box at a time; boxes are not pulled, and neither you nor a box goes through a wall."
@@ -121,7 +120,7 @@ class LargerSokoban(Sokoban):
 @rlsdk.environment("sokoban_different_grid_vocab")
 @attrs.define(kw_only=True, eq=False)
 class SokobanDifferentGridVocab(Sokoban):
-    """`sokoban` in other symbols, for a model that knows the usual ones; 30 steps from the solved room at most."""
+    """`sokoban` with other symbols, for a model that knows the usual ones, and `search_depth` 30."""
 
     grid_lookup: Mapping[int, str] = attrs.field(factory=lambda: dict(enumerate("W.GCBA@")))
     search_depth: int = 30
@@ -151,7 +150,7 @@ class Play:
         return Outcome(reward + rewards.finished * solved, note, effective=after != before, solved=solved, over=solved)
 
     def cells(self) -> Cells:
-        """The grid as it is."""
+        """Return the current grid."""
         return board.cells(self._room, self._state)
 
     def _on_target(self, state: State) -> int:

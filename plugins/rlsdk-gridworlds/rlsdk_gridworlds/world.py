@@ -19,7 +19,7 @@ THINK_PATTERN = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
 FORM = "<answer> [your answer] </answer>"
 THINK_FORM = "<think> [your thoughts] </think> <answer> [your answer] </answer>"
 Cells = list[list[int]]
-"""The grid, row by row, in the numbers of `GridWorld.CELLS`."""
+"""Grid, row by row; its numbers are the keys of `GridWorld.CELLS`."""
 
 
 @attrs.frozen
@@ -45,20 +45,20 @@ class World(Protocol):
     """A level that is being played."""
 
     def act(self, action: int) -> Outcome:
-        """Do what the key of `action_lookup` stands for."""
+        """Take an action, a key of `action_lookup`."""
         ...
 
     def cells(self) -> Cells:
-        """The grid as it is."""
+        """Return the current grid."""
         ...
 
 
 @runtime_checkable
 class Guide(Protocol):
-    """A world that knows what to do."""
+    """A world that knows the best action."""
 
     def best(self) -> int:
-        """The key of `action_lookup` to play now."""
+        """Return the best action now, a key of `action_lookup`."""
         ...
 
 
@@ -66,24 +66,24 @@ class Guide(Protocol):
 class GridWorld(abc.ABC):
     """A puzzle on a grid, played by text; the names of its options are those of ROLL.
 
-    The first observation says what the puzzle is, what the symbols mean, which actions there are and in which form to
-    answer; later ones say what happened. A text without a valid action changes nothing, costs a step, and its reward is
-    `format_penalty` alone. Metrics are counts since `reset`; those of an episode's last step are the episode's.
+    The first observation explains the puzzle, the symbols, the actions and the form of an answer; later ones say what
+    happened. A text without a valid action changes nothing but costs a step; its reward is `format_penalty` alone.
+    Metrics are counts since `reset`.
 
     Attributes:
-        env_instruction: What the first observation says of the puzzle; left out, the rules.
-        think: Ask for thoughts before the answer, and demand them: another `action_pattern` and `user_prompt_format`.
+        env_instruction: Explanation of the puzzle in the first observation; left out, the rules.
+        think: Require thoughts before the answer: another default for `action_pattern` and `user_prompt_format`.
         action_pattern: A regular expression of the package `regex`; its first match counts. The action is the group
-            `action`, else the last group, else the whole match, and must be a name of `action_lookup` in any case.
-        user_prompt_format: The form of an answer as the first observation shows it.
-        added_text: With what a workflow begins each answer for the model; a text given to `step` may lack it.
-        template: `full`, or `grid`: every observation is the grid and nothing else, as for a model of few tokens.
-        max_steps: Actions in an episode, invalid ones included; beyond them it is truncated.
-        max_tokens_per_step: Tokens of an answer, as the first observation says; null for no such sentence.
+            `action`, else the last group, else the whole match, and must be a name in `action_lookup`, in any case.
+        user_prompt_format: Form of an answer that the first observation shows.
+        added_text: Beginning of each answer that a workflow writes for the model; a text given to `step` may lack it.
+        template: `full`; or `grid` for observations that consist of the grid alone, for models with few tokens.
+        max_steps: Actions in an episode, invalid ones included; then it is truncated.
+        max_tokens_per_step: Maximum tokens of an answer that the first observation states; null to state none.
         format_penalty: Reward of a text without a valid action.
-        grid_lookup: Number of a kind of cell -> how it is written.
-        grid_vocab: How a cell is written -> what it means, as the first observation says; left out, what it is.
-        action_lookup: Number of an action -> its name.
+        grid_lookup: Symbol of each kind of cell, by number.
+        grid_vocab: Meaning of each symbol in the first observation; left out, the kind of cell.
+        action_lookup: Name of each action, by number.
     """
 
     NAME: ClassVar[str]
@@ -116,13 +116,13 @@ class GridWorld(abc.ABC):
         for name in ("max_steps", "max_tokens_per_step"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueFault(f"{name} is at least 1, got {value}")
+                raise ValueFault(f"{name}: expected at least 1, got {value}")
         _complete("grid_lookup", self.grid_lookup, tuple(self.CELLS))
         _complete("action_lookup", self.action_lookup, self.ACTIONS)
         unexplained = [s for s in self.grid_lookup.values() if self.grid_vocab is not None and s not in self.grid_vocab]
         if unexplained:
             raise ValueFault(
-                f"grid_vocab does not say what {', '.join(map(repr, unexplained))} of grid_lookup means; add it, or "
+                f"grid_vocab: the symbols {', '.join(map(repr, unexplained))} of grid_lookup are missing; add them, or "
                 "leave grid_vocab out"
             )
         self._numbers = {name.strip().casefold(): number for number, name in self.action_lookup.items()}
@@ -131,11 +131,11 @@ class GridWorld(abc.ABC):
 
     @abc.abstractmethod
     def make(self, random: Random) -> World:
-        """A new level, in which everything is drawn from `random`."""
+        """Make a level; everything random in it is drawn from `random`."""
 
     @abc.abstractmethod
     def rules(self) -> str:
-        """The rules in a sentence or two."""
+        """Return the rules in a sentence or two."""
 
     def reset(self, seed: int) -> Observation:
         """Start the level of a seed, the same in every process.
@@ -170,10 +170,10 @@ class GridWorld(abc.ABC):
         return Step(observation, outcome.reward, outcome.over, truncated, self._metrics(outcome.solved))
 
     def expert(self) -> str:
-        """An answer with the best action, as a demonstration; nothing is done.
+        """Return an answer with the best action, as a demonstration; the state does not change.
 
         Raises:
-            ValueFault: The episode is over, or none was begun; or nobody knows the best action of this puzzle.
+            ValueFault: The episode is over, or none was started; or the puzzle does not know the best action.
         """
         world = self._playing()
         if not isinstance(world, Guide):
@@ -181,7 +181,7 @@ class GridWorld(abc.ABC):
         return self._answer(world.best())
 
     def answers(self) -> list[str]:
-        """An answer for each action, in the form that is asked for.
+        """Return an answer for each action, in the required form.
 
         Raises:
             ValueFault: `action_pattern` does not find the action in that form.
@@ -266,7 +266,7 @@ class GridWorld(abc.ABC):
 
 
 def _complete(option: str, given: Mapping[int, str], wanted: tuple[int, ...]) -> None:
-    """Refuse a table that lacks a number, has one too many, or says the same of two."""
+    """Refuse a table with missing or extra numbers, or with equal names."""
     names = [name.strip().casefold() if option == "action_lookup" else name for name in given.values()]
     if set(given) != set(wanted) or len(set(names)) < len(names) or not all(names):
-        raise ValueFault(f"{option} gives each of {', '.join(map(str, wanted))} a name of its own; got {dict(given)}")
+        raise ValueFault(f"{option}: expected different names for {', '.join(map(str, wanted))}; got {dict(given)}")

@@ -134,15 +134,15 @@ def test_a_level_does_not_hang_on_texts():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 1}, "size is at least 2, got 1"),
-        ({"p": 0.0}, re.escape("p is a share above 0 and up to 1, got 0.0")),
-        ({"max_steps": 0}, "max_steps is at least 1, got 0"),
-        ({"max_tokens_per_step": 0}, "max_tokens_per_step is at least 1, got 0"),
-        ({"grid_lookup": {0: "P"}}, "grid_lookup gives each of 0, 1, 2, 3, 4, 5 a name of its own"),
-        ({"grid_lookup": dict(enumerate("PPOGX√"))}, "grid_lookup gives each of"),
-        ({"action_lookup": {0: "a", 1: "A", 2: "b", 3: "c"}}, "action_lookup gives each of 0, 1, 2, 3"),
-        ({"grid_vocab": {"P": "player"}}, "grid_vocab does not say what '_', 'O', 'G', 'X', '√' of grid_lookup means"),
-        ({"action_pattern": "(<answer>"}, "action_pattern '\\(<answer>' is no regular expression"),
+        ({"size": 1}, "size: expected at least 2, got 1"),
+        ({"p": 0.0}, re.escape("p: expected a share above 0 and at most 1, got 0.0")),
+        ({"max_steps": 0}, "max_steps: expected at least 1, got 0"),
+        ({"max_tokens_per_step": 0}, "max_tokens_per_step: expected at least 1, got 0"),
+        ({"grid_lookup": {0: "P"}}, "grid_lookup: expected different names for 0, 1, 2, 3, 4, 5"),
+        ({"grid_lookup": dict(enumerate("PPOGX√"))}, "grid_lookup: expected different names for"),
+        ({"action_lookup": {0: "a", 1: "A", 2: "b", 3: "c"}}, "action_lookup: expected different names for 0, 1, 2, 3"),
+        ({"grid_vocab": {"P": "player"}}, "grid_vocab: the symbols '_', 'O', 'G', 'X', '√' of grid_lookup are missing"),
+        ({"action_pattern": "(<answer>"}, "action_pattern '\\(<answer>' is not a regular expression"),
     ],
 )
 def test_options_that_make_no_sense(options, message):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from rlsdk_gridworlds.room import Room, State
-from rlsdk_gridworlds.rooms import level
+from rlsdk_gridworlds.room import Room, State, level
 from rlsdk_gridworlds.sokoban import Sokoban
 
 import rlsdk
@@ -153,7 +152,7 @@ def test_a_player_on_a_target_is_shown(room, answer):
 def test_impossible_rooms_are_refused():
     with pytest.raises(OptionError, match="a room of 4 × 4 has 4 places inside its walls; 3 boxes need 5"):
         rlsdk.load("environment", Sokoban, dim_x=4, dim_y=4, num_boxes=3)
-    with pytest.raises(OptionError, match="dim_x is at least 3, got 2"):
+    with pytest.raises(OptionError, match="dim_x: expected at least 3, got 2"):
         rlsdk.load("environment", Sokoban, dim_x=2)
     with pytest.raises(ValueFault, match="400 rooms of 4 × 4 with 2 boxes gave no level with search_depth 1; give a"):
         level(Random("0"), 4, 4, 2, 1)

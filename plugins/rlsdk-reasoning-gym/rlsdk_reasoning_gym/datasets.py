@@ -1,4 +1,4 @@
-"""Datasets of reasoning-gym: found by name, made of a configuration that is checked, asked for an entry."""
+"""Datasets of reasoning-gym: checked configurations, and their entries."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from rlsdk.kit import nearest
 
 Split = Literal["train", "test"]
 SEEDS = 2**32
-"""Some datasets seed numpy, which takes no more."""
+"""Upper limit of seeds: some datasets seed numpy, which takes no larger ones."""
 OWN = ("seed", "size")
 """Fields of every configuration that the task source sets."""
 EXCLUDED = frozenset({"composite"})
-"""Mixtures are made by the task source."""
+"""Datasets left out: mixtures are made by the task source instead."""
 BY_HASH = frozenset({"isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder"})
-"""They draw from sets of text, whose order Python makes up for each process unless PYTHONHASHSEED is a number."""
+"""Datasets that draw from sets of text, whose order differs between processes unless PYTHONHASHSEED is a number."""
 BY_TUPLES = frozenset({"arc_agi", "rearc"})
-"""Their scorers compare with tuples, which JSON does not have."""
+"""Datasets whose scorers compare with tuples, which JSON does not have."""
 
 
 def names() -> list[str]:
-    """All datasets, sorted."""
+    """Return the names of all datasets, sorted."""
     import reasoning_gym.factory
 
     return sorted(set(reasoning_gym.factory.DATASETS) - EXCLUDED)
@@ -47,7 +47,7 @@ def first_seed(split: Split, seed: int, size: int) -> int:
     Args:
         split: `train` for the lower half, `test` for the upper half.
         seed: Random seed of the task source, from which the start within the half is derived.
-        size: Most entries that may be used.
+        size: Maximum number of entries used.
     """
     half = SEEDS // 2
     digest = hashlib.blake2b(f"{split}/{seed}".encode(), digest_size=8).digest()
@@ -112,7 +112,7 @@ def fault(name: str, config: Mapping[str, Any]) -> str:
 
 
 def irreproducible(name: str) -> str:
-    """Why another process would make other tasks of the same seed; empty if it would not."""
+    """Say why another process would make other tasks from the same seed; empty if it would not."""
     if name not in BY_HASH or os.environ.get("PYTHONHASHSEED", "random").isdigit():
         return ""
     return (
@@ -122,7 +122,7 @@ def irreproducible(name: str) -> str:
 
 
 def _tuples(config_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration whose lists are tuples where the defaults are: YAML and JSON have lists alone."""
+    """Convert lists to tuples where the defaults are tuples, since YAML and JSON have only lists."""
     defaults = {field.name: field.default for field in dataclasses.fields(config_class)}
     return {
         key: tuple(value) if isinstance(value, list) and isinstance(defaults.get(key), tuple) else value
@@ -132,7 +132,7 @@ def _tuples(config_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def dataset(spec: Spec) -> Any:
-    """The dataset; kept, since some read large files.
+    """Return a dataset; it is cached, since some read large files.
 
     Raises:
         ValueFault: It cannot be made.
@@ -150,7 +150,7 @@ def dataset(spec: Spec) -> Any:
 
 
 def entry(spec: Spec, index: int) -> dict[str, Any]:
-    """The entry at an index, the same each time and in each process; what it holds is the caller's.
+    """Return a copy of the entry at an index, the same each time and in each process.
 
     Raises:
         ValueFault: The dataset cannot be made.

@@ -1,4 +1,4 @@
-"""Scores answers with the scorer of the dataset that asked."""
+"""Scores answers with the scorer of the dataset that the task came from."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from rlsdk_reasoning_gym.datasets import Spec
 def score(rollout: Rollout, *, tag: str | None = "answer", partial: bool = True) -> Score:
     """The score that the task's dataset gives the answer, mostly from 0 to 1.
 
-    Where several answers are right, most scorers check the answer itself and not whether it is the dataset's. Some give
-    credit for less: by default a text that contains the right answer has its share of the characters, which a policy
-    may learn to make use of.
+    If several answers are right, most scorers check the answer itself, not whether it equals the dataset's. Some give
+    partial credit: by default, a text that contains the right answer gets its share of the characters, which a policy
+    may learn to exploit.
 
-    A few scorers evaluate the answer with Python or sympy. What is not data or plain arithmetic is not given to these;
-    it counts as no answer. Where a scorer raises, the answer has 0 if the right one can be scored; if not, the score is
-    invalid.
+    A few scorers evaluate the answer with Python or sympy. Answers that are not data or plain arithmetic are not passed
+    to these and count as no answer. If a scorer raises, the score is 0 if the right answer can be scored, else invalid.
 
     Args:
-        rollout: What to score; its task was made by `reasoning_gym/tasks`.
-        tag: The answer is what the last closed pair of this tag holds; null: all that the policy wrote.
-        partial: Keep scores between 0 and 1; without it they are 0.
+        rollout: Rollout of a task from `reasoning_gym/tasks`.
+        tag: Take the content of the last closed pair of this tag as the answer; null: all that the policy wrote.
+        partial: Keep scores between 0 and 1; if false, they become 0.
 
     Returns:
         A score with the metrics `correct` (the score is 1) and `answered` (there was an answer), 0 or 1.
@@ -81,7 +80,7 @@ def _scores_its_own(spec: Spec, entry: Mapping[str, Any]) -> bool:
 
 
 def _entry(task: Task) -> tuple[Spec, dict[str, Any]]:
-    """The dataset that scores, and the entry as it was made."""
+    """Return the dataset that scores a task, and the entry as it was made."""
     held = task.metadata
     made = held.get("made")
     if not isinstance(made, Mapping) or not isinstance(held.get("dataset"), str):
@@ -104,6 +103,6 @@ def _entry(task: Task) -> tuple[Spec, dict[str, Any]]:
     if entry["answer"] != task.answer:
         raise DataError(
             f"task {task.id!r}: this version of reasoning-gym makes another task of it, with the answer "
-            f"{reprlib.repr(entry['answer'])} instead of {reprlib.repr(task.answer)}; make the tasks anew"
+            f"{reprlib.repr(entry['answer'])} instead of {reprlib.repr(task.answer)}; make the tasks again"
         )
     return spec, entry

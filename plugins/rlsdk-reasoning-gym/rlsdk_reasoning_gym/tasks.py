@@ -70,7 +70,7 @@ def tasks(
         hold_out: `seeds`: the splits use different seeds, yet a dataset with few possible questions may ask the same in
             both. `questions`: a hash of the question decides its split, so that no question of the tests is trained on;
             a task of the tests takes ten draws.
-        instruction: What stands behind each question, one line apart; empty for nothing.
+        instruction: Text after each question, on a line of its own; empty for none.
         chat: Put the question as the message of a user; without it, it is text.
         system: A system message that begins every prompt.
         prefill: The beginning of every answer; it is not trained on.

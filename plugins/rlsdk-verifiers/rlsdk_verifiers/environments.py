@@ -1,4 +1,4 @@
-"""Environments of verifiers: opened by id and configuration, looked at for what rlsdk cannot give them."""
+"""Environments of verifiers: opened by id and configuration, and checked for what rlsdk does not support."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _opened(environment: str, config: str) -> Any:
     try:
         block = {**given, "taskset": {**given.get("taskset", {}), "id": environment}}
         return vf.load_environment(vf.resolve_env_config(block))
-    except Exception as error:  # importing and configuring somebody's package may raise anything
+    except Exception as error:  # importing and configuring foreign packages may raise anything
         raise ValueFault(f"{environment}: {type(error).__name__}: {error}") from error
 
 
 def of(task: Task) -> tuple[Any, Any]:
-    """The environment that a task came from, and the task as verifiers has it.
+    """Return the environment that a task came from, and the task in verifiers' form.
 
     Raises:
         DataError: It did not come from `verifiers/tasks`, or the environment cannot be opened here.
@@ -52,8 +52,8 @@ def of(task: Task) -> tuple[Any, Any]:
     if not {"environment", "config", "data"} <= set(held):
         there = ", ".join(held) or "nothing"
         raise DataError(
-            f"task {task.id!r} did not come from verifiers/tasks: its metadata lack environment, config or data; they "
-            f"hold: {there}"
+            f"task {task.id!r} did not come from verifiers/tasks: its metadata lacks environment, config or data; it "
+            f"holds: {there}"
         )
     try:
         env = open_environment(held["environment"], held["config"])
@@ -72,7 +72,7 @@ def is_played(env: Any, task: Any) -> bool:
 
 
 def seats(env: Any) -> dict[str, Any]:
-    """The agents that an environment declares, by name."""
+    """Return the agents that an environment declares, by name."""
     from verifiers.v1.configs.agent import agent_config_fields
 
     return dict(agent_config_fields(env.config))
@@ -125,28 +125,28 @@ def _needs_runtime(function: Callable[..., Any]) -> bool:
 
 
 def prompt_of(data: Any) -> tuple[Message, ...]:
-    """The messages that a task begins with.
+    """Return the messages that a task begins with.
 
     Raises:
         ValueFault: There are none, or one is not text.
     """
     system = (Message("system", data.system_prompt),) if data.system_prompt else ()
     if data.prompt is None:
-        raise ValueFault("it has no prompt: somebody else would have to open the conversation")
+        raise ValueFault("it has no prompt; expected a task with a prompt, since nobody else opens the conversation")
     if isinstance(data.prompt, str):
         return (*system, Message("user", data.prompt))
     return (*system, *(Message(message.role, text_of(message)) for message in data.prompt))
 
 
 def text_of(message: Any) -> str:
-    """The text of a message of verifiers.
+    """Return the text of a message of verifiers.
 
     Raises:
-        ValueFault: It holds something else, too.
+        ValueFault: The message holds more than text.
     """
     content = message.content or ""
     if isinstance(content, str):
         return content
     if any(part.type != "text" for part in content):
-        raise ValueFault(f"a message of the {message.role} holds a picture; only text is served")
+        raise ValueFault(f"a message of the {message.role} holds more than text, which rlsdk does not support")
     return "\n".join(part.text for part in content)

@@ -1,4 +1,4 @@
-"""The policy as an agent of verifiers: stands where its rollout through harness, server and client would stand."""
+"""The policy as an agent of verifiers, in place of verifiers' own rollout through harness, server and client."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Seat:
     """One agent of an environment, for one episode.
 
     Attributes:
-        trainable: Environments set it; it changes nothing here.
-        run_: The conversation, once there is one.
+        trainable: Set by environments; it has no effect here.
+        run_: The conversation, once it was opened.
     """
 
     def __init__(self, name: str, config: Any, chat: Chat, prompt: Sequence[Message]) -> None:
@@ -34,7 +34,7 @@ class Seat:
         self.run_: Conversation | None = None
 
     async def run(self, task: Any, **others: Any) -> Any:
-        """Let the policy answer the task's prompt once; the trace, scored."""
+        """Let the policy answer the task's prompt once; return the scored trace."""
         run = self._open(task, others)
         if await run.open() and await run.step():
             run.trace.stop("agent_completed")
@@ -42,7 +42,7 @@ class Seat:
 
     @asynccontextmanager
     async def interaction(self, task: Any, **others: Any) -> AsyncIterator[Any]:
-        """A conversation turn by turn: verifiers' own `Interaction` over the chat."""
+        """Yield verifiers' own `Interaction` over the chat, for a conversation turn by turn."""
         from verifiers.v1.agent import Interaction
 
         run = self._open(task, others)
@@ -58,13 +58,13 @@ class Seat:
             await held.close()
 
     def provision(self, task: Any = None) -> Any:
-        """There are no containers."""
-        raise ValueFault("the environment asks for a container (provision), which rlsdk does not give")
+        """Refuse a request for a container."""
+        raise ValueFault("the environment requests a container (provision), which rlsdk does not support")
 
     def _open(self, task: Any, others: dict[str, Any]) -> Conversation:
         asked = sorted(name for name, value in others.items() if value is not None)
         if asked:
-            raise ValueFault(f"the environment gives its agent {', '.join(asked)}, which rlsdk does not take")
+            raise ValueFault(f"the environment gives its agent {', '.join(asked)}, which rlsdk does not support")
         if self.run_ is not None:
             raise ValueFault("the environment lets its agent play twice in one episode; a rollout is one conversation")
         if environments.prompt_of(task.data) != self._prompt:
@@ -95,17 +95,17 @@ class Conversation:
         return self._failure is None and self.trace.stop_condition is None
 
     def fail(self, error: Exception) -> None:
-        """Note what went wrong; the first counts."""
+        """Record an error; the first one counts."""
         self._failure = self._failure or error
         self.trace.record_error(error)
 
     def raise_failure(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise the recorded error, if any."""
         if self._failure is not None:
             raise self._failure
 
     async def steer(self, message: str, *, message_id: str | None = None) -> dict[str, str]:
-        """Nobody can speak while the policy does."""
+        """Refuse a message while the policy answers."""
         return {"outcome": "promptRequired", "reason": "noRunningTurn"}
 
     async def open(self) -> bool:
@@ -113,7 +113,7 @@ class Conversation:
         return await self._guarded(self._hook("setup"))
 
     async def step(self, messages: Sequence[Any] | None = None, *, on_input: Callable[[], None] | None = None) -> bool:
-        """One turn: what the environment says, and the policy's answer."""
+        """Run one turn: messages of the environment, and the policy's answer; return whether it can continue."""
         if not self.ok or not await self._guarded(self._stopped()) or not self.ok:
             return False
         if on_input is not None:
@@ -121,7 +121,7 @@ class Conversation:
         return await self._guarded(self._turn(messages)) and self.ok
 
     async def close(self) -> Any:
-        """Run the task's own `finalize` and its rewards, once; the trace."""
+        """Run the task's own `finalize` and its rewards, once; return the trace."""
         if self.closed:
             return self.trace
         self.closed = True
@@ -148,11 +148,11 @@ class Conversation:
 
     def _say(self, message: Any) -> None:
         if message.role != "user":
-            raise ValueFault(f"the environment speaks as {message.role}; only messages of a user are served")
+            raise ValueFault(f"the environment sends a message of the role {message.role}; rlsdk supports only user")
         self._chat.say(environments.text_of(message))
 
     async def _stopped(self) -> None:
-        """Stop at a limit of the agent, or where a function of the task says so."""
+        """Stop at a limit of the agent, or if a function of the task says so."""
         import verifiers.v1 as vf
         from verifiers.v1.session import call_hook
 

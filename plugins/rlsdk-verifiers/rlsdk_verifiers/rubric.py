@@ -18,15 +18,15 @@ from rlsdk_verifiers import environments, traces
 def rubric(rollout: Rollout) -> Score:
     """The sum of the environment's weighted rewards for the answer.
 
-    Each function marked `@reward` or `@metric` is a metric of its own, unweighted. One that raises makes the score
-    invalid. An environment with a `run` of its own is scored by `verifiers/workflow`, while it is played; this passes
-    on what came of it.
+    Each function marked `@reward` or `@metric` is also a metric, unweighted. If one raises, the score is invalid. An
+    environment with its own `run` is scored by `verifiers/workflow` while it is played; its score is then returned
+    here.
 
     Args:
-        rollout: What to score; its task came from `verifiers/tasks`.
+        rollout: Rollout of a task from `verifiers/tasks`.
 
     Raises:
-        DataError: The task did not come from there, or is scored only while it is played.
+        DataError: The task came from elsewhere, or can be scored only while it is played.
     """
     if environments.SCORED in rollout.metrics:
         value = rollout.metrics[environments.SCORED]
@@ -41,13 +41,13 @@ def rubric(rollout: Rollout) -> Score:
     trace = traces.of(rollout, task, agent, name)
     try:
         _finished(task.score(trace))
-    except Exception as error:  # noqa: BLE001 - the environment's code: what it raises is the score's reason
+    except Exception as error:  # noqa: BLE001 - the environment's code; its exception is the score's reason
         return Score.invalid(f"{type(error).__name__}: {error}")
     return score_of(trace)
 
 
 def score_of(trace: Any) -> Score:
-    """The score that a trace's rewards add up to, with each reward and metric by itself."""
+    """Return the score of a trace, the sum of its rewards, with each reward and metric as a metric."""
     unscored = [name for name, reward in trace.rewards.items() if reward is None]
     if unscored:
         return Score.invalid(f"not scored: {', '.join(unscored)}")

@@ -13,7 +13,7 @@ from rlsdk.types import Task
 from rlsdk_verifiers import environments
 
 TEST_SHARE = 10
-"""With a split, one in ten tasks is a test task."""
+"""With `split`, one task in this many is a test task."""
 _WHERE = "tasks 'verifiers/tasks'"
 
 
@@ -26,23 +26,23 @@ def tasks(
     split: Literal["train", "test"] | None = None,
     chat: bool = True,
 ) -> TaskList:
-    """The tasks of an environment of verifiers that is installed.
+    """The tasks of an installed environment of verifiers.
 
     Args:
-        environment: Its id, which is the name of its package: `my-env`, or `owner/my-env`.
-        config: What verifiers reads as the block `[env]`: `{taskset: {split: train}, agent: {max_turns: 4}}`.
-        select: Which tasks, in what order, as verifiers reads it: `{include: {idx: ["0:900"]}, shuffle: true, limit:
-            500}`. A taskset without end must be bounded here.
-        split: One in ten tasks, by a hash of what they hold, is for `test`, the others are for `train`; null: all.
-            Where the environment has splits of its own, choose one in `config`.
-        chat: Prompts are messages; without it, a prompt of one message is text, for models without a chat template.
+        environment: Id of the environment, the name of its package: `my-env`, or `owner/my-env`.
+        config: Settings that verifiers reads as the block `[env]`: `{taskset: {split: train}, agent: {max_turns: 4}}`.
+        select: Selection and order of tasks, in verifiers' form: `{include: {idx: ["0:900"]}, shuffle: true, limit:
+            500}`. An endless taskset must be limited here.
+        split: Take one task in ten, by a hash of its content, for `test`, the others for `train`; null: all. If the
+            environment has its own splits, choose one in `config`.
+        chat: Prompts are messages; if false, a prompt of one message is text, for models without a chat template.
 
     Returns:
-        Tasks whose metadata hold everything by which `verifiers/workflow` and `verifiers/rubric` make them again.
+        Tasks whose metadata holds all that `verifiers/workflow` and `verifiers/rubric` need.
 
     Raises:
-        OptionError: The environment is not installed, its configuration is wrong, or it needs what rlsdk cannot give.
-        DataError: A task is not one of text.
+        OptionError: The environment is not installed, its configuration is wrong, or rlsdk does not support it.
+        DataError: A task holds more than text.
     """
     try:
         env = environments.open_environment(environment, config)
@@ -66,9 +66,9 @@ def _selected(env: Any, select: Mapping[str, Any]) -> list[Any]:
     try:
         chosen = env.taskset.select(vf.SelectConfig.model_validate(dict(select)))
         if not chosen.bounded:
-            raise ValueError("the environment makes tasks without end; bound it: {limit: 1000}")
+            raise ValueError("the environment has endlessly many tasks; limit them: {limit: 1000}")
         return list(itertools.chain(chosen))
-    except Exception as error:  # reading somebody's data may raise anything
+    except Exception as error:  # reading foreign data may raise anything
         raise OptionError(_WHERE, [("select", f"{type(error).__name__}: {error}")]) from error
 
 

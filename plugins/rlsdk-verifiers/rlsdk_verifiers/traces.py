@@ -1,4 +1,4 @@
-"""Traces: what the code of a task or an environment reads of a conversation."""
+"""Traces of verifiers: the form in which code of tasks and environments reads a conversation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlsdk.types import Message, Rollout
 
 
 def new(task: Any, agent: Any, name: str) -> Any:
-    """Make an empty trace of a task.
+    """Create an empty trace of a task.
 
     Args:
         task: A task of verifiers.
@@ -34,7 +34,7 @@ def add(trace: Any, messages: Iterable[Any], *, sampled: bool = False) -> None:
 
 
 def add_answer(trace: Any, text: str, *, truncated: bool, prompt_tokens: int, tokens: int) -> None:
-    """Append what the policy wrote, with the call that a model server would have recorded."""
+    """Append the policy's answer, with the call that a model server would have recorded."""
     import verifiers.v1 as vf
 
     add(trace, [vf.AssistantMessage(content=text)], sampled=True)
@@ -44,14 +44,14 @@ def add_answer(trace: Any, text: str, *, truncated: bool, prompt_tokens: int, to
 
 
 def theirs(messages: Sequence[Message]) -> list[Any]:
-    """Messages as verifiers has them."""
+    """Convert messages to verifiers' form."""
     from verifiers.v1.dialects import parse_message
 
     return [parse_message({"role": message.role, "content": message.content}) for message in messages]
 
 
 def of(rollout: Rollout, task: Any, agent: Any, name: str) -> Any:
-    """Make the trace of a rollout of one prompt and one answer.
+    """Create the trace of a rollout of one prompt and one answer.
 
     Args:
         rollout: The conversation; everything after the prompt was written by the policy.

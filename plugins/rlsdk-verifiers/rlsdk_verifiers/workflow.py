@@ -14,10 +14,10 @@ from rlsdk_verifiers.rubric import score_of
 
 @rlsdk.workflow("workflow")
 async def workflow(task: Task, chat: Chat) -> Rollout:
-    """Run an episode: the environment's own `run`, or one answer where it has none.
+    """Run an episode: the environment's own `run`, or one answer if it has none.
 
-    No server, no client and no program of verifiers' is started: the environment's agent is the policy itself. One that
-    plays several turns is scored when its episode is over, as verifiers does; `verifiers/rubric` passes that on.
+    No server, client or program of verifiers is started: the environment's agent is the policy itself. An episode of
+    several turns is scored at its end, as in verifiers; `verifiers/rubric` returns that score.
     """
     env, theirs = environments.of(task)
     if not environments.is_played(env, theirs):
@@ -32,7 +32,7 @@ async def workflow(task: Task, chat: Chat) -> Rollout:
 
 
 async def _episode(env: Any, task: Any, chat: Chat) -> Any:
-    """The trace of an episode that went well; what failed is raised."""
+    """Play an episode and return its trace; an error is raised."""
     import verifiers.v1 as vf
 
     ((name, config),) = environments.seats(env).items()
@@ -41,7 +41,7 @@ async def _episode(env: Any, task: Any, chat: Chat) -> Any:
     await env.setup(agents)
     await env.run(task, agents)
     if seat.run_ is None:
-        raise ValueError(f"{type(env).__name__}.run() asked no agent")
+        raise ValueError(f"{type(env).__name__}.run() did not run its agent")
     seat.run_.raise_failure()
     trace = await seat.run_.close()
     seat.run_.raise_failure()

@@ -1,4 +1,4 @@
-"""Policy losses that learn from an expert's answers beside the policy's own."""
+"""Policy losses that learn from an expert's answers and the policy's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mix_chord(
     clip_high: NonNegative = 0.2,
     per: Literal["token", "rollout"] | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """The loss `mix`, with a weight on each of the expert's tokens: what is certain or absurd to the policy is faint.
+    """The loss `mix` with a weight on each expert token: tokens that are certain or very unlikely count little.
 
     This is the paper's final objective, CHORD-φ, which keeps μ fixed. Its CHORD-μ, without φ and with a μ that decays,
     is the algorithm `zoo/chord_mu`: the core's loss `mix` with a schedule.
@@ -32,7 +32,7 @@ def mix_chord(
 
     Args:
         x: The batch.
-        mu: Weight of the expert's part.
+        mu: Weight of the expert's part, μ.
         clip_low: How far PPO's ratio may fall below 1.
         clip_high: How far it may rise above 1.
         per: What the aggregation divides by: `token` for token-mean, `rollout` for the seq-mean modes; null follows

@@ -65,7 +65,7 @@ def rec(
 
     Args:
         x: The batch.
-        clip: Which tokens are kept; the ratio is that of the token.
+        clip: Rule for the tokens that are kept, by their ratio.
         importance_sampling: Weigh each token by its ratio; the paper finds that it changes little.
         clip_low: How far the ratio may fall below 1.
         clip_high: How far it may rise above 1.

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
-from rlsdk.cluster.actor_failures import died, reason
-from rlsdk.cluster.actors import spawn
+from rlsdk.cluster.actors import died, reason, spawn
 from rlsdk.config import Plan
 from rlsdk.config.tree import leaves, plain
 from rlsdk.errors import ConfigError, RunError

@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actor_failures import cause_of, died, reason
-from rlsdk.cluster.actors import kill
+from rlsdk.cluster.actors import cause_of, died, kill, reason
 from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import (
     EngineStatus,

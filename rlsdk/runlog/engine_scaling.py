@@ -1,4 +1,4 @@
-"""Number of engines of a run, actual and requested: two small files in the run's folder."""
+"""The number of engines a run has and the number a user requested: two small JSON files in the run's folder."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import psutil
 
-ASKED = "engines.asked.json"
-STATE = "engines.json"
+REQUEST = "engines.asked.json"
+STATUS = "engines.json"
 
 
 @attrs.frozen(kw_only=True)
@@ -38,60 +39,52 @@ class EngineScaling:
 
     @property
     def over(self) -> str:
-        """How the run ended, "killed" if its driver is gone from this machine; empty while it runs."""
-        return self.ended or ("killed" if self.host == platform.node() and not _is_running(self.driver) else "")
+        """How the run ended; `killed` if its driver ran on this machine and is gone; empty while it runs."""
+        if not self.ended and self.host == platform.node() and not psutil.pid_exists(self.driver):
+            return "killed"
+        return self.ended
 
 
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
-
-
-def ask(folder: Path, count: int) -> None:
-    """Request a number of engines from a run, which reads the request at the start of each step and after a resume.
+def request_engines(folder: Path, count: int) -> None:
+    """Ask a run for a number of engines; it reads the request at the start of each step and when it is resumed.
 
     Args:
         folder: Run folder.
         count: Total number of engines.
     """
-    _write(folder / ASKED, {"count": count})
+    _write(folder / REQUEST, {"count": count})
 
 
-def asked(folder: Path) -> int | None:
+def requested_engines(folder: Path) -> int | None:
     """Return the last requested number of engines; None if there was no request."""
-    found = _read(folder / ASKED)
+    found = _read(folder / REQUEST)
     return None if found is None else int(found["count"])
 
 
-def tell(folder: Path, state: EngineScaling) -> None:
-    """Say what there is."""
-    _write(folder / STATE, attrs.asdict(state))
+def write_status(folder: Path, state: EngineScaling) -> None:
+    """Record the current status of the engines."""
+    _write(folder / STATUS, attrs.asdict(state))
 
 
-def begin(folder: Path) -> None:
-    """Forget what an earlier start of the run said."""
-    (folder / STATE).unlink(missing_ok=True)
+def clear_status(folder: Path) -> None:
+    """Delete the status that an earlier start of the run left."""
+    (folder / STATUS).unlink(missing_ok=True)
 
 
-def end(folder: Path, status: str) -> None:
+def mark_ended(folder: Path, status: str) -> None:
     """Record that the run is over, keeping the last status of its engines.
 
     Args:
         folder: Run folder.
-        status: How it ended.
+        status: How it ended: finished, interrupted or failed.
     """
-    last = told(folder) or EngineScaling(wanted=0, alive=(), lost=0, refused="", driver=os.getpid())
-    tell(folder, attrs.evolve(last, ended=status))
+    last = read_status(folder) or EngineScaling(wanted=0, alive=(), lost=0, refused="", driver=os.getpid())
+    write_status(folder, attrs.evolve(last, ended=status))
 
 
-def told(folder: Path) -> EngineScaling | None:
+def read_status(folder: Path) -> EngineScaling | None:
     """Return the last recorded status; None if there is none yet."""
-    found = _read(folder / STATE)
+    found = _read(folder / STATUS)
     return None if found is None else EngineScaling(**{**found, "alive": tuple(found["alive"])})
 
 

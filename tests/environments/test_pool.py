@@ -92,7 +92,7 @@ def test_a_call_that_holds_the_whole_process_costs_its_worker(in_workers) -> Non
         playing = asyncio.ensure_future(stage.play([task], on_seed({1: "88"})))
         await until(lambda: stage.worlds.lost)
         playing.cancel()
-        assert "a call holds the whole process" in stage.worlds.lost[0]
+        assert "a call blocks its whole process" in stage.worlds.lost[0]
         [group] = await stage.play([stage.task(2)])
         assert group.scores[0].value == 1.0
 
@@ -108,7 +108,7 @@ def test_places_are_given_in_line_and_workers_share_the_load(in_workers, tmp_pat
         live: list[int] = []
 
         def script(text: str) -> str:
-            live.append(sum(w.guests for w in stage.worlds._workers))
+            live.append(sum(w.count for w in stage.worlds._workers))
             return "1"
 
         tasks = [stage.task(i, folder=str(notes)) for i in range(24)]
@@ -125,7 +125,7 @@ def test_places_are_given_in_line_and_workers_share_the_load(in_workers, tmp_pat
 
 @pytest.mark.slow
 def test_many_hung_calls_replace_a_worker_and_cost_nobody_else(in_workers, monkeypatch) -> None:
-    monkeypatch.setattr("rlsdk.environments.fleet.MOST_STUCK", 3)
+    monkeypatch.setattr("rlsdk.environments.pool.MOST_STUCK", 3)
 
     async def body(stage) -> None:
         groups = await stage.play([stage.task(i) for i in range(3)], lambda _: "99")
@@ -160,8 +160,8 @@ def test_processes_of_a_worker_end_with_it(in_workers, tmp_path) -> None:
 
 def test_a_worker_with_other_code_refuses(in_workers) -> None:
     async def body(stage) -> None:
-        blueprint = stage.worlds._blueprints.of(Use("worlds_lab/plain"))
-        object.__setattr__(blueprint.reference, "fingerprint", Fingerprint("", "", "0" * 64))
+        spec = stage.worlds._specs.of(Use("worlds_lab/plain"))
+        object.__setattr__(spec.reference, "fingerprint", Fingerprint("", "", "0" * 64))
         with pytest.raises(ExceptionGroup) as caught:
             await stage.play([stage.task(0)])
         assert caught.group_contains(FingerprintError, match="plugin 'worlds_lab' differs between driver and worker")

@@ -1,11 +1,13 @@
-"""Evaluation of a model on held-out tasks, without a training: figures, transcripts, and pictures of episodes."""
+"""Evaluation without training, of a model or of all checkpoints of a run: figures, transcripts, pictures."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,17 +17,18 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlsdk import preflight
+from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.checkpoints.export import export
 from rlsdk.checkpoints.reading import local_copy
 from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.cluster.watched import watched
-from rlsdk.config import Plan
+from rlsdk.config import Plan, check
 from rlsdk.contracts import PlaysEpisodes
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.group import EngineGroup
 from rlsdk.engines.starting import start_engines, started_engines
-from rlsdk.environments.fleet import world_workers
-from rlsdk.errors import CheckpointError, ConfigError, DataError
+from rlsdk.environments.pool import env_worker_pools
+from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
 from rlsdk.evaluation.evaluation import Answers, evaluate, evaluator_of, figures, held_out
 from rlsdk.evaluation.pictures import draw
 from rlsdk.isolation.reaper import reaped
@@ -41,6 +44,8 @@ from rlsdk.serving.context import setting_of
 from rlsdk.storage.location import is_url
 from rlsdk.types import Group, Task
 
+log = logging.getLogger(__name__)
+
 
 @contextmanager
 def model_of(
@@ -49,10 +54,10 @@ def model_of(
     """Yield the folder of a checkpoint's model, in the format of transformers; it may be deleted after the block.
 
     Args:
-        checkpoint: Folder or URL of a run (its newest whole checkpoint counts) or of one of its checkpoints, or the
-            folder of a model.
+        checkpoint: Folder or URL of a run, whose newest intact checkpoint is taken, or of one of its checkpoints; or
+            the folder of a model.
         plugins: Files of plugins that the run was started with.
-        named: Configuration given by the user, with the code that it names.
+        named: Configuration given by the user; code that it names may be executed.
 
     Raises:
         CheckpointError: It is none of these.
@@ -79,13 +84,13 @@ def model_of(
         yield folder
 
 
-def examine(plan: Plan, *, pictures: int = 8, seen: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+def evaluate_model(plan: Plan, *, pictures: int = 8, seen: Callable[[int, int], None] | None = None) -> dict[str, Any]:
     """Evaluate a plan's model on its held-out tasks, and save the results in the plan's folder.
 
     Args:
         plan: Checked plan; its learner is not started.
         pictures: Maximum number of greedy episodes to draw, per source.
-        seen: Called with the number of finished rollouts and the total, as they finish.
+        seen: Called after each rollout with the number of finished ones and the total.
 
     Returns:
         Content of `evaluation.json`: `accuracy`, `metrics` (also per source), `tasks` of each source, `invalid`
@@ -96,7 +101,7 @@ def examine(plan: Plan, *, pictures: int = 8, seen: Callable[[int, int], None] |
         RlsdkError: An engine, a task or a reward failed, or a process was silent for too long.
     """
     if not plan.tasks_eval:
-        raise ConfigError(["tasks.eval: none given; name what to evaluate on"])
+        raise ConfigError(["tasks.eval: expected at least one source of held-out tasks to evaluate on; none is given"])
     preflight.require(map(str, machine(plan, trains=False)))
     (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
@@ -134,7 +139,7 @@ async def _answers(
         main_loop(),
         UserLoop() as user_loop,
         scoring(plan, log_to=logs / "scoring.log", user_loop=user_loop) as scorer,
-        world_workers(plan) as worlds,
+        env_worker_pools(plan) as worlds,
     ):
         client = EngineClient(engines, codec.decode)
         setting = setting_of(plan, codec, client, worlds.eval or worlds.train, user_loop)
@@ -187,3 +192,60 @@ def _saved(plan: Plan, answers: Answers, seconds: dict[str, float], drawn: Seque
     }
     (plan.folder / "evaluation.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary
+
+
+def bench(
+    config: str | Path | Mapping[str, Any],
+    *overrides: str,
+    plugins: Sequence[str | Path] = (),
+    began: Callable[[int], None] = lambda step: None,
+) -> list[dict[str, Any]]:
+    """Evaluate the model that a run started from, as step 0, and each of its intact checkpoints.
+
+    Args:
+        config: Configuration of the run, as for `train`.
+        *overrides: `key=value` texts.
+        plugins: Files of plugins.
+        began: Called with the step whose evaluation begins.
+
+    Returns:
+        Content of `bench.json` in the run's folder: for each step, its number and the result of `evaluate_model`.
+
+    Raises:
+        CheckpointError: The run has no checkpoint, or all are damaged.
+        ConfigError: The configuration is invalid, or has no held-out tasks.
+        RlsdkError: An engine, a task or a reward failed.
+    """
+    plan = check(config, overrides, plugins)
+    checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep)
+    if not checkpoints.steps():
+        raise CheckpointError(
+            f"{plan.folder / 'checkpoints'} holds no checkpoint; train first, or name the run's folder"
+        )
+    found = []
+    for step in [0, *_intact_steps(checkpoints)]:
+        began(step)
+        folder = plan.folder / "bench" / f"step-{step}"
+        shutil.rmtree(folder, ignore_errors=True)
+        here = (f"out={json.dumps(str(folder.parent))}", f"name={json.dumps(folder.name)}")
+        source = checkpoints.path(step) if step else Path(plan.config.model.path)
+        with model_of(source, plugins, plan.tree) as model:
+            own = check(config, (*overrides, *here, f"model.path={json.dumps(str(model))}"), plugins)
+            found.append({**evaluate_model(own, pictures=0), "step": step, "model": str(source)})
+    (plan.folder / "bench.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def _intact_steps(checkpoints: Checkpoints) -> list[int]:
+    """Return the steps of the intact checkpoints; log a warning for each damaged one."""
+    found = []
+    for step in checkpoints.steps():
+        try:
+            checkpoints.verify(step, "model")
+        except DamagedCheckpointError as error:
+            log.warning("%s; it is left out", error)
+        else:
+            found.append(step)
+    if not found:
+        checkpoints.newest_whole("model")  # raises, and says what is wrong with each
+    return found

@@ -1,0 +1,141 @@
+"""Workflows of plain conversations, without tools or an environment: one answer, several, or several in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import attrs
+
+import rlsdk
+from rlsdk.contracts import Chat
+from rlsdk.errors import OptionError
+from rlsdk.types import Rollout, Score, Task
+from rlsdk.workflows.limits import limited
+
+
+@rlsdk.workflow("single_turn", one_answer=True)
+async def single_turn(task: Task, chat: Chat) -> Rollout:
+    """Prompt the policy once and take its answer."""
+    await chat.sample()
+    return chat.finish()
+
+
+@rlsdk.workflow("best_of")
+@attrs.frozen(kw_only=True)
+class BestOf:
+    """Samples several answers, scores each with the run's reward, and returns the best one as the rollout.
+
+    Only the best answer is trained on. Metrics: the rewards `best`, `mean` and `first` of the answers that could be
+    scored.
+
+    Attributes:
+        samples: Number of answers in a rollout.
+        max_tokens: Maximum tokens of an answer; left out, the run's setting.
+    """
+
+    samples: int = 4
+    max_tokens: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.samples < 1:
+            raise OptionError("workflow 'best_of'", [("samples", f"expected at least 1, got {self.samples}")])
+
+    async def run(self, task: Task, chat: Chat) -> Rollout:
+        """Sample several answers and keep the best."""
+        branches = [chat.branch() for _ in range(self.samples)]
+
+        async def score(branch: Chat) -> Score:
+            await branch.sample(max_tokens=self.max_tokens)
+            return await branch.score()
+
+        scores = await asyncio.gather(*map(score, branches))
+        values = [score.value for score in scores if score.valid]
+        metrics = {"best": max(values), "mean": sum(values) / len(values), "first": values[0]} if values else {}
+        best = max(range(len(scores)), key=lambda i: scores[i].value if scores[i].valid else -math.inf)
+        return branches[best].finish(metrics=metrics)
+
+
+@rlsdk.workflow("dialogue")
+@attrs.frozen(kw_only=True)
+class Dialogue:
+    """Answers a wrong answer with feedback, until one is right; the last answer counts.
+
+    The run's reward scores each answer. An answer is right if the reward's metric `correct` says so or, without that
+    metric, if its value reaches `enough`. Metrics: `right_at_first` and `right`.
+
+    Attributes:
+        turns: Maximum number of answers.
+        feedback: Message after a wrong answer; `{reason}` is replaced by the reward's reason.
+        enough: Least value of a right answer.
+        max_tokens: Maximum tokens of an answer; left out, the run's setting.
+        timeout: Seconds after which the rollout ends as truncated; left out, there is no limit.
+    """
+
+    turns: int = 3
+    feedback: str = "That is not right. Try again."
+    enough: float = 1.0
+    max_tokens: int | None = None
+    timeout: float | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.turns < 1:
+            raise OptionError("workflow 'dialogue'", [("turns", f"expected at least 1, got {self.turns}")])
+
+    async def run(self, task: Task, chat: Chat) -> Rollout:
+        """Talk until the answer is right."""
+        right: list[bool] = []
+        async with limited(self.timeout) as limit:
+            while True:
+                await chat.sample(max_tokens=self.max_tokens)
+                score = await chat.score()
+                right.append(score.valid and bool(score.metrics.get("correct", score.value >= self.enough)))
+                if right[-1] or not score.valid or len(right) == self.turns or chat.status == "aborted":
+                    break
+                chat.say(self.feedback.replace("{reason}", score.reason))
+        metrics = {"right_at_first": float(right[0]), "right": float(right[-1])} if right else {}
+        return chat.finish(metrics=metrics, status="truncated" if limit.reached else chat.status)
+
+
+@rlsdk.workflow("self_refine")
+@attrs.frozen(kw_only=True)
+class SelfRefine:
+    """Asks for an answer, for a critique of it, and for a better answer; the last answer counts.
+
+    Paper: Self-Refine, arXiv:2303.17651. Everything that the policy writes is trained on, critique included.
+
+    Attributes:
+        rounds: Number of critiques, each followed by a new answer.
+        critique: Message that asks for the critique; empty to ask for the new answer at once.
+        refine: Message that asks for the new answer.
+        max_tokens: Maximum tokens of a message; left out, the run's setting.
+        timeout: Seconds after which the rollout ends as truncated; left out, there is no limit.
+    """
+
+    rounds: int = 1
+    critique: str = "Check your answer. What is wrong with it?"
+    refine: str = "Now give your answer again, without the mistakes."
+    max_tokens: int | None = None
+    timeout: float | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.rounds < 1:
+            raise OptionError("workflow 'self_refine'", [("rounds", f"expected at least 1, got {self.rounds}")])
+        if not self.refine:
+            raise OptionError(
+                "workflow 'self_refine'",
+                [("refine", "expected a text; got an empty one")],
+            )
+
+    async def run(self, task: Task, chat: Chat) -> Rollout:
+        """Answer, criticise, answer again."""
+        asked = [text for text in (self.critique, self.refine) if text] * self.rounds
+        async with limited(self.timeout) as limit:
+            await chat.sample(max_tokens=self.max_tokens)
+            for text in asked:
+                if chat.status == "aborted":
+                    break
+                chat.say(text)
+                await chat.sample(max_tokens=self.max_tokens)
+        status = "truncated" if limit.reached else chat.status
+        return chat.finish(status=status)
