@@ -112,9 +112,10 @@ class EnvWorkerActor(RunActor):
         """
         self._early[serial] = calls
         while self._due in self._early:
-            for call in self._early.pop(self._due):
-                self._start(call)
+            due = self._early.pop(self._due)
             self._due += 1
+            for call in due:
+                self._start(call)
 
     def _start(self, call: Call) -> None:
         if isinstance(call, Register):
