@@ -58,9 +58,9 @@ def test_an_empty_folder_is_taken(finished, tmp_path):
 def test_nothing_is_overwritten(finished, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine").write_text("x")
-    assert "holds something already" in export(finished, tmp_path / "model", status=1)
+    assert "is not empty" in export(finished, tmp_path / "model", status=1)
     assert [p.name for p in (tmp_path / "model").iterdir()] == ["mine"]
-    assert "holds something already" in export(finished, tmp_path / "model" / "mine", status=1)
+    assert "is not empty" in export(finished, tmp_path / "model" / "mine", status=1)
 
 
 @pytest.mark.parametrize(
