@@ -135,16 +135,13 @@ class ConformanceFault(RlsdkError):
         self.component, self.broken, self.demand = component, broken, demand
         self.given, self.expected, self.got, self.remedy = given, expected, got, remedy
         parts = {"input": given, "expected": expected, "got": got, "what to do": remedy}
-        shown = [f"  {name}: {_indented(text)}" for name, text in parts.items() if text]
+        indented = {name: text.replace("\n", "\n    ") for name, text in parts.items() if text}
+        shown = [f"  {name}: {text}" for name, text in indented.items()]
         super().__init__("\n".join([f"{component} breaks {broken}: {demand}", *shown]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         named = {name: getattr(self, name) for name in ("demand", "given", "expected", "got", "remedy")}
         return (partial(ConformanceFault, **named), (self.component, self.broken))
-
-
-def _indented(text: str) -> str:
-    return text.replace("\n", "\n    ")
 
 
 LONGEST = 2_000

@@ -6,7 +6,7 @@ same fields, and derive from it which of them are always there; a test keeps bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -130,15 +130,9 @@ def names(inputs: Inputs, *, access: Access | None = None, axis: Axis | None = N
 
 def readers(name: str) -> tuple[str, ...]:
     """The kinds of components that may read a field; none for an unknown name."""
-    inputs = {inputs for field in FIELDS if field.name == name for inputs in _held_by(field)}
-    return tuple(kind for kind, read in READS.items() if read in inputs)
-
-
-def _held_by(field: Field) -> Iterable[Inputs]:
-    if field.credit:
-        yield "credit"
-    if field.loss:
-        yield "loss"
+    held = [field for field in FIELDS if field.name == name]
+    inputs = {"credit": any(field.credit for field in held), "loss": any(field.loss for field in held)}
+    return tuple(kind for kind, read in READS.items() if inputs[read])
 
 
 def declared_by(value: Any) -> Field | None:

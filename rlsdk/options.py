@@ -337,14 +337,10 @@ def _collect(parts: Iterable[tuple[str, Any, Any]]) -> list[Any]:
     return values
 
 
-def _is_sequence(kind: Any) -> bool:
+def _is_a(kind: Any, base: Any) -> bool:
+    """Return whether an annotation, such as `list[int]`, is of a class below `base`."""
     origin: Any = get_origin(kind) or kind
-    return isinstance(origin, type) and issubclass(origin, Sequence) and not issubclass(origin, str | bytes)
-
-
-def _is_mapping(kind: Any) -> bool:
-    origin = get_origin(kind) or kind
-    return isinstance(origin, type) and issubclass(origin, Mapping)
+    return isinstance(origin, type) and issubclass(origin, base)
 
 
 def _is_union(kind: Any) -> bool:
@@ -363,8 +359,8 @@ def _is_annotated(kind: Any) -> bool:
 
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True, use_alias=True)
-    converter.register_structure_hook_func(_is_sequence, _sequence)
-    converter.register_structure_hook_func(_is_mapping, _mapping)
+    converter.register_structure_hook_func(lambda k: _is_a(k, Sequence) and not _is_a(k, str | bytes), _sequence)
+    converter.register_structure_hook_func(lambda k: _is_a(k, Mapping), _mapping)
     converter.register_structure_hook_func(_is_union, _union)
     converter.register_structure_hook_func(_is_literal, _literal)
     converter.register_structure_hook_func(_is_annotated, _annotated)

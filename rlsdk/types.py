@@ -309,10 +309,6 @@ def _scores(value: Iterable[Score]) -> tuple[Score, ...]:
     return tuple(value)
 
 
-def _uid() -> str:
-    return uuid.uuid4().hex
-
-
 @attrs.frozen(eq=False)
 class Group:
     """The rollouts of one task that share a baseline, with their scores, in the same order.
@@ -329,7 +325,7 @@ class Group:
     task: Task
     rollouts: tuple[Rollout, ...] = attrs.field(converter=_rollouts)
     scores: tuple[Score, ...] = attrs.field(converter=_scores)
-    uid: str = attrs.field(factory=_uid, kw_only=True)
+    uid: str = attrs.field(factory=lambda: uuid.uuid4().hex, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if len(self.rollouts) != len(self.scores):

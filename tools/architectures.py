@@ -50,8 +50,8 @@ def trial(name: str, head: str, dtype: str, engine: str) -> dict[str, float]:
     from rlsdk.contracts import ActorSpec, Model, TrainBatch
     from rlsdk.engines.transformers import Transformers
     from rlsdk.engines.vllm import Vllm
+    from rlsdk.learners.export import WeightExporter
     from rlsdk.learners.model import load_policy
-    from rlsdk.learners.outlet import WeightExporter
     from rlsdk.learners.ranks import Ranks
     from rlsdk.learners.rows import to_rows
 

@@ -47,7 +47,10 @@ def clip_cov(
     silent = _surrogate(whole, clip_low, clip_high) > _unclipped(whole)
     covariance = _covariance(whole)
     candidates = whole.loss_mask & ~silent & (covariance > cov_low) & (covariance < cov_high)
-    drawn = _part(x, _draw(candidates, _count(whole, ratio), x.generator))
+    places = candidates.nonzero()[:, 0]
+    order = torch.randperm(len(places), generator=x.generator, device=x.generator.device).to(places.device)
+    cut = torch.zeros_like(candidates).index_fill(0, places[order[: _count(whole, ratio)]], True)
+    drawn = _part(x, cut)
     return torch.where(drawn, 0, loss), {"cut": masked_mean(drawn.float(), x.loss_mask)}
 
 
@@ -90,13 +93,6 @@ def _covariance(x: LossInputs) -> Tensor:
 
 def _count(x: LossInputs, ratio: float) -> int:
     return max(int(ratio * int(x.loss_mask.sum())), 1)
-
-
-def _draw(candidates: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` of the candidates, bool `[t]`."""
-    places = candidates.nonzero()[:, 0]
-    order = torch.randperm(len(places), generator=generator, device=generator.device).to(places.device)
-    return torch.zeros_like(candidates).index_fill(0, places[order[:count]], True)
 
 
 def _part(x: LossInputs, chosen: Tensor) -> Tensor:

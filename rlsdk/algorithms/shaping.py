@@ -68,20 +68,17 @@ class KLPenalty:
         rewards = sampled.put(sampled.rewards(x) - self.value * divergence)
         some = sampled.counts > 0
         if self.target is not None and bool(some.any()):
-            self._adapt(self.target, (row_sums(divergence, sampled.counts) / sampled.counts)[some])
+            means = (row_sums(divergence, sampled.counts) / sampled.counts)[some]
+            error = min(max(float(means.mean()) / self.target - 1, -ERROR_BOUND), ERROR_BOUND)
+            self.value *= 1 + error * len(means) / self.horizon
         return rewards
-
-    def _adapt(self, target: float, divergences: Tensor) -> None:
-        """Move the coefficient after a batch; `divergences` are the rollouts' means."""
-        error = min(max(float(divergences.mean()) / target - 1, -ERROR_BOUND), ERROR_BOUND)
-        self.value *= 1 + error * len(divergences) / self.horizon
 
     def state(self) -> dict[str, float]:
         """The coefficient as it stands; nothing where it is fixed."""
         return {} if self.target is None else {"value": self.value}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from `state()`."""
+        """Continue from a `state()`."""
         if self.target is not None:
             self.value = float(state["value"])
 
@@ -150,7 +147,7 @@ class RewardNorm:
         return {"count": self.count, "mean": self.mean, "squares": self.squares}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from `state()`."""
+        """Continue from a `state()`."""
         self.count, self.mean, self.squares = int(state["count"]), float(state["mean"]), float(state["squares"])
 
 

@@ -46,8 +46,9 @@ class Packed:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
-        given = (f"{k.lstrip('_')}={_shape(v)}" for k, v in vars(self).items() if v is not None)
-        return f"{type(self).__name__}({', '.join(given)})"
+        held = {name.lstrip("_"): value for name, value in vars(self).items() if value is not None}
+        shown = (f"{name}={list(v.shape) if isinstance(v, Tensor) else v}" for name, v in held.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def extra(self) -> dict[str, Tensor]:
@@ -107,7 +108,3 @@ class Packed:
 def _known(kind: type) -> frozenset[str]:
     """Names of the fields that a class of inputs has itself."""
     return frozenset(field.name.lstrip("_") for field in attrs.fields(kind))
-
-
-def _shape(value: Any) -> Any:
-    return list(value.shape) if isinstance(value, Tensor) else value

@@ -23,6 +23,16 @@ from rlsdk.contracts.generation import (
     TopTokens,
     Weights,
 )
+from rlsdk.contracts.optional import (
+    ExaminesModel,
+    HasClock,
+    HasMemory,
+    ReplaysRouting,
+    Requires,
+    RequiresPrograms,
+    SizesCheckpoints,
+    memory_of,
+)
 from rlsdk.contracts.running import (
     AlgorithmDefaults,
     CallsTools,
@@ -53,23 +63,15 @@ from rlsdk.contracts.scoring import (
 )
 from rlsdk.contracts.tasks import KeepsOrder, TaskList
 from rlsdk.contracts.training import (
-    ExaminesModel,
     GivesAdapter,
     GivesPrimitives,
-    HasClock,
-    HasMemory,
     Learner,
     LearnerHandle,
     LossSpec,
-    ReplaysRouting,
-    Requires,
-    RequiresPrograms,
     Roles,
     SetsLearningRate,
-    SizesCheckpoints,
     TrainBatch,
     TrainedRole,
-    memory_of,
 )
 
 __all__ = [

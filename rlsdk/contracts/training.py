@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
-from rlsdk.contracts.generation import ActorSpec, Adapter, DType, Model, Weights
+from rlsdk.contracts.generation import ActorSpec, Adapter, Model, Weights
 from rlsdk.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -359,103 +359,4 @@ class GivesAdapter(Protocol):
 
     def adapter_weights(self, version: int) -> Weights | None:
         """The adapter's tensors (rank 0; None elsewhere); `weights` still gives the whole model, merged."""
-        ...
-
-
-@runtime_checkable
-class HasClock(Protocol):
-    """Optional interface of a learner that times its work."""
-
-    def clock(self) -> dict[str, float]:
-        """Return seconds so far by name; they only grow."""
-        ...
-
-
-class HasMemory(Protocol):
-    """Optional interface of a component that remembers something between calls; checkpoints keep it.
-
-    Shapings, advantages, policy losses, corrections and rewards may have a memory.
-    """
-
-    def state(self) -> Any:
-        """Return what it remembers, as plain JSON."""
-        ...
-
-    def restore(self, state: Any) -> None:
-        """Replace what it remembers by what `state()` returned."""
-        ...
-
-
-def memory_of(component: Any) -> HasMemory | None:
-    """Return a component as its memory; None if it has none.
-
-    Args:
-        component: Ready to run. One with scheduled options passes on the methods that it has at the time, which
-            `isinstance` does not see in every version of Python.
-    """
-    has: bool = callable(getattr(component, "state", None)) and callable(getattr(component, "restore", None))
-    return component if has else None
-
-
-@runtime_checkable
-class SizesCheckpoints(Protocol):
-    """A learner that knows how large its checkpoints are; of any other, 16 bytes for each parameter are assumed."""
-
-    def checkpoint_bytes(self, model: Any, dtype: DType, *, critic: bool) -> int:
-        """Estimate the bytes that `save` writes for one role.
-
-        Args:
-            model: The transformers model, without its weights (on torch's meta device).
-            dtype: Dtype that the weights are computed in.
-            critic: True for the critic, False for the actor.
-        """
-        ...
-
-
-@runtime_checkable
-class ExaminesModel(Protocol):
-    """An engine or a learner that knows before it starts whether it can run a model."""
-
-    def model_faults(self, model: Any) -> Sequence[str]:
-        """Say why a model cannot be run with the options given: one sentence for each reason, each with its remedy.
-
-        Args:
-            model: The transformers model, without its weights (on torch's meta device).
-        """
-        ...
-
-
-@runtime_checkable
-class ReplaysRouting(Protocol):
-    """Optional interface of a learner whose actor chooses the experts in `batch.context["routed_experts"]`.
-
-    They are int16 `[T, layers, k]`, -1 where the learner's own router chooses.
-    """
-
-    def routing_faults(self, model: Any) -> Sequence[str]:
-        """Say why the experts of a model cannot be replayed with the options given; none if they can.
-
-        Args:
-            model: The transformers model, without its weights (on torch's meta device).
-        """
-        ...
-
-
-@runtime_checkable
-class Requires(Protocol):
-    """An engine, learner or tracker that needs distributions beside those that rlsdk always needs."""
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        """Distributions that must be installed for the options given; looked for before anything starts."""
-        ...
-
-
-@runtime_checkable
-class RequiresPrograms(Protocol):
-    """Optional interface of an engine or learner that, with some options, starts programs a machine may lack."""
-
-    @property
-    def programs(self) -> tuple[str, ...]:
-        """Names or paths of the programs needed with the given options; looked up before anything starts."""
         ...

@@ -16,12 +16,12 @@ MOST_STUCK = 64
 
 
 def run_to_end(awaitable: Awaitable[T]) -> T:
-    """Await something in an event loop of its own; for threads in which no loop runs."""
+    """Await something in a new event loop and return its result; for threads in which no loop runs."""
     return asyncio.run(awaited(awaitable))
 
 
 async def awaited(awaitable: Awaitable[T]) -> T:
-    """Give what an awaitable gives, as a coroutine."""
+    """Turn an awaitable into a coroutine."""
     return await awaitable
 
 

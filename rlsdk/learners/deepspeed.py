@@ -13,8 +13,8 @@ import numpy as np
 
 from rlsdk.contracts import ActorSpec, Adapter, DType, LossSpec, Model, Roles, TrainBatch, TrainedRole, Weights
 from rlsdk.errors import LearnerError
+from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.lora import Lora, adapter_fault, count_adapter, switched_off, wrap
-from rlsdk.learners.outlet import WeightExporter
 from rlsdk.learners.passes import MicroBatchRunner
 from rlsdk.learners.ranks import Ranks, environment
 from rlsdk.learners.rows import RowStyle
@@ -202,11 +202,7 @@ class DeepSpeedLearner:
             lr = self.lr * 10 if self.critic_lr is None else self.critic_lr
             self._critic = Trained(critic, self._setting(roles.critic, lr), factor, place.world_size, role="critic")
         self._updates = Updates(
-            objective=objective,
-            passes=self._passes,
-            trained=self._trained,
-            seed=place.seed,
-            device=place.device,
+            objective=objective, passes=self._passes, trained=self._trained, seed=place.seed, device=place.device
         )
         if roles.reference is not None and not self._base_is_reference:
             reference = load_policy(roles.reference, self.attention, False)

@@ -1,16 +1,23 @@
-"""A trained model as a folder that `transformers.from_pretrained` opens."""
+"""Export of the actor: as weights for engines, and as a folder that `transformers.from_pretrained` opens."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
+from rlsdk.contracts import Model, Weights
+from rlsdk.conversion import aliases, by_layer, to_checkpoint
+from rlsdk.learners.lora import Lora, is_adapter, merged, peft_names, write_adapter
+from rlsdk.learners.ranks import Ranks
+from rlsdk.learners.zero import full_tensors
+from rlsdk.weights import to_weights
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from rlsdk.contracts import Model
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -25,6 +32,55 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+
+
+@attrs.frozen
+class WeightExporter:
+    """Gathers the actor's tensors; every method is called on all ranks, and rank 0 gets them.
+
+    Attributes:
+        model: The transformers model inside DeepSpeed's engine.
+        source: Origin of the model.
+        ranks: Ranks that hold its parts.
+        lora: LoRA settings it was wrapped with, if any.
+    """
+
+    model: Any
+    source: Model
+    ranks: Ranks
+    lora: Lora | None
+
+    def weights(self, version: int) -> Weights | None:
+        """All tensors as `save_pretrained` would write them, an adapter merged; gathered layer by layer."""
+        left_out = aliases(self.model)
+        found = Weights(version, {}, {})
+        for names in by_layer(name for name in self.model.state_dict() if name not in left_out):
+            tensors = self._whole(self._tensors(names.__contains__))
+            if self.ranks.rank == 0:
+                layer = to_weights(version, to_checkpoint(self.model, tensors))
+                found = Weights(version, {**found.tensors, **layer.tensors}, {**found.dtypes, **layer.dtypes})
+        return found if self.ranks.rank == 0 else None
+
+    def adapter_weights(self, version: int) -> Weights | None:
+        """The adapter's tensors, by the names of peft's files."""
+        assert self.lora is not None
+        weights = to_weights(version, peft_names(self._tensors(is_adapter)))
+        return attrs.evolve(weights, adapter=self.lora.adapter) if self.ranks.rank == 0 else None
+
+    def export(self, folder: Path) -> None:
+        """Write weights (safetensors), config and tokenizer; an adapter merged, and as peft writes it in `adapter`."""
+        tensors = self._tensors()
+        if self.ranks.rank == 0:
+            write_model(folder, self.model, self._whole(tensors), self.source)
+            if self.lora is not None:
+                write_adapter(folder / "adapter", self.model, tensors, self.source)
+        self.ranks.gather(None)
+
+    def _tensors(self, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+        return full_tensors(self.model, keep=self.ranks.rank == 0, wanted=wanted)
+
+    def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return tensors if self.lora is None else merged(tensors, self.lora)
 
 
 def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source: Model) -> None:

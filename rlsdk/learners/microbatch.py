@@ -45,7 +45,9 @@ def split(lengths: np.ndarray, world: int, pairs: np.ndarray | None = None) -> l
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.searchsorted(ends, total * np.arange(1, world) / world, side="left") + 1
     if pairs is not None:
-        cuts = _past_pair(cuts, pairs[order])
+        labels = pairs[order]  # each cut moves forward to where the next pair begins
+        bounds = np.append(_unit_starts(labels), len(labels))
+        cuts = bounds[np.searchsorted(bounds, np.minimum(cuts, len(labels)), side="left")]
     return np.split(order, np.minimum(cuts, len(order)))
 
 
@@ -89,9 +91,3 @@ def _fill(lengths: np.ndarray, bounds: np.ndarray, begin: int, max_tokens: int, 
 
 def _unit_starts(labels: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.append(True, labels[1:] != labels[:-1])) if len(labels) else np.empty(0, np.int64)
-
-
-def _past_pair(cuts: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Move each cut forward to the next beginning of a pair."""
-    bounds = np.append(_unit_starts(labels), len(labels))
-    return np.asarray(bounds[np.searchsorted(bounds, np.minimum(cuts, len(labels)), side="left")])

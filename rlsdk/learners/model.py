@@ -190,7 +190,9 @@ def _load(auto: Any, model: Model, attention: Attention, checkpointing: bool) ->
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    _without_dropout(config)
+    for name, value in vars(config).items():  # no dropout: the learner's logprobs must be the engine's
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, 0.0)
     loaded, report = auto.from_pretrained(
         model.path,
         config=config,
@@ -223,10 +225,3 @@ def check_layers(config: Any) -> None:
 
 def _layer_types(text: Any) -> set[str]:
     return set(getattr(text, "layer_types", None) or ())
-
-
-def _without_dropout(config: Any) -> None:
-    """Logprobs of the learner must be those of the engine, and of its own earlier pass."""
-    for name, value in vars(config).items():
-        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
-            setattr(config, name, 0.0)

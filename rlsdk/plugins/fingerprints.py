@@ -72,21 +72,15 @@ def of_package(distribution: str, version: str, package: str) -> Fingerprint:
 def _compiled(obj: Any) -> str:
     """A function or class as text that is the same in every process."""
     if inspect.isclass(obj):
-        members = sorted(vars(obj).items())
-        methods = [(name, _compiled(value)) for name, value in members if _is_written(value)]
-        return repr((methods, _defaults(obj)) if attrs.has(obj) else methods)
+        functions = [(name, value) for name, value in sorted(vars(obj).items()) if inspect.isfunction(value)]
+        # Methods that attrs generated hold numbers of their process.
+        by_hand = [each for each in functions if not each[1].__code__.co_filename.startswith("<attrs generated")]
+        methods = [(name, _compiled(value)) for name, value in by_hand]
+        if not attrs.has(obj):
+            return repr(methods)
+        return repr((methods, [(field.name, _default(field.default)) for field in attrs.fields(obj)]))
     code = obj if isinstance(obj, types.CodeType) else obj.__code__
     return repr((code.co_code, code.co_names, [_constant(value) for value in code.co_consts]))
-
-
-def _is_written(value: Any) -> bool:
-    """Return whether a member of a class was written by its author; those of attrs hold numbers of their process."""
-    return inspect.isfunction(value) and not value.__code__.co_filename.startswith("<attrs generated")
-
-
-def _defaults(cls: type) -> list[tuple[str, str]]:
-    """The defaults of an attrs class as text; an algorithm consists of nothing else."""
-    return [(field.name, _default(field.default)) for field in attrs.fields(cls)]
 
 
 def _default(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Tests of a task, in the forms in which data sets have them, as runs of the sandbox and what they should give."""
+"""Reads the tests of a coding task, in the forms that data sets use, as sandbox runs and their expected results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ FORMS = (
     "asserts as text or a list of them, a list of {input, output}, {inputs, outputs}, or {fn_name, inputs, outputs}, "
     "each also as JSON"
 )
-_SAID = 200
+_MAX_MESSAGE = 200
+"""Most characters of a message from tested code."""
 
 
 class BadTestsError(ValueError):
@@ -29,7 +30,7 @@ class BadTestsError(ValueError):
 
 
 Verdicts = list[str]
-"""Of each test: empty if it passed, else why not."""
+"""One text per test: empty if it passed, otherwise why it failed."""
 
 
 @attrs.frozen
@@ -88,7 +89,7 @@ def _cases(answer: Any, tolerance: float | None) -> Cases:
         return _statements("\n".join(listed), tolerance)
     if listed and all(isinstance(each, Mapping) and {"input", "output"} <= set(each) for each in listed):
         return _programs([each["input"] for each in listed], [each["output"] for each in listed], tolerance)
-    raise BadTestsError("it has another form")
+    raise BadTestsError("it has none of these forms")
 
 
 def _list(answer: Mapping[str, Any], name: str) -> list[Any]:
@@ -103,8 +104,14 @@ def _programs(inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float | 
     expected = [_text(each) for each in outputs]
     runs = [SandboxRun(input=_text(each).encode("utf-8", "surrogateescape")) for each in inputs]
 
+    def verdict(ran: SandboxResult, wanted: str) -> str:
+        if ran.stopped or ran.status:
+            return _ended(ran)
+        given = ran.output.decode("utf-8", "replace")
+        return "" if same_text(given, wanted, tolerance) else f"it printed {reprlib.repr(given)}"
+
     def judge(ran: Sequence[SandboxResult]) -> Verdicts:
-        found = [_printed(each, wanted, tolerance) for each, wanted in zip(ran, expected, strict=False)]
+        found = [verdict(*pair) for pair in zip(ran, expected, strict=False)]
         return found + ["there was no time left"] * (len(expected) - len(found))
 
     return Cases(runs, len(runs), judge)
@@ -117,13 +124,6 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise BadTestsError(f"expected text that is read or written, got {reprlib.repr(value)}")
     return value
-
-
-def _printed(ran: SandboxResult, expected: str, tolerance: float | None) -> str:
-    if ran.stopped or ran.status:
-        return _ended(ran)
-    given = ran.output.decode("utf-8", "replace")
-    return "" if same_text(given, expected, tolerance) else f"it printed {reprlib.repr(given)}"
 
 
 def _ended(ran: SandboxResult) -> str:
@@ -140,8 +140,8 @@ def _ended(ran: SandboxResult) -> str:
 
 
 def brief(text: str) -> str:
-    """The beginning of what tested code said, without what moves a cursor."""
-    return "".join(c if c.isprintable() else " " for c in text[:_SAID])
+    """The beginning of a message from tested code, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:_MAX_MESSAGE])
 
 
 def _calls(name: Any, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float | None) -> Cases:

@@ -68,8 +68,14 @@ class _CodeComparison:
         if isinstance(a, dict) and isinstance(b, dict):
             return self._same_held(a, b)
         if isinstance(a, bool | int | float) and isinstance(b, bool | int | float):
-            return a == b or (self._tolerance is not None and _near_numbers(a, b, self._tolerance))
+            return a == b or self._near_numbers(a, b)
         return type(a) is type(b) and not isinstance(a, list) and bool(a == b)
+
+    def _near_numbers(self, a: float, b: float) -> bool:
+        try:
+            return self._tolerance is not None and _near(float(a), float(b), self._tolerance)
+        except OverflowError:  # an integer too large for a float
+            return False
 
     def _same_held(self, a: dict[str, Any], b: dict[str, Any]) -> bool:
         if len(a) != 1:
@@ -96,13 +102,6 @@ class _CodeComparison:
         if self._as_json and isinstance(value, bool | int | float | None):
             value = json.dumps(value)
         return json.dumps(_plain(value), sort_keys=True)
-
-
-def _near_numbers(a: float, b: float, tolerance: float) -> bool:
-    try:
-        return _near(float(a), float(b), tolerance)
-    except OverflowError:
-        return False
 
 
 def _plain(value: Any) -> Any:

@@ -81,7 +81,7 @@ def _fault(answer: str, target: Fraction | int, offered: list[str]) -> str:
     """Why an answer is wrong; empty if it is right."""
     expression, equals, result = answer.partition("=")
     if equals and not _states(result, target):
-        return f"what stands behind '=' is not the target {target}"
+        return f"the number after '=' is not the target {target}"
     try:
         tokens = tokenize(expression)
         # Before the evaluation: what is left to evaluate has no more, and no larger, numbers than the task.

@@ -144,7 +144,9 @@ class Foreign:
         if isinstance(result, Exception):
             return [Score.invalid(described(result))] * count
         if self.none == "zero":
-            result = _without_none(result)
+            listed = isinstance(result, list | tuple)
+            values = [0.0 if value is None else value for value in (result if listed else [result])]
+            result = values if listed else values[0]
         return prepared.read(result, count)
 
 
@@ -154,12 +156,6 @@ async def _settled(result: Any) -> Any:
         return await result if inspect.isawaitable(result) else result
     except Exception as error:  # noqa: BLE001 - as above
         return error
-
-
-def _without_none(result: Any) -> Any:
-    if isinstance(result, list | tuple):
-        return [0.0 if value is None else value for value in result]
-    return 0.0 if result is None else result
 
 
 def _fault(option: str, text: str) -> OptionError:

@@ -89,21 +89,16 @@ class Format:
             return "" if matched else "the response does not match the pattern"
         if self._schema is not None and self.within is None:
             return json_fault(rollout.response, self._schema, self.timeout)
-        text = _continued(rollout, self.tags[0])
+        text, opening = rollout.response, f"<{self.tags[0]}>"
+        prompt = rollout.task.prompt
+        if isinstance(prompt, str) and prompt.rstrip().endswith(opening):  # the response continues it
+            text = opening + text
         fault = _tags_fault(text, self.tags)
         if fault or self._schema is None:
             return fault
         held = text.partition(f"<{self.within}>")[2].partition(f"</{self.within}>")[0]
         fault = json_fault(held, self._schema, self.timeout)
         return f"<{self.within}>: {fault}" if fault else ""
-
-
-def _continued(rollout: Rollout, tag: str) -> str:
-    """Return the response, preceded by the opening tag with which a text prompt ends."""
-    prompt = rollout.task.prompt
-    opening = f"<{tag}>"
-    begun = isinstance(prompt, str) and prompt.rstrip().endswith(opening)
-    return opening + rollout.response if begun else rollout.response
 
 
 def _tags_fault(text: str, tags: tuple[str, ...]) -> str:

@@ -38,7 +38,7 @@ class EndpointError(Exception):
 
 
 @attrs.define
-class _Session:
+class _LoopConnections:
     client: httpx.AsyncClient
     slots: asyncio.Semaphore
     users: int = 0
@@ -61,7 +61,7 @@ class JudgeClient:
     max_concurrency: int
     retries: int
     timeout: float
-    _session: _Session | None = attrs.field(default=None, init=False)
+    _session: _LoopConnections | None = attrs.field(default=None, init=False)
 
     async def ask(self, body: Mapping[str, Any]) -> str:
         """The text of the answer to one request.
@@ -80,7 +80,9 @@ class JudgeClient:
                             last = str(error)
                             if error.wait is None:
                                 raise
-                            wait = max(error.wait, _backoff(attempt))
+                            # Twice as long each time; spread, so that clients do not all come back at once.
+                            backoff = min(_FIRST_WAIT * 2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)
+                            wait = max(error.wait, backoff)
                             if asyncio.get_running_loop().time() + wait > (limit.when() or math.inf):
                                 raise EndpointError(f"{last}; {wait:g} s later there is no time left") from error
                             if attempt < self.retries:
@@ -90,14 +92,14 @@ class JudgeClient:
             raise EndpointError(f"{last} (after {self.retries + 1} attempts)")
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[_Session]:
+    async def _opened(self) -> AsyncIterator[_LoopConnections]:
         """A client that lives as long as somebody waits for it: connections are shared, and none outlives its loop."""
         if self._session is None:
             import httpx
 
             pool = httpx.Limits(max_connections=self.max_concurrency)
             client = httpx.AsyncClient(timeout=None, limits=pool, follow_redirects=False)
-            self._session = _Session(client, asyncio.Semaphore(self.max_concurrency))
+            self._session = _LoopConnections(client, asyncio.Semaphore(self.max_concurrency))
         session = self._session
         session.users += 1
         try:
@@ -111,7 +113,8 @@ class JudgeClient:
     async def _attempt(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> str:
         import httpx
 
-        headers = {"accept-encoding": "identity", **self._authorization()}
+        key = self._key()
+        headers = {"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})}
         url = f"{self.base_url.rstrip('/')}/chat/completions"
         try:
             async with client.stream("POST", url, json=body, headers=headers) as response:
@@ -124,13 +127,12 @@ class JudgeClient:
         again = status == 429 or status >= 500
         raise EndpointError(self._clean(f"status {status}: {text.strip()}"), wait if again else None)
 
-    def _authorization(self) -> dict[str, str]:
-        key = os.environ.get(self.key_variable) if self.key_variable else None
-        return {"authorization": f"Bearer {key}"} if key else {}
+    def _key(self) -> str | None:
+        return os.environ.get(self.key_variable) if self.key_variable else None
 
     def _clean(self, text: str) -> str:
         """A message without the key, which servers like to repeat, and not too long."""
-        key = os.environ.get(self.key_variable) if self.key_variable else None
+        key = self._key()
         text = text.replace(key, "[key]") if key else text
         return "".join(c if c.isprintable() else " " for c in text[:_SAID])
 
@@ -141,11 +143,6 @@ class JudgeClient:
             if len(held) > MAX_BODY:
                 raise EndpointError(f"its answer has more than {MAX_BODY} bytes")
         return held.decode("utf-8", "replace")
-
-
-def _backoff(attempt: int) -> float:
-    """Seconds before the next attempt, twice as many each time; spread, so that not all come back at once."""
-    return min(_FIRST_WAIT * 2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)
 
 
 def _retry_after(value: str | None) -> float:

@@ -30,7 +30,7 @@ from rlsdk.types import Group, Task
 
 MODULES = ("general", "packed", "losses", "scoring", "worlds", "algorithms")
 """Modules of `rlsdk.testing.properties`, in the order in which their properties are checked."""
-MADE = ("contract", "defaults-valid")
+BEFORE_CALLS = ("contract", "defaults-valid")
 """Properties that must hold before a component is instantiated and called."""
 Options = Mapping[str, Mapping[str, Any]]
 """Name of a component -> its options."""
@@ -45,7 +45,7 @@ def properties(component: Component) -> tuple[Property, ...]:
 
 
 class Check:
-    """Lazy findings for one component: each property is checked when first asked for.
+    """Checks of one component; each property is checked when its finding is first asked for.
 
     Attributes:
         subject: The component with its options.
@@ -78,13 +78,13 @@ class Check:
         return [self.finding(name) for name in self.properties]
 
     def _require(self, prop: Property) -> None:
-        """Raise `NotApplicable` where the property says nothing yet."""
+        """Raise `NotApplicable` if an option, or another property that this one builds on, is missing."""
         missing = self.subject.missing
         if prop.makes and missing:
             names = ", ".join(f"{option.name} ({option.type_name})" for option in missing)
             given = " ".join(f"--option {self.subject.component.name}.{option.name}=VALUE" for option in missing)
             raise NotApplicable(f"needs {'option' if len(missing) == 1 else 'options'} {names}: {given}")
-        for before in (*(MADE if prop.makes else ()), *prop.after):
+        for before in (*(BEFORE_CALLS if prop.makes else ()), *prop.after):
             found = self.finding(before) if before in self.properties else None
             if found is not None and found.outcome != "passed":
                 why = found.reason if found.outcome == "skipped" else f"{before} does not hold"
@@ -103,7 +103,7 @@ class Check:
 
     def _declares_its_needs(self) -> bool:
         if "needs-declared" not in self.properties or self.subject.missing or fault_of(self.subject.component):
-            return True  # what cannot be called reads nothing
+            return True  # a component that cannot be called reads nothing
         if self._declares is None:
             self._declares = not reads_undeclared(self.subject)
         return self._declares
@@ -158,7 +158,11 @@ def checks(
     origin = plugins.entries[name][0].origin
     found = []
     for each in chosen:
-        given = _options_of(each, (options or {}).get(each.name, {}), [c for c in components if c.name == each.name])
+        # Components of several kinds may share a name: leave out the options that only another of them declares.
+        own = {option.name for option in each.options}
+        others = {option.name for c in components if c.name == each.name for option in c.options}
+        asked = (options or {}).get(each.name, {})
+        given = {key: value for key, value in asked.items() if key in own or key not in others}
         found.append(Check(_subject(Subject(each, given, name, origin, plugins, tuple(tasks)))))
     return found, broken
 
@@ -195,15 +199,8 @@ def _collect(plugins: Plugins, name: str, kinds: Iterable[Kind]) -> tuple[list[C
     return components, broken
 
 
-def _options_of(component: Component, given: Mapping[str, Any], namesakes: Sequence[Component]) -> dict[str, Any]:
-    """Select the options that a component declares: components of several kinds may share a name."""
-    own = {option.name for option in component.options}
-    others = {option.name for each in namesakes for option in each.options}
-    return {key: value for key, value in given.items() if key in own or key not in others}
-
-
 def _subject(subject: Subject) -> Subject:
-    """Refuse options that do not fit: they are not the component's fault."""
+    """Make the component once if it was given options: unfit ones are the caller's fault, not the component's."""
     if subject.given and not subject.missing:
         subject.make()
     return subject
@@ -226,24 +223,18 @@ def _smallest(
     while case is not None and shrunk:
         shrunk = False
         for value in _smaller(case.value):
-            found = _quiet_violation(prop, subject, Case(case.title, value))
+            try:
+                found = _violation(prop, subject, Case(case.title, value))
+            except NotApplicable:
+                continue
             if found is not None and found.sort == violated.sort:
                 case, violated, shrunk = Case(title, value), found, True
                 break
     return case, violated
 
 
-def _quiet_violation(prop: Property, subject: Subject, case: Case[Any]) -> Violated | None:
-    try:
-        return _violation(prop, subject, case)
-    except NotApplicable:
-        return None
-
-
 def _smaller(value: Any) -> Iterator[Any]:
-    if isinstance(value, CreditInputs):
-        return parts.smaller(value)
-    if isinstance(value, LossInputs):
+    if isinstance(value, CreditInputs | LossInputs):
         return parts.smaller(value)
     return samples.smaller(value) if isinstance(value, Group) else iter(())
 

@@ -46,16 +46,15 @@ class Results:
 
 
 def invoke(subject: Subject, made: Callable[..., Any], x: CreditInputs | LossInputs) -> Any:
-    """Call it as its kind is called."""
+    """Call a component as its kind is called; await the answer of an `async` advantage or shaping."""
     if subject.component.kind == "kl" and isinstance(x, LossInputs):
         return subject.call(at(made, x.train_step), x.logprobs, x.ref_logprobs)
-    return subject.call(_settled, made, x)
 
+    def call() -> Any:
+        answer = made(x)
+        return run_to_end(answer) if isinstance(x, CreditInputs) and inspect.isawaitable(answer) else answer
 
-def _settled(made: Callable[..., Any], x: CreditInputs | LossInputs) -> Any:
-    """The answer; of an advantage or a shaping that is `async`, what it gives when it is awaited."""
-    answer = made(x)
-    return run_to_end(answer) if isinstance(x, CreditInputs) and inspect.isawaitable(answer) else answer
+    return subject.call(call)
 
 
 def results(
@@ -141,10 +140,10 @@ def _leaves(values: Tensor) -> list[Tensor]:
 
 
 def check_finite(found: Results, x: CreditInputs | LossInputs) -> None:
-    """Refuse values that are not finite: of credit anywhere, of losses where a token is trained on.
+    """Refuse values that are not finite: anywhere in a credit, and at trained tokens of a loss.
 
     Raises:
-        Violated: With the values.
+        Violated: A value is not finite; it shows them all.
     """
     for name, value in found.values.items():
         counted = value if isinstance(x, CreditInputs) else value[x.loss_mask]
@@ -157,7 +156,7 @@ def check_finite(found: Results, x: CreditInputs | LossInputs) -> None:
 def check_same(
     found: Results, wanted: Results, x: CreditInputs | LossInputs, why: str, *, tolerance: float = TIGHT
 ) -> None:
-    """Compare results where they count: of each rollout, and of each token with `loss_mask`.
+    """Compare the results of all rollouts, and of the tokens that `loss_mask` includes.
 
     Args:
         found: On the changed input.

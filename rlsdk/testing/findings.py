@@ -28,7 +28,7 @@ class Violated(Exception):
 
 
 class NotApplicable(Exception):
-    """A rule says nothing of this component, and why."""
+    """A rule does not apply to this component; the message says why."""
 
 
 @attrs.frozen

@@ -24,7 +24,7 @@ STEEP = 30.0
 
 @attrs.frozen(eq=False)
 class Case(Generic[T]):
-    """An input, and what is special about it."""
+    """An input with a title that says what is special about it."""
 
     title: str
     value: T
@@ -92,16 +92,11 @@ def credit(
         train_step=2,
         train_steps=8,
     )
-    return x.replace(token_rewards=_halves(x)) if token_rewards else x
-
-
-def _halves(x: CreditInputs) -> Tensor:
-    """Each reward on its rollout's first and last token, half and half."""
-    ends = x.lengths.cumsum(0)
-    some = x.lengths > 0
-    half = x.rewards[some] / 2
-    spread = torch.zeros(len(x.loss_mask))
-    return spread.index_add(0, (ends - x.lengths)[some], half).index_add(0, ends[some] - 1, half)
+    if not token_rewards:
+        return x
+    ends, some = x.lengths.cumsum(0), x.lengths > 0
+    firsts, lasts, half = (ends - x.lengths)[some], ends[some] - 1, x.rewards[some] / 2
+    return x.replace(token_rewards=torch.zeros(t).index_add(0, firsts, half).index_add(0, lasts, half))
 
 
 def losses(
@@ -127,10 +122,11 @@ def losses(
         old = -1 - steep * (signs > 0)
         policies = [steep * signs, -steep * signs, steep * signs.flip(0)]
     logprobs, behaviour, ref = (old + shift for shift in policies)
+    advantages = draw(t, 0.25, 2) * torch.where(segments % 2 == 0, 1.0, -1.0)
     return LossInputs(
         logprobs,
         old,
-        _sided(draw(t, 0.25, 2), lengths),
+        advantages,
         draw.mask(lengths, gaps),
         segments,
         behaviour_logprobs=behaviour,
@@ -147,18 +143,12 @@ def losses(
     )
 
 
-def _sided(sizes: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Advantages: above zero in every other rollout."""
-    signs = torch.tensor([1.0, -1.0])[torch.arange(len(lengths)) % 2]
-    return sizes * torch.repeat_interleave(signs, torch.tensor(lengths, dtype=torch.int64))
-
-
 GROUPS = (0, 0, 0, 1, 1, 1)
 REWARDS = (0.5, 0.0, 1.0, 0.25, 2.0, -1.0)
 
 
 def ordinary_credit() -> list[Case[CreditInputs]]:
-    """Nothing special: two groups of three, ragged; gaps; rewards on tokens."""
+    """Ordinary batches: two groups of three rollouts of different lengths; with gaps; with rewards on tokens."""
     return [
         Case("two groups of three", credit(RAGGED, GROUPS, REWARDS)),
         Case("gaps in the loss mask", credit(RAGGED, GROUPS, REWARDS, gaps=True, seed=1)),
@@ -175,7 +165,7 @@ def singleton_credit() -> list[Case[CreditInputs]]:
 
 
 def equal_credit() -> list[Case[CreditInputs]]:
-    """Rewards that say nothing; 0.1 has no exact mean."""
+    """Batches whose groups have equal rewards; the mean of several 0.1 is inexact in floats."""
     return [
         Case("equal rewards in each group", credit(RAGGED, GROUPS, (0.1, 0.1, 0.1, 1.0, 1.0, 1.0))),
         Case("equal rewards everywhere", credit(RAGGED, GROUPS, (0.0,) * 6, gaps=True)),
@@ -206,7 +196,7 @@ def extreme_credit() -> list[Case[CreditInputs]]:
 
 
 def ordinary_losses() -> list[Case[LossInputs]]:
-    """Nothing special: three pairs, ragged; gaps."""
+    """Ordinary batches: three pairs of rollouts of different lengths; with gaps."""
     return [
         Case("three pairs of rollouts", losses(RAGGED)),
         Case("gaps in the loss mask", losses(RAGGED, gaps=True, seed=1)),
@@ -245,7 +235,7 @@ def extreme_losses() -> list[Case[LossInputs]]:
 
 
 def soiled(x: Any) -> Any:
-    """The batch with other numbers at the tokens that do not count, such as the learner computes there, too."""
+    """The batch with other numbers at the tokens that `loss_mask` excludes: the learner computes values there, too."""
     changed: dict[str, Tensor] = {}
     for name, number in (
         ("logprobs", -7.0),

@@ -20,8 +20,8 @@ from rlsdk.contracts import Completion, Sampling
 from rlsdk.errors import ConfigError
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.testing.conversations import conversations, describe
 from rlsdk.testing.findings import NotApplicable
+from rlsdk.testing.samples import conversations, describe
 from rlsdk.testing.tool_formats import round_trip_fault
 from rlsdk.types import Message, Task
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Generator
 from pathlib import Path
@@ -86,7 +87,10 @@ class PropertyItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Location of the component, for pytest's report."""
         assert isinstance(self.parent, ComponentNode)
-        return self.path, _line(self.parent.check.subject.component.obj), f"{self.parent.name} {self.name}"
+        line: int | None = None
+        with contextlib.suppress(OSError, TypeError):  # an object without a source file
+            line = inspect.getsourcelines(self.parent.check.subject.component.obj)[1] - 1
+        return self.path, line, f"{self.parent.name} {self.name}"
 
 
 def _source(obj: Any) -> Path:
@@ -94,10 +98,3 @@ def _source(obj: Any) -> Path:
         return Path(inspect.getsourcefile(obj) or "")
     except TypeError:  # made in an interpreter, or in a file that is a plugin
         return Path(getattr(inspect.getmodule(obj), "__file__", None) or ".")
-
-
-def _line(obj: Any) -> int | None:
-    try:
-        return inspect.getsourcelines(obj)[1] - 1
-    except (OSError, TypeError):
-        return None

@@ -1,4 +1,4 @@
-"""A policy that says what a script says: workflows and rewards run on it without an engine, as in a training."""
+"""A policy whose answers come from a script, so that workflows and rewards run without an engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOGPROB = -0.5
 
 
 class ScriptedPolicy:
-    """Stands where the engines stand; answers with what `script` returns for the text of the prompt so far."""
+    """Takes the place of the engines: answers with what `script` returns for the text so far."""
 
     def __init__(self, codec: ChatTokenizer, script: Callable[[str], str], version: int = 0) -> None:
         """Set the script.

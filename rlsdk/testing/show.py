@@ -46,7 +46,7 @@ def counted(count: int, what: str) -> str:
 
 
 def text(value: str) -> str:
-    """Text as Python writes it; what repeats itself by how often it does."""
+    """Text as Python writes it; a long repetition as the repeated part and its count."""
     if len(value) <= 4 * MANY:
         return repr(value)
     for size in range(1, 4 * MANY):

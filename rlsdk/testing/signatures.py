@@ -15,7 +15,7 @@ from rlsdk.kinds import Kind
 from rlsdk.testing.subject import SUPPLIED
 
 Fault = tuple[str, str]
-"""(what was expected, what there is)."""
+"""(what was expected, what was found instead)."""
 SYNC: tuple[Kind, ...] = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "tasks")
 """Kinds whose functions rlsdk calls without awaiting them."""
 
@@ -37,14 +37,14 @@ def fault_of(component: Component) -> Fault | None:
     if kind == "algorithm":
         return _no_algorithm(obj)
     if kind == "tasks":
-        return _lacks_sequence(obj) if inspect.isclass(obj) else _uncallable(obj, ())
+        return _no_task_source(obj)
     if kind == "workflow":
-        return _lacks(obj, contracts.Workflow) if inspect.isclass(obj) else _no_workflow(obj)
+        return _no_workflow(obj)
     return _uncallable(obj, ARGUMENTS[kind], SUPPLIED.get(kind, {})) or _hidden_options(obj, ARGUMENTS[kind])
 
 
 def _uncallable(obj: Any, arguments: Sequence[str], keywords: Mapping[str, Any] | None = None) -> Fault | None:
-    """A function, or a class whose instances are called."""
+    """Fault of a function, or of a class whose instances are called."""
     if inspect.isclass(obj):
         if not inspect.isfunction(getattr(obj, "__call__", None)):  # noqa: B004 - the method itself is looked at
             return f"a method __call__({', '.join(['self', *arguments])})", "none"
@@ -76,7 +76,7 @@ def _unbindable(
 
 
 def _lacks(obj: Any, protocol: type) -> Fault | None:
-    """A class that offers what a protocol does."""
+    """Fault of a class that must offer all members of a protocol."""
     if not inspect.isclass(obj):
         return f"a class with the methods of {protocol.__name__}", f"a function {obj.__name__}"
     for name, member in vars(protocol).items():
@@ -107,15 +107,19 @@ def _written(name: str, function: Callable[..., Any]) -> str:
     return f"{name}({', '.join(inspect.signature(function).parameters)})"
 
 
+def _no_task_source(obj: Any) -> Fault | None:
+    if not inspect.isclass(obj):
+        return _uncallable(obj, ())
+    lacking = [name for name in ("__len__", "__getitem__") if not hasattr(obj, name)]
+    return ("a class of sized, indexable instances", f"no {' and no '.join(lacking)}") if lacking else None
+
+
 def _no_workflow(obj: Any) -> Fault | None:
+    if inspect.isclass(obj):
+        return _lacks(obj, contracts.Workflow)
     if not inspect.iscoroutinefunction(obj):
         return f"async def {obj.__name__}(task, chat)", "a function that is not async"
     return _unbindable(obj, ("task", "chat"), None, obj.__name__)
-
-
-def _lacks_sequence(obj: type) -> Fault | None:
-    lacking = [name for name in ("__len__", "__getitem__") if not hasattr(obj, name)]
-    return ("a class of sized, indexable instances", f"no {' and no '.join(lacking)}") if lacking else None
 
 
 def _no_algorithm(obj: Any) -> Fault | None:

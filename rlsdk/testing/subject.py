@@ -110,5 +110,5 @@ class Subject:
 
 
 def undeclared(error: Violated) -> str:
-    """The message of a read of a field that was not declared; empty if the cause is another."""
+    """The message of a read of an undeclared field; empty if the rule was broken in another way."""
     return str(error.__cause__) if isinstance(error.__cause__, MissingFieldError) else ""

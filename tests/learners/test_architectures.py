@@ -21,9 +21,9 @@ from rlsdk.contracts import ActorSpec, Model, Request, Sampling, TrainBatch, Wei
 from rlsdk.conversion import read_header, trained_shapes
 from rlsdk.engines.transformers import Transformers
 from rlsdk.errors import EngineError, LearnerError
+from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.lora import Lora, wrap
 from rlsdk.learners.model import PolicyModel, load_policy, policy_faults
-from rlsdk.learners.outlet import WeightExporter
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import to_rows
 from rlsdk.weights import from_weights

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rlsdk
 from rlsdk.errors import DataError
 from rlsdk.rewards.extraction import last_boxed
-from rlsdk.rewards.math.bounds import over_limits
+from rlsdk.rewards.math.symbolic import over_limits
 
 
 def judge(reference, text, **options):

@@ -103,8 +103,8 @@ class Tested:
         given: dict[str, Any] = self._ask("names", *wanted)
         found = {name: given[name] for name in wanted if name in given}  # and no others that hostile code may add
         # A module of the standard library is the tests' own, which the answer has not patched.
-        same = [n for n, v in found.items() if isinstance(v, Far) and v._kind == "module" and _standard(n)]
-        return found | {name: import_module(name) for name in same}
+        modules = [name for name, value in found.items() if isinstance(value, Far) and value._kind == "module"]
+        return found | {name: import_module(name) for name in modules if name in sys.stdlib_module_names}
 
     def function(self, name: str) -> Any:
         """A function of the answer, or a method of a new `Solution`."""
@@ -165,10 +165,6 @@ class Tested:
         if kind != "far" or type(number) is not int or type(name) is not str:
             raise TypeError(f"the answer gave no plain data but {kind!r}")
         return self._far.setdefault(number, Far(self._ask, number, name))
-
-
-def _standard(name: str) -> bool:
-    return name in sys.stdlib_module_names
 
 
 def _overwrite(target: Any, value: Any) -> None:

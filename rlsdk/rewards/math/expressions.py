@@ -329,7 +329,7 @@ class _Parser:
         if self._at("(", "{", "["):
             return self._bracket(self._advance().text, depth)
         factors: list[Expression] = []
-        if self._next_is("function") and self._texts(1)[0] not in {"frac", "sqrt"}:
+        if self._is_applied():
             return self._function(self._advance(), depth + 1)
         while not factors or (self._begins_factor() and not self._at("(", "[", "|") and not self._is_applied()):
             factors.append(self._power(depth + 1))

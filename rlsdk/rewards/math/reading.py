@@ -108,17 +108,12 @@ def _form(tokens: Sequence[Token], depth: int) -> Form:
         raise UnreadableError(f"lists are nested deeper than {_MAX_DEPTH}")
     if not tokens:
         raise UnreadableError("a part of it is empty")
-    tokens = _unwrapped(tokens)
+    while len(tokens) > 2 and tokens[0].text == "{" and _spans(tokens, "{"):
+        tokens = tokens[1:-1]
     parts, between = split(tokens, frozenset({",", ";", "or", "and"}))
     if between:
         return _listing(parts, between, depth)
     return _single(tokens, depth)
-
-
-def _unwrapped(tokens: Sequence[Token]) -> Sequence[Token]:
-    while len(tokens) > 2 and tokens[0].text == "{" and _spans(tokens, "{"):
-        tokens = tokens[1:-1]
-    return tokens
 
 
 def _spans(tokens: Sequence[Token], opening: str) -> bool:
@@ -168,11 +163,8 @@ def _without_name(forms: list[Form]) -> list[Form]:
 
 def _flat(forms: list[Form]) -> list[Form]:
     """Replace lists such as that of `± 1` by their items."""
-    return [item for form in forms for item in (form.items if _is_list(form) else (form,))]  # type: ignore[union-attr]
-
-
-def _is_list(form: Form) -> bool:
-    return isinstance(form, Listing) and not form.is_set
+    items = (form.items if isinstance(form, Listing) and not form.is_set else (form,) for form in forms)
+    return [item for each in items for item in each]
 
 
 def _single(tokens: Sequence[Token], depth: int) -> Form:

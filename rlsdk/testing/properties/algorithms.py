@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from rlsdk.components import Component, Use
+from rlsdk.components import Use
 from rlsdk.config.parts import default_faults, merge_parts
 from rlsdk.errors import OptionError, PluginError
 from rlsdk.kinds import PART_LISTS, PARTS
@@ -55,9 +55,11 @@ def parts_merge(subject: Subject, _: Any) -> None:
         if use is None or not isinstance(use.name, str):
             continue
         _, component = subject.plugins.find(kind, use.name)
-        option = _settable(component, use)
-        if option is None:
+        plain = {o.name: o.default for o in component.options if isinstance(o.default, bool | int | float | str)}
+        free = next((name for name in plain if name not in use.options), None)
+        if free is None:
             continue
+        option = {free: plain[free]}
         merged = Use(use.name, {**use.options, **option})
         given = {**subject.options, **merge_parts(defaults, {part: dict(option)})}
         try:
@@ -81,14 +83,6 @@ def defaults_fit(subject: Subject, _: Any) -> None:
     algorithm: Any = subject.make()
     for path, text in default_faults(algorithm.defaults):
         raise Violated("form", f"defaults[{path!r}]: a key of a run, with a value that fits", text)
-
-
-def _settable(component: Component, use: Use) -> dict[str, Any] | None:
-    """An option that the algorithm leaves alone, with a plain default."""
-    for option in component.options:
-        if option.name not in use.options and isinstance(option.default, bool | int | float | str):
-            return {option.name: option.default}
-    return None
 
 
 def _written(value: Any) -> str:

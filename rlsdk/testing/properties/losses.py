@@ -16,7 +16,6 @@ from rlsdk.learners.memory import Memory
 from rlsdk.testing import inputs
 from rlsdk.testing.evaluate import Results, check_same, results
 from rlsdk.testing.findings import Violated
-from rlsdk.testing.inputs import Case
 from rlsdk.testing.parts import places, select, units
 from rlsdk.testing.properties.base import LOSSES, holds
 from rlsdk.testing.properties.packed import FIXED, FORM, ordinary
@@ -107,16 +106,14 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _to_differentiate(subject: Subject) -> list[Case[Any]]:
-    first = inputs.ordinary_losses() if subject.component.kind == "kl" else inputs.on_policy_losses()
-    return [*first, *inputs.empty_losses()]
-
-
 @holds(
     "gradient-only-through-logprobs",
     "policy_loss",
     "kl",
-    inputs=_to_differentiate,
+    inputs=lambda subject: [
+        *(inputs.ordinary_losses() if subject.component.kind == "kl" else inputs.on_policy_losses()),
+        *inputs.empty_losses(),
+    ],
     remedy="compute the loss from x.logprobs itself, without detach(), no_grad, item() or numpy in between; x.entropy "
     "carries a gradient too, where needs=('entropy',) declares it",
     after=(*FORM, "finite-when-all-invalid"),

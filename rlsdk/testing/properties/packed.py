@@ -151,7 +151,10 @@ def finite_on_extremes(subject: Subject, x: Batch) -> None:
 )
 def permutation(subject: Subject, x: Batch) -> None:
     """The order of the rollouts, and the numbers that groups bear, change nothing."""
-    _without_chance(subject, x)
+    if isinstance(x, LossInputs):
+        drawn = [results(subject, x.replace(generator=torch.Generator().manual_seed(seed))) for seed in range(4)]
+        if any(not torch.equal(each.values["values"], drawn[0].values["values"]) for each in drawn):
+            raise NotApplicable("it draws random numbers, which fall on other tokens in another order")
     count = len(lengths_of(x))
     order = torch.randperm(count, generator=torch.Generator().manual_seed(3)).tolist()
     tokens, moved = places(x, order), select(x, order)
@@ -165,15 +168,6 @@ def permutation(subject: Subject, x: Batch) -> None:
 
 def _moved(values: Tensor, order: list[int], tokens: Tensor) -> Tensor:
     return values[order] if len(values) == len(order) != len(tokens) else values[tokens]
-
-
-def _without_chance(subject: Subject, x: Batch) -> None:
-    """Raise `NotApplicable` where the result hangs on random numbers, which fall on other rollouts in another order."""
-    if not isinstance(x, LossInputs):
-        return
-    drawn = [results(subject, x.replace(generator=torch.Generator().manual_seed(seed))) for seed in range(4)]
-    if any(not torch.equal(each.values["values"], drawn[0].values["values"]) for each in drawn):
-        raise NotApplicable("it draws random numbers, which fall on other tokens in another order")
 
 
 @holds(
@@ -191,13 +185,17 @@ def packing(subject: Subject, x: Batch) -> None:
 
 
 def _padded(x: Batch) -> Batch:
-    """The batch by way of planes that are three tokens wider than the longest rollout."""
+    """The batch, padded to three tokens more than its longest rollout and packed again."""
     lengths = lengths_of(x)
     width = int(lengths.max()) + 3
     extra = x.extra
     tensors = {name: value for name, value in vars(x).items() if isinstance(value, Tensor) and name not in extra}
     required = {field.name for field in attrs.fields(type(x)) if not field.kw_only}
-    optional: dict[str, Any] = {n: _plane(x, v, lengths, width) for n, v in tensors.items() if n not in required}
+    optional: dict[str, Any] = {
+        name: pad(value, lengths, width) if len(value) == len(x.loss_mask) else value
+        for name, value in tensors.items()
+        if name not in required
+    }
     mask = pad(x.loss_mask, lengths, width)
     if isinstance(x, CreditInputs):
         parts = {"reward_parts": x.reward_parts} if hasattr(x, "reward_parts") else {}
@@ -208,20 +206,12 @@ def _padded(x: Batch) -> Batch:
     return loss.with_extra(**extra)
 
 
-def _plane(x: Batch, values: Tensor, lengths: Tensor, width: int) -> Tensor:
-    return pad(values, lengths, width) if len(values) == len(x.loss_mask) else values
-
-
-def _with_gaps(subject: Subject) -> list[Case[Any] | None]:
-    return [case for case in ordinary(subject) if case and not bool(case.value.loss_mask.all())]
-
-
 @holds(
     "gaps",
     *CREDIT,
     "policy_loss",
     "correction",
-    inputs=_with_gaps,
+    inputs=lambda subject: [case for case in ordinary(subject) if case and not bool(case.value.loss_mask.all())],
     remedy="mask before summing: x.sequence_sum and x.sequence_mean do, torch.where(x.loss_mask, …, 0) does",
     after=FIXED,
 )

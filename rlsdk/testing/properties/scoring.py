@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 from rlsdk.contracts import batch_of
 from rlsdk.errors import DataError
+from rlsdk.isolation.threads import run_to_end
 from rlsdk.scoring.outcome import as_score
 from rlsdk.testing import samples
 from rlsdk.testing.findings import NotApplicable, Violated
@@ -45,13 +45,9 @@ def score(subject: Subject, rollouts: Sequence[Rollout]) -> list[Score]:
 def _answer(subject: Subject, made: Callable[..., Any], argument: Any) -> Any:
     def call() -> Any:
         found = made(argument)
-        return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
+        return run_to_end(found) if inspect.isawaitable(found) else found
 
     return subject.call(call)
-
-
-async def _awaited(found: Any) -> Any:
-    return await found
 
 
 def _score(answer: Any) -> Score:
@@ -87,14 +83,10 @@ def _responses(subject: Subject) -> list[Case[Any]]:
     return [Case("a response", samples.rollout(task, response)) for response in samples.RESPONSES]
 
 
-def _sample_task(_: Subject) -> list[Case[Any]]:
-    return [Case("the suite's first task", samples.rollout(samples.TASKS[0], samples.RESPONSES[0]))]
-
-
 @holds(
     "scores",
     "reward",
-    inputs=_sample_task,
+    inputs=lambda _: [Case("the suite's first task", samples.rollout(samples.TASKS[0], samples.RESPONSES[0]))],
     remedy="return a finite number or rlsdk.Score(value); raise rlsdk.errors.DataError for a task that cannot be "
     "scored, and give one that can with --task",
 )
