@@ -1,4 +1,4 @@
-"""The mark of algorithms: it makes the class of defaults, so that its author writes no attrs."""
+"""The decorator of algorithms, which makes an attrs class of a plain class or of keyword arguments."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _structured(name: str, field: str, value: Any, kind: Any) -> Any:
 
 
 def _expect_known_fields(name: str, cls: type) -> None:
-    """Refuse a field that is one of `rlsdk.Algorithm` misspelt: nothing would read it."""
+    """Refuse a field that looks like a misspelt one of `rlsdk.Algorithm`, since nothing would read it."""
     fields = attrs.fields(cls)
     if not issubclass(cls, Algorithm) or any(getattr(field.default, "takes_self", False) for field in fields):
         return

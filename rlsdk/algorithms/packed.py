@@ -107,7 +107,7 @@ def _slots(lengths: Tensor, blocks: Tensor, width: int) -> Tensor | None:
 
 
 def _powers(width: int, factor: float, like: Tensor) -> Tensor:
-    """`[width, width]`: column `t` weighs the tokens from `t` on by `factor^(distance)`."""
+    """`[width, width]`: column `t` weights the tokens from `t` on by `factor^(distance)`."""
     steps = torch.arange(width, device=like.device)
     distance = steps[:, None] - steps
     return torch.where(distance >= 0, torch.pow(factor, distance.clamp(min=0).double()), 0).to(like.dtype)

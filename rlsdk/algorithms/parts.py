@@ -1,4 +1,4 @@
-"""A batch taken in parts that fit into the processor's cache: fresh memory costs several times the arithmetic on it."""
+"""Computes on a batch in parts that fit the processor's cache: fresh memory costs more than the arithmetic on it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def row_sums(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def places(mask: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which places of a plane hold tokens, bool `[n, L]`, and the lengths; left out, to the last True of each row."""
+    """Positions of a padded plane that hold tokens, bool `[n, L]`, and lengths (by default up to each last True)."""
     positions = torch.arange(mask.shape[1], device=mask.device)
     if lengths is None:
         ends = torch.where(mask, positions + 1, 0)
@@ -44,7 +44,7 @@ def places(mask: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def pack(optional: dict[str, Any], inside: Tensor) -> dict[str, Any]:
-    """Planes `[n, L]` among the fields, packed."""
+    """Pack the fields that are padded planes `[n, L]`."""
     return {k: v[inside] if isinstance(v, Tensor) and v.dim() == 2 else v for k, v in optional.items()}
 
 

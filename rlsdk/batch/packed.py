@@ -68,7 +68,7 @@ class Packed:
         return found
 
     def _rebuilt(self, held: dict[str, Any]) -> Self:
-        """Create inputs from attributes of these."""
+        """Create a copy from attributes of this object."""
         extra = self.extra.keys()
         own = {name.lstrip("_"): value for name, value in held.items() if name not in extra}
         made = type(self)(**own)

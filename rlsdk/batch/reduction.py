@@ -17,7 +17,7 @@ AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 
 @attrs.frozen
 class Totals:
-    """Denominators of the global batch: the aggregates of its parts, each given it, add up to the whole.
+    """Denominators of the global batch, with which the aggregates of its parts add up to that of the whole.
 
     Attributes:
         tokens: Trained tokens.
@@ -28,12 +28,12 @@ class Totals:
     rollouts: int
 
     def __add__(self, other: Totals) -> Totals:
-        """Denominators of two batches together, which share no rollout."""
+        """Add the denominators of two batches that share no rollout."""
         return Totals(self.tokens + other.tokens, self.rollouts + other.rollouts)
 
     @classmethod
     def of(cls, loss_mask: Tensor, segments: Tensor) -> Totals:
-        """Count them; `loss_mask` bool `[t]`, `segments` int64 `[t]`."""
+        """Count trained tokens and rollouts; `loss_mask` bool `[t]`, `segments` int64 `[t]`."""
         return cls(int(loss_mask.sum()), int(torch.count_nonzero(total(loss_mask.long(), segments, size(segments)))))
 
 

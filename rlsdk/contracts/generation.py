@@ -73,7 +73,7 @@ class ActorSpec:
     colocated: bool = True
 
     def environment(self) -> dict[str, str]:
-        """Variables for any actor here: its threads and how they wait, its caches, no bars of progress in its log."""
+        """Environment variables for any actor here: threads and how they wait, caches, no progress bars in logs."""
         found = {
             "OMP_NUM_THREADS": str(self.threads),
             "TOKENIZERS_PARALLELISM": "false",
@@ -254,20 +254,20 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[Completion]:
-        """One decode step of all that runs; returns what finished."""
+        """Take one decode step for all running continuations; return those that finished."""
         ...
 
     @property
     def unfinished(self) -> int:
-        """Continuations that still run or wait."""
+        """Number of continuations that run or wait."""
         ...
 
     def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
-        """End requests (None: all); returns what they had sampled, as `abort`."""
+        """End requests (None: all); return what they sampled so far, with the finish reason `abort`."""
         ...
 
     def reseed(self, seed: int) -> None:
-        """Seed the generator of requests that bring no seed: the same requests in the same order sample the same."""
+        """Seed the sampling of requests without a seed: the same requests in the same order give the same tokens."""
         ...
 
     def load_weights(self, weights: Weights) -> None:
@@ -283,7 +283,7 @@ class Engine(Protocol):
         ...
 
     def wake(self) -> None:
-        """Take the device back."""
+        """Reclaim the device after `sleep`."""
         ...
 
     def stop(self) -> None:
@@ -333,7 +333,7 @@ class LimitsConcurrency(Protocol):
 
 @runtime_checkable
 class ShowsProgress(Protocol):
-    """An engine that can show the tokens of continuations which are still being sampled."""
+    """Optional interface of an engine that can show the tokens of unfinished continuations."""
 
     def sampled(self, since: Mapping[tuple[str, int], int]) -> list[Sampled]:
         """Return new tokens of running continuations.

@@ -1,4 +1,4 @@
-"""The source of a trainer's rollouts: its interface, and the values that pass between it and the trainer.
+"""Interface of the source of a trainer's rollouts, and the values exchanged with it.
 
 Three things implement `Rollouts`: `rlsdk.trainer.explorer.Explorer` in the trainer's own process, the proxy of an
 explorer that runs as another program, and, in tests, a script. All values are plain, so that they can travel.
@@ -132,7 +132,7 @@ class TakenBatch:
 
 @attrs.frozen
 class RolloutCounters:
-    """Counts since the run began; none of them ever falls.
+    """Counts since the run began; they never decrease.
 
     Attributes:
         clock: Seconds inside the engines, decode steps and tokens, as `EngineGroup.clock` gives them.
@@ -191,7 +191,7 @@ class RolloutSummary:
 
 
 class WeightSender(Protocol):
-    """A learner as the engines see it; called from threads."""
+    """Interface of a learner for the engines; called from threads."""
 
     def weights(self, version: int) -> Any:
         """Return an `ObjectRef` of the weights."""
@@ -207,7 +207,7 @@ class WeightSender(Protocol):
 
 
 class Rollouts(Protocol):
-    """Everything a trainer asks of what makes its rollouts."""
+    """Interface through which a trainer gets its rollouts."""
 
     @property
     def eval_tasks(self) -> int:
@@ -224,7 +224,7 @@ class Rollouts(Protocol):
         ...
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
-        """Close the records of a batch: one final state for each of its tickets."""
+        """Close the records of a batch, each with a final status."""
         ...
 
     async def publish(self, learner: WeightSender, version: int, *, updated: bool) -> float:
@@ -283,7 +283,7 @@ class Rollouts(Protocol):
         ...
 
     async def scale(self, engines: int | None) -> EngineStatus:
-        """Begin to have this number of engines, as far as there is room, and return at once; None: no change."""
+        """Begin to start or stop engines up to this number, as far as there is room, and return at once; None: no change."""
         ...
 
     def sources(self) -> Mapping[str, TaskCounts]:

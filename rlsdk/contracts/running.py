@@ -33,11 +33,11 @@ class EnvHandle(Protocol):
         ...
 
     async def step(self, text: str) -> Step:
-        """Act; fails as `reset` does."""
+        """Take an action; raises what `reset` raises."""
         ...
 
     def close(self) -> None:
-        """Give the place back; nobody waits for the environment's `close`."""
+        """Release the environment, without waiting for its `close`."""
         ...
 
 
@@ -55,7 +55,7 @@ class Chat(Protocol):
 
     @property
     def turns(self) -> int:
-        """Answers so far."""
+        """Number of answers so far."""
         ...
 
     def room(self) -> int:
@@ -70,11 +70,11 @@ class Chat(Protocol):
         ...
 
     def say(self, text: str, role: Role = "user") -> None:
-        """Append what the policy did not write; twice in a row by one role is one message."""
+        """Append a message that the policy did not write; consecutive ones of one role become one message."""
         ...
 
     def tool_result(self, text: str, name: str = "") -> None:
-        """Append what a tool answered."""
+        """Append a tool's result."""
         ...
 
     def offer(self, tools: Sequence[Mapping[str, Any]]) -> bool:
@@ -119,7 +119,7 @@ class Chat(Protocol):
 
 
 class Served(Protocol):
-    """The policy as an endpoint that only one rollout knows."""
+    """An OpenAI-compatible endpoint of the policy for a single rollout."""
 
     @property
     def base_url(self) -> str:
@@ -208,7 +208,7 @@ class PlaysEpisodes(Protocol):
 
 @runtime_checkable
 class RunsUserCode(Protocol):
-    """A workflow of rlsdk's own that may await coroutines, or call functions, that its options name."""
+    """Optional interface of a built-in workflow whose options name functions or coroutines of the user."""
 
     @property
     def runs_user_code(self) -> bool:
@@ -233,7 +233,7 @@ def runs_user_code(component: Any) -> bool:
 
 
 class Environment(Protocol):
-    """A world that answers text with observations.
+    """An environment that answers text actions with observations.
 
     Each rollout has an instance of its own, whose calls come one after the other, each in any thread. Methods may be
     `async`: they run on the event loop of a worker, which thousands share, and must not block it. An environment that

@@ -55,7 +55,7 @@ class LossSpec:
 
 @attrs.frozen(kw_only=True)
 class Roles:
-    """Which models a learner holds."""
+    """Models that a learner holds."""
 
     actor: Model
     critic: Model | None = None
@@ -170,7 +170,7 @@ class Learner(Protocol):
     """One rank of the learner. Every method is called on all ranks, with each rank's own share of the rollouts."""
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Environment variables that must stand before the actor's process imports anything."""
+        """Environment variables to set before the actor's process imports anything."""
         ...
 
     def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
@@ -184,7 +184,7 @@ class Learner(Protocol):
         ...
 
     def values(self, batch: TrainBatch) -> np.ndarray:
-        """float32 `[t]`: the critic's, of the state in which each response token was chosen."""
+        """float32 `[t]`: the critic's value of the state before each response token."""
         ...
 
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
@@ -203,11 +203,11 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to resume, each rank its part, including the state of losses."""
+        """Write everything that `load` needs to resume, each rank its part; the state of losses is included."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Go on from a folder that `save` wrote."""
+        """Continue from a folder that `save` wrote."""
         ...
 
     def export(self, folder: Path) -> None:

@@ -54,7 +54,7 @@ main(int(sys.argv[2]))
 
 
 class ForkServerError(Exception):
-    """The server did not start, or does not fork.
+    """The fork server did not start, or cannot fork.
 
     Attributes:
         refused: True if its prepare function refused: it would refuse again.
@@ -168,7 +168,7 @@ class ForkServer:
         return f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
     def enter_loop(self) -> None:
-        """Hear of forks that end in the running event loop, which may be another than that of the last call."""
+        """Receive the ends of forks in the running event loop, which may differ from that of the last call."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
@@ -258,7 +258,7 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Be the server: prepare, then fork a process for each socket that arrives, and tell how forks ended."""
+    """Run the server: prepare, fork a process for each socket received, and report how forks ended."""
     control = socket.socket(fileno=descriptor)
     given = receive(control)
     try:

@@ -25,13 +25,13 @@ def redirect(path: str | os.PathLike[str]) -> None:
 
 
 def settle() -> None:
-    """Keep the garbage collector from going through what was imported and loaded, again and again: it stays."""
+    """Exclude all objects that exist now from garbage collection: imports and loaded models stay anyway."""
     gc.collect()
     gc.freeze()
 
 
 def fork_alone() -> None:
-    """Make a fork a process group that is killed as one; it ends with its parent, and no interrupt reaches it."""
+    """Give a fork its own process group, end it with its parent, and shield it from interrupts."""
     os.setpgid(0, 0)  # no session of its own: that would be a scheduling group, in which niceness means nothing
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Separate process that ends everything a run started, once a pipe of the driver closes.
+"""A separate process that ends everything a run started when the driver's pipe closes.
 
 Ray's processes end with a driver that shuts down cleanly; if the driver was killed, Ray's agents stay alive.
 """
@@ -27,7 +27,7 @@ SWEEPS = 5
 
 @contextmanager
 def reaped() -> Iterator[None]:
-    """Everything that is started inside is gone some seconds after the end, be it by SIGKILL."""
+    """Ensure that every process started in the block ends within seconds of the block, if need be by SIGKILL."""
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
     os.environ.setdefault("SPT_NOENV", "1")  # Ray's process titles would overwrite the environment that is looked at
@@ -46,7 +46,7 @@ def reaped() -> Iterator[None]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Processes that were started with the mark."""
+    """Find the processes that carry the run's mark in their environment."""
     import psutil  # `rlsdk explain` imports this module where no training is installed
 
     found = []

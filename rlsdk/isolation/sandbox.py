@@ -1,4 +1,4 @@
-"""Runs code that a model wrote, in processes that are locked in and do not outlive the call.
+"""Runs code that a model wrote, in isolated processes that do not outlive the call.
 
 With `namespaces` (Linux) the code has no network, sees Python's standard library and system libraries and nothing else
 of the file system, can write to one folder in memory, has neither rights nor the environment, and shares no process, no
@@ -155,7 +155,7 @@ def missing() -> str:
 
 
 def require(prelude: str, limits: SandboxLimits, isolation: Isolation, packages: bool) -> None:
-    """Refuse to go on where code could not be isolated, or not even a program that does almost nothing would run.
+    """Raise an error if this machine cannot isolate code, or a trivial program fails in the sandbox.
 
     Raises:
         ValueFault: Says what is missing, and what to do.
@@ -193,7 +193,7 @@ def _tried(prelude: str, limits: SandboxLimits, isolation: Isolation, packages: 
 
 
 class _Nowhere:
-    """Stands for a folder where none is needed."""
+    """Placeholder where no folder is needed."""
 
     def __enter__(self) -> str:
         return ""

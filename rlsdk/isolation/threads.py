@@ -46,7 +46,7 @@ class Threads:
 
     @property
     def stuck(self) -> int:
-        """Calls that hang, each in a thread that was left to it."""
+        """Number of hanging calls, each in an abandoned thread."""
         self._stuck = {worker for worker in self._stuck if worker.busy}
         return len(self._stuck)
 

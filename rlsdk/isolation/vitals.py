@@ -1,4 +1,4 @@
-"""Signs of life of processes, as the operating system has them: state, CPU time, bytes read and written."""
+"""Activity of processes as the operating system reports it: state, CPU time, bytes read and written."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def look(processes: Sequence[Identity], *, measured: bool = True) -> list[Vitals
 
 
 def _children() -> dict[int, list[psutil.Process]]:
-    """Process id -> processes that it started, of all that run."""
+    """Return the children of every running process, by process id."""
     import psutil  # `rlsdk explain` imports this module where no training is installed
 
     found: dict[int, list[psutil.Process]] = {}

@@ -1,4 +1,4 @@
-"""The way from code that starts actors or enters stages to the watchdog of the run, if the run has one."""
+"""Connects code that starts actors or enters stages with the run's watchdog, if it has one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CURRENT", "Watch", "forget_actor", "main_loop", "stage", "watch_acto
 
 
 class Watch(Protocol):
-    """The watchdog, as those see it who have something to be watched."""
+    """Interface of the watchdog for code that has something to be watched."""
 
     def enter(self, stage: str) -> object:
         """Begin a stage; returns its key."""
@@ -28,7 +28,7 @@ class Watch(Protocol):
         ...
 
     def remove_actor(self, actor: Any) -> None:
-        """Watch an actor no more."""
+        """Stop watching an actor."""
         ...
 
     def add_loop(
@@ -78,14 +78,14 @@ def watch_actor(name: str, actor: Any, log: object, *, replaced: bool = False) -
 
 
 def forget_actor(actor: Any) -> None:
-    """Have the watchdog watch an actor no more: it is being ended."""
+    """Have the watchdog stop watching an actor that is about to be ended."""
     if (watch := CURRENT.get()) is not None:
         watch.remove_actor(actor)
 
 
 @contextmanager
 def main_loop(finish: Callable[[], object] | None = None) -> Iterator[None]:
-    """Have the watchdog watch the running loop, and be able to end the run, during a block.
+    """During a block, have the watchdog watch the running event loop and give it the means to end the run.
 
     Args:
         finish: Called in the loop; has the run finish and save its step, and end. Left out, its task is cancelled.

@@ -70,7 +70,7 @@ class LearnerActor(RunActor):
 
 
 def _free_port() -> int:
-    """A port on which nobody listens.
+    """Find a free port.
 
     Raises:
         LearnerError: There is none.

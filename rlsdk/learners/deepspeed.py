@@ -361,13 +361,13 @@ class DeepSpeedLearner:
         return dict(self._clock.seconds)
 
     def save(self, folder: Path) -> None:
-        """Write what `load` needs to go on, every rank its part, and a manifest of hashes; all ranks see `folder`."""
+        """Write what `load` needs, each rank its part, and a manifest of hashes; all ranks must see `folder`."""
         # A frozen base lies in the model's own folder.
         memory, frozen = self._updates.objective.state(), self.lora is None
         save_models(folder, self._trained, self._ranks, self._facts, memory=memory, frozen=frozen)
 
     def load(self, folder: Path) -> None:
-        """Go on from a folder that `save` wrote; nothing is opened unless all hashes match, and nothing executed.
+        """Continue from a folder that `save` wrote; no file is opened unless all hashes match, and nothing is executed.
 
         Raises:
             CheckpointError: A file is missing or changed, or the learner was set up otherwise.

@@ -36,7 +36,7 @@ _TOKENIZER_FILES = (
 
 @attrs.frozen
 class WeightExporter:
-    """Gathers the actor's tensors; every method is called on all ranks, and rank 0 gets them.
+    """Gathers the actor's tensors on rank 0; every method is a collective, called on all ranks.
 
     Attributes:
         model: The transformers model inside DeepSpeed's engine.
@@ -98,7 +98,7 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
 
 
 def copy_tokenizer(source: str, folder: Path, *, trust_remote_code: bool) -> None:
-    """Copy a tokenizer's files as they are; one of a hub id is loaded and saved.
+    """Copy a tokenizer's files unchanged; a tokenizer given by hub id is loaded and saved.
 
     Loading and saving may change a tokenizer without a sound: transformers rebuilds some of them by rules of its own.
     """

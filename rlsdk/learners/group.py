@@ -1,4 +1,4 @@
-"""The learner's ranks as Ray actors, and the driver's hold on them: one call per rank, results in the batch's order."""
+"""The learner's ranks as Ray actors, called together by the driver; results are in the batch's order."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class LearnerGroup:
                 )
 
     def _meet(self) -> None:
-        """Agree on where ranks meet; a single one meets nobody."""
+        """Choose the address where ranks meet; none is needed for a single rank."""
         if len(self.actors) == 1:
             return
         addresses = self._wait("start", [a.where.remote() for a in self.actors])
@@ -308,7 +308,7 @@ class LearnerGroup:
         self._call("save", [(Path(folder),)] * len(self.actors))
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote.
+        """Continue from what `save` wrote.
 
         Raises:
             CheckpointError: It is damaged, or of a learner that was set up otherwise.
@@ -376,7 +376,7 @@ def bounded_below(logprobs: np.ndarray) -> np.ndarray:
 
 
 def _by_value(reference: ComponentRef | None) -> None:
-    """Let a marked object travel by value: the module that holds it may be one that workers cannot import."""
+    """Have a marked object pickled by value, since workers may be unable to import its module."""
     if reference is None or reference.obj is None:
         return
     from ray import cloudpickle

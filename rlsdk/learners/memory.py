@@ -24,7 +24,7 @@ class Memory:
     """
 
     def __init__(self, part: Any) -> None:
-        """Start from the state that the component is in.
+        """Start from the component's present state.
 
         Args:
             part: Has `state()` and `restore(state)`, in plain JSON.
@@ -52,7 +52,7 @@ class Memory:
         return cls(part)
 
     def state(self) -> Any:
-        """The state of now, as JSON gives it back.
+        """Return the current state as plain JSON.
 
         Raises:
             LearnerError: It is not plain JSON.
@@ -64,7 +64,7 @@ class Memory:
             raise LearnerError(f"{_named(self.part)}: state() must be plain JSON; got {state!r} ({error})") from error
 
     def restore(self, state: Any) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         if state != self.state():
             self.part.restore(state)
         self._before, self._left, self._reported = self.state(), [], MetricAccumulator()

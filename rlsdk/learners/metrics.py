@@ -65,7 +65,7 @@ class MetricAccumulator:
 
 
 def add_component_metrics(tally: MetricAccumulator, prefix: str, metrics: Mapping[str, Any], mask: Tensor) -> None:
-    """Add what a policy loss or a correction reported.
+    """Add the metrics that a policy loss or correction reported.
 
     Args:
         tally: Accumulator to add to.

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def canonical(lengths: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:
-    """The order in which a batch is cut: longest first, equal lengths as they came, the members of a pair side by side.
+    """Order in which a batch is cut: longest first, equal lengths in their given order, pairs side by side.
 
     Args:
         lengths: Tokens of each rollout, int64 `[n]`.

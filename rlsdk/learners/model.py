@@ -1,4 +1,4 @@
-"""A transformers model that gives logprobs, or values, at response positions alone."""
+"""Wraps a transformers model to compute logprobs or values at response positions only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MASKED_WITHOUT_POSITIONS = ("gpt_oss",)
 
 
 class PolicyModel(nn.Module):
-    """Backbone and output head; the head never gives logits, only what is asked of its chunks.
+    """Backbone and output head; the head returns logprobs and entropies, never logits.
 
     Attributes:
         model: A transformers causal language model whose head is a `Head`; names in its `state_dict` are as they were.
@@ -100,12 +100,12 @@ def _outputs(backbone: nn.Module, rows: TokenRows, routers: Routers | None = Non
 
 
 def _at_responses(parts: Sequence[Tensor], rows: TokenRows) -> Tensor:
-    """`[t, d]`: of outputs for all tokens, those where the response tokens were chosen."""
+    """`[t, d]`: the outputs at which response tokens were chosen."""
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])[rows.states]
 
 
 def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts, routers: Routers | None) -> list[Any]:
-    """Outputs for the prompts, and for the rows, which attend to their prompt's keys and values."""
+    """Outputs for prompts and rows; rows attend to the keys and values of their prompt."""
     from rlsdk.learners.prefix import Prefix
 
     before = prompts.input_ids.numel()

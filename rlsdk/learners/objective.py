@@ -81,7 +81,7 @@ class Objective:
         self.entropy: EntropyMode = "gradient" if differentiated else "value"
 
     def inputs(self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor | None, moment: UpdateContext) -> LossInputs:
-        """All that any component may read; each gets what it declared.
+        """Build all inputs that any component may read; each gets those that it declared.
 
         Args:
             batch: The rollouts of a micro-batch.
@@ -122,7 +122,7 @@ class Objective:
         ).with_extra(**extra)
 
     def __call__(self, x: LossInputs, totals: Totals, tally: MetricAccumulator) -> Tensor:
-        """The scalar that this micro-batch adds to the objective of the optimiser batch; metrics go to `tally`.
+        """Compute the scalar that this micro-batch adds to the objective of the optimiser step; metrics go to `tally`.
 
         `Σ policy_loss · correction + kl_coef · Σ kl - entropy_coef · Σ entropy`, each sum divided as `totals` says.
         """
@@ -169,7 +169,7 @@ class Objective:
         return values
 
     def advance(self, gather: Gather, *, taken: bool = True) -> None:
-        """Let components that remember something move on after an optimiser step; see `Memory.advance`."""
+        """Advance the memory of stateful components after an optimiser step; see `Memory.advance`."""
         for memory in self._memories.values():
             memory.advance(gather, taken=taken)
 
@@ -178,7 +178,7 @@ class Objective:
         return {kind: {"name": self._name(kind), "state": each.state()} for kind, each in self._memories.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`; a component of another name than then starts from nothing."""
+        """Continue from `state()`; a component with another name than the saved one starts afresh."""
         for kind, memory in self._memories.items():
             if kind in state and state[kind]["name"] == self._name(kind):
                 memory.restore(state[kind]["state"])

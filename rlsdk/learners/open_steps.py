@@ -65,7 +65,7 @@ class OpenSteps:
         del self.complete[role]
 
     def check_none(self, what: str) -> None:
-        """Refuse what would lose a gradient.
+        """Refuse an action that would lose an accumulated gradient.
 
         Args:
             what: Method that is called.

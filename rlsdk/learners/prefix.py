@@ -1,4 +1,4 @@
-"""Keys and values of prompts that rows go on from, as a cache that keeps nothing of what is read after them."""
+"""A transformers cache of the keys and values of shared prompts, which stores nothing of the rows after them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _PrefixLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """There is nothing to make."""
+        """Do nothing: keys and values are given at creation."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Return the keys and values for attention: those of the prompts, followed by those of the rows."""

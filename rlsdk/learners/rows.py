@@ -17,7 +17,7 @@ RowStyle = Literal["padded", "packed", "shared"]
 
 @attrs.frozen(eq=False)
 class Prompts:
-    """Prompts that several rows go on from.
+    """Prompts shared by several rows.
 
     Attributes:
         input_ids: int64 `[prompts, width]`, padded on the right.

@@ -1,4 +1,4 @@
-"""A manifest of the files of a checkpoint: files are opened only when their hashes are those written."""
+"""Manifest of a checkpoint's files: files are opened only if their hashes match."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 class _Packer:
-    """Takes tensors out of a nested value.
+    """Moves tensors from a nested value to a flat mapping.
 
     Attributes:
         tensors: The tensors by their place.
@@ -69,7 +69,7 @@ class _Packer:
         self._names: dict[tuple[Any, ...], str] = {}
 
     def pack(self, value: Any, path: str) -> Any:
-        """Return a value as JSON; what JSON has no form for is a mapping with one key that begins with `$`."""
+        """Return a value as JSON; types unknown to JSON become mappings with one key that begins with `$`."""
         import torch
 
         if value is None or isinstance(value, bool | int | float | str):

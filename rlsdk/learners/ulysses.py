@@ -25,7 +25,7 @@ ATTENTION = "rlsdk_ulysses"
 
 @attrs.frozen(eq=False)
 class Sequences:
-    """The ranks that share each rollout with this one.
+    """The group of ranks that share each rollout.
 
     Attributes:
         rank: Rank of this process within the group.
@@ -40,7 +40,7 @@ class Sequences:
 
     @classmethod
     def join(cls, ranks: Ranks, size: int) -> Sequences:
-        """Meet the others of the group: neighbours, who are likely to sit on one node. `size` divides the ranks."""
+        """Join the group of `size` neighbouring ranks, which are likely on one node; `size` divides the ranks."""
         from transformers import AttentionInterface
 
         # Every rank takes part in the making of every group.
@@ -50,7 +50,7 @@ class Sequences:
         return found
 
     def adopt(self, model: Any, path: str) -> None:
-        """Let a transformers model exchange tokens for heads in its attention.
+        """Patch a transformers model to exchange tokens for heads in its attention.
 
         Raises:
             LearnerError: It cannot.
@@ -144,7 +144,7 @@ class _Gather(torch.autograd.Function):
 
 
 def check_model(model: Any, path: str, size: int) -> None:
-    """Refuse a model whose tokens meet elsewhere than in full attention, or whose heads cannot be shared out.
+    """Refuse a model that mixes tokens outside full attention, or whose heads cannot be divided among ranks.
 
     Raises:
         LearnerError: It is one.

@@ -196,5 +196,5 @@ class Updates:
 
 
 def _nothing(values: Tensor) -> Tensor:
-    """Zero with a graph, so that gradients of all parameters exist and collectives stay in step."""
+    """A zero loss with a graph, so that all parameters have gradients and collectives stay in step."""
     return values.sum() * 0.0

@@ -224,7 +224,7 @@ class Trained:
         return read_pickled(folder, rank, stage=self._setting.stage, dtype=self._setting.dtype)
 
     def restore(self, model: Mapping[str, Any], saved: dict[str, Any], rank: int, *, strict: bool) -> dict[str, Any]:
-        """Go on from what `read` returned; a collective.
+        """Continue from what `read` returned; a collective.
 
         Args:
             model: State of the model.
@@ -267,7 +267,7 @@ class Trained:
         return state
 
     def _source(self, rank: int, split: int) -> int:
-        """The rank whose file this rank reads: its own from the stage on that splits the content, else rank 0's."""
+        """The rank whose file this rank reads: its own if the stage splits the content, otherwise rank 0's."""
         return rank if self._setting.stage >= split else 0
 
     @property

@@ -1,4 +1,4 @@
-"""The two calls that a script makes: what is there, and one of them ready to run."""
+"""Functions for scripts: list the installed components, and load one of them."""
 
 from __future__ import annotations
 

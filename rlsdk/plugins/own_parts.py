@@ -1,4 +1,4 @@
-"""Names of an algorithm's parts, completed: its own plugin's components come before the built-in ones."""
+"""Completes the names of an algorithm's parts: components of its own plugin come before built-in ones."""
 
 from __future__ import annotations
 

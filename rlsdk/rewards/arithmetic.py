@@ -79,7 +79,7 @@ def evaluate(tokens: Sequence[str]) -> Ratio:
 
 
 def _operand(token: str, values: list[Ratio], pending: list[str]) -> bool:
-    """Take a token where an operand must begin; returns whether one must still begin."""
+    """Process a token where an operand is expected; return True if an operand is still expected."""
     if token not in "+-*/()":
         values.append((int(token), 1))
         return False

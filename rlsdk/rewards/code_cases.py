@@ -174,7 +174,7 @@ def _arguments(given: Any) -> list[Any]:
 
 
 def _statements(text: str, tolerance: float | None) -> Cases:
-    """Tests written in Python: asserts, calls of functions that assert, and what these need, all in one process.
+    """Tests written in Python: asserts, calls of functions that assert, and their helpers, all in one process.
 
     They run in a process that the answer's code has no part in; what `assert EXPRESSION == LITERAL` compares with does
     not enter the sandbox at all.
@@ -201,14 +201,14 @@ def _statements(text: str, tolerance: float | None) -> Cases:
 
 
 def _imports(tree: ast.Module) -> str:
-    """Imports of the tests for the answer, which may count on them; what cannot be imported fails where it is used."""
+    """The tests' imports, for the answer, which may rely on them; an import that fails is ignored until it is used."""
     found = [each for each in tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
     texts = [ast.unparse(each) for each in found if getattr(each, "module", "") != "__future__"]
     return "\n".join(f"try:\n    {text}\nexcept ImportError:\n    pass" for text in texts)
 
 
 def _asked(tree: ast.AST) -> list[str]:
-    """Names that tests read and may have from the answer.
+    """Names that the tests read and that the answer may define.
 
     Builtins are Python's, and not what an answer made of them, unless the tests read no other name that they do not
     bind themselves: then they test a function that has the name of a builtin.

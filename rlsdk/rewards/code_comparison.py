@@ -105,7 +105,7 @@ class _CodeComparison:
 
 
 def _plain(value: Any) -> Any:
-    """A value in which equal numbers look the same: 1, 1.0 and True."""
+    """A value in which equal numbers (1, 1.0 and True) are written the same way."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, float) and value.is_integer():

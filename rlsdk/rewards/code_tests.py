@@ -26,7 +26,7 @@ _PYTHON = {"python", "py", "python3"}
 @rlsdk.reward("code_tests")
 @attrs.frozen(kw_only=True)
 class CodeTests:
-    """The share of its task's tests that the model's Python passes, run where it can do no harm.
+    """Share of the task's tests that the model's Python code passes, run in a sandbox.
 
     Tests are the task's answer: asserts as text (or a list of them); a list of `{input, output}`, or
     `{inputs, outputs}`, for programs that read and print; `{fn_name, inputs, outputs}` for a function or a method of a

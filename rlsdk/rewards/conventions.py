@@ -42,7 +42,7 @@ class Parameters:
 
     @classmethod
     def of(cls, call: Callable[..., Any]) -> Parameters:
-        """Read them; `ValueError` or `TypeError` where a callable does not tell."""
+        """Read a callable's parameters; raises `ValueError` or `TypeError` if it has no signature."""
         signature = inspect.signature(call)
         given = signature.parameters.values()
         named = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -108,7 +108,7 @@ def prompt_of(rollout: Rollout) -> str | list[dict[str, str]]:
 
 
 def completion_of(rollout: Rollout) -> str | list[dict[str, str]]:
-    """Everything from the policy's first message on, in the prompt's form; a prefill belongs to that message."""
+    """All messages from the policy's first on, in the prompt's form (text or list); a prefill is part of the first."""
     if isinstance(rollout.task.prompt, str):
         return rollout.response
     by_policy = [m.role == "assistant" and not m.prompt for m in rollout.messages]
@@ -186,7 +186,7 @@ def _openrlhf(rollouts: Sequence[Rollout]) -> PreparedCall:
 
 
 def _continuation(rollout: Rollout) -> str:
-    """The response as it follows the prompt's text, which holds a prefill already."""
+    """The response without its prefill, which the prompt's text already holds."""
     prompt = rollout.task.prompt
     if isinstance(prompt, str):
         return rollout.response
@@ -214,7 +214,7 @@ class Parser:
     """Stand-in for the default parser that verifiers passes to functions with a parameter `parser`."""
 
     def parse(self, text: str) -> str:
-        """The text as it is."""
+        """Return the text unchanged."""
         return text
 
     def parse_answer(self, completion: str | Sequence[Mapping[str, str]]) -> str | None:

@@ -119,7 +119,7 @@ def _goal(task: Task) -> tuple[Fraction | int, list[str]]:
 
 
 def _number(value: Any) -> Fraction | int | None:
-    """The exact value of a number, which may be numpy's, as data files give them; None for anything else."""
+    """The exact value of a number, a numpy scalar included; None for anything else."""
     if type(value) is int:
         return value
     if isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):

@@ -1,4 +1,4 @@
-"""The rewards that a workflow or an environment gave while the rollout was made."""
+"""Reward from the workflow or environment that produced the rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards written for other trainers, as they are."""
+"""Runs rewards written for other trainers, unmodified."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Foreign:
         return [score for prepared, result in begun for score in self._scores(prepared, result)]
 
     def _begin(self, chunk: Sequence[Rollout]) -> tuple[tuple[PreparedCall, int], Any]:
-        """Make the call; what it raises is its result."""
+        """Call the function; return its result, or the exception that it raises."""
         prepared = self._convention.prepare(chunk)
         named = self._chosen(prepared, chunk)
         try:
@@ -151,7 +151,7 @@ class Foreign:
 
 
 async def _settled(result: Any) -> Any:
-    """The value of what may be awaited; what it raises is returned."""
+    """Await a result if it is awaitable; return it, or the exception that it raises."""
     try:
         return await result if inspect.isawaitable(result) else result
     except Exception as error:  # noqa: BLE001 - as above
@@ -191,7 +191,7 @@ def _recognise(parameters: Parameters, path: str) -> Convention:
 
 
 def _check(parameters: Parameters, convention: Convention, extra: Mapping[str, Any], path: str) -> None:
-    """Refuse what could never be called."""
+    """Refuse options with which the function can never be called."""
     refused = sorted(set(extra) - set(parameters.names)) if not parameters.others else []
     if refused:
         raise _fault("arguments", f"{path} takes {parameters.text}; it has no {', '.join(refused)}")

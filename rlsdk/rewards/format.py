@@ -19,7 +19,7 @@ _NAME = re.compile(r"\w[\w.-]*")
 
 
 def _where(reward: Format) -> Literal["driver", "pool"]:
-    """Tags are counted in an instant; a pattern or a schema may take its whole `timeout` for a hostile response."""
+    """Choose where the reward runs: counting tags is quick, but a pattern or schema may use its whole `timeout`."""
     return "driver" if reward.pattern is None and reward.json_schema is None else "pool"
 
 

@@ -83,7 +83,7 @@ def _check_keywords(schema: dict[str, Any]) -> None:
 
 
 def _keywords(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    """All keywords of a schema and of those in it, with their paths and values; no names of properties, and no data."""
+    """All keywords of a schema and its subschemas, with path and value; names of properties and data are left out."""
     if isinstance(schema, list):
         for index, item in enumerate(schema):
             yield from _keywords(item, f"{path}[{index}]")
@@ -156,7 +156,7 @@ def _shown(error: Any) -> str:
 
 @lru_cache(maxsize=64)
 def _validator(schema: str) -> Any:
-    """A validator that looks at the clock with every keyword, and at nothing outside the schema."""
+    """A validator that checks the time limit at every keyword, and resolves no reference outside the schema."""
     import jsonschema
     import referencing
 

@@ -29,7 +29,7 @@ _RESERVED = frozenset({"model", "messages", "temperature", "max_tokens", "stream
 @rlsdk.reward("judge", runs="driver")
 @attrs.frozen(kw_only=True)
 class Judge:
-    """A language model's score of a response, brought to 0 … 1.
+    """A language model's score of a response, scaled to 0 … 1.
 
     What it is asked is the rubric; the response goes between marks that it cannot know, and is never read as a
     template. A judge that cannot be reached, or whose answer holds no score on the scale, gives an invalid score and
@@ -142,7 +142,7 @@ def _given(rollout: Rollout, where: Literal["message", "response"]) -> dict[str,
 
 
 def _check(judge: Judge) -> None:
-    """Refuse options that cannot work.
+    """Raise `ValueFault` for options that cannot work.
 
     Raises:
         ValueFault: One cannot; says which, and what it should be.
@@ -174,7 +174,7 @@ def _check(judge: Judge) -> None:
 
 
 class _Kept:
-    """Verdicts in a file of SQLite, which several runs may share."""
+    """Verdicts in a SQLite file that several runs may share."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path).expanduser()

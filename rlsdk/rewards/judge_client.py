@@ -1,4 +1,4 @@
-"""Chat completions of an OpenAI-compatible endpoint: a bounded number at once, with retries inside one time limit."""
+"""Client for chat completions of an OpenAI-compatible endpoint: bounded concurrency, retries within one time limit."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class JudgeClient:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[_LoopConnections]:
-        """A client that lives as long as somebody waits for it: connections are shared, and none outlives its loop."""
+        """An HTTP client that concurrent requests share; it closes after the last of them, within its event loop."""
         if self._session is None:
             import httpx
 
@@ -131,7 +131,7 @@ class JudgeClient:
         return os.environ.get(self.key_variable) if self.key_variable else None
 
     def _clean(self, text: str) -> str:
-        """A message without the key, which servers like to repeat, and not too long."""
+        """A server's message, shortened and without the API key, which some servers repeat."""
         key = self._key()
         text = text.replace(key, "[key]") if key else text
         return "".join(c if c.isprintable() else " " for c in text[:_SAID])
@@ -146,7 +146,7 @@ class JudgeClient:
 
 
 def _retry_after(value: str | None) -> float:
-    """Seconds that a server asks to wait, given as such or as a date; 0 where it does not."""
+    """Seconds that a server asks to wait (`Retry-After`, a number or a date); 0 without that header."""
     if value is None:
         return 0.0
     try:

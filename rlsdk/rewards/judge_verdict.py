@@ -48,14 +48,14 @@ class NoVerdictError(ValueError):
 
 @attrs.frozen
 class Verdict:
-    """A judge's score on its own scale, and what it says of it."""
+    """A judge's score on its own scale, and its stated reason."""
 
     score: float
     reason: str = ""
 
 
 def read_rubric(rubric: str) -> str:
-    """The rubric's text: what is given, or what the file holds that is given.
+    """The rubric's text: the option itself, or the content of the file that it names.
 
     Raises:
         ValueFault: The file cannot be read, or the text has no place for the response.

@@ -166,7 +166,7 @@ def _taken(rollout: Rollout, where: Where) -> str | None:
 
 
 def _folded(text: str, expected: int, ignore_case: bool, ignore_punctuation: bool) -> str | None:
-    """The text in the form in which texts are compared; None if it is far longer than what is expected."""
+    """The normalised text for comparison; None if it is far longer than the expected one."""
     text = re.sub(r"\s+", " ", text)
     if len(text) > 4 * expected + _SPARE:
         return None

@@ -99,7 +99,7 @@ def _fault(reference: str, answer: str, tolerance: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text without what only shapes its look; two that are the same after this are equal."""
+    """The text without formatting commands, for a first comparison as text."""
     text = _BETWEEN.sub("\0", text.strip())
     text = _SHAPING.sub("", text.replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac"))
     return re.sub(r"(?<!\.)\.$", "", text)

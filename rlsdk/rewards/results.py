@@ -16,7 +16,7 @@ _NOTHING = "it returned None: not applicable here"
 
 
 def _plain(value: Any) -> Any:
-    """A number out of a tensor or array of one element; anything else as it is."""
+    """Convert a tensor or array of one element to a number; return anything else unchanged."""
     if isinstance(value, Real | str | bytes) or not hasattr(value, "item"):
         return value
     try:
@@ -74,7 +74,7 @@ def summed(value: Any) -> Score:
 
 
 def one(read: Callable[[Any], Score]) -> Callable[[Any, int], list[Score]]:
-    """A reader of calls with one rollout."""
+    """Turn a reader of one result into a reader of calls with one rollout."""
     return lambda value, _: [read(value)]
 
 
@@ -102,7 +102,7 @@ def _column(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Sequence[Any] | None:
-    """A list out of a list, tuple, array or tensor."""
+    """Convert a list, tuple, array or tensor to a list; None for anything else."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return value if isinstance(value, list | tuple) else None
 

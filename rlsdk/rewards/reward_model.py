@@ -1,4 +1,4 @@
-"""The reward `reward_model`: a sequence classifier of transformers."""
+"""Reward by a sequence classifier of transformers."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _joined(rollout: Rollout, messages: Sequence[Message]) -> str:
 
 
 def _batches(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Indices of texts, those of like length together, at most so many padded tokens each; empty texts are left out."""
+    """Batch the indices of texts of similar length, up to `most` padded tokens each; empty texts are left out."""
     batches: list[list[int]] = []
     for index in sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i]):
         if batches and (len(batches[-1]) + 1) * lengths[index] <= most:

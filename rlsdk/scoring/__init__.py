@@ -1,1 +1,1 @@
-"""Running rewards: what may fail, hang or be hostile is kept from the rest."""
+"""Runs rewards, isolated so that one which fails, hangs or meets hostile text does not harm the run."""

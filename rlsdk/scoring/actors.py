@@ -31,12 +31,12 @@ class RewardActor(RunActor):
         return list(self._reward(rollouts))
 
     def ready(self) -> None:
-        """Returns when the reward is."""
+        """Return when the reward is ready."""
 
 
 @contextmanager
 def reward_actors(plan: Plan) -> Iterator[Callable[[RewardTerm], Callable[[Sequence[Rollout]], Any]]]:
-    """Starts actors for parts of a reward; they end with the block."""
+    """Start actors for the terms of a reward; they end with the block."""
     import ray
 
     started: list[Any] = []

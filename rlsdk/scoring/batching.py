@@ -18,7 +18,7 @@ _Waiting = tuple[Rollout, "asyncio.Future[Any]"]
 
 
 class Batcher:
-    """Gathers into calls what finishes in one turn of the event loop, and what comes while these calls wait."""
+    """Gathers rollouts into calls: those of one turn of the event loop, and those that arrive before a call starts."""
 
     def __init__(self, call: Callable[[Take], Any], most: Callable[[], int] | None = None) -> None:
         """Create a batcher.
@@ -52,7 +52,7 @@ class Batcher:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Begin as many calls as what waits is worth."""
+        """Begin as many calls as the waiting rollouts need."""
         self._due = False
         for _ in range(math.ceil(len(self._waiting) / self._size()) - self._begun):
             self._begun += 1

@@ -1,4 +1,4 @@
-"""Scores of rollouts that were scored before."""
+"""Cache of the scores of a reward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRIES = 100_000
 
 
 class Cache:
-    """Runs a reward once for rollouts that have the same task, messages and status; what failed is tried again."""
+    """Runs a reward once per distinct task, messages and status; failed calls are repeated."""
 
     def __init__(self, run: Callable[[Rollout], Any], entries: int = ENTRIES) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""Several rewards as one: sums, products, gates and routes, with every part still visible."""
+"""Combines several rewards into one by sums, products, gates and routes; each part remains visible in metrics."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _metrics(parts: Sequence[Scored]) -> dict[str, float]:
 def _token_rewards(
     summands: Sequence[Scored], factor: float, last_token: int | None
 ) -> tuple[tuple[int, float], ...] | None:
-    """Rewards of tokens, those of one position added up; None where no part has any."""
+    """Sum of all parts' token rewards by position; None if no part has any."""
     if not rewards_tokens(summands):
         return None
     total: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Scores out of what a reward returned."""
+"""Converts the results of rewards into scores."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _HEARING = 0.05
 
 
 class FailedError(Exception):
-    """A call raised, was killed, or its process ended; says how."""
+    """A call raised, was killed, or its process ended; the message says which."""
 
 
 class TooLongError(FailedError):
@@ -98,7 +98,7 @@ class _ScoringWorker:
 
 
 class Pool:
-    """Scores calls of several rewards in processes; starts when it is first used."""
+    """Runs calls of several rewards in worker processes; starts on first use."""
 
     def __init__(
         self, rewards: Sequence[ComponentRef], *, workers: int = 0, memory: int = 2048, log_to: Path | None = None
@@ -195,7 +195,7 @@ class Pool:
     async def _wait(
         self, reply: asyncio.Future[bytes], index: int, count: int, worker: _ScoringWorker, slot: _Slot, limit: float
     ) -> bool:
-        """Wait for a reply; whether the process may serve again: one whose priority was lowered may not.
+        """Wait for a reply, and whether the process may serve again: not if its priority was lowered.
 
         Raises:
             TimeoutError: There is none within the limit.
@@ -258,7 +258,7 @@ class Pool:
 
 
 class _Slot:
-    """A place among the workers, given back once."""
+    """A reserved place among the workers; it is released exactly once."""
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots = slots
@@ -279,7 +279,7 @@ class _Slot:
 
 
 def _scores(found: dict[str, Any]) -> list[Score]:
-    """Scores out of a reply."""
+    """Read the scores from a worker's reply."""
     if "data_error" in found:
         raise DataError(found["data_error"])
     if "error" in found:

@@ -1,4 +1,4 @@
-"""Scores rollouts as they finish, by several rewards; one that fails makes the score invalid, never zero."""
+"""Scores rollouts as they finish; a reward that fails makes a score invalid, never zero."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ScoringCounters:
     gate: float = math.inf
 
     def with_score(self, index: int, rule: RewardSpec, score: Score | None) -> ScoringCounters:
-        """The tally with the score of one more part."""
+        """Return counters with the score of one more part."""
         shuts = score is not None and rule.shuts(score)
         gate = min(self.gate, index) if shuts else self.gate
         return attrs.evolve(self, scores={**self.scores, index: score}, gate=gate)
@@ -216,7 +216,7 @@ class Scorer:
         return [self._combined(tally) for tally in tallies]
 
     async def _add(self, index: int, tallies: Sequence[ScoringCounters]) -> list[ScoringCounters]:
-        """Tallies with the scores of a part; it is not run on those that a gate shuts out."""
+        """Return counters with the scores of one more part, which is not run on rollouts that a gate excludes."""
         part = self._parts[index]
         due = [part.rule.applies(tally.rollout.task) for tally in tallies]
         rollouts = [t.rollout for t, is_due in zip(tallies, due, strict=True) if is_due and index < t.gate]
@@ -291,7 +291,7 @@ class Scorer:
 
 
 def _cause(error: FailedError, part: RewardTerm) -> str:
-    """Why a call failed; of one that may have spent its time on imports, what to do."""
+    """Say why a call failed, with advice if imports may have used up its time."""
     modules = imported_within(part.reward) if isinstance(error, TooLongError) and error.first else []
     if not modules:
         return str(error)
@@ -318,7 +318,7 @@ async def _called_apart(user_loop: UserLoop, reward: Callable[[Any], Any], argum
 
 
 async def _scores(part: _Ready, rollouts: Sequence[Rollout]) -> list[Score]:
-    """The scores of a part, in one call where it compares; what it raises makes them invalid."""
+    """Run one part on rollouts, in one call if it compares them; an exception makes the scores invalid."""
     if part.compares:
         result = await _guarded(part, rollouts) if rollouts else []
         return [result] * len(rollouts) if isinstance(result, Score) else as_scores(result, len(rollouts))

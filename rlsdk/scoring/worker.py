@@ -1,4 +1,4 @@
-"""What the processes of a pool run: forks of one that has imported everything, each scoring one call after the other.
+"""Code of the pool's worker processes: forks of a process that has imported the rewards, each scoring call by call.
 
 Calls arrive pickled from the driver, which is trusted. Results go back as JSON: what ran on a model's output is not.
 """
@@ -24,7 +24,7 @@ from rlsdk.types import Rollout, Score, Task
 
 
 def prepare(references: Sequence[ComponentRef]) -> Callable[[socket.socket], None]:
-    """Make the rewards ready, and return what a fork does: score calls until the driver goes away."""
+    """Load the rewards, and return what a fork runs: score calls until the driver closes the connection."""
     rewards = _ready(references)
 
     def work(connection: socket.socket) -> None:
@@ -65,7 +65,7 @@ def _call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, 
 
 
 def _one(reward: Callable[..., Any], rollout: Rollout) -> dict[str, Any]:
-    """The score of one of several; what fails says nothing of those beside it."""
+    """Score one rollout of several; its failure does not affect the others."""
     try:
         return _plain(as_score(_result(reward, rollout)))
     except DataError:

@@ -58,7 +58,7 @@ class Far:
         self.__dict__.update(_ask=ask, _number=number, _kind=kind)
 
     def __call__(self, /, *given: Any, **named: Any) -> Any:
-        """Call the object where it is."""
+        """Call the object in the answer's process."""
         return self._ask("call", self, *given, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -91,7 +91,7 @@ class Far:
 
 
 class Tested:
-    """The answer, seen from the tests' process."""
+    """Proxy of the answer in the tests' process."""
 
     def __init__(self, requests: BinaryIO, replies: BinaryIO) -> None:
         self._requests, self._replies = requests, replies
@@ -168,7 +168,7 @@ class Tested:
 
 
 def _overwrite(target: Any, value: Any) -> None:
-    """Give an argument of the tests the content that the answer left in it."""
+    """Update a test's argument with the changes that the answer made to it."""
     if type(target) is not type(value) or type(target) not in _MUTABLE:
         raise TypeError("the answer changed an argument that cannot change")
     target.clear()
@@ -184,7 +184,7 @@ class AnswerServer:
         self._numbers: dict[int, int] = {}
 
     def serve(self) -> NoReturn:
-        """Do what the tests ask for, until they are done and this process is killed."""
+        """Serve the tests' requests until this process is killed."""
         while True:
             self._send(self._reply(*self._received()))
 

@@ -1,4 +1,4 @@
-"""Linux's means to lock a process in, called through libc: Python 3.11 offers few of them.
+"""Linux system calls that confine a process, made through libc: Python 3.11 offers few of them.
 
 Everything here raises an `OSError` that begins with the name of the call that failed.
 """
@@ -40,12 +40,12 @@ def call(name: str, *arguments: int | bytes | None) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Leave namespaces for new ones."""
+    """Move this process into new namespaces."""
     call("unshare", flags)
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
-    """Mount."""
+    """Mount a file system."""
     try:
         call("mount", source.encode(), target.encode(), _bytes(kind), flags, _bytes(options))
     except OSError as error:
@@ -69,7 +69,7 @@ def read_only(target: str) -> None:
 
 
 def enter_root(folder: str) -> None:
-    """Make a mounted folder the root, and let go of the old one."""
+    """Make a mounted folder the root, and unmount the old one."""
     os.chdir(folder)
     call("pivot_root", b".", b".")
     call("umount2", b".", _MNT_DETACH)
@@ -87,7 +87,7 @@ def set_dumpable(dumpable: bool) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities, and the means to get any."""
+    """Drop all capabilities, and the ability to gain new ones."""
     for capability in range(64):
         try:
             call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)

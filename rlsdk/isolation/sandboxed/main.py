@@ -1,4 +1,4 @@
-"""The first process of the sandbox: builds the walls, then runs the tested code in processes of their own.
+"""The first process of the sandbox: it confines itself, then runs the tested code in child processes.
 
 It reads a request from its standard input and writes what came of it to its standard output: `ready`, then a header and
 bytes for each run, or `fault` and a sentence. No process of the tested code has that output, or may look into this one.
@@ -130,7 +130,7 @@ def _program(request: dict[str, Any], run: dict[str, Any], given: int, output: i
 
 
 def _answer_and_tests(request: dict[str, Any], run: dict[str, Any], given: int, output: int, error: int) -> list[int]:
-    """Start the answer, and in a process that never runs its code the tests, which alone have the file for results."""
+    """Start the answer, and in another process the tests; only the latter has the file for results."""
     asked, ask = os.pipe()
     replied, reply = os.pipe()
     nothing = os.open("/dev/null", os.O_RDWR)
@@ -189,7 +189,7 @@ def _limit(limits: dict[str, Any], isolated: bool) -> None:
 
 
 def _file(name: str, content: bytes) -> int:
-    """A file without a name that holds `content`, read from the start."""
+    """Return the descriptor of an anonymous file that holds `content`, positioned at its start."""
     if hasattr(os, "memfd_create"):
         opened = os.memfd_create(name)
     else:
@@ -222,7 +222,7 @@ def _wait(child: int, until: float) -> int | None:
 
 
 def _clear(children: list[int], isolated: bool) -> None:
-    """Kill what is left of a run. In a namespace of processes that is everything but this one."""
+    """Kill the remaining processes of a run: in a process namespace, all but this one."""
     for kill in [partial(os.kill, -1)] if isolated else [partial(os.killpg, child) for child in children]:
         with suppress(ProcessLookupError, PermissionError):  # none is left
             kill(signal.SIGKILL)

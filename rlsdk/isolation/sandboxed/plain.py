@@ -1,4 +1,4 @@
-"""Values of Python as plain data, which is all that leaves the process of tested code."""
+"""Encodes Python values as plain data, the only data that leaves the process of tested code."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ or ("call", name of a function, arguments)."""
 
 
 def to_its_end(run: Callable[[], None]) -> NoReturn:
-    """Run what a process is for, and end it as Python ends a program: threads, exit functions, output, status."""
+    """Run a function, then end the process as Python ends a program: threads, exit functions, output, status."""
     status = 0
     try:
         run()

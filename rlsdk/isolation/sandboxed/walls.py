@@ -1,4 +1,4 @@
-"""The walls of the sandbox: namespaces, a file system of its own, no rights, limits."""
+"""Confinement of the sandbox: namespaces, a file system of its own, no privileges, resource limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORK = "/sandbox"
 
 
 def leave() -> bool:
-    """Move to namespaces of its own; processes forked from now on are in a new one of processes.
+    """Move this process to new namespaces; its future forks get a new process namespace.
 
     Returns:
         Whether it had the rights of root for it, and needed no namespace of users.
@@ -39,7 +39,7 @@ def leave() -> bool:
 
 
 def close(visible: list[str], disk: int, was_root: bool, outside: int) -> None:
-    """Build the walls around this process and the children it will have; it is the first of its namespace.
+    """Confine this process, the first of its namespace, and its future children.
 
     Args:
         visible: Folders and files that can be read.
@@ -63,7 +63,7 @@ def close(visible: list[str], disk: int, was_root: bool, outside: int) -> None:
 
 
 def die_with_parent(outside: int) -> None:
-    """Be killed when the parent ends, even if it has ended by now.
+    """Have this process killed when its parent ends, even if the parent has already ended.
 
     Args:
         outside: A pipe whose other end the parent alone holds, and writes nothing to.
@@ -83,7 +83,7 @@ def _can_be_nobody() -> bool:
 
 
 def _become_nobody(self: int) -> None:
-    """Be a user of no rights, whose processes are counted in a namespace of users of its own."""
+    """Become the user nobody, in a user namespace of its own, so that its processes are counted there."""
     os.setgroups([])
     os.setresgid(_NOBODY, _NOBODY, _NOBODY)
     os.setresuid(_NOBODY, _NOBODY, _NOBODY)
@@ -110,7 +110,7 @@ def _write(folder: int, name: str, text: str) -> None:
 
 
 def _build(visible: list[str]) -> None:
-    """Put a root together in `_BASE`."""
+    """Assemble the sandbox's root file system in `_BASE`."""
     # Opened first, since the new root hides what lies below _BASE; a link is followed, and needs no target here.
     sources = [(path, os.open(path, os.O_PATH)) for path in (*visible, *(f"/dev/{name}" for name in _DEVICES))]
     kernel.mount("tmpfs", _BASE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")

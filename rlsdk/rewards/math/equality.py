@@ -163,7 +163,7 @@ class _Comparison:
         return values.close(x, y, self.tolerance)
 
     def _points(self, names: frozenset[str]) -> Iterator[Point]:
-        """Values of the variables of several sizes and both signs, which nobody can foresee without both texts."""
+        """Values for the variables, of several sizes and both signs; unpredictable without both texts."""
         random = Random(self.seed)
         for index in range(_POINTS):
             largest, signs = (1, 4, 30, 4)[index % 4], ((1,), (1, -1), (1,), (-1,))[index % 4]
@@ -175,7 +175,7 @@ class _Comparison:
 
 
 def _letter(form: Words | Value) -> str:
-    """The letter that a form is; empty if it is anything else."""
+    """The letter if a form is a single letter; otherwise empty."""
     if isinstance(form, Words):
         return form.text if len(form.text) == 1 else ""
     if form.unit is not None or len(form.expression.symbols) != 1:
@@ -187,7 +187,7 @@ def _letter(form: Words | Value) -> str:
 
 
 def _at(expression: Expression, point: Point, complex_: bool = False) -> Number | None:
-    """The value at a point; None if there is none, or none that is real where only real numbers count."""
+    """The value at a point; None if it is undefined, or not real where only real numbers count."""
     try:
         value = expression.compute(point)
     except (values.NoValueError, OverflowError, ZeroDivisionError):

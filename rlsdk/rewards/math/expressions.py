@@ -39,12 +39,12 @@ class Expression:
 
 
 def constant(value: Number) -> Expression:
-    """An expression of one value."""
+    """Return a constant expression."""
     return Expression(frozenset(), lambda _: value)
 
 
 def apply(function: Callable[..., Number], *operands: Expression) -> Expression:
-    """An expression of a function of others."""
+    """Return the expression of a function applied to other expressions."""
     if not any(operand.symbols for operand in operands):
         return _computed_once(lambda: function(*(operand.compute({}) for operand in operands)), operands)
     return Expression(
@@ -55,7 +55,7 @@ def apply(function: Callable[..., Number], *operands: Expression) -> Expression:
 
 
 def _computed_once(compute: Callable[[], Number], operands: Sequence[Expression]) -> Expression:
-    """A constant, whose value is kept: it is needed at every point."""
+    """Compute a constant once and keep its value, which is needed at every point."""
     found: list[Number] = []
 
     def value(_: Point) -> Number:
@@ -86,7 +86,7 @@ _UNAPPLIED = frozenset("fg")
 
 
 def read_expression(tokens: Sequence[Token]) -> Expression:
-    """The expression that tokens are, all of them.
+    """Parse all tokens as one expression.
 
     Raises:
         UnreadableError: They are none, are ambiguous or nested too deeply.
@@ -120,7 +120,7 @@ class _Parser:
         return terms[0] if len(terms) == 1 else apply(lambda *all_: values.add(all_), *terms)
 
     def _signed_term(self, depth: int) -> Expression:
-        """A term with one sign at most before it."""
+        """Parse a term with at most one sign before it."""
         negative = self._take("-")
         if not negative:
             self._take("+")

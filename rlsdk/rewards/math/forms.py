@@ -31,7 +31,7 @@ class Value:
 
 @attrs.frozen
 class Words:
-    """A text that is compared as such."""
+    """A text that is compared word for word."""
 
     text: str
 
@@ -97,7 +97,7 @@ Form = Value | Words | Listing | Ordered | Matrix | RealSet | Relation | Based
 
 
 def as_set(form: Form) -> RealSet | None:
-    """A form as a set of real numbers; None if it is none."""
+    """A form as a set of real numbers; None if it is not such a set."""
     if isinstance(form, RealSet):
         return form
     if isinstance(form, Listing) and form.is_set:

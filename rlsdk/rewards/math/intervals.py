@@ -15,7 +15,7 @@ INFINITY = float("inf")
 
 @attrs.frozen
 class Interval:
-    """An interval of real numbers; a single one where both ends are the same.
+    """An interval of real numbers; a single number if both ends are equal.
 
     Attributes:
         low: Lower end, which may be `-INFINITY`.

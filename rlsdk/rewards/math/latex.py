@@ -22,7 +22,7 @@ class UnreadableError(ValueError):
 
 
 class UnknownCommandError(UnreadableError):
-    """A command of LaTeX is not known here."""
+    """A LaTeX command is unknown to this reader."""
 
 
 @attrs.frozen(slots=True)
@@ -259,7 +259,7 @@ def _letters(text: str) -> list[Token]:
 
 
 def letters_of(word: str) -> list[Token]:
-    """The symbols of a row of letters that may be a product; none if it must be a word."""
+    """The symbols of adjacent letters that may be a product; empty if they must be a word."""
     product = len(word) == 2 and word.islower() and "o" not in word
     row = len(set(word)) == len(word) and any(set(word) <= run for run in _RUNS)
     return [Token("symbol", letter) for letter in word] if product or row else []
@@ -323,7 +323,7 @@ _READERS: dict[str, Callable[[str], list[Token]]] = {
 
 
 def split(tokens: Sequence[Token], signs: frozenset[str]) -> tuple[list[list[Token]], list[str]]:
-    """The parts between signs that stand outside all brackets, and those signs.
+    """Split tokens at separators outside all brackets; return the parts and the separators.
 
     Raises:
         UnreadableError: Brackets are not balanced.

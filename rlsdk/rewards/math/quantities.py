@@ -54,7 +54,7 @@ def _infinity(tokens: Sequence[Token]) -> Value | None:
 
 
 def _unit(tokens: list[Token]) -> tuple[list[Token], Unit | None]:
-    """The tokens without their unit, and that."""
+    """Split tokens into those of the number and the unit after it."""
     if tokens[-1].text == "degree" and len(tokens) > 1 and not _APPLIED & {t.text for t in tokens}:
         return tokens[:-1], read_unit("degree")
     money = next((i for i in (0, 1) if i < len(tokens) and tokens[i].kind == "words"), None)

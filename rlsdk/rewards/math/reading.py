@@ -1,4 +1,4 @@
-"""Answers read from text: which form they have, by the brackets, separators and relations in them."""
+"""Reads answers from text; brackets, separators and relations decide which form an answer has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PLAIN_WORDS = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mathit|m
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Form:
-    """The form of an answer; the rollouts of a group share one reference, and often answers.
+    """Read an answer; results are cached, since the rollouts of a group share a reference and often answers.
 
     Args:
         text: LaTeX or plain text.
@@ -68,7 +68,7 @@ def read(text: str) -> Form:
 
 
 def wording(text: str) -> str | None:
-    """The words that a text consists of, in small letters with single spaces; None if it is more or less than words."""
+    """The text in lower case with single spaces if it consists of words alone; otherwise None."""
     if len(text) > 1_000:
         return None
     plain = _PLAIN_WORDS.sub(r" \1 ", text).replace("~", " ").replace("$", " ").strip()
@@ -147,7 +147,7 @@ def _listing(parts: list[list[Token]], between: list[str], depth: int) -> Form:
 
 
 def _without_name(forms: list[Form]) -> list[Form]:
-    """`x = 1, x = 2` and `x = 1, 2` as the values of x alone."""
+    """Reduce `x = 1, x = 2` and `x = 1, 2` to the values of x."""
     first = forms[0]
     if not isinstance(first, Relation) or first.assigned is None:
         return _flat(forms)
@@ -279,7 +279,7 @@ def _relation(parts: list[list[Token]], signs: list[str], depth: int) -> Form:
 
 
 def _chain(parts: list[list[Token]], depth: int) -> Form:
-    """`x = 2 + 3 = 5`, if all values are one."""
+    """Read a chain such as `x = 2 + 3 = 5`, whose values must be equal."""
     named = _name(parts[0])
     forms = [_form(part, depth + 1) for part in (parts[1:] if named else parts)]
     numbers = [real_value(form) for form in forms]

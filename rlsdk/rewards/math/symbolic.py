@@ -1,4 +1,4 @@
-r"""Expressions with commands that are not known here (`\max`), read by math-verify's parser of LaTeX.
+r"""Reads expressions with further commands, such as `\max`, by math-verify's LaTeX parser.
 
 It evaluates while it reads, is slow, and reads what it does not know as products of letters (`\coth x` as cot(hx)).
 Hence it is asked last, for short texts within limits and commands that it knows. What it finds is compared like
@@ -100,7 +100,7 @@ def _parsed(text: str) -> Any:
 
 
 def _converted(tree: Any) -> Expression:
-    """Sympy's tree as an expression."""
+    """Convert sympy's tree into an expression."""
     name = type(tree).__name__
     if getattr(tree, "is_Rational", False):
         return constant(Fraction(int(tree.p), int(tree.q)))
@@ -127,7 +127,7 @@ def _extreme(sign: int, *of: Number) -> Number:
 
 
 def over_limits(text: str) -> str:
-    """Why a text is too much for a computer algebra system; empty if it is not."""
+    """Say why a text would cost a computer algebra system too much; empty if it would not."""
     if len(text) > MAX_CHARACTERS:
         return f"it has {len(text)} characters, more than {MAX_CHARACTERS}"
     if _nesting(text) > MAX_NESTING:

@@ -55,7 +55,7 @@ _OTHER_WORDS = frozenset(_CHANGING.split())
 
 
 def _table() -> Mapping[str, tuple[str, Fraction]]:
-    """Name -> (base unit, factor)."""
+    """Return the table of units: name -> (base unit, factor)."""
     metre, foot, second = Fraction(1), Fraction(3048, 10_000), Fraction(1)
     gram, pound = Fraction(1), Fraction(45359237, 100_000)
     rows: list[tuple[str, str, Fraction]] = [
@@ -175,7 +175,7 @@ def read_unit(text: str, *, any_noun: bool = False) -> Unit:
 
 
 def _known(name: str, *, any_noun: bool = False) -> tuple[str, Fraction]:
-    """The base unit of a name, and how many of it there are in one."""
+    """Look up a unit; return its base unit and its factor."""
     for each in (name, name.lower() if len(name) > 2 else name):
         if each in _UNITS:
             return _UNITS[each]

@@ -35,7 +35,7 @@ _local = threading.local()
 
 
 def context() -> Any:
-    """This thread's arithmetic of mpmath: its precision is state, which threads must not share."""
+    """Return this thread's mpmath context; its precision is state that threads must not share."""
     if not hasattr(_local, "mp"):
         import mpmath
 
@@ -55,12 +55,12 @@ def inexact(value: Number) -> Any:
 
 
 def add(values: Sequence[Number]) -> Number:
-    """Their sum."""
+    """Return the sum of the values."""
     return _fold(lambda a, b: a + b, values)
 
 
 def multiply(values: Sequence[Number]) -> Number:
-    """Their product."""
+    """Return the product of the values."""
     product = _fold(lambda a, b: a * b, values)
     if isinstance(product, Fraction) or any(is_zero(value) for value in values):
         return product
@@ -85,7 +85,7 @@ def _not_too_small(value: Any) -> Any:
 
 
 def divide(a: Number, b: Number) -> Number:
-    """Their quotient."""
+    """Return the quotient `a / b`."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         if not b:
             raise NoValueError("division by zero")
@@ -102,7 +102,7 @@ def negate(a: Number) -> Number:
 
 
 def power(base: Number, exponent: Number) -> Number:
-    """A power; an odd root of a negative number is negative, as at school, not complex."""
+    """Return a power; an odd root of a negative number is the real one, as taught at school."""
     if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
         return _whole_power(base, int(exponent))
     if isinstance(base, Fraction) and isinstance(exponent, Fraction):
@@ -203,7 +203,7 @@ def absolute(value: Number) -> Number:
 
 
 def rounded(down: bool) -> Callable[[Number], Fraction]:
-    """The function that rounds down, or up."""
+    """Return the function that rounds down, or up."""
 
     def to_whole(value: Number) -> Fraction:
         if isinstance(value, Fraction):
