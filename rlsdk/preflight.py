@@ -45,7 +45,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _misfit(name: str, version: str, torch: str) -> str:
-    effect = "importing it fails, and with it whatever tries to"
+    effect = "importing it fails"
     if name == "torchvision":
         effect = "importing a model of transformers fails with `operator torchvision::nms does not exist`"
     return f"{name} {version} is built for CUDA, but torch {torch} is not: {effect}. Text models do without: {REMEDY}"
@@ -56,7 +56,7 @@ def packages(needed: Iterable[str], what: str) -> list[str]:
 
     Args:
         needed: their names; of several between bars, `mlflow | mlflow-skinny`, one is enough.
-        what: the part, as the sentence begins.
+        what: Name of the part, which begins the sentence.
 
     Returns:
         One sentence for each that is not installed.
@@ -70,8 +70,8 @@ def programs(needed: Iterable[str], what: str) -> list[str]:
     """Look for programs that a part of the run starts.
 
     Args:
-        needed: their names, or paths.
-        what: the part, as the sentence begins.
+        needed: Names or paths of the programs.
+        what: Name of the part, which begins the sentence.
 
     Returns:
         One sentence for each that is not there.
@@ -111,8 +111,8 @@ def open_files() -> list[str]:
     if most == resource.RLIM_INFINITY or most >= OPEN_FILES:
         return []
     return [
-        f"this process may have {most} open files, and Ray needs at least {OPEN_FILES}; raise the limit, in a shell of "
-        "root's with `ulimit -n 65536`, in a container with --ulimit nofile=65536"
+        f"this process may have {most} open files, and Ray needs at least {OPEN_FILES}; raise the limit, in a root "
+        "shell with `ulimit -n 65536`, in a container with --ulimit nofile=65536"
     ]
 
 
@@ -177,9 +177,9 @@ def hub_model(name: str) -> list[str]:
         if not hub_is_offline():
             get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_SECONDS)
             return []
-        cause = "HF_HUB_OFFLINE forbids to ask the hub"
+        cause = "HF_HUB_OFFLINE forbids requests to the hub"
     except Exception as error:  # noqa: BLE001 - network, proxies, permissions: each library below has its own errors
-        cause = f"the hub does not give it: {next(iter(str(error).splitlines()), '') or type(error).__name__}"
+        cause = f"the hub did not return it: {next(iter(str(error).splitlines()), '') or type(error).__name__}"
     return [
         f"there is no folder {name!r}, and the hub's model of that name is not in this machine's cache; {cause}. "
         f"Give the path of a folder, or download it where there is a connection: hf download {name}"

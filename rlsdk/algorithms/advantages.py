@@ -103,7 +103,7 @@ def pass_at_k(x: CreditInputs, *, std_normalize: bool = True) -> Tensor:
 
     Paper: arXiv:2503.19595 (the leave-one-out estimate of max@k), as in verl's grpo_passk.
     Formula: `A = (r_max - r_second) / (σ + 1e-6)` for the best, 0 for the others; 0 for all if two share the best.
-    When to use: a model that will be sampled several times, of which the best answer is taken.
+    When to use: a model that will be sampled several times for its best answer.
 
     Args:
         x: The batch.
@@ -148,7 +148,7 @@ def asymre(x: CreditInputs, *, shift: float = -0.1) -> Tensor:
 
     Args:
         x: The batch.
-        shift: Of the baseline; below 0 for stability.
+        shift: Shift of the baseline; below 0 for stability.
     """
     groups, rewards = Groups(x.groups), wide(x.outcomes)
     differ = groups.max(rewards) != groups.min(rewards)

@@ -70,7 +70,7 @@ def priority(
         by: A metric of scores or rollouts (such as `reward/countdown`), of which the group's mean counts; `reward` for
             the mean reward; left out, the spread of its rewards (standard deviation, over n).
         sign: Factor of the value; below zero, small values come first.
-        age_decay: Off for each step that the group's oldest weights lie behind.
+        age_decay: Amount subtracted for each step of age of the group's oldest weights.
         use_decay: Off for each time that it was trained.
         least: Drops a group whose value, with its sign, is below; null drops none.
     """

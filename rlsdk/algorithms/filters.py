@@ -29,7 +29,7 @@ def pass_rate(group: Group, *, low: float = 0.0, high: float = 1.0, passing: flo
 
     Paper: DAPO, arXiv:2503.14476, eq. 11, with bounds.
     Formula: `low < share of rollouts with reward ≥ passing < high`.
-    When to use: tasks of very different difficulty, of which those in reach teach most.
+    When to use: tasks of very different difficulty: those within reach teach most.
 
     Args:
         group: The group.

@@ -148,7 +148,7 @@ def cispo(x: LossInputs, *, clip_low: NonNegative = 1.0, clip_high: NonNegative 
 
     Args:
         x: The batch.
-        clip_low: How far the weight may fall below 1; 1 is no lower bound.
+        clip_low: How far the weight may fall below 1; 1 sets no lower bound.
         clip_high: How far it may rise above 1.
     """
     ratio = bounded(log_ratio(x)).exp().detach()

@@ -1,6 +1,6 @@
 """Named algorithms: the parts of a published method with the defaults of its paper.
 
-Where a paper charges KL to the reference with a coefficient that hangs on the reward model at hand, it is 0.001 here.
+Where a paper charges KL to the reference with a coefficient that depends on the reward model at hand, it is 0.001 here.
 
 No single token may outweigh the batch, where papers are silent on it: `low_var` stands for k3, from which it differs
 beyond 2.6 nats only; a token with negative advantage is charged for a ratio of at most 20. `kl: k3` and

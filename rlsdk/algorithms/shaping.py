@@ -42,7 +42,7 @@ class KLPenalty:
 
     Attributes:
         coef: β, or where an adaptive one starts.
-        estimator: Of the KL.
+        estimator: Estimator of the KL.
         target: KL that the coefficient is steered to; null keeps it fixed.
         horizon: Rollouts over which the coefficient moves by at most a fifth; greater is slower.
     """

@@ -1,4 +1,4 @@
-"""Stop rules: whether a batch of which some groups are there is enough to train on. What is not, waits for the rest."""
+"""Stop rules: whether the groups sampled so far are enough to train on, or the step waits for more."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def all_there(*, available: int, target: int) -> bool:
 
 @stop("enough")
 def enough(*, available: int, target: int, share: float = 0.8) -> bool:
-    """Go on with a part of the batch; the groups that come later belong to the next batches.
+    """Continue with a part of the batch; the groups that come later belong to the next batches.
 
     Batches are smaller by what is missing, and the tasks that still run are not started again for it: over many steps
     as many groups are trained as are made. One group is the least.
@@ -35,6 +35,6 @@ def enough(*, available: int, target: int, share: float = 0.8) -> bool:
     Args:
         available: Groups that are there.
         target: Groups of a batch.
-        share: Of the batch that is enough; 1 or more for all of it.
+        share: Share of the batch that is enough; 1 or more for all of it.
     """
     return available >= min(target, max(1, math.ceil(share * target)))

@@ -242,7 +242,7 @@ class Engine(Protocol):
     """Generates tokens. One owner calls it; `step` does a bounded piece of work."""
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Environment variables that must stand before the actor's process imports anything."""
+        """Environment variables to set before the actor's process imports anything."""
         ...
 
     def start(self, model: Model, place: ActorSpec) -> None:

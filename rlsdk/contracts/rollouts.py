@@ -283,7 +283,7 @@ class Rollouts(Protocol):
         ...
 
     async def scale(self, engines: int | None) -> EngineStatus:
-        """Begin to start or stop engines up to this number, as far as there is room, and return at once; None: no change."""
+        """Begin to start or stop engines to reach this number, as far as there is room; None: no change."""
         ...
 
     def sources(self) -> Mapping[str, TaskCounts]:

@@ -109,7 +109,7 @@ class Transformers:
         self._returns_routing = True
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Environment variables that must stand before the actor's process imports anything."""
+        """Environment variables to set before the actor's process imports anything."""
         found = place.environment()
         if self.compile and place.device == "cpu":
             found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)

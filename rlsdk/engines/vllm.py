@@ -88,7 +88,7 @@ class Vllm:
                 raise OptionError("engine 'vllm'", [(f"args.{name}", f"is set by {owner}; take it out of args")])
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Environment variables that must stand before the actor's process imports anything."""
+        """Environment variables to set before the actor's process imports anything."""
         found = place.environment() | {
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if self.tensor_parallel_size > 1 else "0",

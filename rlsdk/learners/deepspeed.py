@@ -44,13 +44,13 @@ class DeepSpeedLearner:
         offload: What lies in main memory in place of the GPU's: none, optimizer (stage 1 and up), all (stage 3).
         lr: Peak learning rate of the actor.
         critic_lr: Peak learning rate of the critic; left out, ten times the actor's.
-        betas: Of AdamW.
-        eps: Of AdamW.
-        weight_decay: Of AdamW.
+        betas: Decay rates of AdamW's two moments.
+        eps: AdamW's addition to the denominator.
+        weight_decay: AdamW's weight decay.
         grad_clip: Greatest norm of the gradient; 0 for none.
         skip_limit: Updates in a row that are skipped because their gradient is not finite; one more ends the run. A
             skipped update changes no weight, and is counted in `actor/skipped_updates` or `critic/skipped_updates`.
-        schedule: Of the learning rate behind the warm-up: constant, or linear or cosine down to `final_ratio`.
+        schedule: Learning rate after the warm-up: constant, or linear or cosine down to `final_ratio`.
         warmup_steps: Optimiser steps of linear warm-up.
         final_ratio: Learning rate at the end, as a share of the peak.
         micro_batch_tokens: Tokens of one forward pass, padding included; a longer rollout gets one of its own.
@@ -63,7 +63,7 @@ class DeepSpeedLearner:
         attention: Implementation in transformers; on a CPU, eager is faster for rows of a few dozen tokens.
         compile: Compile the models with `torch.compile`: on the two cores of docs/benchmarks.md an update takes a fifth
             less time, but the first of each kind of pass half a minute more. Needs g++, or what `CXX` names.
-        value_init: Of the critic's value head: zero predicts nothing at first; small is a little noise.
+        value_init: Initial value head of the critic: zero predicts 0 at first; small is a little noise.
         lora: Train low-rank adapters of the actor's linear layers in place of its weights (`rank`, `alpha`, `targets`,
             `sync`); it wants about ten times the learning rate. Left out, all weights are trained.
     """
@@ -154,7 +154,7 @@ class DeepSpeedLearner:
         return [fault] if fault else []
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Environment variables that must stand before the actor's process imports anything.
+        """Environment variables to set before the actor's process imports anything.
 
         Raises:
             LearnerError: `sequence_parallel` does not divide the ranks.

@@ -35,7 +35,7 @@ class Lora:
 
     Attributes:
         rank: Of `A` `[rank, in]`, random at first, and `B` `[out, rank]`, zero at first.
-        alpha: Of the scale `alpha / rank`.
+        alpha: Numerator of the scale `alpha / rank`.
         targets: Layers that get an adapter: all-linear (all but the output head), or names or ends of names.
         sync: What engines get: the adapter alone where they take one, or merged weights in any case.
     """

@@ -139,7 +139,7 @@ def policy_faults(net: Any, attention: Attention, rows: RowStyle = "padded") -> 
     settings = {name: getattr(net.config, name, None) for name in _BENT_LOGITS}
     faults = []
     if bent := [f"{name}={value}" for name, value in settings.items() if value not in (None, 1.0)]:
-        faults.append(f"logits changed behind the head ({', '.join(bent)}) are not supported; train another model")
+        faults.append(f"logits changed after the head ({', '.join(bent)}) are not supported; train another model")
     supported = {"sdpa": net._supports_sdpa, "flash_attention_2": net._supports_flash_attn, "eager": True}
     if not supported[attention]:
         faults.append(f"transformers runs a {kind} without attention: {attention}; set learner.attention=eager")
@@ -205,7 +205,7 @@ def _load(auto: Any, model: Model, attention: Attention, checkpointing: bool) ->
         raise LearnerError(f"model {model.path}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
     if checkpointing:
         loaded.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    loaded.train()  # gradient checkpointing works in this mode alone; there is no dropout
+    loaded.train()  # gradient checkpointing works only in this mode; dropout was set to 0
     return loaded
 
 

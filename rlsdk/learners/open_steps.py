@@ -1,6 +1,6 @@
 """Optimiser steps of a loop that calls the learner's primitives, checked before any rank is called.
 
-A rank that fails ends the learner. A call in the wrong order must not: whoever types in a notebook may repeat it.
+A rank that fails ends the learner. A call in the wrong order must not: in a notebook it can be corrected and repeated.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def read_pickled(folder: Path, rank: int, *, stage: int, dtype: str) -> tuple[di
         saved = read_pickled_state(folder / f"{prefix}{number}mp_rank_00_optim_states.pt")
         return model, saved["optimizer_state_dict"]
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is no checkpoint of DeepSpeed: {error!r}") from error
+        raise CheckpointError(f"{path} is not a DeepSpeed checkpoint: {error!r}") from error
 
 
 def read_pickled_state(path: Path) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Ranks:
 
 
 def environment(place: ActorSpec, *, compiled: bool) -> Mapping[str, str]:
-    """Return the environment variables of a rank, which must stand before its process imports anything.
+    """Return the environment variables of a rank, to set before its process imports anything.
 
     Args:
         place: Placement of the rank.

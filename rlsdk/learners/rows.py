@@ -167,5 +167,5 @@ def empty_rows(style: RowStyle) -> TokenRows:
     zero = torch.zeros(1, dtype=torch.int64)
     if style != "shared":
         return TokenRows(zero[None], None, zero, zero)
-    # As many passes as other ranks make, all of which the result hangs on.
+    # As many passes as other ranks make; the result depends on all of them.
     return TokenRows(zero[None], zero[None] + 1, zero + 1, zero, Prompts(zero[None], zero + 1, zero))

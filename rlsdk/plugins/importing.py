@@ -77,7 +77,7 @@ def _module(file: Path, digest: str) -> ModuleType:
     name = f"_rlsdk_foreign_{file.stem}_{hashlib.sha256(f'{file}{digest}'.encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file.name} is no Python file")
+        raise ImportError(f"{file.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look there
     sys.path.append(str(file.parent))

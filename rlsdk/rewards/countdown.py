@@ -17,7 +17,7 @@ from rlsdk.types import Rollout, Score, Task
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _RESULT = re.compile(r"([-−+]?)\s*([0-9]{1,40})")
 _MAX_RESULT = 50
-"""Characters behind `=`, far more than any target has."""
+"""Most characters after `=`, far more than any target has."""
 
 
 @rlsdk.reward("countdown", runs="driver", cache=True)
@@ -34,7 +34,7 @@ def countdown(
         format_score: For an answer that is wrong: other numbers, another value, no expression, division by zero.
         score: For a right answer.
         zero_truncated: Give 0 to a response that was cut off at a limit, whatever it holds: without it nothing teaches
-            a policy to stop behind its answer.
+            a policy to stop after its answer.
 
     Returns:
         A score with the metrics `correct` and `format` (0 or 1); its reason says why it is low.

@@ -37,7 +37,7 @@ def last_boxed(text: str) -> str | None:
 def _last_of(command: str, text: str) -> str | None:
     if f"\\{command}" not in text:
         return None
-    begun: list[int] = []  # positions behind the braces that are open; negative: of a plain brace
+    begun: list[int] = []  # positions after open braces; negative for a plain brace
     found = None
     for mark in _BRACES[command].finditer(text):
         kind = mark[0]

@@ -30,7 +30,7 @@ class Foreign:
     takes many rollouts at once (TRL, veRL's batches) may compare them: it is called once with all rollouts of one task.
 
     Attributes:
-        path: `my_file.py:function` or `package.module:function`; behind the colon also a class, or `object.method`.
+        path: `my_file.py:function` or `package.module:function`; after the colon also a class, or `object.method`.
         style: Whose convention it follows; `auto` recognises it.
         arguments: More arguments for each call (veRL's `reward_kwargs`); of a class, for its constructor (Trinity's
             `reward_fn_args`).

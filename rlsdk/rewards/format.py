@@ -28,7 +28,7 @@ def _where(reward: Format) -> Literal["driver", "pool"]:
 class Format:
     """1 if the response is tags in their order, each once, with nothing but space around them, or JSON; else 0.
 
-    Where the prompt is text that ends with the first opening tag (`…<think>`), the response continues behind that tag.
+    Where the prompt is text that ends with the first opening tag (`…<think>`), the response continues after that tag.
 
     Attributes:
         pattern: A regular expression (of the package `regex`) that must match the whole response; it takes the place of
@@ -115,4 +115,4 @@ def _tags_fault(text: str, tags: tuple[str, ...]) -> str:
         position = text.find(f"</{tag}>", position) + len(tag) + 3
         if position < len(tag) + 3:
             return f"</{tag}> comes before <{tag}>"
-    return "" if not text[position:].strip() else f"there is text behind </{tags[-1]}>"
+    return "" if not text[position:].strip() else f"there is text after </{tags[-1]}>"

@@ -42,7 +42,7 @@ def read_schema(given: Mapping[str, Any] | str) -> str:
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueFault(f"json_schema is no JSON: {error}") from error
+        raise ValueFault(f"json_schema is not JSON: {error}") from error
     schema = json.loads(text)
     if not isinstance(schema, dict):
         raise ValueFault(f"json_schema is a mapping or the path of a .json file; got {text[:MAX_REASON]}")
@@ -51,7 +51,7 @@ def read_schema(given: Mapping[str, Any] | str) -> str:
     try:
         jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator).check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise ValueFault(f"json_schema is no JSON schema: {_shown(error)}") from error
+        raise ValueFault(f"json_schema is not a JSON schema: {_shown(error)}") from error
     _check_keywords(schema)
     return text
 
@@ -60,7 +60,7 @@ def _from_file(path: str) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueFault(f"json_schema: {path} is no file of JSON: {error}") from error
+        raise ValueFault(f"json_schema: {path} is not a JSON file: {error}") from error
 
 
 def _check_keywords(schema: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ def json_fault(text: str, schema: str, timeout: float) -> str:
     except RecursionError:
         return "its brackets are nested too deeply"
     except ValueError as error:
-        return f"it is no JSON: {str(error)[:MAX_REASON]}"
+        return f"it is not JSON: {str(error)[:MAX_REASON]}"
     validator = _validator(schema)  # imports its library the first time, which is not the text's fault
     token = _until.set(time.thread_time() + timeout)
     try:
@@ -138,7 +138,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _float(text: str) -> float:

@@ -36,7 +36,7 @@ class Judge:
     never a zero.
 
     Attributes:
-        base_url: Of an OpenAI-compatible endpoint, up to and without `/chat/completions`: `http://localhost:8000/v1`.
+        base_url: URL of an OpenAI-compatible endpoint without `/chat/completions`: `http://localhost:8000/v1`.
         model: Its name there.
         api_key_env: Name of the environment variable that holds the key; the key itself belongs into no config.
         rubric: A text, or a file that ends with .txt or .md; `{prompt}`, `{response}` and `{reference}` stand for the
@@ -44,10 +44,10 @@ class Judge:
         verdict: How the judge writes its score: as JSON with `score` (and `reason`), as `[[7]]`, or as its last number.
         scale: Its least and its greatest score, which become 0 and 1.
         where: What is judged: the last message, or the whole response (all turns).
-        temperature: Of the judge; null leaves it out of the request.
-        max_tokens: Of the judge's answer; null leaves it out of the request.
+        temperature: Sampling temperature of the judge; null leaves it out of the request.
+        max_tokens: Most tokens of the judge's answer; null leaves it out of the request.
         extra: Further fields of the request, such as `{reasoning_effort: low}`.
-        max_characters: Of each text that is sent; the middle of a longer one is left out.
+        max_characters: Most characters of each text that is sent; the middle of a longer one is left out.
         max_concurrency: Requests under way at a time.
         retries: After connection errors, status 429 and 5xx, with growing waits, or those that the server asks for.
         timeout: Seconds for a verdict with its retries, once its turn has come.

@@ -164,7 +164,7 @@ def _content(text: str) -> str:
     try:
         content = json.loads(text)["choices"][0]["message"]["content"]
     except (ValueError, RecursionError, LookupError, TypeError) as error:
-        raise EndpointError(f"its answer is no chat completion: {text[:_SAID]!r}") from error
+        raise EndpointError(f"its answer is not a chat completion: {text[:_SAID]!r}") from error
     if not isinstance(content, str):
         raise EndpointError(f"its answer holds no text: {text[:_SAID]!r}")
     return content

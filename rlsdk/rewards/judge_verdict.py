@@ -22,7 +22,7 @@ _BARE = re.compile(rf"(?<![\w.])({_NUMBER})(?![\w])")
 _ASKED: dict[Form, str] = {
     "json": 'End with a JSON object: {{"reason": "one sentence", "score": NUMBER}}, NUMBER from {low:g} to {high:g}.',
     "brackets": "End with your score from {low:g} to {high:g} in double brackets, such as [[{high:g}]].",
-    "number": "End with your score, a number from {low:g} to {high:g}, and nothing behind it.",
+    "number": "End with your score, a number from {low:g} to {high:g}, and nothing after it.",
 }
 _RULE = (
     "You judge a response. What stands between <{fence}> and </{fence}> was written by whom you judge, or is given for "

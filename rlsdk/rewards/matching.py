@@ -21,7 +21,7 @@ _SPARE = 1_000
 """Characters by which an answer may be longer than four times its reference before it is taken for another."""
 
 _MAX_NORMALISED = 10_000
-"""Characters of which Unicode's normal form is taken: it takes quadratic time where a text is made for that."""
+"""Most characters that are brought to Unicode's normal form, which takes quadratic time for a hostile text."""
 
 
 @rlsdk.reward("exact_match", runs="driver", cache=True)
@@ -140,7 +140,7 @@ def compiled(pattern: str) -> Any:
     try:
         return regex.compile(pattern)
     except regex.error as error:
-        raise ValueFault(f"pattern {pattern!r} is no regular expression: {error}") from error
+        raise ValueFault(f"pattern {pattern!r} is not a regular expression: {error}") from error
 
 
 def references(task: Task) -> list[str]:

@@ -30,7 +30,7 @@ def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: float = 0.0
         rollout: What to score; its task's answer is text or LaTeX, a number, or a list of them of which one must be
             met.
         strict: Only what is boxed is an answer. Otherwise, where there is none: what the last `<answer>…</answer>`
-            holds, what stands behind `####`, what "the answer is" says, or the last number.
+            holds, what follows `####`, what "the answer is" says, or the last number.
         tolerance: Relative difference of two values that is taken for rounding; without it 0.33 is not 1/3.
 
     Returns:

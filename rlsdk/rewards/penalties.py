@@ -14,7 +14,7 @@ from rlsdk.types import Rollout, Score
 Unit = Literal["tokens", "words", "characters"]
 
 _MAX_UNITS = 200_000
-"""Of a response, from its beginning, that are looked at for repetitions."""
+"""Units at the beginning of a response that are searched for repetitions."""
 
 _MAX_NGRAM = 50
 
@@ -73,7 +73,7 @@ class RepetitionPenalty:
     Attributes:
         ngram: Units in a row that are one n-gram.
         penalty: What is taken off at most.
-        unit: Of what n-grams consist: sampled tokens, words (between white space) or characters, which suit languages
+        unit: Unit of the n-grams: sampled tokens, words (between white space) or characters, which suit languages
             that write without spaces.
     """
 

@@ -19,7 +19,7 @@ from rlsdk.types import Message, Rollout, Score, is_reward
 class RewardModel:
     """The logit of a sequence classifier for prompt and answer, in batches, in an actor of its own.
 
-    It judges the conversation up to the policy's last answer: nothing behind it counts, and an assistant's
+    It judges the conversation up to the policy's last answer: nothing after it counts, and an assistant's
     examples in the prompt are part of the prompt. Where the policy wrote nothing, the score is invalid.
 
     Its tokenizer and its chat template write the text; where it has no template, prompt and response are joined as
@@ -30,9 +30,9 @@ class RewardModel:
         path: Folder that `AutoModelForSequenceClassification` opens, or a hub id.
         label: Index of the logit, for a model that has several.
         activation: `sigmoid` maps the logit to a probability.
-        dtype: Of the weights.
+        dtype: Dtype of the weights.
         device: `auto` takes CUDA where the actor has a GPU.
-        gpus: Of the actor; a share is allowed.
+        gpus: GPUs of the actor; a fraction is allowed.
         batch_tokens: Tokens, padding included, of one forward pass.
         max_length: Tokens of one conversation.
         trust_remote_code: Run code that comes with the model; false unless you read that code.

@@ -94,7 +94,7 @@ def _plain(score: Score) -> dict[str, Any]:
     try:
         metrics = {name: float(value) for name, value in score.metrics.items()}
     except (TypeError, ValueError) as error:  # of one rollout: it says nothing of those beside it
-        score, metrics = Score.invalid(f"a metric of its score is no number: {error}"), {}
+        score, metrics = Score.invalid(f"a metric of its score is not a number: {error}"), {}
     return {
         "value": score.value,
         "valid": score.valid,

@@ -59,7 +59,7 @@ def _hidden_options(obj: Any, arguments: Sequence[str]) -> Fault | None:
     function, own = (obj.__init__, 1) if inspect.isclass(obj) else (obj, len(arguments))
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     more = [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds][own:]
-    return ("options behind a '*', keyword-only", f"positional ones: {', '.join(more)}") if more else None
+    return ("options after a '*', keyword-only", f"positional ones: {', '.join(more)}") if more else None
 
 
 def _unbindable(

@@ -41,7 +41,7 @@ _DO: dict[str, Callable[..., Any]] = {
 }
 """What the tests can ask of an object of the answer."""
 
-# StopIteration would end loops of the tests early; what is no Exception would end the tests.
+# StopIteration would end loops of the tests early; what is not an Exception would end the tests.
 _RAISED = {
     name: each
     for name, each in vars(builtins).items()

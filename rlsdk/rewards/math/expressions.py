@@ -15,7 +15,7 @@ from rlsdk.rewards.math.latex import Token, UnreadableError, letters_of, with_br
 from rlsdk.rewards.math.values import Number
 
 MAX_DEPTH = 25
-"""Of brackets, fractions, roots and powers in each other."""
+"""Greatest nesting of brackets, fractions, roots and powers."""
 
 LOGARITHM_BASE = "the base of log"
 """A symbol: `log` without a base is of some base, and nobody says which."""
@@ -82,7 +82,7 @@ _OF_ONE: dict[str, Callable[[Number], Number]] = {
 _DEGREE = apply(values.divide, _CONSTANTS["pi"], constant(Fraction(180)))
 _CLOSING = {"(": ")", "[": "]", "{": "}", "lfloor": "rfloor", "lceil": "rceil", "|": "|"}
 _UNAPPLIED = frozenset("fg")
-"""Letters that before a bracket are functions, of which nothing is known; so is h before a bracket of one thing."""
+"""Letters that name unknown functions before a bracket; so does h before a bracket with one item."""
 
 
 def read_expression(tokens: Sequence[Token]) -> Expression:
@@ -129,7 +129,7 @@ class _Parser:
 
     def _term(self, depth: int) -> Expression:
         product = [self._power(depth)]
-        divided = False  # a factor behind that could belong to either part
+        divided = False  # after that, a factor could belong to either part
         while True:
             if self._take("*"):
                 product.append(self._signed_factor(depth))
@@ -141,7 +141,7 @@ class _Parser:
                 divided = True
             elif self._begins_factor():
                 if divided:
-                    raise UnreadableError("whether a factor behind / is divided by is ambiguous")
+                    raise UnreadableError("it is ambiguous whether a factor after / is part of the divisor")
                 product.append(self._power(depth))
             else:
                 break
@@ -214,7 +214,7 @@ class _Parser:
         if fraction is not None:
             return constant(token.value + fraction)
         if self._next_is("number") or self._at("_"):
-            raise UnreadableError("a number stands directly behind another, or has an index")
+            raise UnreadableError("a number directly follows another, or has an index")
         return constant(token.value)
 
     def _proper_fraction(self) -> Fraction | None:
@@ -296,7 +296,7 @@ class _Parser:
             return self._symbol(token)
         if token.kind == "number" and len(token.text) == 1:
             return constant(token.value)
-        raise UnreadableError(f"{token.text!r} is no argument in braces")
+        raise UnreadableError(f"{token.text!r} is not an argument in braces")
 
     def _base(self, depth: int) -> Expression:
         if not self._take("_"):

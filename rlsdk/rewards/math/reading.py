@@ -96,11 +96,11 @@ def _is_mathematics(plain: str) -> bool:
 
 def _based(digits: str, base: int) -> Based:
     if not 2 <= base <= 36 or len(digits) > 200:
-        raise UnreadableError(f"{base} is no base from 2 to 36, or the number is too long")
+        raise UnreadableError(f"{base} is not a base from 2 to 36, or the number is too long")
     try:
         return Based(int(digits, base), base)
     except ValueError as error:
-        raise UnreadableError(f"{digits!r} is no number of base {base}") from error
+        raise UnreadableError(f"{digits!r} is not a number of base {base}") from error
 
 
 def _form(tokens: Sequence[Token], depth: int) -> Form:
@@ -244,7 +244,7 @@ def _set(tokens: Sequence[Token], depth: int) -> Form:
             raise UnreadableError("a set of what is unknown")
         found = _form(parts[1], depth + 1)
         if not isinstance(found, RealSet) or found.variable != name:
-            raise UnreadableError("the condition of a set is no inequality of its variable")
+            raise UnreadableError("the condition of a set is not an inequality of its variable")
         return attrs.evolve(found, variable=None)
     parts, between = split(tokens, frozenset({",", ";"}))
     return Listing(tuple(_flat([_form(part, depth + 1) for part in parts])), is_set=True)
@@ -252,7 +252,7 @@ def _set(tokens: Sequence[Token], depth: int) -> Form:
 
 def _matrix(tokens: Sequence[Token], depth: int) -> Form:
     if tokens[0].text.split()[1] not in _MATRICES:
-        raise UnreadableError(f"{tokens[0].text.split()[1]} is no matrix")
+        raise UnreadableError(f"{tokens[0].text.split()[1]} is not a matrix")
     rows, _ = split(tokens[1:-1], frozenset({"row"}))
     if len(rows) > 1 and not rows[-1]:
         rows.pop()

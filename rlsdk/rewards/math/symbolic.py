@@ -25,9 +25,9 @@ from rlsdk.rewards.math.values import Number
 
 MAX_CHARACTERS = 200
 MAX_NESTING = 8
-"""Of brackets: the grammar of LaTeX is ambiguous, and a parser tries what may be."""
+"""Greatest nesting of brackets: the grammar of LaTeX is ambiguous, and a parser tries all readings."""
 MAX_BARS = 8
-"""Of absolute values, each of which may open or close one."""
+"""Most bars of absolute values, each of which may open or close one."""
 MAX_DIGITS = 50
 """Of one number."""
 MAX_EXPONENT = 1_000
@@ -44,7 +44,7 @@ _COSTLY = re.compile(
 )
 _POWER = re.compile(r"\*\*|\^")
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
-"""That is no part of a command's name."""
+"""A letter that is not part of a command's name."""
 _GROUP_POWER = re.compile(r"[)\]}]\s*(?:\*\*|\^)")
 _FACTORIAL = re.compile(r"(.?[0-9]{0,9})\s*!(!?)")
 _OPENING, _CLOSING = "([{", ")]}"

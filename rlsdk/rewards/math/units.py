@@ -51,7 +51,7 @@ was were equal equals isn wrong incorrect false correct true maybe perhaps possi
 either neither any all many some other others undefined nothing
 """
 _OTHER_WORDS = frozenset(_CHANGING.split())
-"""Words behind a number that may change it, or take it back, instead of naming what is counted."""
+"""Words after a number that may change or revoke it instead of naming what is counted."""
 
 
 def _table() -> Mapping[str, tuple[str, Fraction]]:
@@ -147,7 +147,7 @@ def read_unit(text: str, *, any_noun: bool = False) -> Unit:
     while position < len(text):
         match = _PART.match(text, position)
         if match is None:
-            raise UnreadableError(f"{text[:30]!r} is no unit")
+            raise UnreadableError(f"{text[:30]!r} is not a unit")
         position = match.end()
         if match["sign"]:
             sign = -1 if match["sign"] in {"/", "per"} else sign
@@ -183,7 +183,7 @@ def _known(name: str, *, any_noun: bool = False) -> tuple[str, Fraction]:
             return _UNITS[each[:-1]]
     if any_noun and is_noun(name):
         return f"noun {_singular(name)}", Fraction(1)
-    raise UnreadableError(f"{name[:30]!r} is no unit that is known")
+    raise UnreadableError(f"{name[:30]!r} is not a known unit")
 
 
 def is_noun(word: str) -> bool:

@@ -16,9 +16,9 @@ Number = Any
 """`Fraction | float | mpmath.mpc`; the package has no types."""
 
 MAX_BITS = 20_000
-"""Of a numerator or denominator."""
+"""Most bits of a numerator or denominator."""
 MAX_MAGNITUDE = 10_000
-"""Of the logarithm of an inexact value, and of a factorial's operand."""
+"""Greatest logarithm of an inexact value."""
 DIGITS = 100
 _SAME = 60
 """Digits to which inexact values agree: far more than anybody writes, far fewer than are computed."""
@@ -50,7 +50,7 @@ def inexact(value: Number) -> Any:
         mp = context()
         return mp.mpc(mp.mpf(value.numerator) / value.denominator)
     if isinstance(value, float):
-        raise NoValueError("an infinity is no operand")
+        raise NoValueError("an infinity is not an operand")
     return value
 
 

@@ -97,7 +97,7 @@ def light(subject: Subject, _: Any) -> None:
         raise NotApplicable("its source is not in a file")
     beside = (component_of(each) for each in vars(module).values()) if module else ()
     if any(each is not None and each.kind not in LIGHT for each in beside):
-        return  # its neighbours compute with tensors: whoever imports them has torch
+        return  # its neighbours compute with tensors, so torch is imported anyway
     tree = ast.parse(Path(file).read_bytes())
     found = sorted({name for name in _imported(tree.body) if name in HEAVY} - set(subject.component.imports))
     if found:

@@ -27,7 +27,7 @@ from rlsdk.testing.subject import Subject
     "micro-batches",
     *LOSSES,
     inputs=ordinary,
-    remedy="let a token's value hang on its own rollout alone; one that needs the whole batch declares "
+    remedy="let a token's value depend on its own rollout alone; one that needs the whole batch declares "
     "whole_batch=True and reads x.whole, in which x.offset is where its tokens begin",
     after=FIXED,
 )
@@ -137,7 +137,7 @@ def gradient_through_logprobs(subject: Subject, x: LossInputs) -> None:
     "detached",
     "correction",
     inputs=ordinary,
-    remedy="return weights.detach(): a correction weighs the gradient, it has none of its own",
+    remedy="return weights.detach(): a correction weights the gradient and has no gradient itself",
     after=FORM,
 )
 def detached(subject: Subject, x: LossInputs) -> None:

@@ -103,7 +103,7 @@ def any_action(subject: Subject, action: str) -> None:
 @holds(
     "sized-and-indexable",
     "tasks",
-    remedy="return a sequence: len(tasks), tasks[i] for i from 0, IndexError behind the end, ids that differ",
+    remedy="return a sequence: len(tasks), tasks[i] for i from 0, IndexError after the end, ids that differ",
 )
 def sized(subject: Subject, _: Any) -> None:
     """It is a sequence of tasks, with ids of their own."""
@@ -120,7 +120,7 @@ def sized(subject: Subject, _: Any) -> None:
         found[count]
     except IndexError:
         return
-    raise Violated("form", f"an IndexError at {count}, behind the last of {count} tasks", "a task")
+    raise Violated("form", f"an IndexError at {count}, after the last of {count} tasks", "a task")
 
 
 def _length(subject: Subject, found: Any) -> int:
