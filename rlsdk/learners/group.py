@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlsdk.batch import Totals
 
 _GRACE_SECONDS = 5.0
-"""How long, after a rank failed, the others may take to tell whether one of them failed first."""
+"""Seconds after a failure in which other ranks may report that they failed first."""
 LEAST_LOGPROB = -1000.0
 """Logprob of a token that a model rules out, in place of -inf: sums of it stay finite."""
 
@@ -107,7 +107,7 @@ class LearnerGroup:
         return group
 
     def _see(self, folder: Path) -> None:
-        """Checkpoints are written by the ranks, wherever they are, and found by the driver: one disk for all."""
+        """Check that all ranks see the driver's folder, since ranks write checkpoints and the driver reads them."""
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-by-all-") as mark:
             seen = self._wait("start", [a.sees.remote(str(Path(mark.name).resolve())) for a in self.actors])
         for rank, (host, there) in enumerate(seen):
@@ -284,7 +284,7 @@ class LearnerGroup:
         return refs[0][1]
 
     def fetch_weights(self, version: int) -> Weights:
-        """The actor's weights themselves."""
+        """Return the actor's weights in this process; `weights` only refers to them."""
         found: Weights = self._call(self._published, [(version,)] * len(self.actors))[0]
         return found
 

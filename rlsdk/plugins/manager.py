@@ -1,4 +1,4 @@
-"""`Plugins`: imports plugins when they are named, collects what they mark, resolves one component per name."""
+"""Imports plugins when they are named, collects the components that they mark, and resolves names to components."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -193,8 +192,11 @@ class Plugins(pluggy.PluginManager):
         Raises:
             OptionError: The options do not fit.
         """
-        with _present(self):
+        token = _PRESENT.set(self)
+        try:
             return component.bind(options)
+        finally:
+            _PRESENT.reset(token)
 
     def fingerprint(self, plugin: str) -> Fingerprint:
         """Distribution, version and source hash of a plugin."""
@@ -204,7 +206,7 @@ class Plugins(pluggy.PluginManager):
         return fingerprints.of_package(entry.distribution, entry.version, entry.module.partition(".")[0])
 
     def used(self) -> dict[str, Fingerprint]:
-        """Every plugin that was activated, and every object that stood in place of a name, with its fingerprint."""
+        """Every plugin that was activated, and every object given in place of a name, with its fingerprint."""
         return {name: self.fingerprint(name) for name in sorted(self._components)} | dict(sorted(self._objects.items()))
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
@@ -241,7 +243,7 @@ class Plugins(pluggy.PluginManager):
         return claims[0]
 
     def _once(self, plugin: str, kind: str, load: Callable[[], None]) -> None:
-        """Call `load`; what failed fails again with the same words, not with what is missing then."""
+        """Call `load`; repeat an earlier failure with its own message, not with one that follows from it."""
         if failed := self._failed.get((plugin, kind)):
             raise failed
         try:
@@ -324,15 +326,6 @@ class Plugins(pluggy.PluginManager):
 def present() -> Plugins | None:
     """Plugins that are instantiating a component right now; what it loads meanwhile is looked up among them."""
     return _PRESENT.get()
-
-
-@contextmanager
-def _present(plugins: Plugins) -> Iterator[None]:
-    token = _PRESENT.set(plugins)
-    try:
-        yield
-    finally:
-        _PRESENT.reset(token)
 
 
 def check_kind(kind: str) -> None:

@@ -29,9 +29,9 @@ from rlsdk.types import Group, Rollout, Score, Task
 
 log = logging.getLogger(__name__)
 _CAUSES = 3
-"""Reasons that a message names."""
+"""Most reasons that a message lists."""
 _GRACE = 1.0
-"""Seconds beyond the limit that a reward keeps by itself."""
+"""Seconds that a reward with a time limit of its own gets beyond it."""
 
 
 @attrs.frozen
@@ -170,8 +170,8 @@ class Scorer:
         """Warn, once, where a workflow gave rewards that no part of the reward counts."""
         if self._ignoring and any(rollout.rewards for rollout in rollouts):
             log.warning(
-                "the workflow gave a reward, which counts by the reward 'environment', but this run's reward is %s: "
-                "name 'environment' beside it, or instead, if the workflow's own number is meant to count",
+                "the workflow gave a reward, which only the reward 'environment' counts, but this run's reward is %s: "
+                "add 'environment' to it, or replace it, if the workflow's own reward is meant to count",
                 ", ".join(map(repr, self._ignoring)),
             )
             self._ignoring = ()
@@ -231,7 +231,7 @@ class Scorer:
         if not scored:
             task = tally.rollout.task
             parts = "; ".join(f"{part.rule.name}: {', '.join(part.rule.sources)}" for part in self._parts)
-            raise DataError(f"task {task.id!r}: no part of the reward is for its source {task.source!r} ({parts})")
+            raise DataError(f"task {task.id!r}: no part of the reward scores its source {task.source!r} ({parts})")
         sampled = tally.rollout.loss_mask.any() and rewards_tokens(scored)
         return combine(scored, last_token=tally.rollout.span[1] - 1 if sampled else None)
 
@@ -249,7 +249,7 @@ class Scorer:
                 rollouts = take()
                 if len(rollouts) == 1:
                     return [Score.invalid(_cause(error, part))]
-            # One of them raises, hangs or kills: the others are not to go with it.
+            # One of them raised, hung or ended the process: score each alone, so that the others get their scores.
             alone = await asyncio.gather(*(together_or_alone(partial(list, [rollout])) for rollout in rollouts))
             return [score for scores in alone for score in scores]
 
@@ -269,8 +269,14 @@ class Scorer:
         call = self._actor(part) if part.where == "actor" and self._actor is not None else part.reward
         takes_lists = part.batch or call is not part.reward
         if call is part.reward and self._user_loop is not None and runs_user_code(part.reward):
-            call = partial(_called_apart, self._user_loop, part.reward)
-        run = Batcher(partial(_all_at_once, call)) if takes_lists and part.batch != "group" else call
+            call = partial(_called_in, self._user_loop, part.reward)
+
+        async def all_at_once(take: Take) -> list[Score]:
+            rollouts = take()
+            result = call(rollouts)
+            return as_scores(await result if inspect.isawaitable(result) else result, len(rollouts))
+
+        run = Batcher(all_at_once) if takes_lists and part.batch != "group" else call
 
         async def limited(result: Awaitable[Any]) -> Any:
             try:
@@ -301,13 +307,7 @@ def _cause(error: FailedError, part: RewardTerm) -> str:
     )
 
 
-async def _all_at_once(call: Callable[[Sequence[Rollout]], Any], take: Take) -> list[Score]:
-    rollouts = take()
-    result = call(rollouts)
-    return as_scores(await result if inspect.isawaitable(result) else result, len(rollouts))
-
-
-async def _called_apart(user_loop: UserLoop, reward: Callable[[Any], Any], argument: Any) -> Any:
+async def _called_in(user_loop: UserLoop, reward: Callable[[Any], Any], argument: Any) -> Any:
     """Call a reward on the event loop of users' code."""
 
     async def call() -> Any:
@@ -374,14 +374,12 @@ def check_budget(groups: Sequence[Group], limit: float, when: int | str) -> int:
 
 
 def _causes(invalid: Sequence[tuple[Task, str]]) -> str:
-    """Reasons, each once, with the first task that it was met at; the most frequent first."""
+    """List each reason once, with the first task it occurred in; the most frequent reasons first."""
     tasks: dict[str, list[str]] = {}
     for task, reason in invalid:
         tasks.setdefault(reason, []).append(repr(task.id))
-    often = sorted(tasks.items(), key=lambda each: -len(each[1]))
-    return "; ".join(f"task {_first(ids)}: {reason}" for reason, ids in often[:_CAUSES])
-
-
-def _first(ids: Sequence[str]) -> str:
-    more = len(set(ids)) - 1
-    return f"{ids[0]} and {more} more" if more else ids[0]
+    causes = []
+    for reason, ids in sorted(tasks.items(), key=lambda each: -len(each[1]))[:_CAUSES]:
+        more = len(set(ids)) - 1
+        causes.append(f"task {ids[0]}{f' and {more} more' if more else ''}: {reason}")
+    return "; ".join(causes)

@@ -1,11 +1,11 @@
 """Code of the pool's worker processes: forks of a process that has imported the rewards, each scoring call by call.
 
-Calls arrive pickled from the driver, which is trusted. Results go back as JSON: what ran on a model's output is not.
+Calls arrive pickled from the driver, which is trusted. Results go back as JSON, since the code that ran on a model's
+output is not trusted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import inspect
 import json
@@ -18,6 +18,7 @@ from typing import Any
 from rlsdk.components import component_of
 from rlsdk.errors import LONGEST, DataError, described
 from rlsdk.isolation.framing import receive, send
+from rlsdk.isolation.threads import run_to_end
 from rlsdk.plugins import ComponentRef, Plugins
 from rlsdk.scoring.outcome import as_score, as_scores
 from rlsdk.types import Rollout, Score, Task
@@ -45,7 +46,7 @@ def _ready(references: Sequence[ComponentRef]) -> list[Callable[..., Any]]:
         component = component_of(reward)
         for module in component.imports if component else ():
             importlib.import_module(module)
-    # What any call needs is imported here, too: numpy, for one, which rollouts load when they are first made.
+    # Modules that every call needs are imported here, too, such as numpy, which rollouts load when first created.
     pickle.loads(pickle.dumps(Rollout.from_text(Task(id="", prompt=""), "")))  # noqa: S301 - our own
     return rewards
 
@@ -77,7 +78,7 @@ def _one(reward: Callable[..., Any], rollout: Rollout) -> dict[str, Any]:
 
 def _result(reward: Callable[..., Any], argument: Any) -> Any:
     result = reward(argument)
-    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+    return run_to_end(result) if inspect.isawaitable(result) else result
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
@@ -86,14 +87,10 @@ def _failure(error: BaseException) -> dict[str, Any]:
     return {"error": described(error), "spent": isinstance(error, SystemExit | KeyboardInterrupt)}
 
 
-async def _awaited(result: Any) -> Any:
-    return await result
-
-
 def _plain(score: Score) -> dict[str, Any]:
     try:
         metrics = {name: float(value) for name, value in score.metrics.items()}
-    except (TypeError, ValueError) as error:  # of one rollout: it says nothing of those beside it
+    except (TypeError, ValueError) as error:  # it concerns this rollout alone
         score, metrics = Score.invalid(f"a metric of its score is not a number: {error}"), {}
     return {
         "value": score.value,

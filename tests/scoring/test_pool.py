@@ -104,18 +104,16 @@ def test_a_task_that_cannot_be_scored_stops(scorer: Callable[..., Scorer]) -> No
 def test_what_a_killed_call_started_dies_with_it(scorer: Callable[..., Scorer]) -> None:
     mark = f"mark-{time.monotonic_ns()}"
     assert not score(scorer("hostile_lab/one"), f"child {mark}")[0].valid
-    gone_by = time.monotonic() + 10
-    while _running(mark) and time.monotonic() < gone_by:
-        time.sleep(0.05)
+    psutil.wait_procs(_running(mark), timeout=10)
     assert not _running(mark)
 
 
-def _running(mark: str) -> bool:
+def _running(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             found += [p for p in [process] if mark in p.cmdline() and p.status() != psutil.STATUS_ZOMBIE]
-    return bool(found)
+    return found
 
 
 def test_hanging_calls_do_not_hold_up_the_others(scorer: Callable[..., Scorer]) -> None:
@@ -157,9 +155,9 @@ def test_a_killed_fork_server_is_started_again(scorer: Callable[..., Scorer]) ->
         first = await running.score(rollout("good"))
         for child in psutil.Process().children():
             if "rlsdk.isolation.fork_server" in " ".join(child.cmdline()):
+                forks = child.children()  # they end with it
                 child.kill()
-                child.wait(5)
-        await asyncio.sleep(0.2)  # its forks end with it
+                assert psutil.wait_procs([child, *forks], timeout=10)[1] == []
         return [first, await running.score(rollout("found"))]
 
     assert [s.value for s in asyncio.run(work())] == [4, 5]
