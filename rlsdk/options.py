@@ -337,33 +337,23 @@ def _collect(parts: Iterable[tuple[str, Any, Any]]) -> list[Any]:
     return values
 
 
+def _origin(kind: Any) -> Any:
+    return get_origin(kind)
+
+
 def _is_a(kind: Any, base: Any) -> bool:
     """Return whether an annotation, such as `list[int]`, is of a class below `base`."""
-    origin: Any = get_origin(kind) or kind
+    origin = _origin(kind) or kind
     return isinstance(origin, type) and issubclass(origin, base)
-
-
-def _is_union(kind: Any) -> bool:
-    origin: Any = get_origin(kind)
-    return origin in (Union, types.UnionType)
-
-
-def _is_literal(kind: Any) -> bool:
-    origin: Any = get_origin(kind)
-    return origin is Literal
-
-
-def _is_annotated(kind: Any) -> bool:
-    return get_origin(kind) is Annotated
 
 
 def _make_converter() -> cattrs.Converter:
     converter = cattrs.Converter(forbid_extra_keys=True, use_alias=True)
     converter.register_structure_hook_func(lambda k: _is_a(k, Sequence) and not _is_a(k, str | bytes), _sequence)
     converter.register_structure_hook_func(lambda k: _is_a(k, Mapping), _mapping)
-    converter.register_structure_hook_func(_is_union, _union)
-    converter.register_structure_hook_func(_is_literal, _literal)
-    converter.register_structure_hook_func(_is_annotated, _annotated)
+    converter.register_structure_hook_func(lambda k: _origin(k) in (Union, types.UnionType), _union)
+    converter.register_structure_hook_func(lambda k: _origin(k) is Literal, _literal)
+    converter.register_structure_hook_func(lambda k: _origin(k) is Annotated, _annotated)
     converter.register_structure_hook(int, _strict(int, lambda v: type(v) is int))
     converter.register_structure_hook(float, _strict(float, lambda v: type(v) in (int, float)))
     converter.register_structure_hook(bool, _strict(bool, lambda v: type(v) is bool))

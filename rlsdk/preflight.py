@@ -1,7 +1,7 @@
 """Checks of the machine before a run starts.
 
-Each check returns sentences, one for a fault, each with its remedy; none means all is well. `require` turns them into
-an error. The checks import nothing heavy, so any command may call them first.
+Each check returns one sentence per fault, with its remedy; an empty list means that all is well. `require` turns
+faults into an error. Unless it says so, a check imports nothing heavy, so any command may call it first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,13 @@ def torch_companions() -> list[str]:
     torch = _version("torch")
     if torch is None or not torch.endswith("+cpu"):
         return []
-    found = ((name, _version(name)) for name in COMPANIONS)
-    return [_misfit(name, version, torch) for name, version in found if version and not version.endswith("+cpu")]
+    effects = {"torchvision": "importing a model of transformers fails with `operator torchvision::nms does not exist`"}
+    return [
+        f"{name} {version} is built for CUDA, but torch {torch} is not: {effects.get(name, 'importing it fails')}. "
+        f"Text models work without it: {REMEDY}"
+        for name in COMPANIONS
+        if (version := _version(name)) and not version.endswith("+cpu")
+    ]
 
 
 def _version(distribution: str) -> str | None:
@@ -44,18 +49,11 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _misfit(name: str, version: str, torch: str) -> str:
-    effect = "importing it fails"
-    if name == "torchvision":
-        effect = "importing a model of transformers fails with `operator torchvision::nms does not exist`"
-    return f"{name} {version} is built for CUDA, but torch {torch} is not: {effect}. Text models do without: {REMEDY}"
-
-
 def packages(needed: Iterable[str], what: str) -> list[str]:
     """Look for distributions that a part of the run needs.
 
     Args:
-        needed: their names; of several between bars, `mlflow | mlflow-skinny`, one is enough.
+        needed: Names of the distributions; of several separated by bars, `mlflow | mlflow-skinny`, one is enough.
         what: Name of the part, which begins the sentence.
 
     Returns:
@@ -87,8 +85,8 @@ def free_space(folder: str | os.PathLike[str], needed_bytes: int) -> list[str]:
     """Compare the space left where a folder is, or will be, with what is needed.
 
     Args:
-        folder: a local folder; it need not exist yet.
-        needed_bytes: how much is going to be written there.
+        folder: Local folder; it need not exist yet.
+        needed_bytes: Bytes that will be written there.
 
     Returns:
         One sentence if it does not fit.
@@ -193,12 +191,12 @@ def arch_fault(device: str, capability: tuple[int, int], built: Sequence[str]) -
     alone; intermediate code (`compute_90`) is compiled for any newer device.
 
     Args:
-        device: the name of the device.
-        capability: its compute capability, major and minor.
-        built: the architectures that torch was built for, as `torch.cuda.get_arch_list()` gives them.
+        device: Name of the device.
+        capability: Its compute capability, major and minor.
+        built: Architectures that torch was built for, from `torch.cuda.get_arch_list()`.
 
     Returns:
-        A sentence, or nothing if the device is served.
+        A sentence; empty if the code runs.
     """
     if any(_runs(arch, capability) for arch in built):
         return ""
@@ -226,10 +224,10 @@ def require(faults: Iterable[str]) -> None:
     """Stop if a check found anything.
 
     Args:
-        faults: what the checks returned, added up.
+        faults: Sentences of all checks.
 
     Raises:
-        EnvironmentFault: if there is a fault; the message lists all of them.
+        EnvironmentFault: There is a fault; the message lists all of them.
     """
     found = list(faults)
     if found:

@@ -67,7 +67,7 @@ def _as_fields(name: str, cls: C) -> C:
     base = next(each for each in cls.__mro__ if "__attrs_attrs__" in vars(each))
     attrs.resolve_types(base)
     types = {field.name: field.type for field in attrs.fields(base)}
-    own = {key: value for key, value in vars(cls).items() if key in types or _is_default(key, value)}
+    own = {key: value for key, value in vars(cls).items() if key in types or not _is_method_or_private(key, value)}
     annotations = inspect.get_annotations(cls)
     computes = any(getattr(value, "takes_self", False) for value in own.values())
     if strange := [key for key in {**own, **annotations} if key not in types and not (computes and key in annotations)]:
@@ -80,11 +80,11 @@ def _as_fields(name: str, cls: C) -> C:
     return attrs.frozen(kw_only=True)(cls)
 
 
-def _is_default(key: str, value: Any) -> bool:
-    """Return True if an attribute is meant as a default: neither a method nor private."""
-    plain = (property, classmethod, staticmethod)
-    method = isinstance(value, plain) or (inspect.isfunction(value) and component_of(value) is None)
-    return not (key.startswith("_") or method)
+def _is_method_or_private(key: str, value: Any) -> bool:
+    """Return True for an attribute that is not a default; a marked function is one."""
+    if key.startswith("_") or isinstance(value, property | classmethod | staticmethod):
+        return True
+    return inspect.isfunction(value) and component_of(value) is None
 
 
 def _structured(name: str, field: str, value: Any, kind: Any) -> Any:

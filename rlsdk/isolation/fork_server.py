@@ -34,17 +34,17 @@ from rlsdk.isolation.process import fork_alone, limit_memory
 
 log = logging.getLogger(__name__)
 Work = Callable[[socket.socket], None]
-"""What a fork does with its connection; EOFError or ConnectionError, raised by it, end the fork without a fault."""
+"""Function that a fork runs on its connection; an EOFError or ConnectionError ends the fork without a fault."""
 
 _READY, _REFUSED, _FORK = b"r", b"e", b"f"
 _ENDING = struct.Struct("!ii")
 """Process number and exit code of a fork that ended; short enough to be written and read whole."""
 _REMEMBERED = 1000
-"""Endings that are kept for someone who asks."""
+"""Most endings that are kept for later questions."""
 _LAST_WORDS = 0.5
-"""Seconds to wait for the server to tell how a fork ended."""
+"""Seconds to wait for the server's report of how a fork ended."""
 _FULL = 0.01
-"""Seconds until a request is repeated that did not fit into the server's socket."""
+"""Seconds until a request that did not fit into the server's socket is repeated."""
 _BOOT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])

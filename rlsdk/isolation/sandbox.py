@@ -146,7 +146,7 @@ def run(
 def missing() -> str:
     """Return the reason why this machine cannot isolate code, found by trying; empty if it can."""
     if sys.platform != "linux":
-        return f"namespaces are Linux's, and this is {sys.platform}"
+        return f"only Linux has namespaces, and this is {sys.platform}"
     try:
         _tried("", SandboxLimits(), "namespaces", False)
     except EnvironmentFault as error:
@@ -179,7 +179,7 @@ def require(prelude: str, limits: SandboxLimits, isolation: Isolation, packages:
 def _tried(prelude: str, limits: SandboxLimits, isolation: Isolation, packages: bool) -> SandboxResult:
     """Run a program that takes a little memory in the sandbox and return its result.
 
-    One that takes none passes under any limit: that of a process stops only what it maps anew.
+    The limit of a process applies to new mappings only, so a program that allocates nothing would pass any limit.
     """
     (ran,) = run(
         [prelude, f"\nbytearray({4 * _MIB})\n"],

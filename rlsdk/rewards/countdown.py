@@ -80,7 +80,9 @@ def _nothing(reason: str) -> Score:
 def _fault(answer: str, target: Fraction | int, offered: list[str]) -> str:
     """Why an answer is wrong; empty if it is right."""
     expression, equals, result = answer.partition("=")
-    if equals and not _states(result, target):
+    result = result.strip()
+    stated = _RESULT.fullmatch(result) if len(result) <= _MAX_RESULT else None
+    if equals and (stated is None or int(stated[2]) * (-1 if stated[1] in ("-", "−") else 1) != target):
         return f"the number after '=' is not the target {target}"
     try:
         tokens = tokenize(expression)
@@ -93,12 +95,6 @@ def _fault(answer: str, target: Fraction | int, offered: list[str]) -> str:
     if numerator * target.denominator != target.numerator * denominator:
         return f"its value is not the target {target}"
     return ""
-
-
-def _states(result: str, target: Fraction | int) -> bool:
-    result = result.strip()
-    match = _RESULT.fullmatch(result) if len(result) <= _MAX_RESULT else None
-    return match is not None and int(match[2]) * (-1 if match[1] in ("-", "−") else 1) == target
 
 
 def _goal(task: Task) -> tuple[Fraction | int, list[str]]:

@@ -145,12 +145,9 @@ def _json(text: str) -> Verdict | None:
             score = float(score)
         if isinstance(score, int | float) and not isinstance(score, bool):
             reason = held.get("reason")
-            return Verdict(_as_float(score), reason[:300] if isinstance(reason, str) else "")
+            try:
+                value = float(score)
+            except OverflowError:
+                value = math.inf
+            return Verdict(value, reason[:300] if isinstance(reason, str) else "")
     return None
-
-
-def _as_float(number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf

@@ -108,8 +108,10 @@ def _serve(request: dict[str, Any], report: int) -> None:
     for run in request["runs"]:
         output, error = _file("output", b""), _file("error", b"")
         given = _file("input", run["input"])
-        begin = _program if run["steps"] is None else _answer_and_tests
-        children = begin(request, run, given, output, error)
+        if run["steps"] is None:
+            children = [_forked(request, [given, output, error], lambda: play.program(request["code"]))]
+        else:
+            children = _answer_and_tests(request, run, given, output, error)
         status = _ended(children, until)
         _clear(children, request["isolated"])
         written = os.fstat(output).st_size
@@ -122,11 +124,6 @@ def _serve(request: dict[str, Any], report: int) -> None:
             os.close(each)
         if status is None:
             break
-
-
-def _program(request: dict[str, Any], run: dict[str, Any], given: int, output: int, error: int) -> list[int]:
-    """Start the answer as a program."""
-    return [_forked(request, [given, output, error], lambda: play.program(request["code"]))]
 
 
 def _answer_and_tests(request: dict[str, Any], run: dict[str, Any], given: int, output: int, error: int) -> list[int]:
@@ -148,7 +145,7 @@ def _answer_and_tests(request: dict[str, Any], run: dict[str, Any], given: int, 
 
 
 def _forked(request: dict[str, Any], files: list[int], run: Callable[[], None]) -> int:
-    """Start a process that is locked in, and has `files` as its first file descriptors and no others."""
+    """Start a confined process with `files` as its only file descriptors, from 0 on."""
     child = os.fork()
     if not child:
         play.to_its_end(lambda: _run(request, files, run))
@@ -179,7 +176,7 @@ def _limit(limits: dict[str, Any], isolated: bool) -> None:
         "FSIZE": limits["file"],
         "NOFILE": limits["files"],
     }
-    if isolated:  # elsewhere the processes of everything that this user runs would count
+    if isolated:  # without a user namespace, all processes of this user would count
         chosen["NPROC"] = limits["processes"] + _OURS
     for name, most in chosen.items():
         kind = getattr(resource, f"RLIMIT_{name}")
@@ -204,7 +201,7 @@ def _file(name: str, content: bytes) -> int:
 
 
 def _ended(children: list[int], until: float) -> int | None:
-    """Return how a run ended; None if it still runs. Tests end by themselves, unless they have lost the answer."""
+    """Return the exit status of a run's tests, or of the answer if the tests lost it; None at the deadline."""
     *answer, last = children
     status = _wait(last, until)
     return _wait(answer[0], until) if answer and status == LOST else status

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from functools import partial, reduce
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -116,14 +116,11 @@ def _converted(tree: Any) -> Expression:
     if name == "Pow":
         return apply(values.power, *operands)
     if name in {"Max", "Min"}:
-        return apply(partial(_extreme, 1 if name == "Max" else -1), *operands)
+        sign = 1 if name == "Max" else -1
+        return apply(lambda *of: reduce(lambda a, b: a if compare(a, b) == sign else b, of), *operands)
     if name in _FUNCTIONS and len(operands) == 1 + (name == "binomial"):
         return apply(_FUNCTIONS[name], *operands)
     raise UnreadableError(f"{name} has no value that is computed here")
-
-
-def _extreme(sign: int, *of: Number) -> Number:
-    return reduce(lambda a, b: a if compare(a, b) == sign else b, of)
 
 
 def over_limits(text: str) -> str:
