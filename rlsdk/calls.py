@@ -84,7 +84,7 @@ def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
     """
     head = f"@rlsdk.field({name!r})"
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-        raise PluginError(f"{head}: takes a name that can be an attribute, such as 'surprise'")
+        raise PluginError(f"{head}: the name must be an identifier without leading underscore, such as 'surprise'")
     if any(field.name == name for field in fields.FIELDS):
         raise PluginError(f"{head}: the core has a field of this name; choose another")
     for field in needs:

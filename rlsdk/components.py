@@ -226,7 +226,7 @@ def mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
     if not isinstance(name, str) or not name:
         raise PluginError(f"@rlsdk.{kind} takes a name, @rlsdk.{kind}('my_{kind}'); got {name!r}")
     if "/" in name:
-        raise PluginError(f"@rlsdk.{kind}({name!r}): the plugin's prefix is added by itself; give the name without '/'")
+        raise PluginError(f"@rlsdk.{kind}({name!r}): the plugin's prefix is added for you; give the name without '/'")
     if "needs" in extra:
         declared = [declared_by(each) for each in extra["needs"]]
         extra["needs"] = calls.known_fields(kind, name, extra["needs"])

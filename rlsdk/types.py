@@ -330,7 +330,7 @@ class Group:
     def __attrs_post_init__(self) -> None:
         if len(self.rollouts) != len(self.scores):
             counts = f"{len(self.rollouts)} rollouts, {len(self.scores)} scores"
-            raise ValueFault(f"group of task {self.task.id!r}: {counts}; expected as many of one as of the other")
+            raise ValueFault(f"group of task {self.task.id!r}: {counts}; expected equal numbers of both")
 
     def __len__(self) -> int:
         return len(self.rollouts)

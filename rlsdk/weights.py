@@ -46,7 +46,7 @@ def to_weights(
     seen: dict[tuple[Any, ...], np.ndarray] = {}
     for name, tensor in named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors:
         if name in arrays:
-            raise ValueFault(f"weights of version {version}: tensor {name!r} comes twice; each name stands once")
+            raise ValueFault(f"weights of version {version}: tensor {name!r} is given twice; each name must occur once")
         key = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         shared = seen.get(key) if tensor.numel() else None
         arrays[name] = seen[key] = pack(tensor, dtype=dtype, copy=copy) if shared is None else shared

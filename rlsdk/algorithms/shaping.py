@@ -56,7 +56,7 @@ class KLPenalty:
     @target.validator
     def _positive(self, _: Any, target: float | None) -> None:
         if target is not None and target <= 0:
-            raise ValueFault(f"target is the KL to steer to, above 0, or null for a fixed coefficient; got {target}")
+            raise ValueFault(f"target must be a KL above 0 to steer to, or null for a fixed coefficient; got {target}")
 
     def __attrs_post_init__(self) -> None:
         self.value = self.coef
@@ -108,7 +108,7 @@ class RewardNorm:
     @method.validator
     def _over_batch(self, _: Any, method: str) -> None:
         if method == "running" and self.by != "batch":
-            raise ValueFault(f"method 'running' goes with by 'batch'; got by {self.by!r}")
+            raise ValueFault(f"method 'running' needs by 'batch'; got by {self.by!r}")
 
     def __call__(self, x: CreditInputs) -> Tensor:
         """New rewards, `[n]`."""

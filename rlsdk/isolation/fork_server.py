@@ -128,7 +128,7 @@ class ForkServer:
         self.enter_loop()
         async with self._starting:  # those who come meanwhile wait for the same server
             if self._process is not None and self._process.poll() is not None:
-                log.warning("the process that %s are forked from ended; it is started again", self._what)
+                log.warning("the process that forks %s ended; it is started again", self._what)
                 self.close()
             if self._process is None:
                 await self._start()
@@ -210,7 +210,7 @@ class ForkServer:
         except (EOFError, ConnectionError) as error:
             self.close()
             raise ForkServerError(
-                f"the process that {self._what} are forked from did not start; see {self._log_to or 'standard error'}"
+                f"the process that forks {self._what} did not start; see {self._log_to or 'standard error'}"
             ) from error
         except BaseException:
             self.close()

@@ -65,7 +65,7 @@ class Threads:
         loop = asyncio.get_running_loop()
         async with self._slots.setdefault(loop, asyncio.Semaphore(self._limit)):
             if self.stuck >= MOST_STUCK:
-                raise RuntimeError(f"{MOST_STUCK} calls hang; {function!r} is not begun")
+                raise RuntimeError(f"{MOST_STUCK} calls hang; {function!r} was not started")
             worker = self._idle.pop() if self._idle else _Worker()
             future = worker.begin(function, arguments)
             try:

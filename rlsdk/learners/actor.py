@@ -79,4 +79,4 @@ def _free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port
-    raise LearnerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free: ranks have nowhere to meet")
+    raise LearnerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free: ranks need one to connect")

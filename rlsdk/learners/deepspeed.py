@@ -109,14 +109,14 @@ class DeepSpeedLearner:
         if self.rows == "shared" and self.gradient_checkpointing:
             raise ValueError("rows: shared keeps the keys of prompts, gradient_checkpointing drops them; choose one")
         if self.rows == "shared" and self.attention == "flash_attention_2":
-            raise ValueError("rows: shared needs attention: sdpa or eager; flash_attention_2 goes with rows: packed")
+            raise ValueError("rows: shared needs attention: sdpa or eager; use flash_attention_2 with rows: packed")
         if self.sequence_parallel > 1 and (self.rows != "padded" or self.attention != "sdpa"):
             needed = "sequence_parallel needs rows: padded and attention: sdpa (torch's flash kernel on a GPU)"
             raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
         if self.sequence_parallel > 1 and self.lora:
-            raise ValueError("sequence_parallel and lora do not go together yet; choose one")
+            raise ValueError("sequence_parallel and lora cannot be combined yet; choose one")
         if self.compile and (self.sequence_parallel > 1 or self.lora):
-            raise ValueError("compile does not go together with sequence_parallel or lora yet; choose one")
+            raise ValueError("compile cannot be combined with sequence_parallel or lora yet; choose one")
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ class DeepSpeedLearner:
 
     def _setting(self, model: Model, lr: float) -> DeepSpeedConfig:
         if model.dtype == "float16":
-            raise LearnerError("dtype float16 needs a scaled loss, and skips steps by it; use bfloat16 or float32")
+            raise LearnerError("dtype float16 would need loss scaling, which skips steps; use bfloat16 or float32")
         return DeepSpeedConfig(
             lr=lr,
             betas=self.betas,

@@ -47,7 +47,7 @@ def check_manifest(folder: Path, rank: int, world: int, facts: Mapping[str, Any]
     first = _read(folder, 0)
     written, wanted = {"ranks": first["world"], **first["facts"]}, {"ranks": world, **facts}
     if off := [f"{k} {written.get(k)!r} there, {wanted[k]!r} here" for k in wanted if written.get(k) != wanted[k]]:
-        raise CheckpointError(f"checkpoint {folder} is of a learner that was set up otherwise: {'; '.join(off)}")
+        raise CheckpointError(f"checkpoint {folder} was written by a learner with other settings: {'; '.join(off)}")
     shares = [_read(folder, r)["files"] for r in range(world)]
     return _misplaced(folder, shares) or find_changed(folder, shares[rank])
 

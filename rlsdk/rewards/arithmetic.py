@@ -41,7 +41,7 @@ def tokenize(text: str) -> list[str]:
     text = text.translate(_SIGNS)
     end = _ALLOWED.match(text).end()  # type: ignore[union-attr]  # it matches the empty text
     if end < len(text):
-        raise NotAnExpressionError(f"the character {text[end]!r} belongs to no expression")
+        raise NotAnExpressionError(f"the character {text[end]!r} is not allowed in an expression")
     return _TOKEN.findall(text)
 
 

@@ -57,9 +57,9 @@ class CodeTests:
 
     def __attrs_post_init__(self) -> None:
         if not (self.timeout > 0 and math.isfinite(self.timeout)):
-            raise ValueFault(f"timeout is a number of seconds above 0, got {self.timeout}")
+            raise ValueFault(f"timeout must be a number of seconds above 0; got {self.timeout}")
         if self.tolerance is not None and not self.tolerance >= 0:
-            raise ValueFault(f"tolerance is a number from 0 upwards, or null; got {self.tolerance}")
+            raise ValueFault(f"tolerance must be a number of at least 0, or null; got {self.tolerance}")
         sandbox.require(self.prelude, self.limits, self.isolation, self.packages)
 
     def __call__(self, rollout: Rollout) -> Score:

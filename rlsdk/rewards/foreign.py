@@ -54,7 +54,7 @@ class Foreign:
         try:
             parameters = Parameters.of(call)
         except (TypeError, ValueError) as error:
-            raise _fault("path", f"{self.path} does not tell its parameters: {error}") from error
+            raise _fault("path", f"the parameters of {self.path} cannot be read: {error}") from error
         convention = _recognise(parameters, self.path) if self.style == "auto" else CONVENTIONS[self.style]
         _check(parameters, convention, extra, self.path)
         for name, value in (("call", call), ("extra", extra), ("parameters", parameters), ("convention", convention)):

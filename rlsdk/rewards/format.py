@@ -51,18 +51,18 @@ class Format:
     def __attrs_post_init__(self) -> None:
         wrong = [tag for tag in self.tags if not _NAME.fullmatch(tag)]
         if wrong or not self.tags or len(set(self.tags)) < len(self.tags):
-            raise ValueFault(f"tags are different names without brackets, such as think; got {list(self.tags)}")
+            raise ValueFault(f"tags must be different names without brackets, such as think; got {list(self.tags)}")
         if self.timeout <= 0:
-            raise ValueFault(f"timeout is a number of seconds above 0, got {self.timeout}")
+            raise ValueFault(f"timeout must be a number of seconds above 0; got {self.timeout}")
         if self.pattern is not None:
             object.__setattr__(self, "_compiled", compiled(self.pattern))
         if self.json_schema is not None:
             object.__setattr__(self, "_schema", read_schema(self.json_schema))
         if self.pattern is not None and self.json_schema is not None:
-            raise ValueFault("pattern and json_schema both say what the whole response is; give one of them")
+            raise ValueFault("pattern and json_schema both describe the whole response; give only one of them")
         if self.within is not None and (self.json_schema is None or self.within not in self.tags):
             raise ValueFault(
-                f"within names the one of the tags {', '.join(self.tags)} that holds the JSON of json_schema; got "
+                f"within must name the one of the tags {', '.join(self.tags)} that holds the JSON of json_schema; got "
                 f"{self.within!r}" + (" without json_schema" if self.json_schema is None else "")
             )
 

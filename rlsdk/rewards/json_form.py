@@ -45,7 +45,7 @@ def read_schema(given: Mapping[str, Any] | str) -> str:
         raise ValueFault(f"json_schema is not JSON: {error}") from error
     schema = json.loads(text)
     if not isinstance(schema, dict):
-        raise ValueFault(f"json_schema is a mapping or the path of a .json file; got {text[:MAX_REASON]}")
+        raise ValueFault(f"json_schema must be a mapping or the path of a .json file; got {text[:MAX_REASON]}")
     import jsonschema
 
     try:
@@ -72,7 +72,7 @@ def _check_keywords(schema: dict[str, Any]) -> None:
     resolver = referencing.Registry().with_resource(schema.get("$id", ""), resource).resolver(schema.get("$id", ""))
     for path, keyword, value in _keywords(schema, ""):
         if keyword in _REFUSED:
-            raise ValueFault(f"json_schema{path}: {keyword!r} is not taken: {_REFUSED[keyword]}")
+            raise ValueFault(f"json_schema{path}: {keyword!r} is not supported: {_REFUSED[keyword]}")
         if keyword in {"$ref", "$dynamicRef"}:
             try:
                 if not str(value).startswith("#"):

@@ -149,16 +149,16 @@ def _check(judge: Judge) -> None:
     """
     url = urlsplit(judge.base_url)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise ValueFault(f"base_url is a URL such as http://localhost:8000/v1, got {judge.base_url!r}")
+        raise ValueFault(f"base_url must be a URL such as http://localhost:8000/v1; got {judge.base_url!r}")
     if url.username or url.password or url.query:
-        raise ValueFault("base_url holds a password or a query; name an environment variable in api_key_env instead")
+        raise ValueFault("base_url must hold no password and no query; name an environment variable in api_key_env")
     if judge.api_key_env is not None and not os.environ.get(judge.api_key_env):
         raise ValueFault(
             f"the environment variable {judge.api_key_env!r}, named by api_key_env, is not set or is empty"
         )
     low, high = judge.scale
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueFault(f"scale is the least and the greatest score, such as [0, 10]; got {list(judge.scale)}")
+        raise ValueFault(f"scale must be the least and the greatest score, such as [0, 10]; got {list(judge.scale)}")
     least = {"max_tokens": 1, "max_concurrency": 1, "max_characters": 2, "retries": 0}
     low_ones = [
         f"{name} is {value}"
@@ -168,9 +168,9 @@ def _check(judge: Judge) -> None:
     if low_ones:
         raise ValueFault(f"too low: {', '.join(low_ones)}")
     if not (judge.timeout > 0 and math.isfinite(judge.timeout)):
-        raise ValueFault(f"timeout is a number of seconds above 0, got {judge.timeout}")
+        raise ValueFault(f"timeout must be a number of seconds above 0; got {judge.timeout}")
     if taken := sorted(_RESERVED & set(judge.extra)):
-        raise ValueFault(f"extra may not hold {', '.join(taken)}: the reward sets that itself, some of it from options")
+        raise ValueFault(f"extra must not hold {', '.join(taken)}: the reward sets them itself")
 
 
 class _Kept:

@@ -84,7 +84,7 @@ class JudgeClient:
                             backoff = min(_FIRST_WAIT * 2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)
                             wait = max(error.wait, backoff)
                             if asyncio.get_running_loop().time() + wait > (limit.when() or math.inf):
-                                raise EndpointError(f"{last}; {wait:g} s later there is no time left") from error
+                                raise EndpointError(f"{last}; no time is left to retry in {wait:g} s") from error
                             if attempt < self.retries:
                                 await asyncio.sleep(wait)
             except TimeoutError as error:

@@ -119,7 +119,7 @@ def read(answer: str, form: Form, scale: tuple[float, float]) -> Verdict:
         raise NoVerdictError(f"its answer holds no score ({form}): {answer[-120:]!r}")
     low, high = scale
     if not (math.isfinite(found.score) and low <= found.score <= high):
-        raise NoVerdictError(f"its score {found.score:g} is not from {low:g} to {high:g}")
+        raise NoVerdictError(f"its score {found.score:g} is not within {low:g} to {high:g}")
     return found
 
 

@@ -79,7 +79,7 @@ class Regex:
 
     def __attrs_post_init__(self) -> None:
         if self.timeout <= 0:
-            raise ValueFault(f"timeout is a number of seconds above 0, got {self.timeout}")
+            raise ValueFault(f"timeout must be a number of seconds above 0; got {self.timeout}")
         object.__setattr__(self, "_compiled", compiled(self.pattern))
         groups = [*range(self._compiled.groups + 1), *self._compiled.groupindex]
         if self.group is not None and self.group not in groups:

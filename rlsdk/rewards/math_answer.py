@@ -41,7 +41,7 @@ def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: float = 0.0
         ValueFault: The tolerance is not from 0 to below 1.
     """
     if not 0 <= tolerance < 1:
-        raise ValueFault(f"tolerance is from 0 to below 1, got {tolerance}")
+        raise ValueFault(f"tolerance must be at least 0 and below 1; got {tolerance}")
     references = _references(rollout.task)
     response = rollout.response[-MAX_RESPONSE:]
     answer = last_boxed(response)

@@ -41,7 +41,7 @@ class LengthPenalty:
 
     def __attrs_post_init__(self) -> None:
         if not 0 <= self.free < self.limit:
-            raise ValueFault(f"free is from 0 to below limit; got free={self.free}, limit={self.limit}")
+            raise ValueFault(f"free must be at least 0 and below limit; got free={self.free}, limit={self.limit}")
         _check_penalty(self.penalty)
 
     def __call__(self, rollout: Rollout) -> Score:
@@ -83,7 +83,7 @@ class RepetitionPenalty:
 
     def __attrs_post_init__(self) -> None:
         if not 1 <= self.ngram <= _MAX_NGRAM:
-            raise ValueFault(f"ngram is from 1 to {_MAX_NGRAM}, got {self.ngram}")
+            raise ValueFault(f"ngram must be from 1 to {_MAX_NGRAM}; got {self.ngram}")
         _check_penalty(self.penalty)
 
     def __call__(self, rollout: Rollout) -> Score:
@@ -122,9 +122,9 @@ def _units(rollout: Rollout, unit: Unit) -> Sequence[object] | None:
 
 
 def _no_tokens() -> Score:
-    return Score.invalid("the rollout has text but no tokens; count words or characters with unit:")
+    return Score.invalid("the rollout has text but no tokens; set unit to words or characters")
 
 
 def _check_penalty(penalty: float) -> None:
     if penalty <= 0:
-        raise ValueFault(f"penalty is above 0 and is taken off, got {penalty}")
+        raise ValueFault(f"penalty must be above 0, since it is subtracted; got {penalty}")

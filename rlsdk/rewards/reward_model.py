@@ -54,7 +54,9 @@ class RewardModel:
 
     def __attrs_post_init__(self) -> None:
         if self.batch_tokens < 1 or self.max_length < 1 or self.label < 0 or self.gpus < 0 or self.timeout <= 0:
-            raise ValueFault("batch_tokens and max_length are at least 1, label and gpus at least 0, timeout above 0")
+            raise ValueFault(
+                "batch_tokens and max_length must be at least 1, label and gpus at least 0, timeout above 0"
+            )
         looks_local = self.path.startswith((".", "/", "~")) or self.path.count("/") != 1
         if looks_local and not (Path(self.path).expanduser() / "config.json").is_file():
             raise ValueFault(
@@ -96,7 +98,7 @@ class RewardModel:
             path, dtype=getattr(torch, self.dtype), trust_remote_code=code
         )
         if self.label >= model.config.num_labels:
-            raise DataError(f"{self.path} gives {model.config.num_labels} logits; there is no label {self.label}")
+            raise DataError(f"{self.path} has {model.config.num_labels} logits; label {self.label} does not exist")
         if model.config.pad_token_id is None:  # the padding's place tells the model where a text ends
             model.config.pad_token_id = self._tokenizer.pad_token_id or self._tokenizer.eos_token_id
         self._model = model.to(device).eval()

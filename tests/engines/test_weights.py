@@ -69,5 +69,5 @@ def test_checksums_tell_one_bit_apart() -> None:
 
 
 def test_a_name_that_comes_twice_is_an_error() -> None:
-    with pytest.raises(ValueFault, match="'a' comes twice"):
+    with pytest.raises(ValueFault, match="'a' is given twice"):
         to_weights(0, [("a", torch.zeros(1)), ("a", torch.ones(1))])

@@ -105,7 +105,7 @@ async def _asked(server: ForkServer, message: bytes) -> bytes:
     ("function", "refused", "text"),
     [
         (refuse, True, "^there is no such thing$"),
-        (die, False, "the process that workers are forked from did not start"),
+        (die, False, "the process that forks workers did not start"),
     ],
 )
 def test_a_server_that_does_not_start_says_why(function: Callable[..., object], refused: bool, text: str) -> None:

@@ -413,7 +413,7 @@ class TestOptions:
             ({"zero_stage": 4}, "expected 0 | 1 | 2 | 3, got 4"),
             ({"micro_batch_tokens": 0}, "micro_batch_tokens"),
             ({"schedule": "linea"}, "did you mean 'linear'"),
-            ({"compile": True, "lora": {}}, "compile does not go together with"),
+            ({"compile": True, "lora": {}}, "compile cannot be combined with"),
         ],
     )
     def test_faults_are_told_at_once(self, options: dict[str, Any], message: str) -> None:

@@ -254,7 +254,7 @@ def test_any_answer_is_read_or_refused(text, form):
     ("answer", "reason", "requests"),
     [
         (said("I cannot say."), "holds no score (json): 'I cannot say.'", 1),
-        (said('{"score": 70}'), "its score 70 is not from 0 to 10", 1),
+        (said('{"score": 70}'), "its score 70 is not within 0 to 10", 1),
         (raw("<html>"), "no chat completion: '<html>'", 1),
         (raw("[" * 100_000), "no chat completion", 1),
         (raw('{"choices": []}'), "no chat completion", 1),
@@ -305,7 +305,7 @@ def test_a_wait_beyond_the_time_limit_is_not_begun(server):
     started = time.monotonic()
     found = score(load(server, timeout=20.0))
     assert time.monotonic() - started < 5
-    assert "3600 s later there is no time left" in found.reason
+    assert "no time is left to retry in 3600 s" in found.reason
 
 
 def test_retry_after_as_a_date():
@@ -380,15 +380,15 @@ def test_a_cache_in_use(server, tmp_path):
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"base_url": "localhost:8000"}, "base_url is a URL such as"),
+        ({"base_url": "localhost:8000"}, "base_url must be a URL such as"),
         ({"base_url": "http://me:pw@localhost/v1"}, "name an environment variable"),
         ({"rubric": "Rate it."}, "the rubric has no {response}"),
         ({"rubric": "no/such/file.md"}, "rubric 'no/such/file.md' cannot be read"),
-        ({"scale": [1, 1]}, "scale is the least and the greatest"),
-        ({"scale": [0, float("inf")]}, "scale is the least and the greatest"),
+        ({"scale": [1, 1]}, "scale must be the least and the greatest"),
+        ({"scale": [0, float("inf")]}, "scale must be the least and the greatest"),
         ({"retries": -1, "max_concurrency": 0}, "max_concurrency is 0, retries is -1"),
-        ({"timeout": 0.0}, "timeout is a number of seconds above 0"),
-        ({"extra": {"messages": []}}, "extra may not hold messages"),
+        ({"timeout": 0.0}, "timeout must be a number of seconds above 0"),
+        ({"extra": {"messages": []}}, "extra must not hold messages"),
         ({"verdict": "text"}, "expected 'json'"),
         ({"cache": "/dev/null/verdicts"}, "cannot be used as a file of verdicts"),
     ],

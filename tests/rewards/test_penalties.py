@@ -97,10 +97,10 @@ def test_penalties_stay_in_their_range(text, ngram):
         ("length_penalty", {}, "limit: is required"),
         ("length_penalty", {"limit": 10, "free": 10}, "free=10, limit=10"),
         ("length_penalty", {"limit": 0}, "free=0, limit=0"),
-        ("length_penalty", {"limit": 10, "penalty": -1.0}, "penalty is above 0"),
-        ("repetition_penalty", {"ngram": 0}, "ngram is from 1 to 50, got 0"),
+        ("length_penalty", {"limit": 10, "penalty": -1.0}, "penalty must be above 0"),
+        ("repetition_penalty", {"ngram": 0}, "ngram must be from 1 to 50; got 0"),
         ("repetition_penalty", {"ngram": 51}, "got 51"),
-        ("repetition_penalty", {"penalty": 0.0}, "penalty is above 0"),
+        ("repetition_penalty", {"penalty": 0.0}, "penalty must be above 0"),
         ("repetition_penalty", {"unit": "lines"}, "expected 'tokens'"),
     ],
 )

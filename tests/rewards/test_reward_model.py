@@ -83,7 +83,7 @@ def test_faults(classifier: Path, tmp_path: Path) -> None:
         rlsdk.load("reward", "reward_model", path=str(tmp_path / "nowhere"))
     with pytest.raises(OptionError, match="at least 1"):
         rlsdk.load("reward", "reward_model", path=str(classifier), batch_tokens=0)
-    with pytest.raises(DataError, match="gives 2 logits; there is no label 2"):
+    with pytest.raises(DataError, match="has 2 logits; label 2 does not exist"):
         rlsdk.load("reward", "reward_model", path=str(classifier), label=2)(rollouts(["1"]))
 
 

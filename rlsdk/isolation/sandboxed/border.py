@@ -163,7 +163,7 @@ class Tested:
     def _other(self, kind: str, held: Any) -> Far:
         number, name = held
         if kind != "far" or type(number) is not int or type(name) is not str:
-            raise TypeError(f"the answer gave no plain data but {kind!r}")
+            raise TypeError(f"the answer returned {kind!r}, which is not plain data")
         return self._far.setdefault(number, Far(self._ask, number, name))
 
 

@@ -92,7 +92,7 @@ def _isolated(request: dict[str, Any], report: int) -> None:
     os.close(held)
     os.close(proc)
     if os.getpid() != 1:  # `_clear` would kill whatever this user runs
-        raise RuntimeError("the sandbox has no namespace of processes")
+        raise RuntimeError("the sandbox has no process namespace of its own")
     walls.close(request["visible"], limits["disk"], was_root, outside)
     _serve(request, report)
 
