@@ -21,7 +21,7 @@ from rlsdk.engines.actor import Bundle
 from rlsdk.engines.common import Continuation
 from rlsdk.engines.gate import beginning, joined
 from rlsdk.engines.transformers import Transformers
-from rlsdk.learners.outlet import WeightExporter
+from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.ranks import Ranks
 from rlsdk.routing import UNKNOWN, Routers
 from rlsdk.types import Rollout, Task
