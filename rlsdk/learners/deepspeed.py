@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import numpy as np
 
-from rlsdk.contracts import ActorSpec, Adapter, DType, LossSpec, Model, Roles, TrainBatch, TrainedRole, Weights
+from rlsdk.contracts import ActorSpec, Adapter, LossSpec, Model, Roles, TrainBatch, TrainedRole, Weights
 from rlsdk.errors import LearnerError
+from rlsdk.learners.deepspeed_options import DeepSpeedOptions
 from rlsdk.learners.export import WeightExporter
-from rlsdk.learners.lora import Lora, adapter_fault, count_adapter, switched_off, wrap
+from rlsdk.learners.lora import switched_off, wrap
 from rlsdk.learners.passes import MicroBatchRunner
-from rlsdk.learners.ranks import Ranks, environment
-from rlsdk.learners.rows import RowStyle
+from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.saving import load_models, save_models
-from rlsdk.learners.zero import DeepSpeedConfig, Offload, PhaseTimer, Schedule, Trained, no_communication_op, schedule
-from rlsdk.limits import NonNegative, Share, at_least, below
+from rlsdk.learners.zero import DeepSpeedConfig, PhaseTimer, Trained, no_communication_op, schedule
 from rlsdk.marks import learner
 
 if TYPE_CHECKING:
@@ -28,66 +27,14 @@ if TYPE_CHECKING:
 
     from rlsdk.batch import Totals
 
-Decay = Annotated[float, at_least(0), below(1)]
-Attention = Literal["sdpa", "flash_attention_2", "eager"]
-ValueInit = Literal["zero", "small"]
-
 
 @learner("deepspeed")
 @attrs.define(kw_only=True, eq=False)
-class DeepSpeedLearner:
+class DeepSpeedLearner(DeepSpeedOptions):
     """Trains on DeepSpeed, on CPUs or GPUs; how a batch is split over ranks and micro-batches changes rounding only.
 
-    Attributes:
-        zero_stage: What ranks share out: 0 nothing, 1 the optimiser's state, 2 gradients too, 3 weights too. In
-            bfloat16, 0 works as 1, because DeepSpeed's stage 0 sums gradients in bfloat16.
-        offload: What lies in main memory in place of the GPU's: none, optimizer (stage 1 and up), all (stage 3).
-        lr: Peak learning rate of the actor.
-        critic_lr: Peak learning rate of the critic; left out, ten times the actor's.
-        betas: Decay rates of AdamW's two moments.
-        eps: AdamW's addition to the denominator.
-        weight_decay: AdamW's weight decay.
-        grad_clip: Greatest norm of the gradient; 0 for none.
-        skip_limit: Updates in a row that are skipped because their gradient is not finite; one more ends the run. A
-            skipped update changes no weight, and is counted in `actor/skipped_updates` or `critic/skipped_updates`.
-        schedule: Learning rate after the warm-up: constant, or linear or cosine down to `final_ratio`.
-        warmup_steps: Optimiser steps of linear warm-up.
-        final_ratio: Learning rate at the end, as a share of the peak.
-        micro_batch_tokens: Tokens of one forward pass, padding included; a longer rollout gets one of its own.
-        rows: padded gives each rollout a row (rollouts of like length together); packed puts them one after another,
-            which pays with flash_attention_2; shared reads a prompt once for all its rollouts in a micro-batch, which
-            pays where groups are large and prompts are not short beside responses (full attention, sdpa or eager).
-        sequence_parallel: Ranks that share the tokens of each rollout (Ulysses), for rollouts too long for one; each
-            reads `micro_batch_tokens` of a micro-batch. Divides the number of ranks and the model's heads.
-        gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
-        attention: Implementation in transformers; on a CPU, eager is faster for rows of a few dozen tokens.
-        compile: Compile the models with `torch.compile`: on the two cores of docs/benchmarks.md an update takes a fifth
-            less time, but the first of each kind of pass half a minute more. Needs g++, or what `CXX` names.
-        value_init: Initial value head of the critic: zero predicts 0 at first; small is a little noise.
-        lora: Train low-rank adapters of the actor's linear layers in place of its weights (`rank`, `alpha`, `targets`,
-            `sync`); it wants about ten times the learning rate. Left out, all weights are trained.
+    Its options are those of `DeepSpeedOptions`.
     """
-
-    zero_stage: Literal[0, 1, 2, 3] = 1
-    offload: Offload = "none"
-    lr: NonNegative = 1e-6
-    critic_lr: NonNegative | None = None
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
-    eps: NonNegative = 1e-8
-    weight_decay: NonNegative = 0.0
-    grad_clip: NonNegative = 1.0
-    skip_limit: int = attrs.field(default=5, validator=attrs.validators.ge(0))
-    schedule: Schedule = "constant"
-    warmup_steps: Annotated[int, at_least(0)] = 0
-    final_ratio: Share = 0.1
-    micro_batch_tokens: int = attrs.field(default=16384, validator=attrs.validators.gt(0))
-    rows: RowStyle = "padded"
-    sequence_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    gradient_checkpointing: bool = False
-    attention: Attention = "sdpa"
-    compile: bool = False
-    value_init: ValueInit = "zero"
-    lora: Lora | None = None
 
     _place: ActorSpec = attrs.field(init=False)
     _ranks: Ranks = attrs.field(init=False)
@@ -100,69 +47,6 @@ class DeepSpeedLearner:
     _updates: Any = attrs.field(init=False)
     _outlet: WeightExporter = attrs.field(init=False)
     _clock: PhaseTimer = attrs.field(init=False, factory=PhaseTimer)
-
-    def __attrs_post_init__(self) -> None:
-        if self.offload == "optimizer" and self.zero_stage == 0:
-            raise ValueError("offload: optimizer needs zero_stage 1 or more; without ZeRO, DeepSpeed offloads nothing")
-        if self.offload == "all" and self.zero_stage != 3:
-            raise ValueError(f"offload: all needs zero_stage 3, which splits weights; got zero_stage {self.zero_stage}")
-        if self.rows == "shared" and self.gradient_checkpointing:
-            raise ValueError("rows: shared keeps the keys of prompts, gradient_checkpointing drops them; choose one")
-        if self.rows == "shared" and self.attention == "flash_attention_2":
-            raise ValueError("rows: shared needs attention: sdpa or eager; use flash_attention_2 with rows: packed")
-        if self.sequence_parallel > 1 and (self.rows != "padded" or self.attention != "sdpa"):
-            needed = "sequence_parallel needs rows: padded and attention: sdpa (torch's flash kernel on a GPU)"
-            raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")
-        if self.sequence_parallel > 1 and self.lora:
-            raise ValueError("sequence_parallel and lora cannot be combined yet; choose one")
-        if self.compile and (self.sequence_parallel > 1 or self.lora):
-            raise ValueError("compile cannot be combined with sequence_parallel or lora yet; choose one")
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        """Distributions that must be installed for these options."""
-        flash = ("flash-attn",) if self.attention == "flash_attention_2" else ()
-        return (*(("peft",) if self.lora else ()), *flash)
-
-    @property
-    def programs(self) -> tuple[str, ...]:
-        """Programs these options need: `torch.compile` calls the compiler that `CXX` names, as torch parses it."""
-        return (os.environ.get("CXX", "g++"),) if self.compile else ()
-
-    def checkpoint_bytes(self, model: Any, dtype: DType, *, critic: bool) -> int:
-        """Estimate a role's checkpoint: what is trained in `dtype`, and a copy and two moments of it in float32."""
-        if self.lora is not None and not critic:
-            trained = count_adapter(model, self.lora)
-        else:
-            trained = sum(p.numel() for p in model.parameters())
-        return trained * ((4 if dtype == "float32" else 2) + 12)
-
-    def model_faults(self, model: Any) -> Sequence[str]:
-        """Say why a model cannot be trained with these options; it may have no weights."""
-        from rlsdk.learners.model import policy_faults
-
-        adapter = self.lora and adapter_fault(model, self.lora)
-        return [*policy_faults(model, self.attention, self.rows), *([adapter] if adapter else [])]
-
-    def routing_faults(self, model: Any) -> Sequence[str]:
-        """Say why the engine's choices of experts cannot be replayed with these options."""
-        from rlsdk.routing import replay_fault
-
-        if self.compile:
-            return ["compile: true replays no experts; set learner.compile=false"]
-        fault = replay_fault(model)
-        return [fault] if fault else []
-
-    def environment(self, place: ActorSpec) -> Mapping[str, str]:
-        """Environment variables to set before the actor's process imports anything.
-
-        Raises:
-            LearnerError: `sequence_parallel` does not divide the ranks.
-        """
-        if place.world_size % self.sequence_parallel:
-            needed = f"sequence_parallel: {self.sequence_parallel} needs as many learner ranks, or a multiple of them"
-            raise LearnerError(f"{needed}; got {place.world_size}, change placement.learners")
-        return environment(place, compiled=self.compile)
 
     def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
         """Load the models; `total_updates` is the length of the learning-rate schedule, in optimiser steps.
