@@ -255,9 +255,9 @@ def test_any_answer_is_read_or_refused(text, form):
     [
         (said("I cannot say."), "holds no score (json): 'I cannot say.'", 1),
         (said('{"score": 70}'), "its score 70 is not within 0 to 10", 1),
-        (raw("<html>"), "no chat completion: '<html>'", 1),
-        (raw("[" * 100_000), "no chat completion", 1),
-        (raw('{"choices": []}'), "no chat completion", 1),
+        (raw("<html>"), "not a chat completion: '<html>'", 1),
+        (raw("[" * 100_000), "not a chat completion", 1),
+        (raw('{"choices": []}'), "not a chat completion", 1),
         (raw('{"choices": [{"message": {"content": null}}]}'), "holds no text", 1),
         (raw("x" * (MAX_BODY + 1)), f"more than {MAX_BODY} bytes", 1),
         (refused(400, "too long\x1b[31m"), "status 400: too long [31m", 1),

@@ -80,7 +80,7 @@ def test_repetition_of_characters_and_tokens():
 @pytest.mark.parametrize(("name", "options"), [("length_penalty", {"limit": 3}), ("repetition_penalty", {})])
 def test_text_without_tokens_cannot_be_counted_in_tokens(name, options):
     score = judge(name, "a b", unit="tokens", **options)
-    assert (score.valid, "count words or characters" in score.reason) == (False, True)
+    assert (score.valid, "set unit to words or characters" in score.reason) == (False, True)
     assert judge(name, "", unit="tokens", **options).value == 0.0
 
 
