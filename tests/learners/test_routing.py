@@ -21,6 +21,7 @@ from rlsdk.conversion import without_weights
 from rlsdk.engines.transformers import Transformers
 from rlsdk.learners.model import PolicyModel, load_policy
 from rlsdk.learners.rows import RowStyle, to_rows
+from rlsdk.learners.ulysses import Sequences
 from rlsdk.routing import UNKNOWN, Routers, replay_fault, routers_of
 
 EXPERTS = 4
@@ -226,3 +227,14 @@ def test_routers_that_choose_by_other_means_than_topk_are_named(tmp_path: Path) 
     for router in routers_of(model).values():
         router.forward = lambda states: (states, states, states)
     assert "Qwen3MoeTopKRouter, layer 0) do not choose experts by topk" in replay_fault(model.to("meta"))
+
+
+def test_ranks_that_share_rollouts_get_the_experts_of_their_own_columns() -> None:
+    batch = _batch()
+    rows = to_rows(attrs.evolve(batch, context={"routed_experts": _routing(batch)}), "padded")
+    count, width = rows.input_ids.shape  # an odd width: the last rank's columns end with padding
+    assert width % 2
+    own = [Sequences(rank, 2, None)._slice(rows)[0] for rank in (0, 1)]
+    found = torch.cat([part.routing.view(count, -1, 2, 2) for part in own], dim=1)
+    assert torch.equal(found[:, :width], rows.routing.view(count, width, 2, 2))
+    assert (found[:, width:] == UNKNOWN).all()
