@@ -27,17 +27,19 @@ if TYPE_CHECKING:
         kl,
         learner,
         policy_loss,
+        renderer,
         reward,
         shaping,
         stop,
         tasks,
+        tool_parser,
         tracker,
         workflow,
     )
     from rlsdk.plugins import Plugins, load, names
     from rlsdk.runlog.query import rollouts
     from rlsdk.trainer import Callback, StepBatch, Trainer, train
-    from rlsdk.types import Group, Message, Observation, Rollout, Score, Step, Task
+    from rlsdk.types import Group, Message, Observation, Rollout, Score, Step, Task, ToolCall
 
 _NAMES = {
     "rlsdk.algorithms": ("Algorithm", "algorithm"),
@@ -54,10 +56,12 @@ _NAMES = {
         "kl",
         "learner",
         "policy_loss",
+        "renderer",
         "reward",
         "shaping",
         "stop",
         "tasks",
+        "tool_parser",
         "tracker",
         "workflow",
     ),
@@ -67,7 +71,7 @@ _NAMES = {
     "rlsdk.plugins": ("Plugins", "load", "names"),
     "rlsdk.runlog.query": ("rollouts",),
     "rlsdk.trainer": ("Callback", "StepBatch", "Trainer", "train"),
-    "rlsdk.types": ("Group", "Message", "Observation", "Rollout", "Score", "Step", "Task"),
+    "rlsdk.types": ("Group", "Message", "Observation", "Rollout", "Score", "Step", "Task", "ToolCall"),
 }
 PUBLIC_MODULES = (
     "rlsdk",
@@ -102,6 +106,7 @@ __all__ = [
     "Step",
     "StepBatch",
     "Task",
+    "ToolCall",
     "Totals",
     "Trainer",
     "Use",
@@ -124,11 +129,13 @@ __all__ = [
     "load",
     "names",
     "policy_loss",
+    "renderer",
     "reward",
     "rollouts",
     "shaping",
     "stop",
     "tasks",
+    "tool_parser",
     "tracker",
     "train",
     "workflow",

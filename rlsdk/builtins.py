@@ -46,4 +46,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers"),
     "learner": ("rlsdk.learners.deepspeed",),
     "tracker": ("rlsdk.runlog.trackers",),
+    "renderer": ("rlsdk.renderers.template",),
+    "tool_parser": ("rlsdk.tool_parsers.general", "rlsdk.tool_parsers.native"),
 }

@@ -22,6 +22,8 @@ Kind = Literal[
     "engine",
     "learner",
     "tracker",
+    "renderer",
+    "tool_parser",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SUPPLIED: Mapping[str, tuple[str, ...]] = {"buffer": ("step", "uses"), "stop": ("available", "target")}

@@ -4,6 +4,7 @@
   `Metrics`.
 * Algorithms: `Aggregation`, the names of the ways to average a loss.
 * Sources of tasks: `TaskList`, `Wording`; for made-up arithmetic `draw`, `pick`, `tokenize`, `evaluate`.
+* Renderers: `TextRenderer`, the base of those that write conversations as text.
 * Agents and tools: `attended`, `within`, `LateError`, `Dialect` (a parser of tool calls), `find`
   (`FILE.py:FUNCTION`).
 * Environments: `ActionPattern`, `PATTERN`.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rlsdk.environments.actions import PATTERN, ActionPattern
     from rlsdk.options import nearest, structure
     from rlsdk.plugins.importing import find
+    from rlsdk.renderers.text import TextRenderer
     from rlsdk.rewards.arithmetic import evaluate, tokenize
     from rlsdk.sources.countdown import draw, pick
     from rlsdk.sources.rows import Wording
@@ -46,6 +48,7 @@ _NAMES = {
     "rlsdk.environments.actions": ("PATTERN", "ActionPattern"),
     "rlsdk.options": ("nearest", "structure"),
     "rlsdk.plugins.importing": ("find",),
+    "rlsdk.renderers.text": ("TextRenderer",),
     "rlsdk.rewards.arithmetic": ("evaluate", "tokenize"),
     "rlsdk.sources.countdown": ("draw", "pick"),
     "rlsdk.sources.rows": ("Wording",),
@@ -63,6 +66,7 @@ __all__ = [
     "LateError",
     "Metrics",
     "TaskList",
+    "TextRenderer",
     "Wording",
     "attended",
     "bounded",

@@ -254,3 +254,21 @@ def learner(name: str) -> Callable[[T], T]:
 def tracker(name: str) -> Callable[[T], T]:
     """Mark a tracker: `open(run)`, `log(step, metrics)`, `close()`."""
     return mark("tracker", name)
+
+
+def renderer(name: str) -> Callable[[T], T]:
+    """Mark a renderer: turns conversations into a model's tokens, and its answers into messages.
+
+    Args:
+        name: Its name within its plugin.
+    """
+    return mark("renderer", name)
+
+
+def tool_parser(name: str) -> Callable[[T], T]:
+    """Mark a parser of tool calls: a class with `parse(text)`, `write(calls)`, `instructions` and `begins`.
+
+    Args:
+        name: Its name within its plugin.
+    """
+    return mark("tool_parser", name)

@@ -8,71 +8,43 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from rlsdk.errors import ValueFault
+from rlsdk.messages import Frozen, Message, Role, ToolCall, frozen_mapping
 
 if TYPE_CHECKING:
     import numpy as np
 
 Status = Literal["finished", "truncated", "aborted", "failed"]
+__all__ = [
+    "REWARD_LIMIT",
+    "STATUSES",
+    "Group",
+    "Message",
+    "Observation",
+    "Role",
+    "Rollout",
+    "Score",
+    "Status",
+    "Step",
+    "Task",
+    "ToolCall",
+    "is_reward",
+]
 STATUSES: tuple[Status, ...] = ("finished", "truncated", "aborted", "failed")
-Role = Literal["system", "user", "assistant", "tool"]
 
 
-def _frozen_mapping(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    return value if isinstance(value, MappingProxyType) else MappingProxyType(dict(value or {}))
-
-
-class _Frozen:
-    """Pickling for classes with read-only mappings (which do not pickle) and arrays (whose flag a pickle forgets)."""
-
-    __slots__ = ()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = {}
-        for field in attrs.fields(type(self)):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            state[field.name] = dict(value) if field.converter is _frozen_mapping else value
-        return state
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        for field in attrs.fields(type(self)):  # type: ignore[arg-type]
-            value = state[field.name]
-            if field.converter in (_frozen_mapping, _int64, _bool, _float32, _routing):
-                value = field.converter(value)
-            object.__setattr__(self, field.name, value)
-
-
-@attrs.frozen
-class Message:
-    """One message of a conversation.
-
-    Attributes:
-        role: system, user, assistant or tool.
-        content: The text.
-        name: Name of the tool whose result it is.
-        prompt: Set on messages of the assistant: True for one that was given (a few-shot answer, an earlier turn of the
-            data), False for one that the policy wrote. None is settled by `Rollout`. Equality does not depend on it.
-    """
-
-    role: Role
-    content: str
-    name: str = ""
-    prompt: bool | None = attrs.field(default=None, eq=False, kw_only=True)
-
-
-def _prompt(value: str | Sequence[Message | Mapping[str, str]]) -> str | tuple[Message, ...]:
+def _prompt(value: str | Sequence[Message | Mapping[str, Any]]) -> str | tuple[Message, ...]:
     if isinstance(value, str):
         return value
-    return tuple(m if isinstance(m, Message) else Message(m["role"], m["content"]) for m in value)  # type: ignore[arg-type]
+    return tuple(m if isinstance(m, Message) else Message.from_json(m) for m in value)
 
 
 @attrs.frozen(slots=False, getstate_setstate=False)
-class Task(_Frozen):
+class Task(Frozen):
     """One problem to solve.
 
     Attributes:
@@ -86,7 +58,7 @@ class Task(_Frozen):
     id: str = attrs.field(converter=str)
     prompt: str | tuple[Message, ...] = attrs.field(converter=_prompt)
     answer: Any = None
-    metadata: Mapping[str, Any] = attrs.field(factory=dict, converter=_frozen_mapping)
+    metadata: Mapping[str, Any] = attrs.field(factory=dict, converter=frozen_mapping)
     source: str = ""
 
 
@@ -156,7 +128,7 @@ def _status(_: Any, __: Any, value: str) -> None:
 
 
 @attrs.frozen(slots=False, getstate_setstate=False, eq=False, repr=False)
-class Rollout(_Frozen):
+class Rollout(Frozen):
     """A policy's attempt at a task: the conversation, and every token with its origin.
 
     All per-token fields have one length `T`: prompt, sampled tokens, tool results and observations in their order.
@@ -186,7 +158,7 @@ class Rollout(_Frozen):
     logprobs: np.ndarray = attrs.field(converter=_float32)
     policy_versions: np.ndarray = attrs.field(converter=_int64)
     status: Status = attrs.field(default="finished", validator=_status)
-    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=_frozen_mapping)
+    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_mapping)
     rewards: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_pairs)
     trajectory: str = ""
     step: int = 0
@@ -270,7 +242,7 @@ def is_reward(value: float) -> bool:
 
 
 @attrs.frozen(slots=False, getstate_setstate=False)
-class Score(_Frozen):
+class Score(Frozen):
     """Result of scoring a rollout.
 
     Attributes:
@@ -283,7 +255,7 @@ class Score(_Frozen):
 
     value: float = attrs.field(converter=_float)
     valid: bool = True
-    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=_frozen_mapping)
+    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_mapping)
     reason: str = ""
     token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(default=None, converter=_maybe_pairs)
 
@@ -364,11 +336,11 @@ class Observation:
 
 
 @attrs.frozen(slots=False, getstate_setstate=False)
-class Step(_Frozen):
+class Step(Frozen):
     """Response of an environment to an action."""
 
     observation: Observation
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=_frozen_mapping)
+    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_mapping)

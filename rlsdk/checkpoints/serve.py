@@ -158,10 +158,10 @@ class _Serving:
     """The server of the engines, and the loading of new weights."""
 
     def __init__(self, plan: Plan, engines: Sequence[Any], reader: CheckpointReader, options: ServerOptions) -> None:
-        codec = ChatTokenizer.open(plan.model)
+        codec = ChatTokenizer.of(plan)
         setting = setting_of(plan, codec, EngineClient(engines, codec.decode))
         name = options.name or plan.config.model.path
-        self._service = EngineService(setting, name, tool_parser_of(plan), strict=True)
+        self._service = EngineService(setting, name, tool_parser_of(plan, codec), strict=True)
         self._engines, self._reader = engines, reader
         self._counters: dict[str, float] = {}
         self._server = PublicServer(self._service, options, lambda: self._counters)

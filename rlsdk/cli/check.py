@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import click
@@ -11,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlsdk.cli.listing import console
-from rlsdk.errors import ConfigError, OptionError, UnknownComponentError, ValueFault
+from rlsdk.components import Use
+from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, ValueFault
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
@@ -41,6 +43,7 @@ FAULTY = 1
 )
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
 @click.option("--max-length", type=click.IntRange(1), help="With `model`: the model.max_length of the run.")
+@click.option("--renderer", default="template", show_default=True, help="With `model`: the model.renderer of the run.")
 @click.option("--trust-remote-code", is_flag=True, help="With `model`: run code that comes with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
@@ -54,6 +57,7 @@ def check(
     tasks: tuple[str, ...],
     files: tuple[str, ...],
     max_length: int | None,
+    renderer: str,
     trust_remote_code: bool,
     as_json: bool,
 ) -> None:
@@ -66,7 +70,8 @@ def check(
     if path is not None:
         if plugin != "model":
             raise click.UsageError(f"expected one PLUGIN, or `model PATH`; got {plugin!r} and {path!r}")
-        return _check_model(context, path, max_length, trust_remote_code, as_json)
+        how = {"max_length": max_length, "renderer": Use(renderer), "trust_remote_code": trust_remote_code}
+        return _check_model(context, path, how, as_json)
     begun = time.monotonic()
     report = _report(plugin, files, kind, component, options, tasks)
     if as_json:
@@ -77,15 +82,15 @@ def check(
         context.exit(FAULTY)
 
 
-def _check_model(
-    context: click.Context, path: str, max_length: int | None, trust_remote_code: bool, as_json: bool
-) -> None:
+def _check_model(context: click.Context, path: str, how: Mapping[str, Any], as_json: bool) -> None:
     from rlsdk.testing.model_check import check_model, open_subject
 
     try:
-        subject = open_subject(path, trust_remote_code=trust_remote_code, max_length=max_length)
+        subject = open_subject(path, **how)
     except ConfigError as error:
         raise click.UsageError("; ".join(error.faults)) from error
+    except PluginError as error:
+        raise click.UsageError(f"--renderer: {error}") from error
     properties = check_model(subject)
     ok = all(each.ok for each in properties)
     if as_json:

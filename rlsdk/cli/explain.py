@@ -116,6 +116,8 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             "held-out tasks": _sources(plan.tasks_eval),
             "workflow": _reference(plan.workflow),
             "rewards": [_part(part.rule, part.reference) for part in plan.rewards],
+            "renderer": _reference(plan.renderer),
+            **({"tool calls": _reference(plan.tool_parser)} if plan.tool_parser is not None else {}),
             "trained first": _reference(plan.buffer),
             "engine": _reference(plan.engine) if plan.needs_engine else "none: nothing is generated",
         },

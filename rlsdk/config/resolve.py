@@ -70,6 +70,8 @@ class Plan:
         buffer: Order in which groups are trained.
         engine: Generates tokens.
         learner: Updates the model.
+        renderer: Turns conversations into tokens, and answers into messages.
+        tool_parser: Reads and writes tool calls; None: found from the renderer.
         stop: Rule that decides when enough of a batch is complete.
         trackers: Destinations of metrics.
         needs: Optional inputs that the parts read.
@@ -94,6 +96,8 @@ class Plan:
     buffer: ComponentRef
     engine: ComponentRef
     learner: ComponentRef
+    renderer: ComponentRef
+    tool_parser: ComponentRef | None
     stop: ComponentRef
     trackers: tuple[ComponentRef, ...]
     needs: frozenset[str]
@@ -297,6 +301,9 @@ class _Resolver:
         held_out = self.sources("tasks.eval", config.tasks.eval)
         engine = self.reference("engine", "engine", config.engine)
         learner = self.reference("learner", "learner", config.learner)
+        renderer = self.reference("model.renderer", "renderer", config.model.renderer)
+        parser = config.model.tool_parser
+        tool_parser = None if parser is None else self.reference("model.tool_parser", "tool_parser", parser)
         stop = self.reference("rollout.stop", "stop", config.rollout.stop)
         trackers = self.many("trackers", "tracker", config.trackers)
         buffer = self.reference("rollout.buffer", "buffer", config.rollout.buffer)
@@ -322,6 +329,8 @@ class _Resolver:
             self.faults += self.lone(config.group_size, algorithm, parts)
         if self.faults or engine is None or learner is None or workflow is None or buffer is None or stop is None:
             return None
+        if renderer is None:
+            return None
         return Plan(
             config=config,
             plugins=self.plugins,
@@ -344,6 +353,8 @@ class _Resolver:
             buffer=buffer,
             engine=engine,
             learner=learner,
+            renderer=renderer,
+            tool_parser=tool_parser,
             stop=stop,
             trackers=trackers,
             needs=frozenset(self.needs),

@@ -30,8 +30,11 @@ class ModelSection:
         tokenizer: Folder or hub id of the tokenizer; null takes the model's.
         reference: Folder or hub id of the reference model; null takes the model as it is at the start.
         separator: Text before every later message of a conversation whose prompt is text, not messages.
-        keep_history: Where the chat template would rewrite earlier answers (drop their thoughts), keep the tokens as
-            they were sampled; false stops the run.
+        keep_history: Where the chat template drops the thoughts of earlier answers, keep the tokens as they were
+            sampled; false trains such a conversation as several rollouts of one trajectory, each as the template
+            renders it.
+        renderer: Turns conversations into tokens and answers into messages; by default the tokenizer's chat template.
+        tool_parser: How tool calls are written; null takes the first parser that reads what the renderer writes.
     """
 
     path: str
@@ -43,6 +46,8 @@ class ModelSection:
     reference: str | None = None
     separator: str = "\n"
     keep_history: bool = False
+    renderer: Use = defaults.RENDERER
+    tool_parser: Use | None = None
 
 
 @attrs.frozen
@@ -320,6 +325,8 @@ COMPONENT_KEYS: Mapping[str, Kind] = {
     "algorithm": "algorithm",
     "engine": "engine",
     "learner": "learner",
+    "model.renderer": "renderer",
+    "model.tool_parser": "tool_parser",
     "rollout.buffer": "buffer",
     "rollout.stop": "stop",
 }

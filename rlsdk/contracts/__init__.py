@@ -33,6 +33,7 @@ from rlsdk.contracts.optional import (
     SizesCheckpoints,
     memory_of,
 )
+from rlsdk.contracts.rendering import Call, Malformed, ParsedAnswer, Renderer, TextCodec, ToolParser
 from rlsdk.contracts.running import (
     AlgorithmDefaults,
     CallsTools,
@@ -78,6 +79,7 @@ __all__ = [
     "ActorSpec",
     "Adapter",
     "AlgorithmDefaults",
+    "Call",
     "CallsTools",
     "Chat",
     "Closes",
@@ -100,8 +102,11 @@ __all__ = [
     "LearnerHandle",
     "LimitsConcurrency",
     "LossSpec",
+    "Malformed",
     "Model",
+    "ParsedAnswer",
     "PlaysEpisodes",
+    "Renderer",
     "Renders",
     "ReplaysRouting",
     "Request",
@@ -124,6 +129,8 @@ __all__ = [
     "SizesCheckpoints",
     "TakesAdapter",
     "TaskList",
+    "TextCodec",
+    "ToolParser",
     "TopTokens",
     "Tracker",
     "TrainBatch",

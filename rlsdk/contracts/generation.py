@@ -31,7 +31,7 @@ class Model:
         trust_remote_code: Run code that comes with the model.
         tokenizer: Folder or hub id of the tokenizer; left out, `path`.
         separator: Text before every later message of a conversation whose prompt is text.
-        keep_history: Keep the sampled tokens where the chat template would rewrite earlier answers.
+        keep_history: Keep the sampled tokens where the renderer would show earlier answers without their thoughts.
     """
 
     path: str

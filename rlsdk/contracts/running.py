@@ -13,7 +13,7 @@ from rlsdk.components import component_of
 
 if TYPE_CHECKING:
     from rlsdk.components import Use
-    from rlsdk.tool_calls import Dialect
+    from rlsdk.tool_calls import Call, Dialect, Malformed, ToolParser
     from rlsdk.types import Message, Observation, Rollout, Score, Status, Step, Task
 
 
@@ -73,12 +73,21 @@ class Chat(Protocol):
         """Append a message that the policy did not write; consecutive ones of one role become one message."""
         ...
 
-    def tool_result(self, text: str, name: str = "") -> None:
-        """Append a tool's result."""
+    def calls(self, parser: ToolParser | None = None) -> tuple[Call | Malformed, ...]:
+        """Read the tool calls in the last answer, by the model's own parser where none is given."""
         ...
 
-    def offer(self, tools: Sequence[Mapping[str, Any]]) -> bool:
-        """Have the chat template show tools, as JSON schemas; False: it has no place for them, say what they are."""
+    def tool_result(self, text: str, name: str = "", call_id: str = "") -> None:
+        """Append what a tool answered; without an id, to the next call of the last answer."""
+        ...
+
+    def offer(
+        self, tools: Sequence[Mapping[str, Any]], *, describe: bool = False, parser: ToolParser | None = None
+    ) -> bool:
+        """Have the renderer show tools, as JSON schemas; False: it has no place for them.
+
+        With `describe`, a message then says what they are and how `parser`, or the model's own, has them called.
+        """
         ...
 
     def write(self, text: str) -> None:
@@ -188,8 +197,8 @@ class CallsTools(Protocol):
     """
 
     @property
-    def dialect(self) -> Dialect:
-        """Syntax of the tool calls."""
+    def dialect(self) -> Dialect | None:
+        """Syntax of the tool calls; None for the model's own."""
         ...
 
 

@@ -122,7 +122,7 @@ def evaluate_model(plan: Plan, *, pictures: int = 8, seen: Callable[[int, int], 
 async def _answers(
     plan: Plan, engines: Sequence[Any], tasks: Sequence[Task], seen: Callable[[int, int], None] | None
 ) -> Answers:
-    codec, section = ChatTokenizer.open(plan.model), plan.config.eval
+    codec, section = ChatTokenizer.of(plan), plan.config.eval
     done, total = 0, len(tasks) * (1 + section.samples)
 
     def observe(*_: Any) -> None:

@@ -23,7 +23,7 @@ from rlsdk.plugins import ComponentRef
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import opened
-from rlsdk.types import Task
+from rlsdk.types import Message, Task
 
 PROMPTS = 64
 """Number of prompts of each source that are rendered, spread over all of its tasks."""
@@ -192,7 +192,7 @@ class _Examination:
                     "tokenizer_config.json, or give sampling.stop",
                 )
             )
-        return ChatTokenizer(tokenizer, separator=model.separator, keep_history=model.keep_history)
+        return ChatTokenizer.of(plan, tokenizer)
 
     def source(self, path: str, source: TaskSource, codec: ChatTokenizer | None) -> Sequence[Task] | None:
         """Read the tasks of a source and check some prompts; None if the tasks were not read."""
@@ -229,6 +229,8 @@ class _Examination:
             if wrong := unreadable(task, codec, length, asks=asks):
                 self.faults.append(PlanFinding(path, wrong))
                 return
+        if not asks and any(not isinstance(task.prompt, str) for task in tasks):
+            self._several_rollouts(codec)
         limit = config.max_prompt_tokens
         if not lengths or not path.startswith("tasks.train") or max(lengths) <= limit:
             return
@@ -239,6 +241,22 @@ class _Examination:
         elif config.long_prompts == "error":
             text = f"{limit}, but {path} has a prompt of {max(lengths)} tokens, and long_prompts=error"
             self.faults.append(PlanFinding("max_prompt_tokens", f"{text}; give at least {max(lengths)}, or drop them"))
+
+    def _several_rollouts(self, codec: ChatTokenizer) -> None:
+        """Say, once, that conversations of several turns become several rollouts, where thoughts are dropped."""
+        talk = (Message("user", "Q"), Message("assistant", "A"), Message("user", "Q"))
+        try:
+            anew = codec.bridge_tokens(talk, 1, plain=False) is None
+        except ConfigError:
+            return  # a run says it of the conversation that has such a turn
+        text = (
+            "drops the thoughts of earlier answers: a conversation in which the user speaks again trains as several "
+            "rollouts of one trajectory, each behind the prompt that is rendered at its turn (model.keep_history: true "
+            "goes on with the tokens as sampled)"
+        )
+        finding = PlanFinding("model.renderer", text)
+        if anew and finding not in self.warnings:
+            self.warnings.append(finding)
 
 
 def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> str:
@@ -257,7 +275,7 @@ def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> 
     if not words:
         return f"task {task.id!r}: its prompt is empty" if asks and not length else ""
     if chat is not None:
-        shown = codec.template.render(chat)
+        shown = codec.shown(codec.prompt(task)[1])
         by = f"the chat template of {by}"
         if not any(word in shown for word in words):
             begins = f"{shown[:40]!r}" if shown.strip() else "nothing"

@@ -1,91 +1,46 @@
-"""The conversation that a workflow holds: builds one rollout token by token; later turns only ever append."""
+"""The conversation that a workflow holds: builds a rollout token by token.
+
+Later turns only ever append; where the renderer shows earlier answers without their thoughts, another rollout begins.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import attrs
 import numpy as np
 
 from rlsdk.components import Use
-from rlsdk.contracts import Completion, EnvHandle, Finish, Role, Sampling
-from rlsdk.engines.client import Answer, GenerateRequest, Sampler, Watch
-from rlsdk.environments.local import EnvBackend, LocalEnvBackend
+from rlsdk.contracts import Call, Completion, EnvHandle, Finish, Malformed, Role, Sampling, ToolParser
+from rlsdk.engines.client import Answer, GenerateRequest, Watch
 from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
-from rlsdk.loops import LoopBridge, UserLoop
-from rlsdk.rollout.codec import NOTHING, ChatTokenizer
+from rlsdk.loops import LoopBridge
+from rlsdk.rollout.codec import NOTHING
+from rlsdk.rollout.context import Prompt, RolloutContext, ServedConversations
 from rlsdk.rollout.crossing import CrossedWorld, entered_on
+from rlsdk.rollout.segment import Segment, Sending
+from rlsdk.rollout.transcript import Transcript
 from rlsdk.seeds import derive
-from rlsdk.types import Message, Rollout, Score, Status, Task
+from rlsdk.tool_calls import Dialect
+from rlsdk.types import Message, Rollout, Score, Status
 
+__all__ = ["STATUS", "Prompt", "RolloutContext", "ServedConversations", "TokenChat"]
 T = TypeVar("T")
 STATUS: Mapping[Finish, Status] = {"stop": "finished", "length": "truncated", "abort": "aborted"}
 """Finish reason of the last answer -> status of its rollout."""
 
 
-@attrs.frozen(eq=False)
-class Prompt:
-    """Prompt of a task, tokenized once for its whole group; `plain`: the conversation is text, without a template."""
-
-    task: Task
-    messages: tuple[Message, ...]
-    token_ids: np.ndarray
-    plain: bool = attrs.field()
-
-    @plain.default
-    def _is_text(self) -> bool:
-        return isinstance(self.task.prompt, str)
-
-
-class ServedConversations(Protocol):
-    """The conversations that an agent holds with the policy over HTTP, such as `rlsdk.serving.recording.Recorder`."""
-
-    @property
-    def answers(self) -> int:
-        """Count of answers given so far."""
-        ...
-
-    def serving(self) -> AbstractAsyncContextManager[Any]:
-        """Serve the policy until the block ends."""
-        ...
-
-    def finish(self, **changes: Any) -> tuple[Rollout, ...]:
-        """Return the rollouts that were recorded."""
-        ...
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class RolloutContext:
-    """Parts that all rollouts of one batch share.
-
-    Attributes:
-        codec: Tokenizer with its chat template.
-        client: Client of the engines; None where nothing is sampled.
-        sampling: Sampling parameters, stop strings already split.
-        max_length: Maximum number of tokens of prompt and response together.
-        worlds: Pool in which environments run.
-        user_loop: Event loop of workflows that are not rlsdk's own; None: they run on the loop of the run.
-        recorder: Serves the policy to an agent (`rlsdk.serving.recording.Recorder`); None where no server is offered.
-    """
-
-    codec: ChatTokenizer
-    client: Sampler | None
-    sampling: Sampling
-    max_length: int
-    worlds: EnvBackend = attrs.field(factory=LocalEnvBackend)
-    user_loop: UserLoop | None = None
-    recorder: Callable[..., ServedConversations] | None = None
-
-
 class TokenChat:
     """A conversation with the policy.
 
-    Its tokens are those that were sent and those that were sampled, in order. A message is sent with the next `sample`;
-    a last message that gets no answer has no tokens. Messages are data: the names of special tokens in them are
-    tokenized as ordinary characters. A call of `sample` that is cancelled leaves the conversation as it was.
+    Its tokens are those that were sent and those that were sampled, in order. Where the renderer shows earlier answers
+    without their thoughts, the rollout so far is over (`with_earlier` returns it), and the conversation continues with
+    the prompt that is rendered then, as the next rollout of the same trajectory. A message is sent with the next
+    `sample`; a last message that gets no answer has no tokens. Messages are data: the names of special tokens in them
+    are tokenized as ordinary characters. A call of `sample` that is cancelled leaves the conversation as it was.
 
     A workflow may run on another event loop than the run (`home`). Only this class crosses between the two: for the
     engines' answers, scores, calls of environments, and the start and end of an endpoint. Everything else happens on
@@ -120,23 +75,19 @@ class TokenChat:
         self._prompt, self._setting, self._group = prompt, setting, group
         self._seed, self._member, self._scorer, self._home = seed, member, scorer, home
         self._plain = prompt.plain
-        self._messages = [_given(message) for message in prompt.messages]
-        self._parts: list[tuple[np.ndarray, bool, np.ndarray | None, np.ndarray | None]] = [
-            (prompt.token_ids, False, None, None)
-        ]
-        self._length = len(prompt.token_ids)
+        self._talk = Transcript.of(setting.codec, prompt.messages)
+        self._segment = Segment.of(prompt.token_ids)
+        self._earlier: list[Rollout] = []
+        self._trajectories: dict[str, list[Rollout]] = {}
+        self._label = f"{group}/{member}"
         self._tools: tuple[Mapping[str, Any], ...] = ()
         self._status: Status = "finished"
-        self._rewards: list[tuple[int, float]] = []
-        self._turn = self._said = self._sampled = 0
-        self._last = -1
-        self._begun = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
+        self._turn = self._sampled = 0
         self._ended = NOTHING
         self._engine: int | None = None
-        self._pending: np.ndarray | None = NOTHING
+        self._pending: Sending | None = Sending(NOTHING)
         self._worlds: list[EnvHandle] = []
         self._branches = 0
-        self._routing: np.ndarray | None = None
         self._recorder: ServedConversations | None = None
         self.answer: Answer | None = None
 
@@ -150,10 +101,14 @@ class TokenChat:
         """Number of answers so far."""
         return self._turn
 
+    @property
+    def begins_anew(self) -> bool:
+        """True if the next answer begins another rollout, since the renderer now drops thoughts of earlier answers."""
+        return self._sending().anew
+
     def room(self) -> int:
         """Return the maximum length of the next answer, unsent messages accounted for; 0: none can be sampled."""
-        unsent = len(self._unsent())  # before the length, which it may change
-        return max(0, self._setting.max_length - self._length - unsent)
+        return max(0, self._setting.max_length - self._sending().length(self._segment))
 
     def say(self, text: str, role: Role = "user") -> None:
         """Append a message that the policy did not write.
@@ -170,46 +125,41 @@ class TokenChat:
         """
         if role not in get_args(Role):
             raise ValueFault(f"say: role is one of {', '.join(get_args(Role))}; got {role!r}")
-        codec = self._setting.codec
-        text = codec.as_data(text)
-        last = self._messages[-1] if self._messages else None
-        if last is not None and last.role == role:
-            joined = codec.separator.join(part for part in (last.content, text) if part)
-            self._messages[-1] = Message(role, joined)
-            self._said = max(self._said, 1)
-        else:
-            self._messages.append(Message(role, text))
-            self._said += 1
-        self._begun, self._pending = False, None
+        self._talk.say(text, role)
+        self._pending = None
 
-    def tool_result(self, text: str, name: str = "") -> None:
+    def tool_result(self, text: str, name: str = "", call_id: str = "") -> None:
         """Append the result of a tool call.
 
         Args:
             text: Result of the tool, or its error.
             name: Name of the tool.
+            call_id: Id of the call; left out, that of the next call of the last answer.
         """
-        codec = self._setting.codec
-        self._messages.append(Message("tool", codec.as_data(text), codec.as_data(name)))
-        self._said += 1
-        self._begun, self._pending = False, None
+        self._talk.tool_result(text, name, call_id)
+        self._pending = None
 
-    def offer(self, tools: Sequence[Mapping[str, Any]]) -> bool:
-        """Have the chat template list tools for the policy.
+    def offer(
+        self, tools: Sequence[Mapping[str, Any]], *, describe: bool = False, parser: ToolParser | None = None
+    ) -> bool:
+        """Have the renderer list tools for the policy.
 
         Args:
             tools: JSON schemas, `{"type": "function", "function": {"name": …, "description": …, "parameters": …}}`.
+            describe: Where the renderer lists none, append a message that describes the tools and how to call them.
+            parser: Syntax of the calls in that message; left out, the model's own.
 
         Returns:
-            True if the template lists them; False without a template, or with one that has no place for tools: describe
-            the tools in a message instead.
+            True if the renderer lists them; False without a chat template, or with one that has no place for tools.
 
         Raises:
             ValueFault: The policy has written already.
         """
         if self._turn:
             raise ValueFault(f"task {self._prompt.task.id!r}: tools are offered before the first answer, not behind it")
-        if self._plain or not self._setting.codec.template.offers(tools):
+        if self._plain or not self._setting.codec.renderer.shows_tools(tools):
+            if describe:
+                self.say(Dialect.of(parser or self._setting.codec.tool_parser).introduce(tools))
             return False
         self._tools, self._pending = tuple(tools), None
         return True
@@ -244,12 +194,11 @@ class TokenChat:
         room = self.room() - len(begin)
         if room < 1:
             raise self._full()
-        sending = np.concatenate([self._unsent(), begin])
+        sending = self._sending()
+        ids = sending.whole(self._segment, begin)
         sampling = self._sampling(min(room, max_tokens or self._setting.sampling.max_tokens), stop)
         if top_logprobs:
             sampling = attrs.evolve(sampling, top_logprobs=top_logprobs)
-        before = [part[0] for part in self._parts]
-        ids = np.concatenate([*before, sending]) if len(before) > 1 or len(sending) else before[0]
         seed, engine = self._request_seed(), self._engine
         request = GenerateRequest(self._group, ids, sampling, seed=seed, affinity=engine, watch=watch)
         answer = await self._at_home(lambda: client.sample(request))
@@ -262,30 +211,42 @@ class TokenChat:
             completion: The answer.
             prefill: Text that the answer begins with.
         """
-        codec = self._setting.codec
-        sending = np.concatenate([self._unsent(), codec.encode(prefill)])
-        return self._take(sending, prefill, Answer(completion, codec.decode([completion.token_ids])[0], self._engine))
+        text = self._setting.codec.decode([completion.token_ids])[0]
+        return self._take(self._sending(), prefill, Answer(completion, text, self._engine))
 
-    def _take(self, sending: np.ndarray, prefill: str, answer: Answer) -> Message:
+    def _take(self, sending: Sending, prefill: str, answer: Answer) -> Message:
         self.answer, done = answer, answer.completion
-        self._append(sending, False, None, None)
-        self._append(done.token_ids, True, done.logprobs, done.versions)
+        self._send(sending)
+        self._segment.append(self._setting.codec.encode(prefill), False)
+        self._segment.append(done.token_ids, True, done.logprobs, done.versions)
+        self._segment.route(done.routed_experts)
         self._status, self._engine = STATUS[done.finish], answer.engine
-        routing = done.routed_experts
-        if routing is not None:
-            # What earlier answers reported comes first: it is what their tokens were sampled with.
-            known = routing[:0] if self._routing is None else self._routing
-            self._routing = np.concatenate([known, routing[len(known) :]])
-        return self._answer(prefill + answer.text, done.token_ids, ended=done.finish == "stop")
+        return self._answer(answer.text, done.token_ids, prefill=prefill, ended=done.finish == "stop")
 
     def write(self, text: str) -> None:
         """Append an expert's assistant message and the end-of-text token; it is trained on as if sampled."""
         codec = self._setting.codec
         ids = codec.encode(text)
         ids = ids if codec.end is None else np.append(ids, codec.end)
-        self._append(self._unsent(), False, None, None)
-        self._append(ids, True, None, None)
+        self._send(self._sending())
+        self._segment.append(ids, True)
         self._answer(text, ids, ended=codec.end is not None)
+
+    def _send(self, sending: Sending) -> None:
+        if not sending.anew:
+            self._segment.append(sending.tokens, False)
+            return
+        over = self._rollout(self._talk.before)
+        self._earlier.append(attrs.evolve(over, trajectory=self._label, step=len(self._earlier)))
+        self._segment = Segment.of(sending.tokens)
+
+    def calls(self, parser: ToolParser | None = None) -> tuple[Call | Malformed, ...]:
+        """Read the tool calls in the last answer; its message then holds those that could be read.
+
+        Args:
+            parser: Syntax of the calls; left out, the model's own (`model.tool_parser`).
+        """
+        return self._talk.calls(parser)
 
     def reward(self, value: float) -> None:
         """Reward the last answer, at its last sampled token; several rewards of one token are added up.
@@ -293,9 +254,9 @@ class TokenChat:
         Raises:
             ValueFault: There is no answer yet.
         """
-        if self._last < 0:
+        if not self._turn:
             raise ValueFault(f"task {self._prompt.task.id!r}: a reward of {value} before anything was sampled")
-        self._rewards.append((self._last, float(value)))
+        self._segment.rewards.append((self._segment.last, float(value)))
 
     async def score(self) -> Score:
         """Score the rollout as it stands by the run's reward.
@@ -352,8 +313,9 @@ class TokenChat:
         if self._seed is not None:
             other._seed = derive(self._seed, self._member, "branch", self._branches)
         self._branches += 1
-        other._messages, other._parts, other._rewards = [*self._messages], [*self._parts], [*self._rewards]
-        other._worlds, other._branches = [], 0
+        other._talk, other._earlier = self._talk.copy(), [*self._earlier]
+        other._segment, other._worlds, other._branches = self._segment.copy(), [], 0
+        other._label = f"{self._label}.{self._branches}"
         return other
 
     def finish(self, **changes: Any) -> Rollout:
@@ -362,49 +324,55 @@ class TokenChat:
         Args:
             **changes: Replace fields such as `status` or `rewards`; `metrics` come beside `turns` and `tokens`.
         """
-        ids = np.concatenate([part[0] for part in self._parts])
-        mask, logprobs = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
-        versions = np.full(len(ids), -1, np.int64)
-        end = 0
-        for part, sampled, own, of in self._parts:
-            start, end = end, end + len(part)
-            mask[start:end] = sampled
-            if own is not None and of is not None:
-                logprobs[start:end], versions[start:end] = own, of
-        fields = {
-            "task": self._prompt.task,
-            "messages": tuple(map(self._setting.codec.readable, self._messages)),
-            "token_ids": _frozen(ids),
-            "loss_mask": _frozen(mask),
-            "logprobs": _frozen(logprobs),
-            "policy_versions": _frozen(versions),
-            "status": self._status,
-            "rewards": tuple(self._rewards),
-        }
-        if self._routing is not None:
-            unknown = np.full((len(ids) - len(self._routing), *self._routing.shape[1:]), -1, np.int16)
-            fields["routed_experts"] = _frozen(np.concatenate([self._routing, unknown]))
+        if self._earlier:
+            changes = {"trajectory": self._label, "step": len(self._earlier), **changes}
+            self._trajectories[changes["trajectory"]] = [*self._earlier]
         metrics = {"turns": float(self._turn), "tokens": float(self._sampled), **changes.get("metrics", {})}
-        return Rollout(**{**fields, **changes, "metrics": metrics})
+        whole = self._rollout(
+            self._talk.messages, earned=[value for each in self._earlier for _, value in each.rewards]
+        )
+        return attrs.evolve(whole, **{"status": self._status, **changes, "metrics": metrics})
+
+    def with_earlier(self, rollout: Rollout) -> list[Rollout]:
+        """Return the rollouts of a trajectory: those that ended when thoughts were dropped, then the one that is given.
+
+        Args:
+            rollout: Rollout that this conversation, or a branch of it, finished.
+        """
+        earlier = self._trajectories.get(rollout.trajectory, [])
+        first = rollout.step - len(earlier)
+        found = [attrs.evolve(r, trajectory=rollout.trajectory, step=first + i) for i, r in enumerate(earlier)]
+        return [*found, rollout]
+
+    def _rollout(self, messages: Sequence[Message], earned: Sequence[float] = ()) -> Rollout:
+        """Return the current segment; rewards that were earned before it stand on its first sampled token."""
+        arrays = self._segment.arrays()
+        before = [(int(arrays["loss_mask"].argmax()), value) for value in earned]
+        readable = tuple(map(self._setting.codec.readable, messages))
+        rewards = (*before, *self._segment.rewards)
+        return Rollout(task=self._prompt.task, messages=readable, rewards=rewards, **arrays)
 
     async def _at_home(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await work on the event loop of the run."""
         return await (work() if self._home is None else self._home.run(work))
 
-    def _unsent(self) -> np.ndarray:
-        """Return the tokens between the last answer and the next; before the first answer, change the prompt itself."""
+    def _sending(self) -> Sending:
+        """Return the tokens to send before the next answer; before the first answer, change the prompt itself."""
         if self._pending is None:
-            codec, messages, tools = self._setting.codec, self._messages, self._tools
-            if self._turn:
-                self._pending = codec.between(messages, self._said, plain=self._plain, ended=self._ended, tools=tools)
-            else:
-                self._parts = [(codec.opening(messages, plain=self._plain, tools=tools), False, None, None)]
-                self._length, self._pending = len(self._parts[0][0]), NOTHING
+            codec, messages, tools = self._setting.codec, self._talk.shown, self._tools
+            if not self._turn:
+                self._segment = Segment.of(codec.prompt_tokens(messages, plain=self._plain, tools=tools))
+                self._pending = Sending(NOTHING)
+                return self._pending
+            how: dict[str, Any] = {"plain": self._plain, "tools": tools}
+            bridge = codec.bridge_tokens(messages, self._talk.new, ended=self._ended, **how)
+            tokens = codec.prompt_tokens(messages, **how) if bridge is None else bridge
+            self._pending = Sending(tokens, anew=bridge is None)
         return self._pending
 
     def _full(self) -> Exception:
-        where = f"task {self._prompt.task.id!r}: {self._length} tokens"
-        if not self._turn and not self._said:
+        where = f"task {self._prompt.task.id!r}: {self._segment.length} tokens"
+        if not self._turn and not self._talk.new:
             return ValueFault(f"{where} leave no room in model.max_length")
         self._status = "truncated"
         return OutOfRoomError(f"{where} and what was said behind them leave no room in model.max_length")
@@ -413,7 +381,7 @@ class TokenChat:
         # Only first answers to equal prompts in a group share one request, whose continuations differ by themselves.
         # Later requests are sent one by one, and with a shared seed equal conversations would stay equal; so may the
         # first request of users' code, which can wait for something before it.
-        if self._seed is None or (self._home is None and not self._turn and not self._said):
+        if self._seed is None or (self._home is None and not self._turn and not self._talk.new):
             return self._seed
         return derive(self._seed, self._member, self._turn)
 
@@ -424,30 +392,7 @@ class TokenChat:
         strings, ids = self._setting.codec.split_stops(stop) if stop else (base.stop, base.stop_token_ids)
         return attrs.evolve(base, max_tokens=max_tokens, stop=strings, stop_token_ids=ids)
 
-    def _append(self, ids: np.ndarray, sampled: bool, logprobs: np.ndarray | None, versions: np.ndarray | None) -> None:
-        if not len(ids):
-            return
-        self._parts.append((ids, sampled, logprobs, versions))
-        self._length += len(ids)
-        if sampled:
-            self._last, self._sampled = self._length - 1, self._sampled + len(ids)
-
-    def _answer(self, text: str, ids: np.ndarray, *, ended: bool) -> Message:
-        if self._begun:  # a prefill and what continues it are one message
-            self._messages[-1] = Message("assistant", self._messages[-1].content + text, prompt=False)
-        else:
-            self._messages.append(Message("assistant", text, prompt=False))
-        self._turn, self._said, self._begun, self._pending = self._turn + 1, 0, False, None
+    def _answer(self, text: str, ids: np.ndarray, *, prefill: str = "", ended: bool) -> Message:
+        self._turn, self._sampled, self._pending = self._turn + 1, self._sampled + len(ids), None
         self._ended = ids if ended else NOTHING
-        return self._messages[-1]
-
-
-def _given(message: Message) -> Message:
-    """Return a message of the prompt, marked as such if the assistant wrote it and nothing says who did."""
-    unsettled = message.role == "assistant" and message.prompt is None
-    return attrs.evolve(message, prompt=True) if unsettled else message
-
-
-def _frozen(array: np.ndarray) -> np.ndarray:
-    array.setflags(write=False)
-    return array
+        return self._talk.answer(text, ids, prefill)

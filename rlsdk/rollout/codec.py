@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
 import numpy as np
 import regex
 
-from rlsdk.contracts import Model
+from rlsdk.config import Plan, defaults
+from rlsdk.contracts import Call, Renderer, ToolParser
 from rlsdk.errors import ConfigError
-from rlsdk.rollout.template import ChatTemplate
-from rlsdk.types import Message, Task
+from rlsdk.plugins import load, names
+from rlsdk.types import Message, Task, ToolCall
 
 NOTHING = np.empty(0, np.int64)
 NOTHING.setflags(write=False)
@@ -26,54 +28,95 @@ _HALVES = re.compile("[\ud800-\udfff]")
 
 
 class ChatTokenizer:
-    """A tokenizer together with its chat template.
+    """A model's tokenizer together with its renderer.
 
-    A prompt of messages is rendered with the chat template. A prompt that is text stays text: later messages are
-    appended as they are, after a separator.
+    A prompt of messages is rendered, by default with the tokenizer's chat template. A prompt that is text stays text:
+    later messages are appended as they are, after a separator.
     """
 
-    def __init__(self, tokenizer: Any, *, separator: str = "\n", keep_history: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        separator: str = "\n",
+        keep_history: bool = False,
+        renderer: Renderer | None = None,
+        tool_parser: ToolParser | None = None,
+    ) -> None:
         """Wrap a tokenizer.
 
         Args:
             tokenizer: Tokenizer of transformers.
             separator: Text before each message of a conversation that began as text.
-            keep_history: Continue where the chat template would rewrite earlier answers; else that is an error.
+            keep_history: Continue where the renderer would show earlier answers otherwise.
+            renderer: Renderer of conversations; left out, the tokenizer's own template.
+            tool_parser: Parser of tool calls; left out, the one that reads what the renderer writes.
         """
-        self.separator = separator
-        self.template = ChatTemplate(tokenizer, keep_history=keep_history)
-        self._tokenizer = tokenizer
+        self.tokenizer, self.separator = tokenizer, separator
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._single: dict[str, int | None] = {}
         self._longest = 0
         self.controls = frozenset(_control_tokens(tokenizer))
-        names = sorted(self.controls)
-        self._controls = regex.compile("|".join(map(regex.escape, names))) if names else None
+        added = sorted(self.controls)
+        self._controls = regex.compile("|".join(map(regex.escape, added))) if added else None
+        self._tool_parser = tool_parser
+        self.renderer: Renderer = load("renderer", defaults.RENDERER.name) if renderer is None else renderer
+        self.renderer.open(self, keep_history=keep_history)
 
     @classmethod
-    def open(cls, model: Model) -> ChatTokenizer:
-        """Load the tokenizer of a model."""
-        from transformers import AutoTokenizer
+    def of(cls, plan: Plan, tokenizer: Any = None) -> ChatTokenizer:
+        """Return the tokenizer of a plan's model, with the renderer and the tool parser that the plan names.
 
-        path = model.tokenizer or model.path
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
-        return cls(tokenizer, separator=model.separator, keep_history=model.keep_history)
+        Args:
+            plan: The plan.
+            tokenizer: Its tokenizer, where it is loaded already.
+        """
+        model = plan.model
+        if tokenizer is None:
+            from transformers import AutoTokenizer
+
+            path = model.tokenizer or model.path
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+        return cls(
+            tokenizer,
+            separator=model.separator,
+            keep_history=model.keep_history,
+            renderer=plan.plugins.resolve(plan.renderer),
+            tool_parser=None if plan.tool_parser is None else plan.plugins.resolve(plan.tool_parser),
+        )
+
+    @cached_property
+    def tool_parser(self) -> ToolParser:
+        """Parser of tool calls: the one chosen, the first that reads what the renderer writes, or the default."""
+        if self._tool_parser is not None:
+            return self._tool_parser
+        found: ToolParser = load("tool_parser", self.tool_form or defaults.TOOL_PARSER.name)
+        return found
+
+    @cached_property
+    def tool_form(self) -> str:
+        """Name of the first tool parser that reads what the renderer writes; empty if it writes no calls it knows."""
+        probe = Call("rlsdk_lookup", {"key": "word", "count": 3})
+        text = self.renderer.write_calls([(probe.name, probe.arguments)]) if self.renderer.usable else ""
+        found = (name for name in names("tool_parser") if load("tool_parser", name).parse(text) == [probe])
+        return next(found, "") if text else ""
 
     def prompt(self, task: Task) -> tuple[tuple[Message, ...], np.ndarray]:
         """Return a prompt's messages and tokens, int64 `[p]`; a last assistant message is left open (a prefill)."""
         if isinstance(task.prompt, str):
             messages: tuple[Message, ...] = (Message("user", task.prompt),)
-            return messages, self.opening(messages, plain=True)
-        if not self.template.there:
+            return messages, self.prompt_tokens(messages, plain=True)
+        if not self.renderer.usable:
             raise ConfigError(
                 [
                     f"task {task.id!r} is a conversation, but the tokenizer {self.name!r} has no chat template; let "
-                    "model.tokenizer name one that has, or use prompts that are text (template 'base', chat: false)"
+                    "model.tokenizer name one that has, choose a model.renderer, or use prompts that are text ("
+                    "template 'base', chat: false)"
                 ]
             )
-        return task.prompt, self.opening(task.prompt, plain=False)
+        return task.prompt, self.prompt_tokens(task.prompt, plain=False)
 
-    def opening(
+    def prompt_tokens(
         self, messages: Sequence[Message], *, plain: bool, tools: Sequence[Mapping[str, Any]] = ()
     ) -> np.ndarray:
         """Return the tokens before the first answer, int64 `[p]`.
@@ -81,15 +124,15 @@ class ChatTokenizer:
         Args:
             messages: The conversation so far; nothing in it was sampled.
             plain: The conversation began as text.
-            tools: JSON schemas of functions that the template shows.
+            tools: JSON schemas of functions that the renderer shows.
         """
         if plain:
             text = self.separator.join(m.content for m in messages if m.content)
             begin, _, more = text.partition(CUT)
-            return self._array([*self._tokenizer(_whole(begin)).input_ids, *self.encode(more)])
-        return self.encode(self.template.render(messages, self._tools_as_data(tools)))
+            return self._array([*self.tokenizer(_whole(begin)).input_ids, *self.encode(more)])
+        return self.renderer.prompt_tokens(messages, self._tools_as_data(tools))
 
-    def between(
+    def bridge_tokens(
         self,
         messages: Sequence[Message],
         new: int,
@@ -97,7 +140,7 @@ class ChatTokenizer:
         plain: bool,
         ended: np.ndarray = NOTHING,
         tools: Sequence[Mapping[str, Any]] = (),
-    ) -> np.ndarray:
+    ) -> np.ndarray | None:
         """Return the tokens between the last answer and the next, int64 `[k]`: its end, new messages, the next header.
 
         Args:
@@ -105,26 +148,24 @@ class ChatTokenizer:
             new: Number of messages, from the end, that follow the last answer.
             plain: The conversation began as text: answers have neither header nor end.
             ended: Tokens of the last answer if it ended by itself: its sampled end tokens are not added again.
-            tools: JSON schemas of functions that the template shows.
+            tools: JSON schemas of functions that the renderer shows.
+
+        Returns:
+            None where the renderer now shows earlier answers without their thoughts.
 
         Raises:
-            ConfigError: The chat template refuses the messages, or rewrites earlier answers.
+            ConfigError: The renderer refuses the messages, or rewrites earlier answers.
         """
         if plain:
             return self.encode("".join(self.separator + m.content for m in messages[len(messages) - new :]))
-        written = self.template.between(messages, new, self._tools_as_data(tools))
-        ids, closing = self.encode(written.text), self.encode(written.closing)
-        for count in range(min(len(closing), len(ended)), 0, -1):
-            if np.array_equal(ids[:count], ended[len(ended) - count :]):
-                return ids[count:]
-        return ids
+        return self.renderer.bridge_tokens(messages, new, ended=ended, tools=self._tools_as_data(tools))
 
     def encode(self, text: str) -> np.ndarray:
         """Tokenize text within a conversation, int64; no special tokens are added."""
         if not text:
             return NOTHING
         texts = [piece for piece in _whole(text).split(CUT) if piece]
-        pieces = [self._tokenizer(piece, add_special_tokens=False).input_ids for piece in texts]
+        pieces = [self.tokenizer(piece, add_special_tokens=False).input_ids for piece in texts]
         return self._array([token for piece in pieces for token in piece])
 
     def as_data(self, text: str) -> str:
@@ -142,29 +183,23 @@ class ChatTokenizer:
 
     def _tools_as_data(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Cut every text in the JSON schemas of tools, which may come from a server."""
+        return [_mapped(tool, self.as_data) for tool in tools]
 
-        def cut(value: Any) -> Any:
-            if isinstance(value, str):
-                return self.as_data(value)
-            if isinstance(value, Mapping):
-                return {cut(key): cut(below) for key, below in value.items()}
-            return [cut(below) for below in value] if isinstance(value, list | tuple) else value
-
-        return [cut(tool) for tool in tools]
+    def message_as_data(self, message: Message) -> Message:
+        """Cut every text of a message as `as_data` does."""
+        return _with_texts(message, self.as_data)
 
     @staticmethod
     def readable(message: Message) -> Message:
         """Return a message without the cuts of `as_data`."""
-        if CUT not in message.content and CUT not in message.name:
-            return message
-        return attrs.evolve(message, content=message.content.replace(CUT, ""), name=message.name.replace(CUT, ""))
+        return _with_texts(message, lambda text: text.replace(CUT, ""))
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         """Decode several sequences, special tokens left out."""
         if self._fast is not None:
             return list(self._fast.decode_batch([i.tolist() for i in ids], skip_special_tokens=True))
         plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        return list(self._tokenizer.batch_decode(list(ids), **plain))
+        return list(self.tokenizer.batch_decode(list(ids), **plain))
 
     def decoder(self) -> Callable[[int], str]:
         """Return a streaming decoder: a function from a token to the text that it adds, special tokens left out.
@@ -192,41 +227,47 @@ class ChatTokenizer:
 
     def shown(self, ids: np.ndarray) -> str:
         """Decode tokens for display, special tokens included."""
-        text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        text: str = self.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         return text
 
     @property
     def size(self) -> int:
         """Number of tokens in the vocabulary."""
-        return len(self._tokenizer)
+        return len(self.tokenizer)
 
     @property
     def longest(self) -> int:
         """Length in characters of the longest token: a text of more than `n` times as many has more than `n` tokens."""
-        self._longest = self._longest or max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._longest = self._longest or max(map(len, self.tokenizer.get_vocab()), default=1)
         return self._longest
 
     @property
     def name(self) -> str:
         """Folder or hub id of the tokenizer, for messages."""
-        return getattr(self._tokenizer, "name_or_path", "") or "without a name"
+        return getattr(self.tokenizer, "name_or_path", "") or "without a name"
 
     @property
     def end(self) -> int | None:
         """Id of the end-of-text token; None if there is none."""
-        end: int | None = self._tokenizer.eos_token_id
+        end: int | None = self.tokenizer.eos_token_id
         return end
 
     def split_stops(self, stops: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Stop strings that are one token become token ids, which costs an engine nothing; the rest stay strings."""
+        """Return the strings and the token ids at which sampling ends, for `contracts.Sampling`.
+
+        Stop strings that are one token become token ids, which costs an engine nothing; the rest stay strings. The
+        tokens that end an answer by the renderer come beside them; at the end of text, every engine stops.
+        """
         ids = {s: self._as_one_token(s) for s in stops}
-        return tuple(s for s in stops if ids[s] is None), tuple(i for i in ids.values() if i is not None)
+        given = (i for i in ids.values() if i is not None)
+        ends = (token for token in self.renderer.stop_tokens if token != self.end)
+        return tuple(s for s in stops if ids[s] is None), tuple(dict.fromkeys((*given, *ends)))
 
     def _as_one_token(self, text: str) -> int | None:
         if text not in self._single:
-            ids = self._tokenizer(text, add_special_tokens=False).input_ids
-            added = getattr(self._tokenizer, "added_tokens_encoder", {})
-            vocabulary = self._tokenizer.get_vocab()
+            ids = self.tokenizer(text, add_special_tokens=False).input_ids
+            added = getattr(self.tokenizer, "added_tokens_encoder", {})
+            vocabulary = self.tokenizer.get_vocab()
             # Only a token that no other token contains: '>' may hide inside '</a>' or '>>'
             alone = len(ids) == 1 and (text in added or sum(text in token for token in vocabulary) == 1)
             self._single[text] = ids[0] if alone else None
@@ -237,6 +278,27 @@ class ChatTokenizer:
         array = np.asarray(ids, dtype=np.int64)
         array.setflags(write=False)
         return array
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Change every text in a JSON value."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _mapped(below, change) for key, below in value.items()}
+    return [_mapped(below, change) for below in value] if isinstance(value, list | tuple) else value
+
+
+def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
+    calls = [ToolCall(change(c.name), _mapped(c.arguments, change), change(c.id)) for c in message.tool_calls]
+    return attrs.evolve(
+        message,
+        content=change(message.content),
+        name=change(message.name),
+        tool_calls=calls,
+        tool_call_id=change(message.tool_call_id),
+        reasoning=change(message.reasoning),
+    )
 
 
 def _whole(text: str) -> str:

@@ -38,18 +38,28 @@ class _Made:
         judged: One score per rollout, or the last rollout's alone, which then counts for all; a `ScoringCounters` where
             the score depends on the rest of the group.
         is_new: True if the observer has not seen it yet.
+        chat: Conversation that made the rollouts; it may have earlier ones of the same trajectories.
     """
 
     rollouts: Sequence[Rollout]
     judged: Sequence[Score | ScoringCounters]
     is_new: bool = True
+    chat: TokenChat | None = None
 
     def pairs(self) -> list[tuple[Rollout, Score]]:
         """Pair the rollouts with their scores, once these are complete."""
         scores = [each for each in self.judged if isinstance(each, Score)]
         # Token rewards of the last one refer to positions that the others do not have.
         spread = [attrs.evolve(end, token_rewards=None) for end in scores[-1:]] * (len(self.rollouts) - len(scores))
-        return list(zip(self.rollouts, [*spread, *scores], strict=True))
+        paired = list(zip(self.rollouts, [*spread, *scores], strict=True))
+        if self.chat is None:
+            return paired
+        found = []
+        for rollout, score in paired:
+            *earlier, last = self.chat.with_earlier(rollout)
+            found += [(each, attrs.evolve(score, token_rewards=None)) for each in earlier]
+            found.append((last, score))
+        return found
 
 
 class RolloutGenerator:
@@ -168,7 +178,8 @@ class RolloutGenerator:
                 rollouts = await self._attempt(prompt.task, chat, group, user_loop)
                 if any(rollout.status == "aborted" for rollout in rollouts):
                     return _Made(rollouts, [ABORTED], is_new=False)
-                return _Made(rollouts, await self._judged(rollouts[-1:] if self._at_end else rollouts))
+                judged = await self._judged(rollouts[-1:] if self._at_end else rollouts)
+                return _Made(rollouts, judged, chat=chat)
             except WorldLostError as error:
                 reason = f"{type(error).__name__}: {error}"
                 self.run_again += attempt < RERUNS

@@ -13,10 +13,10 @@ import attrs
 import numpy as np
 
 from rlsdk.errors import ValueFault
-from rlsdk.types import Group, Message, Role, Rollout, Score, Task
+from rlsdk.types import Group, Message, Rollout, Score, Task
 
-FORMAT = 2
-"""Format that is written. Format 1 is still read: its messages do not say whether they belong to the prompt."""
+FORMAT = 3
+"""Of what is written; formats 1 and 2, in which messages had no calls and thoughts, are read as well."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "policy_versions")
 _WIDE = 2**63
 """Integers of at least this size are written in hexadecimal, since Python refuses to parse very long decimals."""
@@ -72,8 +72,8 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
     try:
         source = io.BytesIO(zlib.decompress(payload))
         told = json.loads(source.read(int.from_bytes(source.read(8), "little")).decode("utf-8", "surrogatepass"))
-        if told["format"] not in (1, FORMAT):
-            raise ValueFault(f"a stored group has format {told['format']}; this rlsdk reads 1 and {FORMAT}")
+        if told["format"] not in (1, 2, FORMAT):
+            raise ValueFault(f"a stored group has format {told['format']}; this rlsdk reads 1 to {FORMAT}")
         count = len(told["rollouts"])
         arrays = [_read_array(source) for _ in ARRAYS if count]
         routed = told.get("routed", [False] * count)
@@ -120,16 +120,18 @@ def _task(task: Task) -> dict[str, Any]:
 
 
 def _read_task(told: Mapping[str, Any]) -> Task:
-    prompt = told["prompt"] if isinstance(told["prompt"], str) else tuple(_read_message(*m) for m in told["prompt"])
+    prompt = told["prompt"] if isinstance(told["prompt"], str) else tuple(_read_message(m) for m in told["prompt"])
     return Task(told["id"], prompt, _from_json(told["answer"]), _from_json(told["metadata"]), told["source"])
 
 
 def _messages(messages: Sequence[Message]) -> list[list[Any]]:
-    return [[m.role, m.content, m.name, m.prompt] for m in messages]
+    return [[m.prompt, _to_json(m.as_json())] for m in messages]
 
 
-def _read_message(role: Role, content: str, name: str, prompt: bool | None = None) -> Message:
-    return Message(role, content, name, prompt=prompt)
+def _read_message(told: Sequence[Any]) -> Message:
+    if isinstance(told[1], str):  # formats 1 and 2: role, content, name and, in 2, whose words they are
+        return Message(*told[:3], prompt=told[3] if len(told) > 3 else None)
+    return attrs.evolve(Message.from_json(_from_json(told[1])), prompt=told[0])
 
 
 def _rollout(rollout: Rollout, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -147,7 +149,7 @@ def _rollout(rollout: Rollout, tasks: Sequence[Task]) -> dict[str, Any]:
 
 def _read_rollout(told: Mapping[str, Any], tasks: Sequence[Task], arrays: Sequence[np.ndarray]) -> Rollout:
     given = {name: told[name] for name in ("status", "rewards", "trajectory", "step", "state")}
-    messages = [_read_message(*m) for m in told["messages"]]
+    messages = [_read_message(m) for m in told["messages"]]
     fields: dict[str, Any] = dict(zip(ARRAYS, arrays, strict=True))
     return Rollout(tasks[told["task"]], messages, **fields, metrics=_from_json(told["metrics"]), **given)
 

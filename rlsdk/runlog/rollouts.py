@@ -36,9 +36,7 @@ def transcript(rollout: Rollout, score: Score) -> dict[str, Any]:
         "metrics": {**rollout.metrics, **score.metrics},
         "rewards": [list(pair) for pair in rollout.rewards],
         "messages": [
-            {"role": m.role, "content": m.content}
-            | ({"name": m.name} if m.name else {})
-            | ({"prompt": m.prompt} if m.role == "assistant" else {})  # true if it belongs to the prompt
+            m.as_json() | ({"prompt": m.prompt} if m.role == "assistant" else {})  # true if it belongs to the prompt
             for m in rollout.messages
         ],
         "response": rollout.response,

@@ -109,6 +109,19 @@ TEMPLATES: Mapping[Kind, NewKind] = {
     "learner": NewKind(
         words="learner", is_class=True, usage={"learner": "$name/$name"}, imports=("attrs",), tests=ACTOR_TESTS
     ),
+    "renderer": NewKind(
+        words="renderer",
+        is_class=True,
+        usage={"model": ", renderer: $name/$name"},
+        imports=("attrs",),
+        tests="from rlsdk.testing import check_component",
+    ),
+    "tool_parser": NewKind(
+        words="parser of tool calls",
+        is_class=True,
+        usage={"model": ", tool_parser: $name/$name"},
+        tests="from rlsdk.contracts import Call, Malformed\nfrom rlsdk.testing import check_component",
+    ),
     "tracker": NewKind(
         words="tracker",
         is_class=True,

@@ -107,10 +107,12 @@ def _values(kind: Kind, name: str) -> dict[str, str]:
         "reward": REWARD,
         "algorithm": ALGORITHM,
         "more": "",
+        "model": "",
         "engine": "transformers",
         "learner": "{use: deepspeed, lr: 1.0e-3}",
     }
-    written = [f"{key}: {text}" if key in ("engine", "learner") else text for key, text in usage.items()]
+    whole = {"engine": "engine: {}", "learner": "learner: {}", "model": "model: {{path: model{}}}"}
+    written = [whole.get(key, "{}").format(text) for key, text in usage.items()]
     release = re.match(r"(?!0\+)(\d+)\.(\d+)", version())
     # What a plugin relies on is kept within a minor version.
     own = f"rlsdk>={release[0]},<{release[1]}.{int(release[2]) + 1}" if release else "rlsdk"

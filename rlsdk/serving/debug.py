@@ -88,9 +88,9 @@ async def _serve(plan: Plan, engines: list[Any], ready: Callable[[str], None]) -
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    codec = ChatTokenizer.open(plan.model)
+    codec = ChatTokenizer.of(plan)
     setting = setting_of(plan, codec, EngineClient(engines, codec.decode))
-    service = EngineService(setting, plan.config.model.path, tool_parser_of(plan))
+    service = EngineService(setting, plan.config.model.path, tool_parser_of(plan, codec))
     place = (await endpoint()).mount(service.routes)
     with main_loop(), _announced(plan.folder / FILE, place.base_url):
         ready(place.base_url)
@@ -152,7 +152,7 @@ def debug_workflow(
     if not url:
         url, api_key = find_engine(plan)
     chosen = _task(plan, task)
-    codec = ChatTokenizer.open(plan.model)
+    codec = ChatTokenizer.of(plan)
     client = RemoteClient(url, codec, api_key=api_key, model=model)
     seconds: list[tuple[Rollout, float]] = []
     start = time.perf_counter()

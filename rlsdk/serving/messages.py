@@ -72,6 +72,7 @@ class ChatMessage:
         calls: Tool calls in the message.
         call_id: Id of the call that a tool answers.
         name: Name of the tool, where the client gives it.
+        reasoning: Thought of the assistant before its answer.
     """
 
     role: Role
@@ -79,12 +80,14 @@ class ChatMessage:
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     name: str = ""
+    reasoning: str = ""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Key that is equal for equal messages; white space around an answer is ignored."""
+        """Key that is equal for equal messages; of an answer, white space and the thought are ignored."""
         if self.role == "assistant":
-            return self.role, "".join(self.content.split()), tuple(call.key for call in self.calls)
+            said = self.content.rpartition("</think>")[2]
+            return self.role, "".join(said.split()), tuple(call.key for call in self.calls)
         return self.role, self.content, self.call_id
 
 
@@ -144,12 +147,14 @@ def read_message(value: Any, where: str) -> ChatMessage:
         given = read_list(value, "tool_calls", optional=True)
         calls = tuple(_call(each, f"{where}.tool_calls[{i}]") for i, each in enumerate(given))
     call_id, name = value.get("tool_call_id"), value.get("name")
+    thought = value.get("reasoning_content") or value.get("reasoning")
     return ChatMessage(
         _ROLES[role],
         content,
         calls,
         call_id if role == "tool" and isinstance(call_id, str) else "",
         name if isinstance(name, str) else "",
+        thought if role == "assistant" and isinstance(thought, str) else "",
     )
 
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from rlsdk.contracts import Role, Sampled
 from rlsdk.engines.client import Watch
-from rlsdk.errors import OutOfRoomError, ValueFault
+from rlsdk.errors import ConfigError, OutOfRoomError, ValueFault
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.seeds import derive
 from rlsdk.serving.endpoint import endpoint
 from rlsdk.serving.messages import APIError, ChatMessage
 from rlsdk.serving.replies import AnswerHead, HttpReply, models
-from rlsdk.serving.requests import MODEL, ChatAnswer, ChatReplies, answered, expect_room, full, opening
+from rlsdk.serving.requests import MODEL, ChatAnswer, ChatReplies, Turn, answered, expect_room, full, opening
 from rlsdk.serving.streaming import LiveAnswer
 from rlsdk.serving.wire import ChatCompletionRequest, read_chat
 from rlsdk.tool_calls import Dialect
@@ -75,7 +75,9 @@ class Recorder:
     """Answers the requests of one rollout's agent, and keeps what was sent and sampled.
 
     A request that continues a recorded answer adds the new messages to the recorded tokens. Any other begins a
-    conversation: the first, that of a sub-agent, or one whose history the agent has rewritten. Two requests that
+    conversation: the first, that of a sub-agent, one whose history the agent has rewritten, or one whose earlier
+        thoughts
+    the renderer now drops. Two requests that
     continue the same answer are two branches, and their common part is trained on only in the first.
     """
 
@@ -101,17 +103,17 @@ class Recorder:
             group: Group of the rollout.
             seed: Seed of the group's requests; None leaves sampling to the engines.
             member: Index of the rollout in its group.
-            dialect: Parser of tool calls; left out, `hermes`.
+            dialect: Parser of tool calls; left out, the model's own (`model.tool_parser`).
             max_turns: Maximum number of answers.
             max_tokens: Maximum tokens of an answer; left out, the run's setting.
         """
         self._task, self._setting, self._group, self._seed, self._member = task, setting, group, seed, member
-        self._dialect = dialect or Dialect.named("hermes", "serve")
+        self._dialect = dialect or Dialect.of(setting.codec.tool_parser)
         self._max_turns, self._max_tokens = max_turns, max_tokens
         self._serial = itertools.count()
         self._nodes: list[_Node] = []
         self._by_key: dict[tuple[Any, ...], list[_Node]] = {}
-        self._written: set[tuple[Any, ...]] = set()
+        self._written: dict[Turn, str] = {}
         self._running: set[asyncio.Future[Message]] = set()
         self._streams: dict[int, tuple[_Turn, LiveAnswer]] = {}
         self._closed = False
@@ -221,22 +223,28 @@ class Recorder:
     async def _turn(self, asked: ChatCompletionRequest, serial: int) -> _Turn:
         """Find or begin the conversation that a request continues, and add the new messages."""
         parent = self._parent(asked)
-        if parent is None:
-            # A seed of its own: with that of the group, members that ask alike would be answered alike.
-            seed = None if self._seed is None else derive(self._seed, self._member, "call", serial)
-            begin = await opening(asked, self._setting.codec, self._dialect, self._written)
-            prompt = Prompt(self._task, begin.messages, begin.token_ids, begin.plain)
-            chat = TokenChat(prompt, self._setting, self._group, seed)
-            if begin.tools:
-                chat.offer(begin.tools)
-            if self._closed:
-                raise _ended()
-            return _Turn(asked, serial, None, chat, "")
-        chat = parent.chat.branch()
-        history = _history(asked)
-        for message in history[_answered(history) :]:
-            _say(chat, asked.named(message))
-        return _Turn(asked, serial, parent, chat, asked.prefill)
+        if parent is not None:
+            chat = parent.chat.branch()
+            history = _history(asked)
+            for message in history[_answered(history) :]:
+                _say(chat, asked.as_message(message))
+            try:
+                anew = chat.begins_anew
+            except ConfigError as error:
+                self.failure = self.failure or error
+                raise
+            if not anew:
+                return _Turn(asked, serial, parent, chat, asked.prefill)
+        # A seed of its own: with that of the group, members that ask alike would be answered alike.
+        seed = None if self._seed is None else derive(self._seed, self._member, "call", serial)
+        begin = await opening(asked, self._setting.codec, self._dialect, self._written)
+        prompt = Prompt(self._task, begin.messages, begin.token_ids, begin.plain)
+        chat = TokenChat(prompt, self._setting, self._group, seed)
+        if begin.tools:
+            chat.offer(begin.tools)
+        if self._closed:
+            raise _ended()
+        return _Turn(asked, serial, None, chat, "")
 
     def _parent(self, asked: ChatCompletionRequest) -> _Node | None:
         """Return the recorded answer that a request continues; among several, one without a continuation."""
@@ -297,14 +305,16 @@ class Recorder:
         self.refusal = ""
         if parent is not None:
             parent.children.append(node)
-        message = answered(chat.answer.text, asked, self._dialect, f"call_{turn.serial}")
+        if asked.calling:
+            chat.calls(self._dialect)
+        completion, codec = chat.answer.completion, self._setting.codec
+        message = answered(completion.token_ids, asked, codec, self._dialect, continued=not turn.prefill)
         history, whole = _history(asked), attrs.evolve(message, content=asked.prefill + message.content)
         self._by_key.setdefault(_key(asked, (*history, whole)), []).append(node)
         if asked.prefill:  # some clients keep it as a message of its own
             self._by_key.setdefault(_key(asked, (*asked.messages, message)), []).append(node)
-        self._written |= _turns(history, whole)
-        count = len(chat.answer.completion.token_ids)
-        return ChatAnswer(message, chat.answer.completion, node.length - count)
+        self._written |= {(last.key, whole.key): message.reasoning for last in history[-1:]}
+        return ChatAnswer(message, completion, node.length - len(completion.token_ids))
 
 
 def _ended() -> APIError:
@@ -326,15 +336,9 @@ def _key(asked: ChatCompletionRequest, messages: Sequence[ChatMessage]) -> tuple
     return tools, tuple(message.key for message in messages)
 
 
-def _turns(history: Sequence[ChatMessage], answer: ChatMessage) -> set[tuple[Any, ...]]:
-    """Return keys of the conversation with the answer, also without its reasoning, which agents leave out."""
-    without = attrs.evolve(answer, content=answer.content.rpartition("</think>")[2])
-    return {(last.key, each.key) for last in history[-1:] for each in (answer, without)}
-
-
 def _say(chat: TokenChat, message: Message) -> None:
     if message.role == "tool":
-        chat.tool_result(message.content, message.name)
+        chat.tool_result(message.content, message.name, message.tool_call_id)
     else:
         chat.say(message.content, cast("Role", message.role))
 

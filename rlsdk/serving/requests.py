@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import attrs
@@ -19,9 +20,10 @@ from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.messages import APIError, ChatMessage, ToolCall
 from rlsdk.serving.replies import AnswerHead, TokenLogprobs, chat_logprobs, tokens_used
-from rlsdk.serving.streaming import LiveAnswer, sampled_live
+from rlsdk.serving.streaming import LiveChatAnswer, sampled_live, without_prefill
 from rlsdk.serving.wire import ChatCompletionRequest
-from rlsdk.tool_calls import IN_TAGS, Dialect, Malformed
+from rlsdk.tool_calls import Dialect, Malformed
+from rlsdk.tool_calls.calls import call_id
 from rlsdk.types import Message
 
 MODEL = "policy"
@@ -44,6 +46,11 @@ def expect_room(asked: ChatCompletionRequest, setting: RolloutContext) -> None:
         raise full(ValueFault(said))
 
 
+Turn = tuple[Any, ...]
+"""Keys of a message and of the answer to it."""
+NO_TURNS: Mapping[Turn, str] = {}
+
+
 @attrs.frozen(eq=False)
 class Opening:
     """Beginning of a conversation, before its first answer: nothing in it was sampled.
@@ -62,40 +69,42 @@ class Opening:
 
 
 async def opening(
-    asked: ChatCompletionRequest, codec: ChatTokenizer, dialect: Dialect, written: Set[tuple[Any, ...]] = frozenset()
+    asked: ChatCompletionRequest, codec: ChatTokenizer, dialect: Dialect, written: Mapping[Turn, str] = NO_TURNS
 ) -> Opening:
     """Tokenise the conversation of a request.
 
-    `written` holds the turns that the policy wrote before, in a conversation whose history the agent has changed since:
-    they are still the policy's words. Other messages of the assistant are the agent's, such as few-shot answers.
+    `written` holds the turns that the policy wrote before, with their thoughts, in a conversation that does not
+    continue the recorded tokens: they are still the policy's words. Other messages of the assistant are the agent's,
+    such as few-shot answers.
 
     Raises:
         APIError: The chat template refuses it.
     """
     # A long history is tokenised beside the event loop, which other rollouts share.
     if asked.characters + MESSAGE_CHARACTERS * len(asked.messages) > QUICK_CHARACTERS:
-        return await asyncio.to_thread(_opening, asked, codec, dialect, frozenset(written))
+        return await asyncio.to_thread(_opening, asked, codec, dialect, dict(written))
     return _opening(asked, codec, dialect, written)
 
 
 def _opening(
-    asked: ChatCompletionRequest, codec: ChatTokenizer, dialect: Dialect, written: Set[tuple[Any, ...]]
+    asked: ChatCompletionRequest, codec: ChatTokenizer, dialect: Dialect, written: Mapping[Turn, str]
 ) -> Opening:
-    plain = not codec.template.there
-    told = [_as_message(message, asked, dialect) for message in asked.messages]
-    for i, (before, message) in enumerate(itertools.pairwise(asked.messages), 1):
-        if message.role == "assistant":
-            told[i] = attrs.evolve(told[i], prompt=(before.key, message.key) not in written)
-    offered = asked.tools if asked.calling and not plain and codec.template.offers(asked.tools) else ()
+    plain = not codec.renderer.usable
+    told = [_shown(asked.as_message(said), codec, dialect) for said in asked.messages]
+    for i, (before, said) in enumerate(itertools.pairwise(asked.messages), 1):
+        if said.role == "assistant":
+            turn = before.key, said.key
+            thought = told[i].reasoning or written.get(turn, "")
+            told[i] = attrs.evolve(told[i], prompt=turn not in written, reasoning=thought)
+    offered = asked.tools if asked.calling and not plain and codec.renderer.shows_tools(asked.tools) else ()
     if asked.calling and not offered:
         told = _introduced(told, dialect.introduce(asked.tools))
     # Whoever wrote them, an agent, a tool or a page of the web: they are data. A prefill is the agent's own wish, as
     # that of `chat.sample` is, and may hold control tokens such as `<think>`.
     kept = len(told) - bool(asked.prefill)
-    data = [attrs.evolve(m, content=codec.as_data(m.content), name=codec.as_data(m.name)) for m in told[:kept]]
-    messages = (*data, *told[kept:])
+    messages = (*map(codec.message_as_data, told[:kept]), *told[kept:])
     try:
-        ids = codec.opening(messages, plain=plain, tools=offered)
+        ids = codec.prompt_tokens(messages, plain=plain, tools=offered)
     except ConfigError as error:
         raise APIError("; ".join(error.faults), param="messages") from error
     return Opening(messages, ids, plain, tuple(offered))
@@ -155,7 +164,7 @@ class ChatReplies:
     async def streamed(self, starts: Sequence[Start]) -> AsyncGenerator[dict[str, Any], None]:
         """Write answers in chunks while they are sampled."""
         dialect = self.dialect if self.asked.calling else None
-        live = [LiveAnswer(self.codec, self.asked.stop, dialect, self.asked.prefill) for _ in starts]
+        live = [LiveChatAnswer(self.codec, self.asked, dialect) for _ in starts]
         done: list[ChatAnswer] = []
         begun: set[int] = set()
         async with aclosing(sampled_live(starts)) as events:
@@ -166,8 +175,8 @@ class ChatReplies:
                     begun.add(i)
                     yield self._chunk(i, {"role": "assistant", "content": ""})
                 if answer is None:
-                    if text := live[i].take_text():
-                        yield self._chunk(i, {"content": text}, tokens=live[i].take_tokens())
+                    if delta := live[i].take_delta():
+                        yield self._chunk(i, delta, tokens=live[i].take_tokens())
                     continue
                 done.append(answer)
                 for chunk in self._last(i, live[i], answer):
@@ -175,10 +184,10 @@ class ChatReplies:
         if self.asked.stream_usage:
             yield self.head.write(_CHUNK, [], _usage(done))
 
-    def _last(self, i: int, live: LiveAnswer, answer: ChatAnswer) -> Iterator[dict[str, Any]]:
-        rest, tokens = live.take_rest(answer.message.content), live.take_tokens(answer.completion)
-        if rest or (len(tokens.token_ids) and self.asked.top_logprobs is not None):
-            yield self._chunk(i, {"content": rest}, tokens=tokens)
+    def _last(self, i: int, live: LiveChatAnswer, answer: ChatAnswer) -> Iterator[dict[str, Any]]:
+        delta, tokens = live.take_rest_of(answer.message), live.take_tokens(answer.completion)
+        if delta or (len(tokens.token_ids) and self.asked.top_logprobs is not None):
+            yield self._chunk(i, delta or {"content": ""}, tokens=tokens)
         for position, call in enumerate(answer.message.calls):
             yield self._chunk(i, {"tool_calls": [{"index": position, **call.told()}]})
         last = self._chunk(i, {}, finish=answer.finish)
@@ -192,6 +201,7 @@ class ChatReplies:
             "role": "assistant",
             "content": answer.message.content if answer.message.content or not calls else None,
             "refusal": None,
+            **({"reasoning_content": answer.message.reasoning} if answer.message.reasoning else {}),
             **({"tool_calls": calls} if calls else {}),
         }
         done = answer.completion
@@ -220,29 +230,37 @@ def _ids(done: Completion) -> dict[str, Any]:
     return {"token_ids": done.token_ids.tolist(), "versions": done.versions.tolist()}
 
 
-def answered(text: str, asked: ChatCompletionRequest, dialect: Dialect, call_id: str) -> ChatMessage:
-    """Turn the policy's text into the message for the client.
+def answered(
+    token_ids: np.ndarray, asked: ChatCompletionRequest, codec: ChatTokenizer, dialect: Dialect, *, continued: bool
+) -> ChatMessage:
+    """Turn the policy's tokens into the message for the client.
 
     Args:
-        text: Text sampled after the prefill.
+        token_ids: Tokens sampled after the prefill.
         asked: The request.
+        codec: Tokenizer with its renderer.
         dialect: Parser of tool calls.
-        call_id: Prefix of the ids of calls.
+        continued: The prefill is a message of the prompt.
     """
-    text = text[: min((at for stop in asked.stop if (at := text.find(stop)) >= 0), default=len(text))]
-    whole = asked.prefill + text
-    calls = dialect.parse(whole) if asked.calling else []
-    told = []
-    for i, call in enumerate(calls):
+    read = partial(codec.renderer.parse, token_ids, prefill=asked.prefill, continued=continued)
+    parsed = read(parser=dialect if asked.calling else None)
+    number = sum(message.role == "assistant" for message in asked.messages) + (not asked.prefill)
+    told: list[ToolCall] = []
+    for i, call in enumerate(parsed.calls):
         named = None if isinstance(call, Malformed) else _arguments(call.name, call.positional, call.arguments, asked)
         if isinstance(call, Malformed) or named is None:
-            # The agent sees what cannot be read as a call, and says so or gives up.
-            return ChatMessage("assistant", text)
-        told.append(ToolCall(f"{call_id}_{i}", call.name, json.dumps(named, ensure_ascii=False)))
-    if not told:
-        return ChatMessage("assistant", text)
-    before = whole[: whole.find("<tool_call>", max(whole.rfind("</think>"), 0))] if dialect.parse in IN_TAGS else ""
-    return ChatMessage("assistant", before[len(asked.prefill) :].rstrip(), tuple(told))
+            parsed, told = read(), []  # the agent sees what cannot be read as a call, and says so or gives up
+            break
+        told.append(ToolCall(call_id(number, i), call.name, json.dumps(named, ensure_ascii=False)))
+    content, thought = without_prefill(parsed, asked, codec)
+    return ChatMessage(
+        "assistant", until_stop(content, asked.stop), tuple(told), reasoning=until_stop(thought, asked.stop)
+    )
+
+
+def until_stop(text: str, stops: Sequence[str]) -> str:
+    """Return a text up to the first of the stop strings in it."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 def full(error: Exception, param: str = "messages") -> APIError:
@@ -250,18 +268,12 @@ def full(error: Exception, param: str = "messages") -> APIError:
     return APIError(str(error), code="context_length_exceeded", param=param)
 
 
-def _as_message(said: ChatMessage, asked: ChatCompletionRequest, dialect: Dialect) -> Message:
-    """Return a message as a prompt shows it, with tool calls written out."""
-    if not said.calls:
-        return asked.named(said)
-    pairs = []
-    for call in said.calls:
-        try:
-            read = json.loads(call.arguments or "{}")
-        except (ValueError, RecursionError):
-            read = None
-        pairs.append((call.name, read if isinstance(read, dict) else {"arguments": call.arguments}))
-    return Message("assistant", "\n".join(filter(None, [said.content, dialect.write(pairs)])))
+def _shown(message: Message, codec: ChatTokenizer, dialect: Dialect) -> Message:
+    """Return a message as a prompt shows it; calls are written out where the renderer writes none."""
+    if not message.tool_calls or codec.tool_form:
+        return message
+    written = dialect.write([(call.name, call.arguments) for call in message.tool_calls])
+    return attrs.evolve(message, content="\n".join(filter(None, [message.content, written])), tool_calls=())
 
 
 def _introduced(messages: list[Message], told: str) -> list[Message]:

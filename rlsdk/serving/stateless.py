@@ -18,10 +18,11 @@ from rlsdk.contracts import CallsTools, Sampling
 from rlsdk.engines.client import Answer, GenerateRequest, Watch
 from rlsdk.errors import EngineError, RlsdkError, ValueFault
 from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.endpoint import Routes
 from rlsdk.serving.messages import APIError
 from rlsdk.serving.replies import AnswerHead, HttpReply, TokenLogprobs, models, text_logprobs, tokens_used
-from rlsdk.serving.requests import ChatAnswer, ChatReplies, answered, expect_room, full, opening
+from rlsdk.serving.requests import ChatAnswer, ChatReplies, answered, expect_room, full, opening, until_stop
 from rlsdk.serving.streaming import LiveAnswer, sampled_live
 from rlsdk.serving.wire import ChatCompletionRequest, CompletionRequest, GenerationRequest, read_chat, read_completion
 from rlsdk.tool_calls import Dialect
@@ -88,12 +89,13 @@ class EngineService:
         sampling, ids = self._sampling(asked, len(begin.token_ids)), begin.token_ids
         replies = ChatReplies(asked=asked, head=head, codec=self._setting.codec, dialect=self._dialect)
 
-        async def start(index: int, watch: Watch | None) -> ChatAnswer:
+        async def start(watch: Watch | None) -> ChatAnswer:
             answer = await self._sample(head.id, ids, sampling, asked.seed, watch)
-            call = f"call_{head.id.rpartition('-')[2]}_{index}"
-            return ChatAnswer(answered(answer.text, asked, self._dialect, call), answer.completion, len(ids))
+            done, codec = answer.completion, self._setting.codec
+            said = answered(done.token_ids, asked, codec, self._dialect, continued=bool(asked.prefill))
+            return ChatAnswer(said, done, len(ids))
 
-        starts = [partial(start, index) for index in range(asked.n)]
+        starts = [start] * asked.n
         if asked.stream:
             return self._reply(head, events=replies.streamed(starts))
         return self._reply(head, body=await replies.whole(starts))
@@ -141,7 +143,7 @@ class EngineService:
 
         def encode() -> list[np.ndarray]:
             return [
-                codec.opening((Message("user", prompt),), plain=True)
+                codec.prompt_tokens((Message("user", prompt),), plain=True)
                 if isinstance(prompt, str)
                 else np.array(prompt, np.int64)
                 for prompt in asked.prompts
@@ -184,10 +186,11 @@ class EngineService:
         return answer
 
 
-def tool_parser_of(plan: Plan) -> Dialect:
-    """Return the tool call parser of a plan's workflow; `hermes` if it calls no tools."""
+def tool_parser_of(plan: Plan, codec: ChatTokenizer) -> Dialect:
+    """Return how a plan's workflow has tools called; as its model does where the workflow does not say."""
     workflow = plan.plugins.resolve(plan.workflow)
-    return workflow.dialect if isinstance(workflow, CallsTools) else Dialect.named("hermes", "serve")
+    named = workflow.dialect if isinstance(workflow, CallsTools) else None
+    return named or Dialect.of(codec.tool_parser)
 
 
 class _TextReplies:
@@ -229,8 +232,7 @@ class _TextReplies:
         return self._head.write("text_completion", [choice])
 
     def _text(self, answer: Answer) -> str:
-        places = (answer.text.find(stop) for stop in self._asked.stop)
-        return answer.text[: min((at for at in places if at >= 0), default=len(answer.text))]
+        return until_stop(answer.text, self._asked.stop)
 
     def _choice(self, i: int, text: str, tokens: TokenLogprobs, finish: str | None, offset: int = 0) -> dict[str, Any]:
         logprobs = None if self._asked.top_logprobs is None else text_logprobs(self._codec, tokens, offset)

@@ -8,16 +8,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlsdk.contracts import Completion, Sampled
+from rlsdk.contracts import Completion, ParsedAnswer, Sampled
 from rlsdk.engines.client import Watch
 from rlsdk.engines.common import stack_top
 from rlsdk.errors import EngineError
-from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.codec import NOTHING, ChatTokenizer
+from rlsdk.serving.messages import ChatMessage
 from rlsdk.serving.replies import TokenLogprobs
-from rlsdk.tool_calls import IN_TAGS, Dialect
+from rlsdk.serving.wire import ChatCompletionRequest
+from rlsdk.tool_calls import ToolParser
 
 T = TypeVar("T")
-_CALL = "<tool_call>"
 _HALF = "\ufffd"
 
 
@@ -58,23 +59,19 @@ async def sampled_live(
 
 
 class LiveAnswer:
-    """One answer of a stream.
+    """One answer of a stream, as text.
 
-    Text is held back while it may be half a character, the beginning of a stop string, or a call of a tool.
+    Text is held back while it may be half a character, or the beginning of a stop string.
     """
 
-    def __init__(
-        self, codec: ChatTokenizer, stops: Sequence[str] = (), dialect: Dialect | None = None, prefill: str = ""
-    ) -> None:
+    def __init__(self, codec: ChatTokenizer, stops: Sequence[str] = ()) -> None:
         """Begin an answer.
 
         Args:
             codec: Tokenizer of the model.
             stops: Texts that end the answer and are not part of it.
-            dialect: Parser of tool calls; None where no tools are offered.
-            prefill: Text before the answer, in which a call may have begun.
         """
-        self._codec, self._stops, self._dialect, self._prefill = codec, tuple(stops), dialect, prefill
+        self._codec, self._stops = codec, tuple(stops)
         self._tokens: list[tuple[int, float, int]] = []
         self._top: list[tuple[np.ndarray, np.ndarray]] = []
         self._text, self._decoder = "", codec.decoder()
@@ -97,10 +94,6 @@ class LiveAnswer:
         """Return the text that can be sent now and was not sent before."""
         text = self._text.rstrip(_HALF)
         text = text[: _stop_begins(text, self._stops)]
-        if self._dialect is not None:
-            begins = _call_begins(self._prefill + text) - len(self._prefill)
-            text = text[: max(begins, 0)] if self._dialect.parse in IN_TAGS else ""
-            text = text.rstrip()  # what stands before a call is told without the white space between
         new = text[len(self.sent) :]
         self.sent += new
         return new
@@ -111,12 +104,8 @@ class LiveAnswer:
         Raises:
             EngineError: Something else was sent before.
         """
-        if not content.startswith(self.sent):
-            raise EngineError(
-                "the answer was sampled again, since its engine died or the connection to it was lost, and is not the "
-                "one of which a part was sent; ask again"
-            )
-        rest, self.sent = content[len(self.sent) :], content
+        rest = _rest(content, self.sent)
+        self.sent = content
         return rest
 
     def take_tokens(self, whole: Completion | None = None) -> TokenLogprobs:
@@ -138,6 +127,61 @@ class LiveAnswer:
         return Completion(request="cut", index=0, finish="length", **arrays)
 
 
+class LiveChatAnswer(LiveAnswer):
+    """One answer of a stream of chat completions: its thought and its content, until a call of a tool begins."""
+
+    def __init__(self, codec: ChatTokenizer, asked: ChatCompletionRequest, parser: ToolParser | None) -> None:
+        """Begin an answer.
+
+        Args:
+            codec: Tokenizer of the model, with its renderer.
+            asked: The request.
+            parser: Parser of tool calls; None where no tools are offered.
+        """
+        super().__init__(codec, asked.stop)
+        self._asked, self._parser = asked, parser
+        self._looked_at = 0
+        self._thought = ""
+
+    def take_delta(self) -> dict[str, str]:
+        """Return what can be sent now and was not sent before, under the names of its fields."""
+        # All tokens are read again each time: so that the whole costs no more than a few readings, a long answer is
+        # sent in longer pieces.
+        if len(self._tokens) - self._looked_at < 1 + len(self._tokens) // 64:
+            return {}
+        self._looked_at = len(self._tokens)
+        ids = np.array([token for token, *_ in self._tokens], np.int64)
+        parsed = self._codec.renderer.parse(
+            ids, prefill=self._asked.prefill, continued=bool(self._asked.prefill), parser=self._parser, done=False
+        )
+        texts = (text.rstrip(_HALF) for text in without_prefill(parsed, self._asked, self._codec))
+        content, thought = (text[: _stop_begins(text, self._stops)] for text in texts)
+        if not content.startswith(self.sent) or not thought.startswith(self._thought):
+            return {}  # what was sent turns out to be something else; the whole answer decides
+        return self._delta(content, thought)
+
+    def take_rest_of(self, message: ChatMessage) -> dict[str, str]:
+        """Return what is missing of the whole answer.
+
+        Raises:
+            EngineError: Something else was sent before.
+        """
+        return self._delta(message.content, message.reasoning)
+
+    def _delta(self, content: str, thought: str) -> dict[str, str]:
+        found = {"reasoning_content": _rest(thought, self._thought), "content": _rest(content, self.sent)}
+        self.sent, self._thought = content, thought
+        return {name: text for name, text in found.items() if text}
+
+
+def without_prefill(parsed: ParsedAnswer, asked: ChatCompletionRequest, codec: ChatTokenizer) -> tuple[str, str]:
+    """Return content and thought of an answer as far as they come after the prefill of its request."""
+    if not asked.prefill:
+        return parsed.content, parsed.reasoning
+    begun = codec.renderer.parse(NOTHING, prefill=asked.prefill, continued=True)
+    return parsed.content.removeprefix(asked.prefill), parsed.reasoning.removeprefix(begun.reasoning)
+
+
 def _stop_begins(text: str, stops: Sequence[str]) -> int:
     """Position where a stop string is, or may begin; the end of the text if nowhere."""
     found = len(text)
@@ -150,6 +194,10 @@ def _stop_begins(text: str, stops: Sequence[str]) -> int:
     return found
 
 
-def _call_begins(text: str) -> int:
-    """Position where a call in `<tool_call>` is, or may begin, after the model's thoughts."""
-    return _stop_begins(text[(start := max(text.rfind("</think>"), 0)) :], [_CALL]) + start
+def _rest(whole: str, sent: str) -> str:
+    if not whole.startswith(sent):
+        raise EngineError(
+            "the answer was sampled again, since its engine died or the connection to it was lost, and is not the "
+            "one of which a part was sent; ask again"
+        )
+    return whole[len(sent) :]

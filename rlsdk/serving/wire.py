@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlsdk.serving.messages import (
     read_object,
     read_tool,
 )
-from rlsdk.types import Message
+from rlsdk.types import Message, ToolCall
 
 MAX_CHOICES = 128
 MAX_ANSWERS = 1024
@@ -76,11 +77,23 @@ class ChatCompletionRequest(GenerationRequest):
         """Total number of characters in all messages."""
         return sum(len(message.content) for message in self.messages)
 
-    def named(self, message: ChatMessage) -> Message:
-        """Convert a message; a tool's name is looked up in the call that it answers."""
-        calls = {call.id: call.name for each in self.messages for call in each.calls}
-        name = (message.name or calls.get(message.call_id, "")) if message.role == "tool" else ""
-        return Message(message.role, message.content, name)
+    def as_message(self, said: ChatMessage) -> Message:
+        """Return a message as a renderer takes it; clients tell the name of a result's tool with the call."""
+        names = {call.id: call.name for each in self.messages for call in each.calls}
+        name = (said.name or names.get(said.call_id, "")) if said.role == "tool" else ""
+        calls = [ToolCall(call.name, _arguments(call.arguments), call.id) for call in said.calls]
+        return Message(
+            said.role, said.content, name, tool_calls=calls, tool_call_id=said.call_id, reasoning=said.reasoning
+        )
+
+
+def _arguments(text: str) -> Mapping[str, Any]:
+    """Return the arguments of a call; what is no JSON object stands under `arguments`."""
+    try:
+        read = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        read = None
+    return read if isinstance(read, dict) else {"arguments": text}
 
 
 @attrs.frozen(kw_only=True)

@@ -151,4 +151,8 @@ def _message(value: Any, place: str) -> Message:
         raise BadRowError(f"expected a message with role and content in {place}, got {reprlib.repr(value)}")
     if value["role"] not in ROLES:
         raise BadRowError(f"expected one of {', '.join(ROLES)} as {place}.role, got {reprlib.repr(value['role'])}")
-    return Message(value["role"], _text(value["content"], f"{place}.content"))
+    content = "" if value["content"] is None and value.get("tool_calls") else value["content"]
+    try:
+        return Message.from_json({**value, "content": _text(content, f"{place}.content")})
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise BadRowError(f"{place}.tool_calls: expected a list of calls as OpenAI writes them: {error}") from error

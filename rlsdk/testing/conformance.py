@@ -28,7 +28,7 @@ from rlsdk.testing.signatures import fault_of
 from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Task
 
-MODULES = ("general", "packed", "losses", "scoring", "worlds", "algorithms")
+MODULES = ("general", "packed", "losses", "scoring", "worlds", "rendering", "algorithms")
 """Modules of `rlsdk.testing.properties`, in the order in which their properties are checked."""
 BEFORE_CALLS = ("contract", "defaults-valid")
 """Properties that must hold before a component is instantiated and called."""

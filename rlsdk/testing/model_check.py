@@ -1,7 +1,7 @@
-"""Checks that a tokenizer and its chat template can be trained on: `rlsdk check model`.
+"""Checks that a tokenizer and its renderer can be trained on: `rlsdk check model`.
 
 A property is a function of a `ModelSubject` and a conversation. It returns what is wrong, raises `NotApplicable` with
-the reason where the template has no such thing, or returns None. A `ConfigError` is the template's own refusal of a
+the reason where the renderer has no such thing, or returns None. A `ConfigError` is the renderer's own refusal of a
 conversation, and counts as not applicable: what a template does not allow, nobody trains.
 """
 
@@ -10,19 +10,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 import numpy as np
 
+from rlsdk.components import Use
+from rlsdk.config import defaults
 from rlsdk.contracts import Completion, Sampling
 from rlsdk.errors import ConfigError
+from rlsdk.plugins import load
+from rlsdk.renderers.text import TextRenderer
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
-from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.codec import NOTHING, ChatTokenizer
 from rlsdk.testing.findings import NotApplicable
 from rlsdk.testing.samples import conversations, describe
-from rlsdk.testing.tool_formats import round_trip_fault
+from rlsdk.testing.tool_formats import round_trip_fault, tools_of
 from rlsdk.types import Message, Task
 
 Held = bool | Literal["n/a"]
@@ -34,12 +39,12 @@ _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class ModelSubject:
-    """A tokenizer with its chat template, and what is known of the model that it belongs to.
+    """A tokenizer with its renderer, and what is known of the model that it belongs to.
 
     Attributes:
-        codec: Tokenizer and template.
+        codec: Tokenizer and renderer.
         tokenizer: The same tokenizer as transformers has it.
         config: The model's `config.json`; empty if there is none.
         stops: Ids of the tokens that end an answer.
@@ -51,6 +56,20 @@ class ModelSubject:
     config: dict[str, Any] = attrs.field(factory=dict)
     stops: frozenset[int] = frozenset()
     max_length: int | None = None
+
+    @cached_property
+    def text(self) -> TextRenderer:
+        """The renderer as text: itself, or the tokenizer's own template where it makes tokens without text."""
+        if isinstance(self.codec.renderer, TextRenderer):
+            return self.codec.renderer
+        template: TextRenderer = load("renderer", defaults.RENDERER.name)
+        template.open(self.codec)
+        return template
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids of the tokens at which sampling stops in a run."""
+        return self.stops.union(self.codec.renderer.stop_tokens)
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -68,8 +87,16 @@ class ModelProperty:
     reason: str = ""
 
 
-def open_subject(path: str, *, trust_remote_code: bool = False, max_length: int | None = None) -> ModelSubject:
+def open_subject(
+    path: str, *, trust_remote_code: bool = False, max_length: int | None = None, renderer: Use = defaults.RENDERER
+) -> ModelSubject:
     """Read the tokenizer and the configuration in a model's folder, without its weights.
+
+    Args:
+        path: Folder of the model, or a hub id.
+        trust_remote_code: Run code that comes with the tokenizer.
+        max_length: `model.max_length` of the run that is planned.
+        renderer: Renderer of the run.
 
     Raises:
         ConfigError: There is no tokenizer, or a file is no JSON.
@@ -84,7 +111,8 @@ def open_subject(path: str, *, trust_remote_code: bool = False, max_length: int 
     config, generation = _read(Path(path) / "config.json"), _read(Path(path) / "generation_config.json")
     given = (tokenizer.eos_token_id, config.get("eos_token_id"), generation.get("eos_token_id"))
     stops = {stop for each in given for stop in (each if isinstance(each, list) else [each]) if stop is not None}
-    return ModelSubject(ChatTokenizer(tokenizer), tokenizer, config, frozenset(stops), max_length)
+    codec = ChatTokenizer(tokenizer, renderer=load("renderer", renderer.name, **renderer.options))
+    return ModelSubject(codec, tokenizer, config, frozenset(stops), max_length)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -113,7 +141,7 @@ def _check(
         except NotApplicable as error:
             reason = str(error)
         except ConfigError as error:
-            reason = "; ".join(error.faults) if subject.codec.template.there else _NO_TEMPLATE
+            reason = "; ".join(error.faults) if subject.codec.renderer.usable else _NO_TEMPLATE
         else:
             applied = True
             if found:
@@ -138,16 +166,16 @@ def _question(conversation: tuple[Message, ...]) -> tuple[Message, ...]:
 def _prompt(subject: ModelSubject, conversation: tuple[Message, ...]) -> np.ndarray:
     """Return the tokens of a first prompt: a conversation, or its question alone where there is no chat template."""
     question = _question(conversation)
-    return subject.codec.prompt(Task("check", question if subject.codec.template.there else question[-1].content))[1]
+    return subject.codec.prompt(Task("check", question if subject.codec.renderer.usable else question[-1].content))[1]
 
 
 def prompt_shows_the_question(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
     """The prompt is the template's rendering, token by token, and holds what the user said."""
-    if not subject.codec.template.there:
+    if not subject.codec.renderer.usable:
         raise NotApplicable(_NO_TEMPLATE)
     question = _question(conversation)
     try:
-        text = subject.codec.template.render(question)
+        text = subject.text.render(question)
     except ConfigError as error:
         if question[0].role == "system":
             raise
@@ -160,23 +188,24 @@ def prompt_shows_the_question(subject: ModelSubject, conversation: tuple[Message
 
 def later_messages_leave_answers_alone(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
     """Prefix property: the rendering of an answer stays as it is when messages follow it."""
-    template = subject.codec.template
+    text, codec = subject.text, subject.codec
     for i, message in _followed_answers(conversation):
         for role in dict.fromkeys(m.role for m in conversation[i + 1 :] if m.role != "assistant"):
-            rewrite = template.rewrite([role])
-            if rewrite is not None and rewrite.drops_thought:
-                raise NotApplicable(
-                    f"the template drops thoughts of earlier answers once a message ({role}) follows: "
-                    "conversations with such a turn are refused in training, or need model.keep_history"
-                )
-            if rewrite is not None:
+            rewrite = None if text.keep_history else text.rewrite([role])
+            if rewrite is not None and not rewrite.drops_thought:
                 return f"{rewrite.written!r} becomes {rewrite.found!r} once a message ({role}) follows"
-        alone = template.render_closed(conversation[: i + 1]).partition(message.content)
-        later = template.render_closed(conversation).partition(message.content)
+            if rewrite is not None:
+                history = (*conversation[: i + 1], Message(role, "R"))
+                if codec.bridge_tokens(history, 1, plain=False) is not None:
+                    return f"the thought of an answer is dropped once a message ({role}) follows, but its tokens stay"
+                expected = codec.encode(text.render(history))
+                return _difference(subject, expected, codec.prompt_tokens(history, plain=False))
+        alone = text.render_closed(conversation[: i + 1]).partition(message.content)
+        later = text.render_closed(conversation).partition(message.content)
         # Qwen3's writes an empty thought before a last answer that has none
         written, found = (_EMPTY_THOUGHT.sub("", "".join(each[:2])) for each in (alone, later))
         if not alone[1] or written != found:
-            expected, got = subject.codec.encode(written), subject.codec.encode(found)
+            expected, got = codec.encode(written), codec.encode(found)
             return _difference(subject, expected, got) or f"the answer {message.content!r} is not rendered"
     return None
 
@@ -194,16 +223,21 @@ def bridges_equal_the_template(subject: ModelSubject, conversation: tuple[Messag
     for i, message in _followed_answers(conversation):
         end = next((j for j in range(i + 1, len(conversation)) if conversation[j].role == "assistant"), None)
         history = conversation[:end]
-        rendered = codec.template.render(history).partition(message.content)
+        rendered = subject.text.render(history).partition(message.content)
         if not rendered[1]:
             raise NotApplicable("the template does not render answers as they are")
         expected, new = codec.encode(rendered[2]), len(history) - i - 1
-        if found := _difference(subject, expected, codec.between(history, new, plain=False)):
+        if not subject.text.keeps_answers(tuple(dict.fromkeys(m.role for m in history[i + 1 :]))):
+            raise NotApplicable("thoughts of earlier answers are dropped: the next turn begins another rollout")
+        bridge = codec.bridge_tokens(history, new, plain=False)
+        if bridge is None:
+            return "the template keeps earlier answers, but the next turn begins another rollout"
+        if found := _difference(subject, expected, bridge):
             return f"after an answer that was cut off: {found}"
-        if len(expected) and expected[0] in subject.stops:
+        if len(expected) and expected[0] in subject.ends:
             ended = np.append(codec.encode(message.content), expected[0])
-            got = codec.between(history, new, plain=False, ended=ended)
-            if found := _difference(subject, expected[1:], got):
+            got = codec.bridge_tokens(history, new, plain=False, ended=ended)
+            if found := _difference(subject, expected[1:], NOTHING if got is None else got):
                 return f"after an answer that ended: {found}"
     return None
 
@@ -213,16 +247,18 @@ def stop_token_is_sampled_and_trained(subject: ModelSubject, conversation: tuple
     codec = subject.codec
     question = _question(conversation)
     answer = "rlsdkanswer"
-    closing = codec.encode(codec.template.render_closed([*question, Message("assistant", answer)]).partition(answer)[2])
-    if not len(closing) or not subject.stops:
+    closing = codec.encode(
+        subject.text.render_closed([*question, Message("assistant", answer)]).partition(answer)[2].lstrip()
+    )
+    if not len(closing) or not subject.ends:
         raise NotApplicable("the template writes nothing after an answer, or the tokenizer has no end of text")
     stop = int(closing[0])
-    if stop not in subject.stops:
+    if stop not in subject.ends:
         if stop not in subject.tokenizer.all_special_ids and codec.shown(closing[:1]) not in codec.controls:
             raise NotApplicable("what the template writes after an answer is ordinary text for this tokenizer")
         return (
             f"the template ends an answer with {codec.shown(closing[:1])!r} ({stop}), at which sampling does not stop; "
-            f"it stops at {sorted(subject.stops)}: name it as eos_token, or in generation_config.json"
+            f"it stops at {sorted(subject.ends)}: name it as eos_token, or in generation_config.json"
         )
     sampled = np.append(codec.encode(answer), stop)
     context = RolloutContext(codec=codec, client=None, sampling=Sampling(), max_length=1 << 30)
@@ -240,7 +276,7 @@ def stop_token_is_sampled_and_trained(subject: ModelSubject, conversation: tuple
 def prefills_are_left_open(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
     """A last message of the assistant ends the prompt: nothing closes it."""
     i, message = _followed_answers(conversation)[0]
-    text = subject.codec.template.render(conversation[: i + 1])
+    text = subject.text.render(conversation[: i + 1])
     if message.content not in text:
         raise NotApplicable("the template does not render a prefill as it is")
     _, ids = subject.codec.prompt(Task("check", conversation[: i + 1]))
@@ -258,7 +294,7 @@ def injected_control_tokens_are_text(subject: ModelSubject, conversation: tuple[
 
     def counted(text: str) -> int:
         said = [*messages[:-1], attrs.evolve(messages[-1], content=codec.as_data(text))]
-        return sum(int(token) in controls for token in codec.opening(said, plain=False))
+        return sum(int(token) in controls for token in codec.prompt_tokens(said, plain=False))
 
     plain = messages[-1].content
     harmless = counted(plain)
@@ -306,11 +342,48 @@ def engine_supports_the_shape(subject: ModelSubject, conversation: tuple[Message
     return None if dtype in _DTYPES else f"dtype is {dtype!r}; expected one of {', '.join(_DTYPES)}"
 
 
+def tools_are_listed(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """A prompt with tools names each of them, one or several, and no control token in a description comes through."""
+    codec, question = subject.codec, _question(conversation)
+    if not codec.renderer.usable or not codec.renderer.shows_tools(tools_of(conversation)):
+        raise NotApplicable("prompts list no tools; a workflow describes them in a message")
+    for count in (1, 2):
+        tools = tools_of(conversation)[:count]
+        ids = codec.prompt_tokens(question, plain=False, tools=tools)
+        shown = codec.shown(ids)
+        for tool in tools:
+            if (name := tool["function"]["name"]) not in shown:
+                return f"the prompt with {count} tools lacks the tool {name!r}"
+        if found := _difference(subject, codec.encode(subject.text.render(question, tools)), ids):
+            return f"with {count} tools: {found}"
+    return None
+
+
 def tool_calls_round_trip(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
-    """Calls as the template writes them are read back as the same calls."""
-    if not subject.codec.template.there:
+    """Calls as the template writes them are read back as the same calls, one and several at once."""
+    if not subject.codec.renderer.usable:
         raise NotApplicable(_NO_TEMPLATE)
-    return round_trip_fault(subject.codec.template, conversation)
+    return round_trip_fault(subject.codec, conversation)
+
+
+def answers_are_read(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
+    """The content of an answer is read from its tokens as it was written, with a thought before it and without."""
+    codec, content = subject.codec, conversation[-1].content
+    if not codec.renderer.usable:
+        raise NotApplicable(_NO_TEMPLATE)
+    begin, end = subject.text.thought_marks
+    thought = "" if codec.shown(codec.renderer.generation_prompt()).rstrip().endswith(begin) else begin
+    said = {"without a thought": content} if thought else {}
+    if begin in codec.controls or begin.startswith("<think"):
+        said["with a thought"] = f"{thought}rlsdkthought{end}{content}"
+    for how, text in said.items():
+        ids = codec.encode(text)
+        ids = ids if codec.end is None else np.append(ids, codec.end)
+        parsed = codec.renderer.parse(ids)
+        expected = ("rlsdkthought" if how == "with a thought" else "", codec.decode([codec.encode(content)])[0])
+        if (parsed.reasoning, parsed.content) != expected:
+            return f"an answer {how}: expected {expected}, got {(parsed.reasoning, parsed.content)}"
+    return None
 
 
 PROPERTIES: dict[str, Callable[[ModelSubject, tuple[Message, ...]], str | None]] = {
@@ -319,7 +392,9 @@ PROPERTIES: dict[str, Callable[[ModelSubject, tuple[Message, ...]], str | None]]
     "bridge": bridges_equal_the_template,
     "stop": stop_token_is_sampled_and_trained,
     "prefill": prefills_are_left_open,
+    "tools": tools_are_listed,
     "tool_calls": tool_calls_round_trip,
+    "parse": answers_are_read,
     "injection": injected_control_tokens_are_text,
     "length": lengths_fit_the_positions,
     "padding": padding_and_end_are_sane,

@@ -24,6 +24,8 @@ PROTOCOLS: Mapping[Kind, type] = {
     "learner": contracts.Learner,
     "environment": contracts.Environment,
     "tracker": contracts.Tracker,
+    "renderer": contracts.Renderer,
+    "tool_parser": contracts.ToolParser,
 }
 
 
@@ -98,9 +100,11 @@ def _lacks_member(cls: type, name: str, member: Any) -> Fault | None:
     function = getattr(cls, name)
     if prefix and not inspect.iscoroutinefunction(function):
         return f"a method async {_written(name, member)}", "one that is not async"
-    arguments = list(inspect.signature(member).parameters)
+    parameters = inspect.signature(member).parameters.values()
+    arguments = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    keywords = dict.fromkeys(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
     bound = arguments if inspect.isfunction(held) else arguments[1:]
-    return _unbindable(function, bound, None, f"{cls.__name__}.{name}")
+    return _unbindable(function, bound, keywords, f"{cls.__name__}.{name}")
 
 
 def _written(name: str, function: Callable[..., Any]) -> str:

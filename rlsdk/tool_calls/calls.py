@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
 MAX_CHARACTERS = 16_384
-"""Of an answer that is read; a longer one is not parsed."""
+"""Most characters of an answer in which calls are looked for; a longer one is refused."""
 
 
 @attrs.frozen
@@ -29,10 +29,33 @@ class Malformed:
     reason: str
 
 
-Parser = Callable[[str], list[Call | Malformed]]
-"""Text of an answer -> the calls in it; none: it is the final answer."""
-Writer = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
-"""(name, arguments) pairs -> the text of an answer that calls these."""
+class ToolParser(Protocol):
+    """A syntax of tool calls: how a family of models writes them."""
+
+    @property
+    def instructions(self) -> str:
+        """Sentence that tells a policy how to write a call, where its chat template does not."""
+        ...
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Texts with which the first call begins; what stands before is the answer's content. Empty: calls alone."""
+        ...
+
+    def parse(self, text: str) -> list[Call | Malformed]:
+        """Read the calls in an answer; it may be cut off or hostile, and never makes this raise.
+
+        Args:
+            text: Answer after its thoughts and without its end token; other special tokens are written out.
+
+        Returns:
+            The calls in their order, an attempt that cannot be read as `Malformed`; empty for a final answer.
+        """
+        ...
+
+    def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """Write (name, arguments) pairs as an answer that `parse` reads."""
+        ...
 
 
 def read_json(text: str) -> Any:
@@ -72,3 +95,44 @@ def read_value(text: str) -> Any:
 def too_long(text: str) -> Malformed:
     """Return the refusal of an answer that is too long to parse."""
     return Malformed(f"the answer has {len(text)} characters; at most {MAX_CHARACTERS} are read")
+
+
+def blocks(text: str, begin: str, end: str, read: Callable[[str], Call | Malformed]) -> list[Call | Malformed]:
+    """Read each block between two markers, after the thoughts."""
+    text = text.rpartition("</think>")[2]
+    if begin not in text:
+        return []
+    if len(text) > MAX_CHARACTERS:
+        return [too_long(text)]
+    calls = []
+    for block in text.split(begin)[1:]:
+        body, closed, _ = block.partition(end)
+        calls.append(read(body) if closed else Malformed(f"{begin} is not closed by {end}"))
+    return calls
+
+
+def read_object_after(name: str, text: str) -> Call | Malformed:
+    """Read the first JSON object in a text as the arguments of a call."""
+    at = text.find("{")
+    if at < 0:
+        return Malformed(f"{name}: expected a JSON object of arguments")
+    try:
+        read, _ = json.JSONDecoder().raw_decode(text[at:])
+    except (ValueError, RecursionError) as error:
+        return Malformed(f"{name}: its arguments are not JSON: {error}")
+    return read_arguments(name, read)
+
+
+def as_json(value: Any) -> str:
+    """Write a value as JSON."""
+    return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False)
+
+
+def call_id(answer: int, index: int) -> str:
+    """Return the id of a call in a conversation: nine letters and digits, as Mistral's templates demand.
+
+    Args:
+        answer: Number of the answer in its conversation.
+        index: Position of the call in the answer.
+    """
+    return f"call{answer % 100:02}{index % 1000:03}"

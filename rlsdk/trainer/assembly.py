@@ -184,7 +184,7 @@ def explorer_of(
         user_loop: Event loop of users' workflows; left out, the running one.
     """
     config, resolve = plan.config, plan.plugins.resolve
-    codec = ChatTokenizer.open(plan.model)
+    codec = ChatTokenizer.of(plan)
     client = EngineClient(engines, codec.decode) if engines else None
     ends = () if codec.end is None else (codec.end,)
     partial = config.rollout.partial_rollouts

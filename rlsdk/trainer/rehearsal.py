@@ -113,7 +113,7 @@ def _kept_from(part: RewardTerm) -> str:
 
 async def _answered(plan: Plan, sources: Sequence[Sequence[Task]]) -> list[tuple[Rollout, ...]]:
     """Return single-turn rollouts of one task of each source, by the run's own tokenizer."""
-    codec, workflow = ChatTokenizer.open(plan.model), load("workflow", defaults.WORKFLOW.name)
+    codec, workflow = ChatTokenizer.of(plan), load("workflow", defaults.WORKFLOW.name)
     found = []
     for tasks in sources:
         some = [tasks[i] for i in range(min(len(tasks), _LOOKED_AT))]

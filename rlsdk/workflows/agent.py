@@ -15,7 +15,7 @@ from rlsdk.contracts import Chat, Served
 from rlsdk.errors import OptionError, ValueFault
 from rlsdk.isolation.threads import Threads
 from rlsdk.plugins.importing import find
-from rlsdk.tool_calls import PARSERS, Dialect
+from rlsdk.tool_calls import Dialect, is_users
 from rlsdk.types import Rollout, Task
 
 NAME = "workflow 'agent'"
@@ -49,8 +49,9 @@ class Agent:
 
     Attributes:
         agent: The function, as `my_agent.py:solve` or `package.module:function`.
-        parser: Syntax of tool calls: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`,
-            `deepseek`, `mistral`, `llama3`, or your own `my_file.py:function`.
+        parser: Syntax of tool calls: the name of a `tool_parser`, or your own `my_file.py:function`, which turns the
+            text of an answer into a list of (name, arguments) pairs; if it raises a ValueError, the policy is shown the
+            message. Left out, the syntax of the model's chat template (`model.tool_parser`).
         max_turns: Maximum number of answers to the agent.
         max_tokens: Maximum tokens of an answer; left out, the run's setting. The agent may ask for less.
         timeout: Seconds after which the rollout ends as truncated; left out, there is no limit.
@@ -60,13 +61,13 @@ class Agent:
     scored_at_end: ClassVar[bool] = True
 
     agent: str
-    parser: str = "hermes"
+    parser: str | None = None
     max_turns: int = 32
     max_tokens: int | None = None
     timeout: float | None = None
     threads: int = 64
     _agent: Any = attrs.field(init=False, eq=False, repr=False)
-    _dialect: Dialect = attrs.field(init=False, eq=False, repr=False)
+    _dialect: Dialect | None = attrs.field(init=False, eq=False, repr=False)
     _threads: Threads = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -81,18 +82,18 @@ class Agent:
             said = f"{self.agent} does not take (task, base_url, api_key): {error}"
             raise OptionError(NAME, [("agent", str(error) if isinstance(error, ValueFault) else said)]) from error
         object.__setattr__(self, "_agent", agent)
-        object.__setattr__(self, "_dialect", Dialect.named(self.parser, NAME))
+        object.__setattr__(self, "_dialect", None if self.parser is None else Dialect.named(self.parser, NAME))
         object.__setattr__(self, "_threads", Threads(self.threads))
 
     @property
-    def dialect(self) -> Dialect:
-        """Syntax of the tool calls, as `parser` names it."""
+    def dialect(self) -> Dialect | None:
+        """Syntax of the tool calls, if `parser` names one."""
         return self._dialect
 
     @property
     def runs_user_code(self) -> bool:
         """True for an async agent, and for a parser of the user's; a sync agent runs in a thread."""
-        return inspect.iscoroutinefunction(self._agent) or self.parser not in PARSERS
+        return inspect.iscoroutinefunction(self._agent) or is_users(self.parser)
 
     async def run(self, task: Task, chat: Chat) -> Sequence[Rollout]:
         """Run the agent against an endpoint."""

@@ -16,7 +16,7 @@ from rlsdk.errors import ConfigError, OptionError, ValueFault
 from rlsdk.isolation.threads import Threads
 from rlsdk.options import nearest
 from rlsdk.plugins.importing import find
-from rlsdk.tool_calls import PARSERS, Call, Dialect, Malformed
+from rlsdk.tool_calls import Call, Dialect, Malformed, is_users
 from rlsdk.types import Rollout, Status, Task
 from rlsdk.workflows.functions import Tool, WrongCallError, as_text
 from rlsdk.workflows.limits import limited
@@ -42,9 +42,9 @@ class Tools:
         tools: Functions, each as `my_file.py:function` or `package.module:function`; may be empty if there are servers.
         servers: Name -> MCP server: `{command: …, args: […], env: {…}}` for one to start here, or `{url: …}`; with
             `only: [name, …]`, only some of its tools are offered.
-        parser: Syntax of tool calls: `hermes`, `json`, `pythonic`, `qwen3_coder`, `glm`, `harmony`, `deepseek`,
-            `mistral`, `llama3`, or your own `my_file.py:function`, which turns the text of an answer into a list of
-            (name, arguments) pairs; if it raises a ValueError, the policy is shown the message.
+        parser: Syntax of tool calls: the name of a `tool_parser`, or your own `my_file.py:function`, which turns the
+            text of an answer into a list of (name, arguments) pairs; if it raises a ValueError, the policy is shown the
+            message. Left out, the syntax of the model's chat template (`model.tool_parser`).
         describe: Describe the tools in a message if the chat template does not.
         max_turns: Number of answers after which the rollout ends as truncated.
         max_calls: Maximum number of calls in one answer; further ones are answered with an error.
@@ -57,7 +57,7 @@ class Tools:
 
     tools: tuple[str, ...]
     servers: Mapping[str, Server] = attrs.field(factory=dict)
-    parser: str = "hermes"
+    parser: str | None = None
     describe: bool = True
     max_turns: int = 8
     max_calls: int = 8
@@ -68,7 +68,7 @@ class Tools:
     threads: int = 16
     _tools: dict[str, Tool] = attrs.field(init=False, eq=False, repr=False)
     _connections: tuple[Connection, ...] = attrs.field(init=False, eq=False, repr=False)
-    _dialect: Dialect = attrs.field(init=False, eq=False, repr=False)
+    _dialect: Dialect | None = attrs.field(init=False, eq=False, repr=False)
     _threads: Threads = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -88,26 +88,25 @@ class Tools:
         connections = tuple(Connection(name, server) for name, server in self.servers.items())
         object.__setattr__(self, "_connections", connections)
         object.__setattr__(self, "_tools", {tool.name: tool for tool in found})
-        object.__setattr__(self, "_dialect", Dialect.named(self.parser, NAME))
+        object.__setattr__(self, "_dialect", None if self.parser is None else Dialect.named(self.parser, NAME))
         object.__setattr__(self, "_threads", Threads(self.threads))
 
     @property
-    def dialect(self) -> Dialect:
-        """Syntax of the tool calls, as `parser` names it."""
+    def dialect(self) -> Dialect | None:
+        """Syntax of the tool calls, if `parser` names one."""
         return self._dialect
 
     @property
     def runs_user_code(self) -> bool:
         """True with async tools, and with a parser of the user's; sync tools run in threads."""
         is_async = any(inspect.iscoroutinefunction(tool.function) for tool in self._tools.values())
-        return is_async or self.parser not in PARSERS
+        return is_async or is_users(self.parser)
 
     async def run(self, task: Task, chat: Chat) -> Rollout:
         """Answer calls until an answer has none."""
         offered = await self._offered()
         schemas = [tool.schema for tool in offered.values()]
-        if not chat.offer(schemas) and self.describe:
-            chat.say(self._dialect.introduce(schemas))
+        chat.offer(schemas, describe=self.describe, parser=self._dialect)
         metrics = {"calls": 0.0, "failed_calls": 0.0}
         status: Status = "truncated"
         async with limited(self.timeout):
@@ -123,8 +122,8 @@ class Tools:
 
     async def _talk(self, chat: Chat, offered: Offered, metrics: dict[str, float]) -> Status:
         for _ in range(self.max_turns):
-            answer = await chat.sample(max_tokens=self.max_tokens)
-            calls = self._dialect.parse(answer.content)
+            await chat.sample(max_tokens=self.max_tokens)
+            calls = chat.calls(self._dialect)
             if not calls or chat.status == "aborted":
                 return chat.status
             for index, call in enumerate(calls):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.tool_calls import PARSERS, WRITERS, Call, Malformed
+from rlsdk.contracts import Call, Malformed
+from rlsdk.plugins import load, names
 
 NEW = ("qwen3_coder", "glm", "harmony", "deepseek", "mistral", "llama3")
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<>[]{}\\\"'|｜"), min_size=1, max_size=12).map(
@@ -44,26 +45,28 @@ MARKS = st.sampled_from(
 @pytest.mark.parametrize("name", NEW)
 @given(pairs=PAIRS)
 def test_written_calls_are_read_back(name: str, pairs: Any) -> None:
-    assert PARSERS[name][0](WRITERS[name](pairs)) == [Call(called, arguments) for called, arguments in pairs]
+    assert load("tool_parser", name).parse(load("tool_parser", name).write(pairs)) == [
+        Call(called, arguments) for called, arguments in pairs
+    ]
 
 
 @pytest.mark.parametrize("name", NEW)
 @given(pairs=PAIRS, data=st.data())
 def test_cut_off_calls_never_raise(name: str, pairs: Any, data: st.DataObject) -> None:
-    text = WRITERS[name](pairs)
-    for found in PARSERS[name][0](text[: data.draw(st.integers(0, len(text)))]):
+    text = load("tool_parser", name).write(pairs)
+    for found in load("tool_parser", name).parse(text[: data.draw(st.integers(0, len(text)))]):
         assert isinstance(found, Call | Malformed)
 
 
-@pytest.mark.parametrize("name", list(PARSERS))
+@pytest.mark.parametrize("name", names("tool_parser"))
 @given(text=st.lists(st.one_of(MARKS, st.text(max_size=8)), max_size=12).map("".join))
 def test_hostile_answers_never_raise(name: str, text: str) -> None:
-    assert all(isinstance(found, Call | Malformed) for found in PARSERS[name][0](text))
+    assert all(isinstance(found, Call | Malformed) for found in load("tool_parser", name).parse(text))
 
 
 @pytest.mark.parametrize("name", NEW)
 def test_an_answer_without_a_call_has_none(name: str) -> None:
-    assert PARSERS[name][0]("The answer is 12.") == []
+    assert load("tool_parser", name).parse("The answer is 12.") == []
 
 
 @pytest.mark.parametrize(
@@ -81,4 +84,4 @@ def test_an_answer_without_a_call_has_none(name: str) -> None:
     ],
 )
 def test_forms_that_models_write(name: str, text: str) -> None:
-    assert PARSERS[name][0](text) == [Call("add", {"a": 1})]
+    assert load("tool_parser", name).parse(text) == [Call("add", {"a": 1})]

@@ -66,17 +66,20 @@ def converse(
 
 def decoded(codec: ChatTokenizer, ids: np.ndarray) -> str:
     """Text with special tokens."""
-    text: str = codec._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+    text: str = codec.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
     return text
 
 
 def rendered(codec: ChatTokenizer, messages: Any, *, begin: str = "") -> str:
     """What the template makes of a conversation, with an answer begun."""
     plain = [{"role": m.role, "content": m.content} for m in messages]
-    text: str = codec._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+    text: str = codec.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
     return text + begin
 
 
+SHOUTS = CHATML.replace(
+    "{{ m.content }}", "{{ m.content.upper() if m.role == 'assistant' and not loop.last else m.content }}"
+)
 TEXTS = st.text("ain o\n<|{", max_size=8)
 NUMBERS = st.text("0123456789+-: \n", max_size=8)
 
@@ -183,7 +186,7 @@ def test_what_is_said_cannot_speak_as_somebody_else(observation: str, result: st
 
 def controls(codec: ChatTokenizer, ids: Iterable[int]) -> list[str]:
     """The control tokens among some tokens, in their order."""
-    added = {i: str(token) for i, token in codec._tokenizer.added_tokens_decoder.items()}
+    added = {i: str(token) for i, token in codec.tokenizer.added_tokens_decoder.items()}
     return [added[i] for i in ids if i in added]
 
 
@@ -214,7 +217,7 @@ def test_control_tokens_in_tool_results_and_tool_schemas_are_plain_text(form: st
 
 
 def test_special_tokens_that_overlap_are_all_cut() -> None:
-    tokenizer = ChatTokenizer(nano.make_tokenizer(100))._tokenizer
+    tokenizer = ChatTokenizer(nano.make_tokenizer(100)).tokenizer
     tokenizer.add_special_tokens({"additional_special_tokens": ["<a<", "<b>", "<<b"]})
     codec = ChatTokenizer(tokenizer)
     special = set(tokenizer.all_special_ids)
@@ -232,7 +235,7 @@ def test_half_a_surrogate_pair_from_a_tool_is_replaced(make: Callable[[], ChatTo
         await chat.sample(max_tokens=1)
 
     codec = make()
-    prompt = (Message("user", "2+2:\ud83d"),) if codec.template.there else "2+2:\ud83d"
+    prompt = (Message("user", "2+2:\ud83d"),) if codec.renderer.usable else "2+2:\ud83d"
     rollout, _ = converse(codec, Task(id="t", prompt=prompt), talk, "a", "b")
     assert [(m.content, m.name) for m in rollout.messages if m.role == "tool"] == [("4\ufffd", "half\ufffd")]
 
@@ -312,14 +315,14 @@ def test_a_prefill_of_the_task_and_one_of_a_turn() -> None:
     assert decoded(codec, rollout.token_ids[rollout.loss_mask]) == "hm<|im_end|> be it<|im_end|>"
 
 
-def test_a_template_that_forgets_thoughts_is_an_error_that_names_it() -> None:
+def test_a_template_that_rewrites_an_answer_is_an_error_that_names_it() -> None:
     async def talk(chat: TokenChat) -> None:
         await chat.sample()
         chat.say("again")
         await chat.sample()
 
     with pytest.raises(ConfigError) as caught:
-        converse(chatml(FORGETFUL), TALK, talk, "<think>hm</think>no", "yes")
+        converse(chatml(SHOUTS), TALK, talk, "<think>hm</think>no", "yes")
     for words in ("the chat template of 'tests/chatml' rewrites an earlier answer", "user", "model.keep_history"):
         assert words in str(caught.value)
     codec = chatml(FORGETFUL, keep_history=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from rlsdk.errors import ConfigError
-from rlsdk.rollout.template import ChatTemplate
-from tests.rollout.codecs import CHATML
+from rlsdk.renderers.template import TemplateRenderer
+from tests.rollout.codecs import CHATML, chatml
 
 HEAD = "<|im_start|>assistant\n"
 OPENS = CHATML.replace("{% if add_generation_prompt %}" + HEAD, "{% if add_generation_prompt %}" + HEAD + "<think>\n")
@@ -32,14 +30,10 @@ CLOSES_IN_HISTORY = CLOSES.replace(
 )
 
 
-def template(text: str) -> ChatTemplate:
-    from transformers import PreTrainedTokenizerFast
-
-    from tests.rollout.codecs import chatml
-
-    made: Any = chatml(text)._tokenizer
-    assert isinstance(made, PreTrainedTokenizerFast)
-    return ChatTemplate(made)
+def template(text: str) -> TemplateRenderer:
+    renderer = chatml(text).renderer
+    assert isinstance(renderer, TemplateRenderer)
+    return renderer
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])

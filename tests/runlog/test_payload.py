@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlsdk.errors import ValueFault
 from rlsdk.runlog.payload import ARRAYS, OpaqueFault, decode, encode
-from rlsdk.types import Group, Message, Rollout, Score, Task
+from rlsdk.types import Group, Message, Rollout, Score, Task, ToolCall
 
 HOSTILE = st.sampled_from(
     ["", "\x00", "\ud800", "\udfff\ud800", "\ud800\udc00", "🙂", "\r\n\x1b[31m", "$int", "a" * 5000]
@@ -161,11 +161,24 @@ def test_a_group_of_format_1_is_read() -> None:
     told = json.loads(raw[8 : 8 + length])
     told["format"] = 1
     for each in (told["tasks"][0]["prompt"], told["rollouts"][0]["messages"]):
-        each[:] = [message[:3] for message in each]
+        each[:] = [[message["role"], message["content"], ""] for _, message in each]
     text = json.dumps(told).encode()
     back = decode(zlib.compress(len(text).to_bytes(8, "little") + text + raw[8 + length :]))
     assert back.rollouts[0].response == "two"
-    told["format"] = 3
+    told["format"] = 4
     text = json.dumps(told).encode()
-    with pytest.raises(ValueFault, match="has format 3; this rlsdk reads 1 and 2"):
+    with pytest.raises(ValueFault, match="has format 4; this rlsdk reads 1 to 3"):
         decode(zlib.compress(len(text).to_bytes(8, "little") + text))
+
+
+def test_calls_and_thoughts_of_messages_come_back() -> None:
+    calls = [ToolCall("add", {"a": 1, "$b": [2**70, "ü"]}, "call_1")]
+    said = [
+        Message("assistant", "Let me see.", tool_calls=calls, reasoning="1 + 2", prompt=False),
+        Message("tool", "3", "add", tool_call_id="call_1"),
+    ]
+    task = Task("t", [Message("user", "1+2?"), Message("assistant", "", tool_calls=calls)])
+    group = Group(task, [Rollout(task, [*task.prompt, *said], (), (), (), ())], [Score(1.0)])
+    back = decode(encode(group))
+    assert back.rollouts[0].messages == group.rollouts[0].messages and back.task.prompt == task.prompt
+    assert [m.prompt for m in back.rollouts[0].messages] == [None, True, False, None]

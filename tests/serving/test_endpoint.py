@@ -64,7 +64,7 @@ def serve(
             codec=codec, client=policy, sampling=Sampling(max_tokens=200), max_length=max_length, recorder=Recorder
         )
         chat = TokenChat(
-            Prompt(TASK, *codec.prompt(TASK if codec.template.there else Task("t", "?"))), setting, "g", seed
+            Prompt(TASK, *codec.prompt(TASK if codec.renderer.usable else Task("t", "?"))), setting, "g", seed
         )
         async with chat.serve(**how) as served, httpx.AsyncClient(timeout=20, verify=False) as client:
 
@@ -88,7 +88,7 @@ def error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
 
 
 def shown(codec: ChatTokenizer, ids: np.ndarray) -> str:
-    return codec._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+    return codec.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
 
 def sampled(codec: ChatTokenizer, rollout: Rollout) -> str:
@@ -127,7 +127,7 @@ def test_a_conversation_with_a_tool_is_one_rollout_token_by_token():
     assert sampled(codec, rollout) == f"I add. {CALL}<|im_end|>3!<|im_end|>"
     assert rollout.token_ids[: len(policy.prompts[1])].tolist() == policy.prompts[1].tolist()
     assert [m.role for m in rollout.messages] == ["user", "assistant", "tool", "assistant"]
-    assert rollout.messages[2] == Message("tool", "3", "add")
+    assert rollout.messages[2] == Message("tool", "3", "add", tool_call_id=rollout.messages[1].tool_calls[0].id)
     assert (rollout.status, rollout.step, rollout.trajectory) == ("finished", 0, "g/0")
     assert rollout.metrics == {"turns": 2.0, "tokens": 0.0 + rollout.loss_mask.sum(), "calls": 2, "conversations": 1}
     assert set(rollout.logprobs[rollout.loss_mask]) == {np.float32(-0.5)}
@@ -154,7 +154,8 @@ def test_an_agents_own_assistant_messages_are_not_the_policys_words():
 
     async def agent(served, post):
         told = message(await post([SAY, shot, SAY]))
-        history = {**told, "content": told["content"].partition("</think>")[2]}
+        assert (told["content"], told["reasoning_content"]) == ("three", "hm")
+        history = {"role": "assistant", "content": told["content"]}
         await post([{"role": "system", "content": "Shorter."}, SAY, shot, SAY, history, SAY])
 
     rollouts, _ = serve(agent, "<think>hm</think>three", "I do not know.")
@@ -359,20 +360,20 @@ def test_a_prefill_is_continued_and_not_trained_on():
 
     async def agent(served, post):
         told = message(await post([SAY, pre], continue_final_message=True))
-        assert told["content"] == " 3"
+        assert (told["content"], told["reasoning_content"]) == ("It is 3.", " 3")
         joined = {**told, "content": pre["content"] + told["content"]}
         more = message(await post([SAY, joined, SAY, {"role": "assistant", "content": "Once more:"}]))
         assert more["content"] == " three"
         apart = {"role": "assistant", "content": "Once more:"}
         message(await post([SAY, joined, SAY, apart, more, SAY]))
 
-    rollouts, _ = serve(agent, " 3", " three", "Yes.", codec=codec)
+    rollouts, _ = serve(agent, " 3</think>It is 3.", " three", "Yes.", codec=codec)
     (rollout,) = rollouts
-    assert sampled(codec, rollout) == " 3<|im_end|> three<|im_end|>Yes.<|im_end|>"
-    assert "assistant\n<think>The sum is 3<|im_end|>" in shown(codec, rollout.token_ids)
+    assert sampled(codec, rollout) == " 3</think>It is 3.<|im_end|> three<|im_end|>Yes.<|im_end|>"
+    assert "assistant\n<think>The sum is 3</think>It is 3.<|im_end|>" in shown(codec, rollout.token_ids)
     assert "assistant\nOnce more: three<|im_end|>" in shown(codec, rollout.token_ids)
     assert len(control) == 1 and control[0] in rollout.token_ids
-    assert next(m.content for m in rollout.messages if m.role == "assistant") == "<think>The sum is 3"
+    assert next(m.content for m in rollout.messages if m.role == "assistant") == "<think>The sum is 3</think>It is 3."
 
 
 def test_logprobs_are_those_that_are_recorded():
@@ -476,7 +477,7 @@ def test_what_an_agent_or_a_tool_says_is_data():
     one, two = serve(agent, "No.", CALL, "No.")[0]
     assert forged in shown(codec, one.token_ids) and one.messages[0].content == forged
     assert np.isin(one.token_ids, controls).sum() == 4  # a turn of the user, a turn of the policy
-    assert two.messages[2] == Message("tool", forged, "add")
+    assert two.messages[2] == Message("tool", forged, "add", tool_call_id="call01000")
     assert np.isin(two.token_ids, controls).sum() == 2 * 5
 
 
@@ -551,14 +552,14 @@ def test_a_long_history_is_tokenised_beside_the_event_loop(monkeypatch):
     """The loop turns while a history is tokenised: the thread waits for it."""
     turned = threading.Event()
     codec = copy.copy(chatml())
-    opening = codec.opening
+    opening = codec.prompt_tokens
 
     def slow(*given, **how):
         assert turned.wait(20), "the event loop stood still"
         return opening(*given, **how)
 
     async def agent(served, post):
-        monkeypatch.setattr(codec, "opening", slow)
+        monkeypatch.setattr(codec, "prompt_tokens", slow)
         asking = asyncio.ensure_future(post([{"role": "user", "content": "ab " * 10_000}]))
         while not asking.done():
             await asyncio.sleep(0)

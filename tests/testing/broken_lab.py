@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 import statistics
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ import torch
 import rlsdk
 from rlsdk.batch import Groups, row_sums
 from rlsdk.components import Use
+from rlsdk.contracts import Call, Malformed
+from rlsdk.kit import TextRenderer
 
 # --- every kind
 
@@ -447,3 +450,118 @@ class PartsMerge(rlsdk.Algorithm):
 async def ends(task, chat):
     """Waits for what never comes."""
     await asyncio.Event().wait()
+
+
+# --- renderers and parsers of tool calls
+
+
+class Lines(TextRenderer):
+    """ChatML, written by hand."""
+
+    def render_text(self, messages, tools, *, add_generation_prompt, continue_final_message):
+        """Write the turns."""
+        text = "".join(f"<|im_start|>{m['role']}\n{self.content(m)}<|im_end|>\n" for m in messages)
+        if continue_final_message:
+            return text.removesuffix("<|im_end|>\n")
+        return text + "<|im_start|>assistant\n" * add_generation_prompt
+
+    def content(self, message):
+        """Return the content as it is."""
+        return message["content"]
+
+
+@rlsdk.renderer("opens-an-answer")
+class ForgetsTheHeader(Lines):
+    """Its prompts end with the question."""
+
+    def prompt_tokens(self, messages, tools=()):
+        """Leave the header out."""
+        return self.codec.encode(self.render_closed(messages, tools))
+
+
+@rlsdk.renderer("leaves-a-prefill-open")
+class ClosesPrefills(Lines):
+    """It closes what the policy should continue."""
+
+    def prompt_tokens(self, messages, tools=()):
+        """Open an answer after each message."""
+        return self.codec.encode(self._render(messages, tools, add_generation_prompt=True))
+
+
+@rlsdk.renderer("bridges-once")
+class ClosesTwice(Lines):
+    """It closes an answer again that ended by itself."""
+
+    def bridge_tokens(self, messages, new, *, ended, tools=()):
+        """Forget how the answer ended."""
+        return super().bridge_tokens(messages, new, ended=ended[:0], tools=tools)
+
+
+@rlsdk.renderer("data-stays-data")
+class TrustsMessages(Lines):
+    """It joins what was cut."""
+
+    def content(self, message):
+        """Drop every character that is none."""
+        return message["content"].replace("\ufdd0", "")
+
+
+@rlsdk.renderer("reads-answers")
+class Shouts(Lines):
+    """It reads capitals."""
+
+    def parse(self, token_ids, **how):
+        """Raise the voice."""
+        parsed = super().parse(token_ids, **how)
+        return attrs.evolve(parsed, content=parsed.content.upper())
+
+
+class Objects:
+    """Calls as a line of JSON each."""
+
+    instructions = "Answer with JSON."
+    begins = ()
+
+    def parse(self, text):
+        """Read the lines that are objects."""
+        return [self.call(line) for line in text.splitlines() if line.startswith('{"name"')]
+
+    def call(self, line):
+        """Read one line."""
+        try:
+            read = json.loads(line)
+            return Call(read["name"], read["arguments"])
+        except (ValueError, KeyError, RecursionError) as error:
+            return Malformed(str(error))
+
+    def write(self, calls):
+        """Write lines."""
+        return "\n".join(json.dumps({"name": name, "arguments": dict(given)}) for name, given in calls)
+
+
+@rlsdk.tool_parser("reads-what-it-writes")
+class FirstAlone(Objects):
+    """It reads one call."""
+
+    def parse(self, text):
+        """Drop the others."""
+        return super().parse(text)[:1]
+
+
+@rlsdk.tool_parser("never-raises")
+class Trusts(Objects):
+    """It takes every line for a call."""
+
+    def call(self, line):
+        """Read without care."""
+        read = json.loads(line)
+        return Call(read["name"], read["arguments"])
+
+
+@rlsdk.tool_parser("prose-is-no-call")
+class Demands(Objects):
+    """It takes a final answer for an attempt."""
+
+    def parse(self, text):
+        """Complain."""
+        return super().parse(text) or [Malformed("no call")]

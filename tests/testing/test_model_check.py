@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -16,9 +17,10 @@ from transformers import PreTrainedTokenizerFast
 
 from rlsdk import nano
 from rlsdk.cli import root
+from rlsdk.renderers.template import TemplateRenderer
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing.model_check import PROPERTIES, ModelProperty, ModelSubject, check_model
-from tests.rollout.codecs import CHATML, FORGETFUL
+from tests.rollout.codecs import CHATML
 
 CALLS = (
     "{% for call in m.tool_calls or [] %}<tool_call>\n"
@@ -51,41 +53,68 @@ def tokenizer_of(template: str, **special: Any) -> Any:
 
 def subject(
     template: str = TEMPLATE,
+    renderer: type[TemplateRenderer] = TemplateRenderer,
     codec: type[ChatTokenizer] = ChatTokenizer,
     config: dict[str, Any] | None = None,
     **special: Any,
 ) -> ModelSubject:
     made = tokenizer_of(template, **special)
     stops = frozenset() if made.eos_token_id is None else frozenset({made.eos_token_id})
-    return ModelSubject(codec(made), made, {**CONFIG, **(config or {})}, stops)
+    return ModelSubject(codec(made, renderer=renderer()), made, {**CONFIG, **(config or {})}, stops)
 
 
 def broken(properties: Sequence[ModelProperty]) -> dict[str, str]:
     return {each.name: each.reason for each in properties if not each.ok}
 
 
-class AddsToPrompt(ChatTokenizer):
-    def prompt(self, task: Any) -> Any:
-        messages, ids = super().prompt(task)
-        last = messages[-1].role != "assistant"
-        return messages, np.append(ids, ids[-1]) if last else ids
+class AddsToPrompt(TemplateRenderer):
+    def prompt_tokens(self, messages: Any, tools: Any = ()) -> Any:
+        ids = super().prompt_tokens(messages, tools)
+        alone = messages[-1].role == "user" and all(m.role in ("system", "user") for m in messages) and not tools
+        return np.append(ids, ids[-1]) if alone else ids
 
 
-class ClosesPrefills(ChatTokenizer):
-    def prompt(self, task: Any) -> Any:
-        messages, ids = super().prompt(task)
-        last = messages[-1].role == "assistant"
-        return messages, np.append(ids, ids[-1]) if last else ids
+class ClosesPrefills(TemplateRenderer):
+    def prompt_tokens(self, messages: Any, tools: Any = ()) -> Any:
+        ids = super().prompt_tokens(messages, tools)
+        return np.append(ids, ids[-1]) if messages[-1].role == "assistant" else ids
 
 
-class DropsBridge(ChatTokenizer):
-    def between(self, *given: Any, **more: Any) -> np.ndarray:
-        return super().between(*given, **more)[:-1]
+class ForgetsTheSecondTool(TemplateRenderer):
+    def prompt_tokens(self, messages: Any, tools: Any = ()) -> Any:
+        return super().prompt_tokens(messages, tools[:1])
 
 
-class RepeatsEnd(ChatTokenizer):
-    def between(self, *given: Any, **more: Any) -> np.ndarray:
-        return super().between(*given, **{**more, "ended": np.empty(0, np.int64)})
+class DropsBridge(TemplateRenderer):
+    def bridge_tokens(self, *given: Any, **more: Any) -> Any:
+        bridge = super().bridge_tokens(*given, **more)
+        return None if bridge is None else bridge[:-1]
+
+
+class RepeatsEnd(TemplateRenderer):
+    def bridge_tokens(self, *given: Any, **more: Any) -> Any:
+        return super().bridge_tokens(*given, **{**more, "ended": np.empty(0, np.int64)})
+
+
+class NeverBeginsAnew(TemplateRenderer):
+    def bridge_tokens(self, messages: Any, new: int, **more: Any) -> Any:
+        bridge = super().bridge_tokens(messages, new, **more)
+        return self.prompt_tokens(messages[-new:]) if bridge is None else bridge
+
+
+class NeverStops(TemplateRenderer):
+    stop_tokens = ()
+
+
+class LosesThoughts(TemplateRenderer):
+    def parse(self, *given: Any, **more: Any) -> Any:
+        return attrs.evolve(super().parse(*given, **more), reasoning="")
+
+
+class KeepsTheEnd(TemplateRenderer):
+    def parse(self, token_ids: Any, **more: Any) -> Any:
+        parsed = super().parse(token_ids, **more)
+        return attrs.evolve(parsed, content=parsed.content + "<|im_end|>")
 
 
 class TrustsText(ChatTokenizer):
@@ -97,17 +126,31 @@ UPPER = TEMPLATE.replace(
     "{{ m.content }}",
     "{{ m.content.upper() if m.role == 'assistant' and not loop.last else m.content }}",
 )
+DROPS = TEMPLATE.replace(
+    "{{ m.content }}",
+    "{{ m.content.split('</think>')[-1].lstrip() if m.role == 'assistant' and not loop.last else m.content }}",
+)
 LOSES_ARGUMENTS = TEMPLATE.replace("call.function.arguments | tojson", "{'key': 'word', 'count': 3} | tojson")
 BROKEN: dict[str, list[tuple[Callable[[], ModelSubject], str]]] = {
-    "prompt": [(lambda: subject(codec=AddsToPrompt), "token")],
-    "prefix": [(lambda: subject(UPPER), "RLSDK")],
-    "bridge": [
-        (lambda: subject(codec=DropsBridge), "after an answer that was cut off"),
-        (lambda: subject(codec=RepeatsEnd), "after an answer that ended"),
+    "prompt": [(lambda: subject(renderer=AddsToPrompt), "token")],
+    "prefix": [
+        (lambda: subject(UPPER), "RLSDK"),
+        (lambda: subject(DROPS, renderer=NeverBeginsAnew), "its tokens stay"),
     ],
-    "stop": [(lambda: subject(eos_token="<|endoftext|>"), "at which sampling does not stop")],
-    "prefill": [(lambda: subject(codec=ClosesPrefills), "token")],
+    "bridge": [
+        (lambda: subject(renderer=DropsBridge), "after an answer that was cut off"),
+        (lambda: subject(renderer=RepeatsEnd), "after an answer that ended"),
+    ],
+    "stop": [
+        (lambda: subject(renderer=NeverStops, eos_token="<|endoftext|>"), "at which sampling does not stop"),
+    ],
+    "prefill": [(lambda: subject(renderer=ClosesPrefills), "token")],
     "tool_calls": [(lambda: subject(LOSES_ARGUMENTS), "the parser 'hermes' read")],
+    "tools": [(lambda: subject(renderer=ForgetsTheSecondTool), "lacks the tool 'rlsdk_count'")],
+    "parse": [
+        (lambda: subject(renderer=LosesThoughts), "an answer with a thought"),
+        (lambda: subject(renderer=KeepsTheEnd), "an answer without a thought"),
+    ],
     "injection": [(lambda: subject(codec=TrustsText), "becomes the control token")],
     "length": [(lambda: subject(config={"max_position_embeddings": 8}), "leaves no room")],
     "padding": [
@@ -143,9 +186,14 @@ def test_the_shortest_conversation_is_shown() -> None:
     assert found.endswith("conversation: user: 'rlsdku0' | assistant: 'rlsdka1' | user: 'rlsdku2'")
 
 
-def test_dropped_thoughts_do_not_apply() -> None:
-    prefix = next(each for each in check_model(subject(FORGETFUL)) if each.name == "prefix")
-    assert prefix.ok == "n/a" and "drops thoughts" in prefix.reason
+def test_a_template_that_drops_thoughts_holds_since_its_turns_begin_anew() -> None:
+    found = {each.name: each for each in check_model(subject(DROPS))}
+    assert found["prefix"].ok is True and found["bridge"].ok == "n/a"
+    assert "begins another rollout" in found["bridge"].reason
+
+
+def test_an_end_that_only_the_template_knows_is_stopped_at() -> None:
+    assert broken(check_model(subject(eos_token="<|endoftext|>"))) == {}
 
 
 @functools.cache

@@ -67,7 +67,7 @@ class ScriptedRollouts:
 
     def __init__(self, plan: Plan, reward: Callable[[int, int], float] = lambda task, rollout: float(rollout)) -> None:
         self.plan, self.reward = plan, reward
-        codec = ChatTokenizer.open(plan.model)
+        codec = ChatTokenizer.of(plan)
         self.policy: Any = ScriptedPolicy(codec, lambda text: "1+2")
         sampling = Sampling(max_tokens=plan.config.sampling.max_tokens)
         self.setting = RolloutContext(codec=codec, client=self.policy, sampling=sampling, max_length=64)

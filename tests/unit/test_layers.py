@@ -63,7 +63,13 @@ def contracts() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("contract", "others"),
     [
-        ("parts", {"algorithms", "builtins", "environments", "kit", "rewards", "sources", "workflows"}),
+        (
+            "parts",
+            {
+                *("algorithms", "builtins", "environments", "kit", "renderers", "rewards", "sources", "tool_parsers"),
+                "workflows",
+            },
+        ),
         ("heavy", {"cluster", "engines", "environments", "learners", "trainer"}),
     ],
 )

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 import rlsdk
 from rlsdk.errors import OptionError, ValueFault
+from rlsdk.plugins import load, names
 from rlsdk.testing import run_workflow
-from rlsdk.tool_calls import MAX_CHARACTERS, PARSERS, Call, Malformed, as_json, hermes, pythonic
-from rlsdk.types import Message, Rollout, Task
+from rlsdk.tool_calls import MAX_CHARACTERS, Call, Malformed
+from rlsdk.types import Message, Rollout, Task, ToolCall
 from rlsdk.workflows.functions import Tool, as_text
 from tests.rollout.codecs import chatml, plain
 
+PARSERS = hermes, as_json, pythonic = [load("tool_parser", name).parse for name in ("hermes", "json", "pythonic")]
 SOURCE = '''
 import asyncio, time
 from typing import Literal
@@ -85,14 +87,14 @@ def test_a_call_its_result_and_the_answer(file: str) -> None:
     call = hermes_call("add", a=1, b=2)
     rollout, read = talk(file, f"Let me see. {call}", "It is 3.")
     assert rollout.messages[1:] == (
-        Message("assistant", f"Let me see. {call}"),
-        Message("tool", "3.0", "add"),
+        Message("assistant", f"Let me see. {call}", tool_calls=[ToolCall("add", {"a": 1, "b": 2}, "call01000")]),
+        Message("tool", "3.0", "add", tool_call_id="call01000"),
         Message("assistant", "It is 3."),
     )
     assert rollout.status == "finished"
     assert rollout.metrics["calls"] == 1 and rollout.metrics["failed_calls"] == 0
     codec = chatml()
-    own = codec._tokenizer.decode(rollout.token_ids[rollout.loss_mask].tolist())
+    own = codec.tokenizer.decode(rollout.token_ids[rollout.loss_mask].tolist())
     assert own == f"Let me see. {call}<|im_end|>It is 3.<|im_end|>"
     assert read[0].startswith("system\nadd look breaks hangs")  # by the template
 
@@ -183,7 +185,7 @@ def test_options_are_checked(file: str) -> None:
         ({"tools": [f"{file}:add"] * 2}, "names that differ"),
         (
             {"tools": [f"{file}:add"], "parser": "xml"},
-            "parser: expected hermes, json, pythonic, .* or FILE.py:FUNCTION",
+            "parser: expected deepseek, glm, .* or FILE.py:FUNCTION",
         ),
         ({"tools": [f"{file}:add"], "max_turns": 0}, "max_turns: above 0"),
     ):
@@ -191,7 +193,7 @@ def test_options_are_checked(file: str) -> None:
             rlsdk.load("workflow", "tools", **options)
 
 
-@pytest.mark.parametrize("parser", [hermes, as_json, pythonic])
+@pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("text", ["", "It is 3.", "f (x)", "<think>add(1)</think> 3", "3 [1]", "```\n3\n```"])
 def test_an_answer_is_no_call(parser: Any, text: str) -> None:
     assert parser(text) == []
@@ -215,7 +217,7 @@ def test_what_is_read_as_a_call() -> None:
 @example("[{" * (MAX_CHARACTERS + 1))
 @example("f(x=" + "a" * MAX_CHARACTERS)
 def test_whatever_is_written_is_read_in_limited_time(text: str) -> None:
-    for parser, _ in PARSERS.values():
+    for parser in (load("tool_parser", name).parse for name in names("tool_parser")):
         assert all(isinstance(call, Call | Malformed) for call in parser(text))
 
 

@@ -36,12 +36,12 @@ class AgentsWorkflow:
     scored_at_end: ClassVar[bool] = True
 
     agent: str
-    parser: str = "hermes"
+    parser: str | None = None
     max_turns: int = 10
     max_tokens: int | None = None
     timeout: float | None = None
     _agent: Any = attrs.field(init=False, eq=False, repr=False)
-    _dialect: Dialect = attrs.field(init=False, eq=False, repr=False)
+    _dialect: Dialect | None = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         import agents
@@ -53,7 +53,7 @@ class AgentsWorkflow:
         if not isinstance(found, agents.Agent):
             raise OptionError(NAME, [("agent", f"expected an agents.Agent, {self.agent} is a {type(found).__name__}")])
         object.__setattr__(self, "_agent", found)
-        object.__setattr__(self, "_dialect", Dialect.named(self.parser, NAME))
+        object.__setattr__(self, "_dialect", None if self.parser is None else Dialect.named(self.parser, NAME))
 
     async def run(self, task: Task, chat: Chat) -> Sequence[Rollout]:
         """Run the agent against an endpoint."""

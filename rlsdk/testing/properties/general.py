@@ -23,7 +23,18 @@ from rlsdk.testing.subject import Subject
 
 HEAVY = frozenset({"torch", "ray", "vllm", "deepspeed", "transformers"})
 """Packages that take seconds to import, and gigabytes to install."""
-LIGHT: tuple[Kind, ...] = ("reward", "filter", "buffer", "stop", "workflow", "environment", "tasks", "tracker")
+LIGHT: tuple[Kind, ...] = (
+    "reward",
+    "filter",
+    "buffer",
+    "stop",
+    "workflow",
+    "environment",
+    "tasks",
+    "tracker",
+    "renderer",
+    "tool_parser",
+)
 """Kinds that run where no model is loaded: processes that score, workers of environments, the command line."""
 
 

@@ -1,0 +1,1 @@
+"""Built-in renderers: conversations as tokens, and answers as messages."""

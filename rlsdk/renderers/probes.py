@@ -1,0 +1,72 @@
+"""Messages with which a renderer is probed, and what such a probe finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from rlsdk.types import Message
+
+QUESTION = Message("user", "Q")
+THOUGHT, TEXT = "rlsdkthought", "rlsdkanswer"
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Names that templates have for the thought of a message."""
+ANSWERS: tuple[Mapping[str, str], ...] = (
+    {"content": TEXT, **dict.fromkeys(THOUGHT_KEYS, THOUGHT)},
+    {"content": f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}"},
+)
+"""An answer with a thought: in a field of its own, under the names that templates use, and within the text."""
+
+
+@attrs.frozen
+class Between:
+    """Text between an answer and the next one.
+
+    Attributes:
+        closing: Text that closes the answer, such as `<|im_end|>` and a line break.
+        text: The whole text: `closing`, the new messages, and the header of the next answer.
+    """
+
+    closing: str
+    text: str
+
+
+@attrs.frozen
+class Rewrite:
+    """Text of an answer, from the beginning of its conversation, that a template alters once messages follow it.
+
+    Attributes:
+        written_whole: The text as it was written.
+        found_whole: The text as it becomes.
+    """
+
+    written_whole: str
+    found_whole: str
+
+    @property
+    def written(self) -> str:
+        """The text as it was written, around the first difference."""
+        return self.written_whole[self._at : self._at + 50]
+
+    @property
+    def found(self) -> str:
+        """The text as it becomes, around the first difference."""
+        return self.found_whole[self._at : self._at + 50]
+
+    @property
+    def drops_thought(self) -> bool:
+        """True if nothing but the thought, and marks around it, is left out."""
+        if THOUGHT in self.found_whole or not self.found_whole.endswith(TEXT):
+            return False
+        rest = iter(self.written_whole)
+        return all(character in rest for character in self.found_whole)
+
+    @property
+    def _at(self) -> int:
+        return max(0, alike(self.written_whole, self.found_whole) - 10)
+
+
+def alike(one: str, other: str) -> int:
+    """Return the length of the common prefix."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,0 +1,70 @@
+"""The default renderer: the chat template that comes with a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from rlsdk.contracts import TextCodec
+from rlsdk.marks import renderer
+from rlsdk.renderers.text import TextRenderer
+
+_QUESTION_TEXT = "rlsdkquestion"
+
+
+@renderer("template")
+@attrs.define(kw_only=True, slots=False, eq=False)
+class TemplateRenderer(TextRenderer):
+    """The chat template of the tokenizer.
+
+    Thoughts are recognised by the marks that the template itself puts around them, gpt-oss's channels among them.
+
+    Attributes:
+        variables: Variables of the template, such as `{enable_thinking: false}` for Qwen3.
+    """
+
+    variables: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, codec: TextCodec) -> TemplateRenderer:
+        """Return the renderer of a tokenizer's own template."""
+        made = cls()
+        made.open(codec)
+        return made
+
+    @property
+    def usable(self) -> bool:
+        """True if the tokenizer has a chat template."""
+        return getattr(self.codec.tokenizer, "chat_template", None) is not None
+
+    @property
+    def title(self) -> str:
+        """The template, for messages."""
+        return f"the chat template of {self.codec.name!r}"
+
+    def render_text(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **how: bool
+    ) -> str:
+        """Apply the template."""
+        given = list(messages)
+        if self._wants_parts:
+            given = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in given]
+        text: str = self.codec.tokenizer.apply_chat_template(
+            given, tools=list(tools) or None, tokenize=False, **self.variables, **how
+        )
+        return text
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """True for templates of models that see: text is lost unless it stands in a list of parts."""
+        shown = []
+        for content in (_QUESTION_TEXT, [{"type": "text", "text": _QUESTION_TEXT}]):
+            try:
+                text = self.codec.tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+            except Exception:  # noqa: BLE001 - a template may raise anything
+                return False
+            shown.append(_QUESTION_TEXT in text)
+        return shown == [False, True]

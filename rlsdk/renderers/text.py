@@ -1,0 +1,389 @@
+"""A renderer that is written as text: the base of the one that uses a tokenizer's chat template."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rlsdk.contracts import ParsedAnswer, TextCodec, ToolParser
+from rlsdk.errors import ConfigError
+from rlsdk.renderers.probes import ANSWERS, QUESTION, TEXT, THOUGHT, THOUGHT_KEYS, Between, Rewrite, alike
+from rlsdk.renderers.thoughts import THINK, before_mark, marks_around, split
+from rlsdk.types import Message
+
+_log = logging.getLogger(__name__)
+_CALL_ENDS = ("<|call|>", "<|eom_id|>")
+"""Control tokens with which gpt-oss and Llama 3 end an answer that calls a tool."""
+
+
+class TextRenderer:
+    """Renderer whose conversations are written as text; a subclass defines `render_text`."""
+
+    codec: TextCodec
+    keep_history: bool
+
+    def open(self, codec: TextCodec, *, keep_history: bool = False) -> None:
+        """Take the tokenizer."""
+        self.codec, self.keep_history = codec, keep_history
+        self._keeps: dict[tuple[str, ...], bool] = {}
+
+    def render_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+    ) -> str:
+        """Write a conversation.
+
+        Args:
+            messages: Messages in the form of OpenAI's API; a thought also as `reasoning_content` and `thinking`.
+            tools: JSON schemas of functions that the policy may call.
+            add_generation_prompt: Open the next answer.
+            continue_final_message: Leave the last message, the assistant's, open.
+        """
+        raise NotImplementedError
+
+    @property
+    def usable(self) -> bool:
+        """True if conversations can be rendered."""
+        return True
+
+    @property
+    def title(self) -> str:
+        """The renderer in words, for messages."""
+        return f"the renderer of {self.codec.name!r}"
+
+    def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
+        """Return the tokens of a conversation with the next answer opened, or its last message left open."""
+        return self.codec.encode(self.render(messages, tools))
+
+    def generation_prompt(self) -> np.ndarray:
+        """Return the tokens that open an answer."""
+        return self.codec.encode(self._opening)
+
+    @cached_property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Ids of the tokens that end an answer: the end of text, and the control token that is written after one."""
+        found = [] if self.codec.end is None else [self.codec.end]
+        names = [name for name in _CALL_ENDS if name in self.codec.controls]
+        if self.usable and (closing := self._closing_token()):
+            names.append(closing)
+        found += [int(token) for name in names for token in self.codec.encode(name)[:1]]
+        return tuple(dict.fromkeys(found))
+
+    def _closing_token(self) -> str:
+        """Return the control token that is written right after an answer; empty if there is none."""
+        try:
+            inside, _, closing = self.render_closed([QUESTION, self._answer()]).rpartition(TEXT)
+            opened = self.render([QUESTION])
+        except ConfigError:
+            return ""
+        starting = (name for name in self.codec.controls if closing.lstrip().startswith(name))
+        name = max(starting, key=len, default="")
+        # What also stands within an answer, between thought and text, does not end it
+        return "" if name and name in inside[alike(inside, opened) :] else name
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Write a conversation with the next answer opened; a last message of the assistant is left open.
+
+        Raises:
+            ConfigError: The conversation is refused.
+        """
+        goes_on = messages[-1].role == "assistant"
+        return self._render(messages, tools, add_generation_prompt=not goes_on, continue_final_message=goes_on)
+
+    def render_closed(
+        self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """Write a conversation that is over: its last message is closed, and no answer opened.
+
+        Args:
+            messages: The conversation; a mapping is passed on as it is.
+            tools: JSON schemas of functions that the policy may call.
+
+        Raises:
+            ConfigError: The conversation is refused.
+        """
+        return self._render(messages, tools, add_generation_prompt=False)
+
+    def _render(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+    ) -> str:
+        how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        given = [_plain(m) if isinstance(m, Message) else dict(m) for m in messages]
+        refusal: Exception | None = None
+        for form in (dict, _with_written_arguments, _with_thought_or_text):
+            written = [form(message) for message in given]
+            if refusal is None or written != given:
+                try:
+                    return self.render_text(written, tools, **how)
+                except Exception as error:  # noqa: BLE001 - a template may raise anything
+                    refusal = refusal or error
+        roles = ", ".join(message["role"] for message in given)
+        raise ConfigError([f"{self.title} refuses a conversation of {roles}: {refusal}"]) from refusal
+
+    def shows_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Return True if prompts list tools for the policy."""
+        return self.render([QUESTION], tools) != self.render([QUESTION])
+
+    def write_calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """Write an answer that makes calls, without what stands before and after it; empty if it shows none."""
+        made = [
+            {"id": f"call{i:05}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+            for i, (name, arguments) in enumerate(calls)
+        ]
+        try:
+            text = self.render_closed([QUESTION, {"role": "assistant", "content": "", "tool_calls": made}])
+            opened = self.render([QUESTION])
+            closed = self.render_closed([QUESTION, {"role": "assistant", "content": TEXT}])
+        except ConfigError:
+            return ""
+        begin = len(opened) if text.startswith(opened) else text.find(QUESTION.content) + 1
+        written = text[begin:].removesuffix(closed.partition(TEXT)[2])
+        return written if all(name in written for name, _ in calls) else ""
+
+    def bridge_tokens(
+        self,
+        messages: Sequence[Message],
+        new: int,
+        *,
+        ended: np.ndarray,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> np.ndarray | None:
+        """Return the tokens between the last answer and the next; None where earlier thoughts are dropped."""
+        written = self.between(messages, new, tools)
+        if written is None:
+            return None
+        ids, closing = self.codec.encode(written.text), self.codec.encode(written.closing)
+        for count in range(min(len(closing), len(ended)), 0, -1):
+            if np.array_equal(ids[:count], ended[len(ended) - count :]):
+                return ids[count:]
+        return ids
+
+    def between(self, messages: Sequence[Message], new: int, tools: Sequence[Mapping[str, Any]] = ()) -> Between | None:
+        """Return the text between the last answer and the next; None where earlier thoughts are dropped because of it.
+
+        A marker takes the place of the last answer, so that the policy's own text has no influence.
+
+        Args:
+            messages: The conversation.
+            new: Number of messages, from the end, that follow the last answer.
+            tools: JSON schemas of functions that the policy may call.
+
+        Raises:
+            ConfigError: The messages are refused, or earlier answers rewritten because of them.
+        """
+        before, behind = messages[: len(messages) - new - 1], messages[len(messages) - new :]
+        try:
+            kept = self.keeps_answers(tuple(dict.fromkeys(m.role for m in behind)))
+        except ConfigError as error:
+            if all(m.role != "tool" for m in behind):
+                raise
+            try:
+                return self._after_calls(before, behind, tools)  # gpt-oss, Mistral: results only after calls
+            except ConfigError:
+                raise error from None
+        if not kept:
+            return None
+        mark = "rlsdkmark"
+        while any(mark in m.content for m in messages):
+            mark += "x"
+        answered = [*before, Message("assistant", mark)]
+        closed = self._render(answered, tools, add_generation_prompt=False).partition(mark)[2]
+        text = self._render([*answered, *behind], tools, add_generation_prompt=True).partition(mark)[2]
+        return Between(closed[: alike(closed, text)], text)
+
+    def _after_calls(
+        self, before: Sequence[Message], behind: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> Between | None:
+        """Return the text after an answer that calls the tools whose results follow; None if its thought is dropped."""
+        results = [m for m in behind if m.role == "tool"]
+        calls = [
+            {"id": m.tool_call_id, "type": "function", "function": {"name": m.name, "arguments": {}}} for m in results
+        ]
+        answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": calls}
+        thinking = {**answer, **dict.fromkeys(THOUGHT_KEYS, THOUGHT)}
+        kept = self._kept_after_calls([*before, thinking], behind, tools)
+        if not kept and not self.keep_history:
+            return None
+        return self._kept_after_calls([*before, answer], behind, tools)
+
+    def _kept_after_calls(
+        self, answered: Sequence[Any], behind: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> Between | None:
+        closed = self._render(answered, tools, add_generation_prompt=False)
+        text = self._render([*answered, *behind], tools, add_generation_prompt=True)
+        ends = "|".join(re.escape(name) for name in sorted(self.codec.controls, key=len, reverse=True))
+        end = re.search(rf"(?:{ends})\s*$", closed) if ends else None
+        at = end.start() if end else len(closed)
+        if not text.startswith(closed[:at]):
+            return None
+        return Between(closed[at : alike(closed, text)], text[at:])
+
+    def keeps_answers(self, roles: tuple[str, ...]) -> bool:
+        """Return True if an answer stays as it is once messages of these roles follow; False if its thought is dropped.
+
+        Raises:
+            ConfigError: The answer is rewritten otherwise.
+        """
+        if self.keep_history:
+            return True
+        if roles not in self._keeps:
+            rewrite = self.rewrite(roles)
+            if rewrite is not None and not rewrite.drops_thought:
+                following = ", ".join(roles) or "assistant"
+                raise ConfigError(
+                    [
+                        f"{self.title} rewrites an earlier answer once a message ({following}) follows: "
+                        f"{rewrite.written!r} becomes {rewrite.found!r}, which is not what the policy wrote. Let "
+                        "model.tokenizer name a folder whose template leaves answers as they are; or set "
+                        "model.keep_history, and later turns follow the tokens as they were sampled, thoughts included"
+                    ]
+                )
+            if rewrite is not None:
+                _log.info(
+                    "%s drops the thoughts of earlier answers once a message (%s) follows: such a conversation trains "
+                    "as several rollouts of one trajectory, each behind the prompt that is rendered at its turn",
+                    self.title,
+                    ", ".join(roles),
+                )
+            self._keeps[roles] = rewrite is None
+        return self._keeps[roles]
+
+    def rewrite(self, roles: Sequence[str]) -> Rewrite | None:
+        """Compare an answer as the policy writes it with the same answer once messages of these roles follow.
+
+        What the policy writes begins where the generation prompt ends. If that prompt opens a thought, the answer
+        continues it; if it closes one, too, the answer has none. The template itself writes the answer, since each
+        model has its own form of thoughts.
+
+        Returns:
+            The first difference; None if there is none.
+
+        Raises:
+            ConfigError: The conversation is refused.
+        """
+        opened, answer = self.render([QUESTION]), self._answer()
+        written = self._up_to_answer([answer])
+        if not written.startswith(opened):
+            # Thoughts that the template does not write at all, or writes otherwise than the prompt opened them
+            written = opened + f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}".removeprefix(_thought_begun(opened))
+        found = self._up_to_answer([answer, *({"role": role, "content": "R"} for role in roles)])
+        return None if found == written else Rewrite(written, found)
+
+    def _answer(self) -> dict[str, str]:
+        """Return the message of an answer in the form that the template understands, with a thought if it can."""
+        if "</think>" in self.render([QUESTION])[-20:]:
+            return {"role": "assistant", "content": TEXT}
+        for answer in ANSWERS:
+            if THOUGHT in self._up_to_answer([message := {"role": "assistant", **answer}]):
+                return message
+        return {"role": "assistant", **ANSWERS[1]}
+
+    def _up_to_answer(self, following: Sequence[Mapping[str, Any]]) -> str:
+        """Render a question and what follows it, up to the end of the first answer's text."""
+        text = self._render([QUESTION, *following], add_generation_prompt=False)
+        begin, text_of_answer, _ = text.partition(TEXT)
+        return begin + text_of_answer
+
+    @cached_property
+    def _opening(self) -> str:
+        """Text that opens an answer; empty where conversations cannot be rendered."""
+        if not self.usable:
+            return ""
+        opened = self.render([QUESTION])
+        return opened[alike(opened, self.render_closed([QUESTION])) :]
+
+    @cached_property
+    def thought_marks(self) -> tuple[str, str]:
+        """Marks around a thought."""
+        if not self.usable:
+            return THINK
+        try:
+            return marks_around(self._up_to_answer([{"role": "assistant", **ANSWERS[0]}]), THOUGHT)
+        except ConfigError:
+            return THINK
+
+    def parse(
+        self,
+        token_ids: np.ndarray,
+        *,
+        prefill: str = "",
+        continued: bool = False,
+        parser: ToolParser | None = None,
+        done: bool = True,
+    ) -> ParsedAnswer:
+        """Read an answer: the thought between the template's marks, tool calls by the parser, the rest as content."""
+        ids, marks = self._without_end(token_ids), self.thought_marks
+        text, begins = prefill + self.codec.shown(ids), () if parser is None else tuple(parser.begins)
+        whole = text
+        head = prefill if continued else self._opening + prefill
+        opened = head.rfind(marks[0]) > head.rfind(marks[1]) and not prefill.strip().startswith(marks[0])
+        if not done:
+            text = before_mark(text, [mark for mark in marks if mark not in text])
+        parts = split(text, marks, opened=opened)
+        calls = () if parser is None or not done else tuple(parser.parse(parts.rest))
+        content = parts.rest
+        if parser is not None and (calls or not done):
+            content = before_mark(content, begins).rstrip() if begins else ""
+        if done and content == whole:  # nothing was taken out: as the tokenizer writes it without special tokens
+            content = prefill + self.codec.decode([ids])[0]
+        return ParsedAnswer(self._without_specials(content), parts.reasoning, calls)
+
+    def _without_end(self, token_ids: np.ndarray) -> np.ndarray:
+        """Return an answer without the tokens that end it, but with those that end a call, which parsers read."""
+        end = len(token_ids)
+        while end and int(token_ids[end - 1]) in self.stop_tokens:
+            end -= 1
+        return token_ids[:end]
+
+    def _without_specials(self, text: str) -> str:
+        names = getattr(self.codec.tokenizer, "all_special_tokens", ())
+        return text if not any(name in text for name in names) else _drop(text, names)
+
+
+def _drop(text: str, names: Sequence[str]) -> str:
+    return re.sub("|".join(map(re.escape, sorted(names, key=len, reverse=True))), "", text)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    thought = dict.fromkeys(THOUGHT_KEYS, message.reasoning) if message.reasoning else {}
+    return message.as_json() | thought
+
+
+def _with_thought_or_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose text is part of its thought: gpt-oss refuses both beside a call."""
+    thought = message.get(THOUGHT_KEYS[0])
+    if not message.get("tool_calls") or not thought or not message["content"]:
+        return dict(message)
+    return {**message, "content": "", **dict.fromkeys(THOUGHT_KEYS, "\n".join((thought, message["content"])))}
+
+
+def _with_written_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with the arguments of its calls as JSON text, which DeepSeek's templates demand."""
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": written}})
+    return {**message, "tool_calls": calls}
+
+
+def _thought_begun(opened: str) -> str:
+    """Return the beginning of a thought with which a generation prompt ends; empty if it opens none."""
+    return next((begun for begun in ("<think>\n", "<think>") if opened.endswith(begun)), "")

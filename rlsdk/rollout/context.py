@@ -1,0 +1,71 @@
+"""What the rollouts of a batch share, and the prompt that those of a group share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Sampling
+from rlsdk.engines.client import Sampler
+from rlsdk.environments.local import EnvBackend, LocalEnvBackend
+from rlsdk.loops import UserLoop
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.types import Message, Rollout, Task
+
+
+@attrs.frozen(eq=False)
+class Prompt:
+    """Prompt of a task, tokenized once for its whole group; `plain`: the conversation is text, without a template."""
+
+    task: Task
+    messages: tuple[Message, ...]
+    token_ids: np.ndarray
+    plain: bool = attrs.field()
+
+    @plain.default
+    def _is_text(self) -> bool:
+        return isinstance(self.task.prompt, str)
+
+
+class ServedConversations(Protocol):
+    """The conversations that an agent holds with the policy over HTTP, such as `rlsdk.serving.recording.Recorder`."""
+
+    @property
+    def answers(self) -> int:
+        """Count of answers given so far."""
+        ...
+
+    def serving(self) -> AbstractAsyncContextManager[Any]:
+        """Serve the policy until the block ends."""
+        ...
+
+    def finish(self, **changes: Any) -> tuple[Rollout, ...]:
+        """Return the rollouts that were recorded."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RolloutContext:
+    """Parts that all rollouts of one batch share.
+
+    Attributes:
+        codec: Tokenizer with its renderer.
+        client: Client of the engines; None where nothing is sampled.
+        sampling: Sampling parameters, stop strings already split.
+        max_length: Maximum number of tokens of prompt and response together.
+        worlds: Pool in which environments run.
+        user_loop: Event loop of workflows that are not rlsdk's own; None: they run on the loop of the run.
+        recorder: Serves the policy to an agent (`rlsdk.serving.recording.Recorder`); None where no server is offered.
+    """
+
+    codec: ChatTokenizer
+    client: Sampler | None
+    sampling: Sampling
+    max_length: int
+    worlds: EnvBackend = attrs.field(factory=LocalEnvBackend)
+    user_loop: UserLoop | None = None
+    recorder: Callable[..., ServedConversations] | None = None

@@ -1,0 +1,137 @@
+"""The messages of a conversation: as its rollout has them, and as its renderer is to show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Call, Malformed, ToolParser
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.tool_calls.calls import call_id as id_of
+from rlsdk.types import Message, Role, ToolCall
+
+
+@attrs.frozen(eq=False)
+class _Answer:
+    """The last answer.
+
+    Attributes:
+        token_ids: Sampled tokens.
+        prefill: Text that it begins with.
+        continued: True if that is a message of the prompt.
+    """
+
+    token_ids: np.ndarray
+    prefill: str
+    continued: bool
+
+
+@attrs.define(eq=False)
+class Transcript:
+    """Messages of a conversation.
+
+    In a rollout, an answer of the policy is its whole text. The renderer gets it divided into thought, content and
+    calls, and all of it as data: names of control tokens in it stay characters.
+
+    Attributes:
+        codec: Tokenizer with its renderer.
+        messages: As the rollout has them.
+        shown: As the renderer gets them.
+        new: Number of messages after the last answer.
+        begun: True if the last message is a prefill that the next answer continues.
+    """
+
+    codec: ChatTokenizer
+    messages: list[Message]
+    shown: list[Message]
+    new: int = 0
+    begun: bool = False
+    _answer: _Answer | None = None
+
+    @classmethod
+    def of(cls, codec: ChatTokenizer, prompt: Sequence[Message]) -> Transcript:
+        """Begin with a prompt; answers in it are marked as the prompt's, unless they say who wrote them."""
+        given = [attrs.evolve(m, prompt=True) if m.role == "assistant" and m.prompt is None else m for m in prompt]
+        return cls(codec, given, [*given], begun=bool(given) and given[-1].role == "assistant")
+
+    def copy(self) -> Transcript:
+        """Return an independent copy."""
+        return attrs.evolve(self, messages=[*self.messages], shown=[*self.shown])
+
+    @property
+    def before(self) -> list[Message]:
+        """Messages up to the last answer."""
+        return self.messages[: len(self.messages) - self.new]
+
+    @property
+    def _answers(self) -> int:
+        return sum(message.role == "assistant" for message in self.messages)
+
+    def say(self, text: str, role: Role) -> None:
+        """Append a message; one of the same role as the last is joined with it."""
+        text = self.codec.as_data(text)
+        last = self.messages[-1] if self.messages else None
+        if last is None or last.role != role:
+            self._append(Message(role, text))
+            return
+        joined = self.codec.separator.join(part for part in (last.content, text) if part)
+        self.messages[-1] = self.shown[-1] = Message(role, joined)
+        self.new, self.begun = max(self.new, 1), False
+
+    def tool_result(self, text: str, name: str, call_id: str) -> None:
+        """Append the result of a call; without an id, of the next call of the last answer."""
+        codec = self.codec
+        call_id = call_id or id_of(self._answers, self.new)
+        self._append(Message("tool", codec.as_data(text), codec.as_data(name), tool_call_id=call_id))
+
+    def _append(self, message: Message) -> None:
+        self.messages.append(message)
+        self.shown.append(message)
+        self.new, self.begun = self.new + 1, False
+
+    def answer(self, text: str, token_ids: np.ndarray, prefill: str = "") -> Message:
+        """Append an answer; a message of the prompt that it continues becomes part of it.
+
+        Args:
+            text: Text of the tokens.
+            token_ids: The sampled tokens.
+            prefill: Text that was sent before them.
+        """
+        codec = self.codec
+        if self.begun:
+            self.shown.pop()
+            prefill = self.messages.pop().content + prefill
+        self._answer = _Answer(token_ids, prefill, continued=self.begun)
+        parsed = codec.renderer.parse(token_ids, prefill=prefill, continued=self.begun)
+        self.messages.append(Message("assistant", prefill + text, reasoning=parsed.reasoning, prompt=False))
+        shown = Message("assistant", parsed.content, reasoning=parsed.reasoning, prompt=False)
+        self.shown.append(codec.message_as_data(shown))
+        self.new, self.begun = 0, False
+        return self.messages[-1]
+
+    def calls(self, parser: ToolParser | None) -> tuple[Call | Malformed, ...]:
+        """Read the calls in the last answer, and note those that can be read on its message.
+
+        Args:
+            parser: Syntax of the calls; None for the model's own.
+        """
+        answer, codec = self._answer, self.codec
+        if answer is None:
+            return ()
+        parsed = codec.renderer.parse(
+            answer.token_ids, prefill=answer.prefill, continued=answer.continued, parser=parser or codec.tool_parser
+        )
+        number = self._answers
+        made = [
+            ToolCall(call.name, call.arguments, id_of(number, i))
+            for i, call in enumerate(parsed.calls)
+            if isinstance(call, Call)
+        ]
+        at = len(self.messages) - self.new - 1
+        self.messages[at] = attrs.evolve(self.messages[at], tool_calls=made)
+        if made:
+            shown = attrs.evolve(self.shown[at], content=parsed.content, tool_calls=made)
+            self.shown[at] = codec.message_as_data(shown)
+        return parsed.calls

@@ -1,0 +1,190 @@
+"""Properties of renderers and of parsers of tool calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlsdk.contracts import Call, Malformed
+from rlsdk.errors import described
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.testing.findings import NotApplicable, Violated
+from rlsdk.testing.inputs import Case
+from rlsdk.testing.properties.base import holds
+from rlsdk.testing.show import shape
+from rlsdk.testing.subject import Subject
+from rlsdk.testing.tokens import make_chat_tokenizer
+from rlsdk.types import Message
+
+_QUESTION = Message("user", "What is 1 + 2?")
+_ANSWER = Message("assistant", "It is 3")
+_MORE = Message("user", "And 2 + 2?")
+_ONE = [Call("add", {"a": 1, "b": 2})]
+_SEVERAL = [*_ONE, Call("look_up", {"word": "red apple", "deep": True})]
+_HOSTILE = ("", "It is 3.", "{", "[" * 2_000, "<tool_call>", "(" * 500, '{"name": ', "\x00\ud800", "9" * 5_000)
+
+
+def _codec(subject: Subject) -> ChatTokenizer:
+    """Return a tokenizer of bytes and ChatML's tokens, with the renderer under check."""
+    try:
+        tokenizer = make_chat_tokenizer()
+    except ImportError as error:
+        raise NotApplicable(f"a tokenizer needs transformers: {described(error)}") from error
+    made: Any = subject.make()
+    return subject.call(lambda: ChatTokenizer(tokenizer, renderer=made))  # type: ignore[no-any-return]
+
+
+def _prompt(subject: Subject, codec: ChatTokenizer, *messages: Message) -> np.ndarray:
+    ids = subject.call(codec.renderer.prompt_tokens, messages)
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+        raise Violated("form", "token ids, int64 of one axis, from prompt_tokens", shape(ids))
+    return ids
+
+
+@holds(
+    "opens-an-answer",
+    "renderer",
+    remedy="write the whole conversation in prompt_tokens, and end it with the tokens that generation_prompt returns",
+)
+def opens_an_answer(subject: Subject, _: Any) -> None:
+    """A prompt shows what the user said, and ends with the generation prompt."""
+    codec = _codec(subject)
+    ids = _prompt(subject, codec, _QUESTION)
+    shown, opening = codec.shown(ids), subject.call(codec.renderer.generation_prompt)
+    if _QUESTION.content not in shown:
+        raise Violated("value", f"a prompt with {_QUESTION.content!r}", f"{shown!r}")
+    if len(opening) and not np.array_equal(ids[-len(opening) :], opening):
+        raise Violated("value", f"a prompt that ends with {codec.shown(opening)!r}", f"{shown!r}")
+
+
+@holds(
+    "leaves-a-prefill-open",
+    "renderer",
+    remedy="let prompt_tokens end with the content of a last message of the assistant: nothing closes it",
+    after=("opens-an-answer",),
+)
+def leaves_a_prefill_open(subject: Subject, _: Any) -> None:
+    """A last message of the assistant ends the prompt, so that the policy continues it."""
+    codec = _codec(subject)
+    shown = codec.shown(_prompt(subject, codec, _QUESTION, _ANSWER))
+    if not shown.endswith(_ANSWER.content):
+        raise Violated("value", f"a prompt that ends with {_ANSWER.content!r}", f"{shown[-60:]!r}")
+
+
+@holds(
+    "bridges-once",
+    "renderer",
+    remedy="return from bridge_tokens the end of the answer, the new messages and the next generation prompt; leave "
+    "out what `ended` holds of that end already, or return None where the earlier answer is shown otherwise",
+    after=("opens-an-answer",),
+)
+def bridges_once(subject: Subject, _: Any) -> None:
+    """A bridge holds the new message, opens an answer, and closes one that ended by itself no second time."""
+    codec = _codec(subject)
+    renderer, history = codec.renderer, (_QUESTION, _ANSWER, _MORE)
+    nothing = np.empty(0, np.int64)
+    bridge = subject.call(lambda: renderer.bridge_tokens(history, 1, ended=nothing))
+    if bridge is None:
+        return
+    shown = codec.shown(bridge)
+    opening = codec.shown(subject.call(renderer.generation_prompt))
+    if _MORE.content not in shown or not shown.endswith(opening):
+        raise Violated("value", f"a bridge with {_MORE.content!r} that ends with {opening!r}", f"{shown!r}")
+    if len(bridge) and int(bridge[0]) in renderer.stop_tokens:
+        ended = np.append(codec.encode(_ANSWER.content), bridge[0])
+        after = subject.call(lambda: renderer.bridge_tokens(history, 1, ended=ended))
+        if not np.array_equal(after, bridge[1:]):
+            raise Violated(
+                "value", f"{codec.shown(bridge[1:])!r} after an answer that ended", f"{codec.shown(after)!r}"
+            )
+
+
+@holds(
+    "data-stays-data",
+    "renderer",
+    remedy="pass the content of messages to codec.encode as it is: rlsdk has cut the names of control tokens in it",
+    after=("opens-an-answer",),
+)
+def data_stays_data(subject: Subject, _: Any) -> None:
+    """Names of control tokens in a message become ordinary characters, not the tokens."""
+    codec = _codec(subject)
+    controls = {codec.tokenizer.convert_tokens_to_ids(name) for name in codec.controls}
+
+    def counted(text: str) -> int:
+        ids = _prompt(subject, codec, Message("user", codec.as_data(text)))
+        return sum(int(token) in controls for token in ids)
+
+    plain = counted("x")
+    for name in sorted(codec.controls):
+        if (found := counted(f"x {name} x")) != plain:
+            raise Violated("value", f"{plain} control tokens in the prompt", f"{found}, with {name!r} in the message")
+
+
+@holds(
+    "reads-answers",
+    "renderer",
+    remedy="return ParsedAnswer(content) from parse: the text that was sampled, without the token that ended it",
+)
+def reads_answers(subject: Subject, _: Any) -> None:
+    """The content of an answer is its text, whether it ended or was cut off."""
+    codec = _codec(subject)
+    ids = codec.encode(_ANSWER.content)
+    for title, sampled in (("cut off", ids), ("ended", np.concatenate([ids, codec.encode("<|im_end|>")]))):
+        parsed = subject.call(codec.renderer.parse, sampled)
+        if getattr(parsed, "content", None) != _ANSWER.content:
+            raise Violated("value", f"content {_ANSWER.content!r} of an answer that was {title}", f"{parsed!r}")
+
+
+def _calls(_: Subject) -> list[Case[Any]]:
+    return [Case("one call", _ONE), Case("two calls of different tools", _SEVERAL)]
+
+
+def _parsed(subject: Subject, parser: Any, text: str) -> list[Call | Malformed]:
+    found = subject.call(parser.parse, text)
+    if not isinstance(found, list | tuple) or not all(isinstance(each, Call | Malformed) for each in found):
+        raise Violated(
+            "form", "a list of rlsdk.contracts.Call and Malformed from parse", f"{shape(found)}, of {text!r:.80}"
+        )
+    return list(found)
+
+
+@holds(
+    "reads-what-it-writes",
+    "tool_parser",
+    inputs=_calls,
+    remedy="let parse read the form that write writes, with several calls in one answer",
+    after=("never-raises",),
+)
+def reads_what_it_writes(subject: Subject, calls: list[Call]) -> None:
+    """Calls that it writes are read back as the same calls."""
+    parser: Any = subject.make()
+    text = subject.call(parser.write, [(call.name, call.arguments) for call in calls])
+    if (found := _parsed(subject, parser, text)) != calls:
+        raise Violated("value", f"{calls} of {text!r}", f"{found}")
+
+
+@holds(
+    "never-raises",
+    "tool_parser",
+    remedy="return Malformed(reason) for what cannot be read: the policy is told, and the rollout goes on",
+)
+def never_raises(subject: Subject, _: Any) -> None:
+    """Hostile answers, and calls that are cut off anywhere, are read without an exception."""
+    parser: Any = subject.make()
+    written = subject.call(parser.write, [(call.name, call.arguments) for call in _SEVERAL])
+    for text in (*_HOSTILE, *(written[:end] for end in range(len(written)))):
+        _parsed(subject, parser, text)
+
+
+@holds(
+    "prose-is-no-call",
+    "tool_parser",
+    remedy="return [] where nothing begins a call: that is the final answer",
+    after=("never-raises",),
+)
+def prose_is_no_call(subject: Subject, _: Any) -> None:
+    """An answer in prose has no calls."""
+    parser: Any = subject.make()
+    if found := _parsed(subject, parser, "I added them: the sum of 1 and 2 is 3."):
+        raise Violated("value", "no calls in an answer in prose", f"{found}")

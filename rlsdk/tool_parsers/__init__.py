@@ -1,0 +1,1 @@
+"""Built-in parsers of tool calls: how families of models write them."""

@@ -1,0 +1,230 @@
+"""How single families of models write tool calls. Each parser takes hostile and cut-off text, and never raises.
+
+Special tokens may be missing in the text of a prompt or of another server, so each form is read with and without those
+that mark it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlsdk.marks import tool_parser
+from rlsdk.tool_calls.calls import (
+    MAX_CHARACTERS,
+    Call,
+    Malformed,
+    as_json,
+    blocks,
+    read_call,
+    read_json,
+    read_object_after,
+    read_value,
+    too_long,
+)
+
+Pairs = Sequence[tuple[str, Mapping[str, Any]]]
+_NAME = re.compile(r"[\w.\-]{1,128}")
+_HARMONY = re.compile(r"to=functions\.([\w.\-]{1,128})")
+_MISTRAL_CALL = re.compile(r"([\w.\-]{1,128})(?:\[CALL_ID\]\w{1,64})?(?:\[ARGS\])?(?=\{)")
+
+
+@tool_parser("qwen3_coder")
+class Qwen3Coder:
+    """Calls as `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
+
+    Qwen3-Coder, Qwen3.5 and Nemotron 3 write these. A value is bare text: JSON or a Python literal if it is one.
+    """
+
+    begins = ("<tool_call>",)
+    instructions = (
+        "To call one, answer <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>."
+    )
+
+    def parse(self, text: str) -> list[Call | Malformed]:
+        """Read calls in tags."""
+        return blocks(text, "<tool_call>", "</tool_call>", _read_qwen3_coder)
+
+    def write(self, calls: Pairs) -> str:
+        """Write calls in tags."""
+        return "\n".join(
+            f"<tool_call>\n<function={name}>\n"
+            + "".join(f"<parameter={key}>\n{_bare(value)}\n</parameter>\n" for key, value in arguments.items())
+            + "</function>\n</tool_call>"
+            for name, arguments in calls
+        )
+
+
+def _read_qwen3_coder(body: str) -> Call | Malformed:
+    head, opened, rest = body.strip().partition("<function=")
+    name, closed, rest = rest.partition(">")
+    inside, ended, _ = rest.partition("</function>")
+    if head or not opened or not closed or not ended or not _NAME.fullmatch(name):
+        return Malformed("expected <function=NAME>…</function> within <tool_call>")
+    arguments = {}
+    for part in inside.split("<parameter=")[1:]:
+        key, closed, rest = part.partition(">")
+        value, ended, _ = rest.rpartition("</parameter>")
+        if not closed or not ended:
+            return Malformed(f"<parameter={key[:40]} is not closed by </parameter>")
+        arguments[key] = read_value(value.removeprefix("\n").removesuffix("\n"))
+    return Call(name, arguments)
+
+
+@tool_parser("glm")
+class Glm:
+    """Calls as `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`: GLM 4.5 and later.
+
+    A value is bare text: JSON or a Python literal if it is one.
+    """
+
+    begins = ("<tool_call>",)
+    instructions = "To call one, answer <tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>."
+
+    def parse(self, text: str) -> list[Call | Malformed]:
+        """Read calls in tags."""
+        return blocks(text, "<tool_call>", "</tool_call>", _read_glm)
+
+    def write(self, calls: Pairs) -> str:
+        """Write calls in tags."""
+        return "\n".join(
+            f"<tool_call>{name}\n"
+            + "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{_bare(v)}</arg_value>\n" for k, v in arguments.items())
+            + "</tool_call>"
+            for name, arguments in calls
+        )
+
+
+def _read_glm(body: str) -> Call | Malformed:
+    name, *pairs = body.split("<arg_key>")
+    if not _NAME.fullmatch(name.strip()):
+        return Malformed("expected the name of a function after <tool_call>")
+    arguments = {}
+    for pair in pairs:
+        key, closed, rest = pair.partition("</arg_key>")
+        value, ended, _ = rest.partition("<arg_value>")[2].rpartition("</arg_value>")
+        if not closed or not ended:
+            return Malformed(f"expected <arg_value>…</arg_value> after <arg_key>{key[:40]}")
+        arguments[key.strip()] = read_value(value)
+    return Call(name.strip(), arguments)
+
+
+@tool_parser("harmony")
+class Harmony:
+    """Calls of gpt-oss: `to=functions.NAME`, then JSON arguments, in the channel `commentary`."""
+
+    begins = ("<|channel|>commentary to=functions.", " to=functions.")
+    instructions = "To call one, write to=functions.NAME and a JSON object of arguments."
+
+    def parse(self, text: str) -> list[Call | Malformed]:
+        """Read the messages that are addressed to functions."""
+        found = list(_HARMONY.finditer(text))
+        if not found:
+            return []
+        if len(text) > MAX_CHARACTERS:
+            return [too_long(text)]
+        ends = [*(match.start() for match in found[1:]), len(text)]
+        return [read_object_after(match[1], text[match.end() : end]) for match, end in zip(found, ends, strict=True)]
+
+    def write(self, calls: Pairs) -> str:
+        """Write each call as a message of its own."""
+        return "<|start|>assistant".join(
+            f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{as_json(arguments)}<|call|>"
+            for name, arguments in calls
+        )
+
+
+@tool_parser("deepseek")
+class DeepSeek:
+    """Calls of DeepSeek: `function<｜tool▁sep｜>NAME` and a fence of JSON, or, from V3.1, `NAME<｜tool▁sep｜>{…}`."""
+
+    begins = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+    instructions = "To call one, answer <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>."
+
+    def parse(self, text: str) -> list[Call | Malformed]:
+        """Read calls between DeepSeek's own tokens."""
+        return blocks(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _read_deepseek)
+
+    def write(self, calls: Pairs) -> str:
+        """Write calls in the form of V3.1."""
+        written = "".join(
+            f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{as_json(arguments)}<｜tool▁call▁end｜>"
+            for name, arguments in calls
+        )
+        return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
+def _read_deepseek(body: str) -> Call | Malformed:
+    before, _, after = body.partition("<｜tool▁sep｜>")
+    name = before if before.strip() != "function" else after.partition("\n")[0]
+    if not _NAME.fullmatch(name.strip()):
+        return Malformed("expected NAME<｜tool▁sep｜>{…}, or function<｜tool▁sep｜>NAME and a fence of JSON")
+    return read_object_after(name.strip(), after)
+
+
+@tool_parser("mistral")
+class Mistral:
+    """Calls as `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or as `[TOOL_CALLS]NAME[ARGS]{…}`."""
+
+    begins = ("[TOOL_CALLS]",)
+    instructions = 'To call one, answer [TOOL_CALLS][{"name": NAME, "arguments": {…}}].'
+
+    def parse(self, text: str) -> list[Call | Malformed]:
+        """Read the calls behind their marker, or a list of objects where the marker was lost."""
+        _, marked, body = text.partition("[TOOL_CALLS]")
+        body = body.strip() if marked else text.strip()
+        if not marked and not re.match(r"\[\s*\{\s*\"name\"", body):
+            return []
+        if len(text) > MAX_CHARACTERS:
+            return [too_long(text)]
+        if body.startswith("["):
+            read = read_json(body.removesuffix("</s>"))
+            if isinstance(read, Malformed):
+                return [read]
+            return [read_call(each) for each in (read if isinstance(read, list) else [read])]
+        parts = [part.strip() for part in body.split("[TOOL_CALLS]") if part.strip()]
+        calls = []
+        for part in parts:
+            head = _MISTRAL_CALL.match(part)
+            expected = Malformed("expected NAME[ARGS]{…} after [TOOL_CALLS]")
+            calls.append(read_object_after(head[1], part[head.end() :]) if head else expected)
+        return calls or [Malformed("nothing follows [TOOL_CALLS]")]
+
+    def write(self, calls: Pairs) -> str:
+        """Write calls as one list."""
+        return f"[TOOL_CALLS]{as_json([{'name': name, 'arguments': dict(arguments)} for name, arguments in calls])}"
+
+
+@tool_parser("llama3")
+class Llama3:
+    """Calls as `{"name": …, "parameters": {…}}`, several with `;` between them, after `<|python_tag|>` or nothing."""
+
+    begins = ()
+    instructions = 'To call one, answer with nothing but {"name": NAME, "parameters": {…}}.'
+
+    def parse(self, text: str) -> list[Call | Malformed]:
+        """Read an answer that consists of objects."""
+        text = text.strip().removeprefix("<|python_tag|>").strip()
+        if not re.match(r"\{\s*\"(?:name|type)\"", text):
+            return []
+        if len(text) > MAX_CHARACTERS:
+            return [too_long(text)]
+        decoder, calls = json.JSONDecoder(), list[Call | Malformed]()
+        while text:
+            try:
+                read, end = decoder.raw_decode(text)
+            except (ValueError, RecursionError) as error:
+                return [*calls, Malformed(f"it is not JSON: {error}")]
+            calls.append(read_call(read))
+            text = re.sub(r"^(?:;|,|<\|\w+\|>|\s)+", "", text[end:])
+        return calls
+
+    def write(self, calls: Pairs) -> str:
+        """Write one object a call."""
+        return "; ".join(as_json({"name": name, "parameters": dict(arguments)}) for name, arguments in calls)
+
+
+def _bare(value: Any) -> str:
+    return value if isinstance(value, str) else as_json(value)
