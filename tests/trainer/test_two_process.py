@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from ray import cloudpickle
@@ -152,6 +154,23 @@ def lab(tmp_path: Path, cluster: None) -> Iterator[tuple[Plan, PeerInfo, Explore
     cloudpickle.unregister_pickle_by_value(module)
     for actor in [*named(plan, "explorer").values(), *named(plan, "trainer").values()]:
         kill(actor)
+
+
+def test_an_explorers_actor_works_in_the_folder_and_with_the_variables_of_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab.py").write_text(
+        "import os\n\nimport rlsdk\n\nKEY = os.environ['LAB_KEY']\n\n"
+        "@rlsdk.reward('keyed', batch=True)\ndef keyed(rollouts):\n    return [1.0] * len(rollouts)\n"
+    )
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**make_plan(tmp_path).tree, "reward": "lab/keyed"}))
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": ""})
+    environment = {"LAB_KEY": "secret", "CUDA_VISIBLE_DEVICES": "0,1", "RAY_ADDRESS": "elsewhere"}
+    setup = ExplorerSetup("config.yaml", ("seed=5",), ("lab.py",), 0, str(tmp_path), environment)
+    plan = setup.plan()
+    assert plan.config.seed == 5 and [each.reference.name for each in plan.rewards] == ["lab/keyed"]
+    assert os.environ == {"LAB_KEY": "secret", "CUDA_VISIBLE_DEVICES": ""}
 
 
 async def ask(explorer: Any, method: str, *content: Any) -> Any:
