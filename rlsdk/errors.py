@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,10 +149,48 @@ LONGEST = 2_000
 
 
 def described(error: BaseException) -> str:
-    """Describe what a plugin raised: type, message, and the plugin's own line, such as `(lab.py, line 12)`."""
+    """Describe what a plugin raised: type, message, and the plugin's own line, such as `(lab.py, line 12)`.
+
+    A package that comes by an extra of rlsdk is named with the command that installs it.
+    """
     place = place_of(error)
     text = error.msg if isinstance(error, SyntaxError) and place else error
-    return f"{type(error).__name__}: {text}"[:LONGEST] + (f" ({place})" if place else "")
+    remedy = install_command(error)
+    return f"{type(error).__name__}: {text}"[:LONGEST] + (f" ({place})" if place else "") + (remedy and f"; {remedy}")
+
+
+EXTRAS: Mapping[str, str] = {
+    "aiohttp": "train",
+    "datasets": "data",
+    "deepspeed": "deepspeed",
+    "latex2sympy2_extended": "math",
+    "math_verify": "math",
+    "matplotlib": "train",
+    "mcp": "mcp",
+    "mlflow": "mlflow",
+    "mpmath": "math",
+    "peft": "lora",
+    "psutil": "train",
+    "psycopg": "postgres",
+    "pyarrow": "data",
+    "ray": "train",
+    "s3fs": "s3",
+    "safetensors": "train",
+    "sqlalchemy": "train",
+    "sympy": "math",
+    "tensorboard": "tensorboard",
+    "tokenizers": "train",
+    "torch": "algorithms",
+    "transformers": "train",
+    "wandb": "wandb",
+}
+"""Package that the base of rlsdk does without -> the extra that brings it."""
+
+
+def install_command(error: BaseException) -> str:
+    """Return `pip install 'rlsdk[EXTRA]'` if an import failed because that extra is missing, else an empty text."""
+    extra = EXTRAS.get((error.name or "").partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
+    return f"pip install 'rlsdk[{extra}]'" if extra else ""
 
 
 def place_of(error: BaseException) -> str:

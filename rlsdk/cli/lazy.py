@@ -11,7 +11,7 @@ import click
 
 from rlsdk import preflight
 from rlsdk.cli import external
-from rlsdk.errors import ConfigError, RlsdkError
+from rlsdk.errors import ConfigError, RlsdkError, install_command
 from rlsdk.options import nearest
 
 FAILED = 1
@@ -75,6 +75,14 @@ class LazyGroup(click.Group):
             else:
                 click.echo(f"rlsdk: {error}", err=True)
             ctx.exit(WRONG_INPUT if isinstance(error, ConfigError) else FAILED)
+        except ModuleNotFoundError as error:
+            remedy = install_command(error)
+            if not remedy or ctx.params.get("debug"):
+                raise
+            stack = ctx.invoked_subcommand in self._check_machine
+            more = "; a training needs the whole stack, 'rlsdk[cpu]' or 'rlsdk[gpu]'" if stack else ""
+            click.echo(f"rlsdk: this needs {error.name}, which is not installed: {remedy}{more}", err=True)
+            ctx.exit(FAILED)
         except KeyboardInterrupt:
             click.echo("rlsdk: interrupted", err=True)
             ctx.exit(INTERRUPTED)

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 import attrs
 
-from rlsdk.errors import RlsdkError
+from rlsdk.errors import RlsdkError, install_command
 from rlsdk.isolation.framing import receive, receive_async, send, send_async
 from rlsdk.isolation.process import fork_alone, limit_memory
 
@@ -265,7 +265,8 @@ def main(descriptor: int) -> None:
         prepare, argument, memory = pickle.loads(given)  # noqa: S301 - from the process that started this one
         work: Work = prepare(argument)
     except (RlsdkError, ImportError) as error:
-        send(control, _REFUSED + str(error).encode())
+        remedy = install_command(error)
+        send(control, _REFUSED + (f"{error}; {remedy}" if remedy else str(error)).encode())
         return
     gc.collect()
     gc.freeze()  # what is imported stays shared with the forks

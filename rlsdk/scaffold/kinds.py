@@ -70,6 +70,7 @@ TEMPLATES: Mapping[Kind, NewKind] = {
         words="algorithm",
         is_class=True,
         usage={"algorithm": "algorithm: $name/$name"},
+        imports=("torch",),  # its parts compute with it
         tests="from rlsdk.testing import check_component",
     ),
     "filter": NewKind(words="filter", usage=_part("filters: [$name/$name]")),

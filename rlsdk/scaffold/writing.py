@@ -26,6 +26,8 @@ FILES = {
 }
 """File of a package -> its template."""
 REQUIREMENTS = {"attrs": "attrs>=24.2", "torch": "torch>=2.9"}
+INSTALL_TORCH = "      - run: pip install torch --index-url https://download.pytorch.org/whl/cpu\n"
+"""The step of the CI file that has the small build of torch before pip takes the large one."""
 
 
 def plugin_name(given: str) -> str:
@@ -128,6 +130,7 @@ def _values(kind: Kind, name: str) -> dict[str, str]:
         "summary": f"The {new.words} `{name}/{name}`.",
         "usage": "\n".join(written),
         "dependencies": ", ".join(f'"{each}"' for each in requirements),
+        "install_torch": INSTALL_TORCH if "torch" in new.imports else "",
         "test_imports": new.tests,
         "max_tokens": str(new.max_tokens),
         "max_length": str(new.max_length),

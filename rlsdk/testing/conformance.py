@@ -6,30 +6,29 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
-import torch
 
-from rlsdk.batch import CreditInputs, LossInputs
 from rlsdk.components import Component, component_of
 from rlsdk.errors import ConformanceFault, PluginError, UnknownComponentError
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
-from rlsdk.testing import parts, samples
-from rlsdk.testing.findings import Finding, NotApplicable, Report, Violated
-from rlsdk.testing.inputs import Case
-from rlsdk.testing.properties.base import Property
-from rlsdk.testing.properties.packed import reads_undeclared
-from rlsdk.testing.show import show
+from rlsdk.testing import samples
+from rlsdk.testing.findings import Case, Finding, NotApplicable, Report, Violated
+from rlsdk.testing.properties.base import CREDIT, LOSSES, Property
+from rlsdk.testing.show import is_batch, show
 from rlsdk.testing.signatures import fault_of
 from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Task
 
 MODULES = ("general", "packed", "losses", "scoring", "worlds", "rendering", "algorithms")
 """Modules of `rlsdk.testing.properties`, in the order in which their properties are checked."""
+ON_TENSORS = ("packed", "losses")
+"""Those of them that need torch, which a component of another kind can be checked without."""
 BEFORE_CALLS = ("contract", "defaults-valid")
 """Properties that must hold before a component is instantiated and called."""
 Options = Mapping[str, Mapping[str, Any]]
@@ -38,7 +37,9 @@ Options = Mapping[str, Mapping[str, Any]]
 
 def properties(component: Component) -> tuple[Property, ...]:
     """The properties that a component of this kind has, in the order in which they are checked."""
-    modules = [importlib.import_module(f"rlsdk.testing.properties.{name}") for name in MODULES]
+    tensors = component.kind in (*CREDIT, *LOSSES)
+    wanted = [name for name in MODULES if tensors or name not in ON_TENSORS]
+    modules = [importlib.import_module(f"rlsdk.testing.properties.{name}") for name in wanted]
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Property)]
     unique = dict.fromkeys(found)  # a module may import another's
     return tuple(p for p in unique if component.kind in p.kinds and p.only(component))
@@ -105,6 +106,8 @@ class Check:
         if "needs-declared" not in self.properties or self.subject.missing or fault_of(self.subject.component):
             return True  # a component that cannot be called reads nothing
         if self._declares is None:
+            from rlsdk.testing.properties.packed import reads_undeclared
+
             self._declares = not reads_undeclared(self.subject)
         return self._declares
 
@@ -234,7 +237,9 @@ def _smallest(
 
 
 def _smaller(value: Any) -> Iterator[Any]:
-    if isinstance(value, CreditInputs | LossInputs):
+    if is_batch(value):
+        from rlsdk.testing import parts
+
         return parts.smaller(value)
     return samples.smaller(value) if isinstance(value, Group) else iter(())
 
@@ -255,8 +260,11 @@ class _one_thread:  # noqa: N801 - a context manager
     """Tensors of a few numbers: more threads would only wait for each other."""
 
     def __enter__(self) -> None:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        self._torch = sys.modules.get("torch")  # where it was not imported, nothing is computed with it
+        if self._torch is not None:
+            self._threads = self._torch.get_num_threads()
+            self._torch.set_num_threads(1)
 
     def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._threads)
+        if self._torch is not None:
+            self._torch.set_num_threads(self._threads)

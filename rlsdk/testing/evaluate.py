@@ -15,7 +15,7 @@ from rlsdk.isolation.threads import run_to_end
 from rlsdk.schedules import at
 from rlsdk.testing.findings import Violated
 from rlsdk.testing.parts import copied, lengths_of
-from rlsdk.testing.show import differing, numbers, shape
+from rlsdk.testing.show import numbers, shape
 from rlsdk.testing.subject import Subject
 
 LOOSE, TIGHT = 0.06, 1e-4
@@ -176,6 +176,13 @@ def check_same(
             raise Violated("form", f"{name} {list(expected.shape)} {why}", shape(value))
         per_rollout = name in ("rewards", "advantages") and len(value) == len(lengths_of(x))
         counted = torch.ones_like(value, dtype=torch.bool) if per_rollout else x.loss_mask
-        if bool((differing(value, expected, tolerance) & counted).any()):
+        if bool((_differing(value, expected, tolerance) & counted).any()):
             kept = [torch.where(counted, each, 0) for each in (expected, value)]
             raise Violated("value", f"{name} {numbers(kept[0])}, {why}", numbers(kept[1]))
+
+
+def _differing(found: Tensor, wanted: Tensor, tolerance: float) -> Tensor:
+    """bool: where two tensors of one shape differ by more than a share of the greatest expected value."""
+    found, wanted = found.detach().double(), wanted.detach().double()
+    scale = max(0.1, float(wanted.abs().nan_to_num(0.0).max())) if wanted.numel() else 0.1
+    return ~torch.isclose(found, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 
@@ -11,6 +11,15 @@ from rlsdk.errors import ConformanceFault
 from rlsdk.kinds import Kind
 
 Outcome = Literal["passed", "failed", "skipped"]
+T = TypeVar("T")
+
+
+@attrs.frozen(eq=False)
+class Case(Generic[T]):
+    """An input with a title that says what is special about it."""
+
+    title: str
+    value: T
 
 
 class Violated(Exception):

@@ -6,28 +6,19 @@ Every number is a multiple of 1/8, so that it is the same in bfloat16 and in flo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
 
 from rlsdk.batch import CreditInputs, LossInputs
+from rlsdk.testing.findings import Case
 from rlsdk.testing.parts import select
 
-T = TypeVar("T")
 RAGGED = (3, 1, 4, 2, 5, 2)
 """Lengths of six rollouts: neither 6 nor 3 tokens, so that no shape is right by accident."""
 STEEP = 30.0
 """A log-ratio in nats beyond what one token of a model gives; the sum over a rollout overflows in float32."""
-
-
-@attrs.frozen(eq=False)
-class Case(Generic[T]):
-    """An input with a title that says what is special about it."""
-
-    title: str
-    value: T
 
 
 class _Draw:

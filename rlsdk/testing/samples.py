@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from rlsdk.testing.inputs import Case
+from rlsdk.testing.findings import Case
 from rlsdk.types import Group, Message, Rollout, Score, Status, Task
 
 QUESTION = "What is 6 × 7? Answer in <answer> </answer>."

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-import torch
-from torch import Tensor
-
-from rlsdk.batch import CreditInputs, LossInputs
-from rlsdk.testing.inputs import Case
-from rlsdk.testing.parts import PER_ROLLOUT, lengths_of
+from rlsdk.testing.findings import Case
 from rlsdk.types import Group, Rollout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlsdk.batch import CreditInputs, LossInputs
 
 MANY = 16
 """Most numbers shown in full; texts are shown in full up to four times as many characters."""
@@ -27,7 +28,7 @@ def show(case: Case[Any] | None) -> str:
 
 def content(value: Any) -> str:
     """A value without its title."""
-    if isinstance(value, CreditInputs | LossInputs):
+    if is_batch(value):
         return _batch(value)
     if isinstance(value, Group):
         return _group(value)
@@ -62,7 +63,21 @@ def numbers(values: Tensor) -> str:
     return f"{_row(values.detach())} ({dtype})" if values.dim() else f"{_number(values.item())} ({dtype})"
 
 
+def is_batch(value: Any) -> TypeGuard[CreditInputs | LossInputs]:
+    """True for packed tensors. Asked without importing torch: rewards and workflows are checked where it is missing."""
+    batch = sys.modules.get("rlsdk.batch")
+    return batch is not None and isinstance(value, batch.CreditInputs | batch.LossInputs)
+
+
+def _is_tensor(value: Any) -> TypeGuard[Tensor]:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def _batch(x: CreditInputs | LossInputs) -> str:
+    from rlsdk.batch import CreditInputs
+    from rlsdk.testing.parts import lengths_of
+
     lengths = lengths_of(x)
     starts = (lengths.cumsum(0) - lengths).tolist()
     floats = x.rewards if isinstance(x, CreditInputs) else x.logprobs
@@ -78,7 +93,9 @@ def _batch(x: CreditInputs | LossInputs) -> str:
 def _field(name: str, value: Any, x: CreditInputs | LossInputs, row: int, span: slice) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}[{key!r}] {_number(part[row].item())}" for key, part in value.items())
-    if not isinstance(value, Tensor) or name in ("segments", "lengths"):
+    from rlsdk.testing.parts import PER_ROLLOUT
+
+    if not _is_tensor(value) or name in ("segments", "lengths"):
         return ""
     if name in PER_ROLLOUT:
         return f"{_SINGULAR.get(name, name)} {_number(value[row].item())}"
@@ -104,15 +121,8 @@ def _number(value: float | bool) -> str:
 
 def shape(value: Any) -> str:
     """Describe a result: a tensor's shape and dtype, or a type."""
-    if isinstance(value, Tensor):
+    if _is_tensor(value):
         return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, tuple):
         return f"({', '.join(shape(each) for each in value)})"
     return f"{value!r}" if isinstance(value, str | bool | int | float | None) else f"a {type(value).__name__}"
-
-
-def differing(found: Tensor, wanted: Tensor, tolerance: float) -> Tensor:
-    """bool: where two tensors of one shape differ by more than a share of the greatest expected value."""
-    found, wanted = found.detach().double(), wanted.detach().double()
-    scale = max(0.1, float(wanted.abs().nan_to_num(0.0).max())) if wanted.numel() else 0.1
-    return ~torch.isclose(found, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True)

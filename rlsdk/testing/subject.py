@@ -8,12 +8,12 @@ from typing import Any
 
 import attrs
 
-from rlsdk.batch import CreditInputs, LossInputs
 from rlsdk.components import Component
 from rlsdk.errors import MissingFieldError, described
 from rlsdk.options import Option
 from rlsdk.plugins import CORE, Plugins
 from rlsdk.testing.findings import Violated
+from rlsdk.testing.show import is_batch
 from rlsdk.types import Task
 
 SUPPLIED: Mapping[str, Mapping[str, Any]] = {
@@ -98,7 +98,7 @@ class Subject:
 
     def trimmed(self, x: Any) -> Any:
         """A batch with the optional fields that the component declared, as a training gives it."""
-        if not isinstance(x, CreditInputs | LossInputs):
+        if not is_batch(x):
             return x
         for i, field in enumerate(self.component.fields):  # of the token's own numbers, however a batch is divided
             low, high = field.sample

@@ -10,7 +10,7 @@ import attrs
 
 from rlsdk.components import Component
 from rlsdk.kinds import Kind
-from rlsdk.testing.inputs import Case
+from rlsdk.testing.findings import Case
 from rlsdk.testing.subject import Subject
 
 Rule = Callable[[Subject, Any], None]

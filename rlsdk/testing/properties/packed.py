@@ -16,8 +16,7 @@ from rlsdk.batch.arithmetic import pad
 from rlsdk.learners.memory import Memory
 from rlsdk.testing import inputs
 from rlsdk.testing.evaluate import LOOSE, check_finite, check_same, invoke, results
-from rlsdk.testing.findings import NotApplicable, Violated
-from rlsdk.testing.inputs import Case
+from rlsdk.testing.findings import Case, NotApplicable, Violated
 from rlsdk.testing.parts import copied, lengths_of, places, select, to_dtype
 from rlsdk.testing.properties.base import CREDIT, LOSSES, Inputs, holds
 from rlsdk.testing.show import numbers

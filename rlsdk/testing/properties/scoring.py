@@ -12,8 +12,7 @@ from rlsdk.errors import DataError
 from rlsdk.isolation.threads import run_to_end
 from rlsdk.scoring.outcome import as_score
 from rlsdk.testing import samples
-from rlsdk.testing.findings import NotApplicable, Violated
-from rlsdk.testing.inputs import Case
+from rlsdk.testing.findings import Case, NotApplicable, Violated
 from rlsdk.testing.limits import time_limit
 from rlsdk.testing.properties.base import holds
 from rlsdk.testing.show import shape

@@ -13,8 +13,7 @@ from rlsdk.errors import described
 from rlsdk.nano import make_tokenizer
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing import samples
-from rlsdk.testing.findings import NotApplicable, Violated
-from rlsdk.testing.inputs import Case
+from rlsdk.testing.findings import Case, NotApplicable, Violated
 from rlsdk.testing.limits import time_limit
 from rlsdk.testing.properties.base import holds
 from rlsdk.testing.scripted import run_workflow
@@ -210,7 +209,7 @@ def ends(subject: Subject, _: Any) -> None:
     try:
         codec = ChatTokenizer(make_tokenizer(100))
     except ImportError as error:
-        raise NotApplicable(f"a policy that follows a script needs transformers: {described(error)}") from error
+        raise NotApplicable("a policy that follows a script needs transformers: pip install 'rlsdk[train]'") from error
     with time_limit(WORKFLOW_SECONDS):
         try:
             run_workflow(workflow, [task], codec, lambda _: "3")
