@@ -9,8 +9,7 @@ import numpy as np
 from rlsdk.contracts import Call, Malformed
 from rlsdk.errors import described
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.testing.findings import NotApplicable, Violated
-from rlsdk.testing.inputs import Case
+from rlsdk.testing.findings import Case, NotApplicable, Violated
 from rlsdk.testing.properties.base import holds
 from rlsdk.testing.show import shape
 from rlsdk.testing.subject import Subject
