@@ -173,7 +173,7 @@ def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[st
     Args:
         remote: Remote folder of the run.
         folder: Local mirror; one that another machine has overtaken is moved aside.
-        step: Step of the checkpoint; left out, the newest that is whole.
+        step: Step of the checkpoint; by default, the newest complete one.
 
     Returns:
         Lines for the run's log.
@@ -215,7 +215,7 @@ def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[st
             folder.rmdir()
         partial.rename(folder)
         return [*notices, f"downloaded the checkpoint of step {copy.step} from {remote.url}"]
-    raise CheckpointError("\n".join([f"no checkpoint in {remote.url} is whole:", *(f"  - {text}" for text in notices)]))
+    raise CheckpointError("\n".join([f"no checkpoint in {remote.url} is intact:", *(f"  - {text}" for text in notices)]))
 
 
 def known(folder: Path) -> list[str]:
