@@ -215,7 +215,9 @@ def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[st
             folder.rmdir()
         partial.rename(folder)
         return [*notices, f"downloaded the checkpoint of step {copy.step} from {remote.url}"]
-    raise CheckpointError("\n".join([f"no checkpoint in {remote.url} is intact:", *(f"  - {text}" for text in notices)]))
+    raise CheckpointError(
+        "\n".join([f"no checkpoint in {remote.url} is intact:", *(f"  - {text}" for text in notices)])
+    )
 
 
 def known(folder: Path) -> list[str]:

@@ -41,7 +41,7 @@ def test_substitutions_of_commands_are_not_run(tmp_path):
     file = tmp_path / "made"
     (command,) = shell.commands(f"a b=$(touch {file}) c=`touch {file}`")
     assert not file.exists()
-    assert "not run" in command.notes[0]
+    assert "not executed" in command.notes[0]
 
 
 @pytest.mark.parametrize(

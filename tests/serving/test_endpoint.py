@@ -493,7 +493,7 @@ def test_plain_text_without_a_template():
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 2}, "n", "one answer a request"),
-    ({"messages": []}, "messages", "expected some"),
+    ({"messages": []}, "messages", "expected at least one message"),
     ({"messages": "hello"}, "messages", "expected a list, got a text"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", "got 'function'"),
     (
@@ -501,7 +501,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content[0]",
         "only parts of the type text are served, got 'image_url'",
     ),
-    ({"messages": [SAY, {"role": "assistant", "content": ""}]}, "messages", "expected some text"),
+    ({"messages": [SAY, {"role": "assistant", "content": ""}]}, "messages", "needs text and no tool calls"),
     ({"continue_final_message": True}, "messages", "it is the user's"),
     (
         {"messages": [SAY, {"role": "assistant", "content": "x"}], "continue_final_message": False},

@@ -171,8 +171,8 @@ def test_errors_are_those_that_the_client_knows():
                 assert full.value.code == "context_length_exceeded"
         for refused, ask in [
             ("n: expected 1 to 128", {"n": 1000}),
-            ("presence_penalty: is not served", {"presence_penalty": 0.5}),
-            ("response_format: is not served", {"response_format": {"type": "json_object"}}),
+            ("presence_penalty: not supported by this server", {"presence_penalty": 0.5}),
+            ("response_format: not supported by this server", {"response_format": {"type": "json_object"}}),
             ("top_logprobs: expected 0 to 20", {"logprobs": True, "top_logprobs": 50}),
         ]:
             with pytest.raises(openai.BadRequestError, match=refused):

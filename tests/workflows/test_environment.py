@@ -277,7 +277,7 @@ def test_seeds_of_training_and_tests_are_apart() -> None:
     assert [t.metadata["seed"] for t in train] == [0, 1, 2, 3, 4]
     assert not {t.id for t in train} & {t.id for t in tests}
     assert train[0].prompt == (Message("user", "Go."),)
-    with pytest.raises(OptionError, match="stay apart"):
+    with pytest.raises(OptionError, match="where the seeds of tests begin"):
         rlsdk.load("tasks", "seeds", start=999_999_999)()
 
 
