@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, get_args
 
+import attrs
 import click
 from rich.markup import escape
 from rich.table import Table
@@ -45,6 +46,12 @@ FAULTY = 1
 @click.option("--max-length", type=click.IntRange(1), help="With `model`: the model.max_length of the run.")
 @click.option("--renderer", default="template", show_default=True, help="With `model`: the model.renderer of the run.")
 @click.option("--trust-remote-code", is_flag=True, help="With `model`: run code that comes with it.")
+@click.option(
+    "--engine", help="With `model`: the engine that is compared with the learner.", show_default="transformers"
+)
+@click.option(
+    "--trace", is_flag=True, help="With `model`: find the first operation at which engine and learner differ."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def check(
@@ -59,19 +66,24 @@ def check(
     max_length: int | None,
     renderer: str,
     trust_remote_code: bool,
+    engine: str | None,
+    trace: bool,
     as_json: bool,
 ) -> None:
     """Check that the components of PLUGIN, a name or a Python file, keep the promises of their kinds.
 
-    `rlsdk check model PATH` checks the tokenizer, chat template and configuration of a model instead; its weights are
-    not read. For each property that does not hold it shows a small input that breaks it. Exit status: 0 all hold, 1
-    some do not, 2 there is no such plugin, component, option or model.
+    `rlsdk check model PATH` checks the tokenizer, chat template and configuration of a model instead and, if there are
+    weights, that an engine and the learner give the same logprobs; --trace shows where they begin to differ. For each
+    property that does not hold it shows a small input that breaks it. Exit status: 0 all hold, 1 some do not, 2 there
+    is no such plugin, component, option or model.
     """
     if path is not None:
         if plugin != "model":
             raise click.UsageError(f"expected one PLUGIN, or `model PATH`; got {plugin!r} and {path!r}")
+        if trace:
+            return _trace_model(context, path, engine, trust_remote_code, as_json)
         how = {"max_length": max_length, "renderer": Use(renderer), "trust_remote_code": trust_remote_code}
-        return _check_model(context, path, how, as_json)
+        return _check_model(context, path, how, engine, as_json)
     begun = time.monotonic()
     report = _report(plugin, files, kind, component, options, tasks)
     if as_json:
@@ -82,7 +94,8 @@ def check(
         context.exit(FAULTY)
 
 
-def _check_model(context: click.Context, path: str, how: Mapping[str, Any], as_json: bool) -> None:
+def _check_model(context: click.Context, path: str, how: Mapping[str, Any], engine: str | None, as_json: bool) -> None:
+    from rlsdk.testing.model_agreement import ENGINE, agreement
     from rlsdk.testing.model_check import check_model, open_subject
 
     try:
@@ -91,7 +104,8 @@ def _check_model(context: click.Context, path: str, how: Mapping[str, Any], as_j
         raise click.UsageError("; ".join(error.faults)) from error
     except PluginError as error:
         raise click.UsageError(f"--renderer: {error}") from error
-    properties = check_model(subject)
+    compared = agreement(subject, path, engine=engine or ENGINE, trust_remote_code=how["trust_remote_code"])
+    properties = [*check_model(subject), compared]
     ok = all(each.ok for each in properties)
     if as_json:
         described = [{"name": each.name, "ok": each.ok, "reason": each.reason} for each in properties]
@@ -103,6 +117,38 @@ def _check_model(context: click.Context, path: str, how: Mapping[str, Any], as_j
             table.add_row(f"[cyan]{each.name}[/cyan]", held, escape(each.reason))
         console().print(table)
     if not ok:
+        context.exit(FAULTY)
+
+
+def _trace_model(context: click.Context, path: str, engine: str | None, trust_remote_code: bool, as_json: bool) -> None:
+    from rlsdk.testing.model_agreement import ENGINE, traced
+    from rlsdk.testing.model_check import open_subject
+    from rlsdk.testing.model_trace import first_difference, pick
+
+    if engine not in (None, ENGINE):
+        raise click.UsageError(
+            f"--trace follows the modules of the engine {ENGINE!r}, got --engine {engine}; without --trace, its "
+            "logprobs are compared"
+        )
+    try:
+        operations = traced(open_subject(path, trust_remote_code=trust_remote_code), path, trust_remote_code)
+    except ConfigError as error:
+        raise click.UsageError("; ".join(error.faults)) from error
+    first = first_difference(operations)
+    if as_json:
+        # JSON has no infinity, which stands for outputs of different shapes
+        rows = [attrs.asdict(each) | {"difference": min(each.difference, 1e308)} for each in operations]
+        click.echo(json.dumps({"ok": first is None, "first": first and first.name, "operations": rows}, indent=2))
+    else:
+        table = Table("operation", "largest difference", "dtype", "shape", box=None, pad_edge=False)
+        for each in pick(operations):
+            colour = "red" if each is first else "cyan"
+            shape = " × ".join(map(str, each.shape))
+            table.add_row(f"[{colour}]{escape(each.name)}[/{colour}]", f"{each.difference:.3g}", each.dtype, shape)
+        console().print(table)
+        agree = f"engine and learner give the same numbers in all {len(operations)} operations"
+        console().print(f"\nfirst difference: {first.name}" if first else f"\n{agree}", soft_wrap=True, markup=False)
+    if first is not None:
         context.exit(FAULTY)
 
 

@@ -25,6 +25,8 @@ class ModelSection:
         head_dtype: Precision of the logits, in engines and learner alike: `model` computes them in `dtype`, `float32`
             in float32 from the same weights and hidden states. In bfloat16 most of the difference between engine and
             learner is rounding of logits; float32 costs a copy of the head in float32.
+        exact: Compute the logprobs of engine and learner bit for bit alike, so that their gap is exactly zero; on a CPU
+            in float32 with the engine `transformers`. Each rollout is read alone, padded to `max_length`.
         max_length: Tokens of prompt and response together.
         trust_remote_code: Run code that comes with the model; false unless you read that code.
         tokenizer: Folder or hub id of the tokenizer; null takes the model's.
@@ -40,6 +42,7 @@ class ModelSection:
     path: str
     dtype: DType = "float32"
     head_dtype: HeadDType = "model"
+    exact: bool = False
     max_length: int = 2048
     trust_remote_code: bool = False
     tokenizer: str | None = None

@@ -24,6 +24,7 @@ from rlsdk.contracts.generation import (
     Weights,
 )
 from rlsdk.contracts.optional import (
+    ComputesExactly,
     ExaminesModel,
     HasClock,
     HasMemory,
@@ -84,6 +85,7 @@ __all__ = [
     "Chat",
     "Closes",
     "Completion",
+    "ComputesExactly",
     "DType",
     "DrivesOtherCode",
     "Engine",

@@ -27,6 +27,7 @@ class Model:
         dtype: Dtype of the weights in computations.
         head_dtype: Precision of the logits: `model` computes them in `dtype`, `float32` from the same weights in
             float32.
+        exact: Compute logprobs as `rlsdk.exact` does, bit for bit alike in engine and learner.
         max_length: Tokens of prompt and response together.
         trust_remote_code: Run code that comes with the model.
         tokenizer: Folder or hub id of the tokenizer; left out, `path`.
@@ -37,6 +38,7 @@ class Model:
     path: str
     dtype: DType = "float32"
     head_dtype: HeadDType = "model"
+    exact: bool = False
     max_length: int = 2048
     trust_remote_code: bool = False
     tokenizer: str | None = None

@@ -75,6 +75,15 @@ class ExaminesModel(Protocol):
 
 
 @runtime_checkable
+class ComputesExactly(Protocol):
+    """Optional interface of an engine or learner that computes logprobs as `rlsdk.exact` does, if `Model.exact` is set."""
+
+    def exact_faults(self) -> Sequence[str]:
+        """Say which of the given options stand in the way: one sentence per reason, with its remedy."""
+        ...
+
+
+@runtime_checkable
 class ReplaysRouting(Protocol):
     """Optional interface of a learner whose actor chooses the experts in `batch.context["routed_experts"]`.
 

@@ -94,7 +94,7 @@ class Canary:
         """A sync without effect would stay below the tolerance for many small steps."""
         moved = float(np.abs(learner - own).max())
         # Later on, a step may be too small to show in 16 bits.
-        if self._moved and moved < _SHOWS * self._tolerance:
+        if self._moved and moved <= _SHOWS * self._tolerance:
             return
         for rank in sorted(theirs.keys() & engines.keys()):  # others came or went meanwhile
             if np.array_equal(theirs[rank], engines[rank]):

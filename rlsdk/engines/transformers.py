@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampled, Weights
+from rlsdk.contracts import ActorSpec, Completion, Finish, Model, Request, Sampled, Weights
 from rlsdk.conversion import from_checkpoint, shapes
 from rlsdk.engines.common import (
     StopStrings,
@@ -25,6 +25,7 @@ from rlsdk.engines.common import (
 )
 from rlsdk.engines.rows import Pending, RunningRows, room
 from rlsdk.errors import EngineError, ValueFault
+from rlsdk.exact import sequence_logprobs
 from rlsdk.marks import engine
 from rlsdk.weights import from_weights
 
@@ -107,6 +108,10 @@ class Transformers:
     def return_routing(self) -> None:
         """Have completions carry the experts that their tokens chose; called before `start`."""
         self._returns_routing = True
+
+    def exact_faults(self) -> Sequence[str]:
+        """Say which options stand in the way of `model.exact`."""
+        return ["compile: true fuses operations, which rounds otherwise than the learner; leave it out"] * self.compile
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything."""
@@ -191,7 +196,12 @@ class Transformers:
 
         Args:
             since: (id of the request, index) -> the first position that is wanted; no others are looked at.
+
+        Returns:
+            The new tokens; none with `Model.exact`, since logprobs are exact once a continuation has ended.
         """
+        if self._model.exact:
+            return []
         found: list[Sampled] = self._rows.sampled(since)
         return found
 
@@ -205,7 +215,7 @@ class Transformers:
         wanted = None if ids is None else set(ids)
         rows = self._rows
         ended = [
-            rows.take(r, int(rows.length[r]) + 1, "abort")
+            self._end(r, int(rows.length[r]) + 1, "abort")
             for r in rows.running.tolist()
             if wanted is None or rows.held[r].request.id in wanted
         ]
@@ -256,6 +266,8 @@ class Transformers:
         count, limit = len(token_ids), self._model.max_length
         if not 2 <= count <= limit:
             raise ValueFault(f"logprobs of {count} tokens; give at least 2 and at most model.max_length, {limit}")
+        if self._model.exact:
+            return sequence_logprobs(self._net, token_ids, limit, 1.0)
         with torch.inference_mode():
             ids = torch.as_tensor(np.array(token_ids), device=self._device)
             scores = self._net(ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
@@ -399,10 +411,22 @@ class Transformers:
         stopped = self._ends.table[rows.ends[where], tokens] | rows.stopped_by_text(where)
         full = at + 1 >= rows.limit[where]
         done = np.flatnonzero(stopped | full)
-        finished = [rows.take(int(where[i]), int(at[i]) + 1, "stop" if stopped[i] else "length") for i in done]
+        finished = [self._end(int(where[i]), int(at[i]) + 1, "stop" if stopped[i] else "length") for i in done]
         if finished:
             self._tidy()
         return finished
+
+    def _end(self, row: int, end: int, finish: Finish) -> Completion:
+        """End a row; what it sampled before position `end` is handed out, with the learner's logprobs in exact mode."""
+        rows, held = self._rows, self._rows.held[row]
+        sampling, start = held.request.sampling, int(rows.start[row])
+        whole = sampling.temperature == 0 or (sampling.top_p == 1 and sampling.top_k == 0)
+        if self._model.exact and whole:  # the learner knows no part of a vocabulary
+            tokens, width = rows.tokens[row, :end], self._model.max_length
+            found = sequence_logprobs(self._net, tokens, width, sampling.temperature or 1.0)
+            rows.logprobs[row, start:end] = found[start - 1 :]
+        completion: Completion = rows.take(row, end, finish)
+        return completion
 
     def _tidy(self) -> None:
         """Close the gaps once they cost more than a copy, unless waiting requests will fill them."""

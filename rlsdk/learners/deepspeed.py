@@ -63,7 +63,12 @@ class DeepSpeedLearner(DeepSpeedOptions):
         self._place, self._roles = place, roles
         self._ranks = Ranks.join(place.rank, place.world_size, place.device, place.master)
         self._passes = MicroBatchRunner.of(
-            self._ranks, self._clock, self.rows, self.micro_batch_tokens, sequence_parallel=self.sequence_parallel
+            self._ranks,
+            self._clock,
+            self.rows,
+            self.micro_batch_tokens,
+            sequence_parallel=self.sequence_parallel,
+            exact_width=roles.actor.max_length if roles.actor.exact else None,
         )
         import deepspeed
 

@@ -128,6 +128,17 @@ class DeepSpeedOptions:
         fault = replay_fault(model)
         return [fault] if fault else []
 
+    def exact_faults(self) -> Sequence[str]:
+        """Say which options stand in the way of `model.exact`."""
+        reasons = {
+            "compile: true fuses operations, which rounds otherwise than the engine": self.compile,
+            "lora multiplies by the adapter apart, the engine by merged weights": self.lora is not None,
+            f"sequence_parallel: {self.sequence_parallel} splits what the engine reads": self.sequence_parallel > 1,
+            f"rows: {self.rows} lays several rollouts out together": self.rows != "padded",
+            f"attention: {self.attention} sums in another order than the engine's sdpa": self.attention != "sdpa",
+        }
+        return [f"{reason}; leave it out" for reason, given in reasons.items() if given]
+
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything.
 

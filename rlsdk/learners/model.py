@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlsdk.contracts import Model
 from rlsdk.errors import LearnerError
-from rlsdk.learners.head import EntropyMode, Head
+from rlsdk.head import EntropyMode, Head
 from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import Prompts, RowStyle, TokenRows
 from rlsdk.routing import Routers
@@ -55,7 +55,11 @@ class PolicyModel(nn.Module):
         found: tuple[Tensor, Tensor | None, Tensor | None] = self.model.get_output_embeddings()(
             states, rows.targets, temperature, entropy, squares
         )
-        return found
+        if rows.kept is None:
+            return found
+        logprobs, entropies, squared = (None if each is None else each[rows.kept] for each in found)
+        assert logprobs is not None
+        return logprobs, entropies, squared
 
     def take_balance(self) -> Tensor | None:
         """Return the load-balancing loss of the latest pass, once; None if there is none."""
@@ -80,7 +84,7 @@ class Critic(nn.Module):
         """float32 `[t]`: values of the states in which the response tokens were chosen."""
         outputs = _outputs(self.model, rows)
         values: Tensor = self.value(_at_responses([output.last_hidden_state for output in outputs], rows))
-        return values[:, 0].float()
+        return values[:, 0].float() if rows.kept is None else values[rows.kept, 0].float()
 
 
 def _outputs(backbone: nn.Module, rows: TokenRows, routers: Routers | None = None) -> list[Any]:

@@ -17,7 +17,7 @@ from rlsdk.components import component_of
 from rlsdk.contracts import LossSpec, TrainBatch
 from rlsdk.errors import LearnerError
 from rlsdk.fields import UPDATE_FIELDS, names
-from rlsdk.learners.head import EntropyMode
+from rlsdk.head import EntropyMode
 from rlsdk.learners.memory import Gather, Memory
 from rlsdk.learners.metrics import MetricAccumulator, add_component_metrics
 from rlsdk.plugins import ComponentRef, Plugins

@@ -11,7 +11,7 @@ import numpy as np
 from rlsdk.contracts import Model, TrainBatch
 from rlsdk.learners.microbatch import plan
 from rlsdk.learners.ranks import Ranks
-from rlsdk.learners.rows import RowStyle, TokenRows, empty_rows, read_lengths, to_rows
+from rlsdk.learners.rows import RowStyle, TokenRows, empty_rows, read_lengths, to_exact_row, to_rows
 from rlsdk.learners.zero import PhaseTimer
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class MicroBatchRunner:
         style: Row style.
         budget: Token budget of a micro-batch on each rank that runs it, padding included.
         sequences: Ranks that share each rollout; None if rollouts are not shared.
+        exact_width: `model.max_length` where logprobs are exact: each rollout is a micro-batch of its own; else None.
     """
 
     ranks: Ranks
@@ -37,14 +38,22 @@ class MicroBatchRunner:
     style: RowStyle
     budget: int
     sequences: Sequences | None = None
+    exact_width: int | None = None
 
     @classmethod
     def of(
-        cls, ranks: Ranks, clock: PhaseTimer, style: RowStyle, budget: int, *, sequence_parallel: int
+        cls,
+        ranks: Ranks,
+        clock: PhaseTimer,
+        style: RowStyle,
+        budget: int,
+        *,
+        sequence_parallel: int,
+        exact_width: int | None = None,
     ) -> MicroBatchRunner:
         """Passes in which so many ranks share each rollout; a collective where that is more than one."""
         if sequence_parallel == 1:
-            return cls(ranks, clock, style, budget)
+            return cls(ranks, clock, style, budget, exact_width=exact_width)
         from rlsdk.learners.ulysses import Sequences
 
         return cls(ranks, clock, style, budget, Sequences.join(ranks, sequence_parallel))
@@ -69,6 +78,8 @@ class MicroBatchRunner:
 
     def plan(self, batch: TrainBatch) -> list[np.ndarray]:
         """Rollouts (int64) of each of this rank's micro-batches; none for no rollouts."""
+        if self.exact_width is not None:
+            return plan(read_lengths(batch), 1)
         packed, pairs = self.style == "packed", batch.rollouts.get("pairs")
         return plan(read_lengths(batch), self.budget * self.shared_by, packed=packed, pairs=pairs)
 
@@ -82,12 +93,15 @@ class MicroBatchRunner:
         """
         for i in range(count):
             part = batch.select(parts[i]) if i < len(parts) else None
-            rows = empty_rows(self.style) if part is None else to_rows(part, self.style)
+            rows = empty_rows(self.style) if part is None else self._rows(part)
             if self.sequences is None:
                 yield part, rows.to(self.ranks.device)
                 continue
             for turn, each in enumerate(self.sequences.turns(rows)):
                 yield part if turn == self.sequences.rank else None, each.to(self.ranks.device)
+
+    def _rows(self, batch: TrainBatch) -> TokenRows:
+        return to_rows(batch, self.style) if self.exact_width is None else to_exact_row(batch, self.exact_width)
 
     def forward(
         self, run: Callable[[TokenRows], Mapping[str, Tensor]], batch: TrainBatch, fields: Sequence[str]
@@ -128,5 +142,6 @@ class MicroBatchRunner:
             loss_mask=np.ones(len(token_ids) - 1, bool),
         )
         with torch.no_grad():
-            logprobs = self.run(model, to_rows(batch, "padded").to(self.ranks.device), 1.0, "none")[0]
+            rows = to_rows(batch, "padded") if self.exact_width is None else to_exact_row(batch, self.exact_width)
+            logprobs = self.run(model, rows.to(self.ranks.device), 1.0, "none")[0]
         return np.asarray(logprobs.float().cpu().numpy())

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 import numpy as np
 
+from rlsdk.exact import padded_sequence
+
 if TYPE_CHECKING:
     import torch
 
@@ -47,6 +49,7 @@ class TokenRows:
         prompts: Shared prompts that the rows continue; None where each row holds its own prompt.
         routing: Experts that the tokens choose, int16 `[tokens, layers, k]` for the flattened rows, shared prompts
             before them; -1 leaves a choice to the model's router. None: all are left to it.
+        kept: Results that are wanted, as indices into those of `targets`, int64; None for all.
     """
 
     input_ids: torch.Tensor
@@ -55,14 +58,16 @@ class TokenRows:
     targets: torch.Tensor
     prompts: Prompts | None = None
     routing: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> TokenRows:
         """Copy the rows to another device."""
         positions = None if self.position_ids is None else self.position_ids.to(device)
         prompts = None if self.prompts is None else self.prompts.to(device)
         routing = None if self.routing is None else self.routing.to(device)
+        kept = None if self.kept is None else self.kept.to(device)
         states, targets = self.states.to(device), self.targets.to(device)
-        return TokenRows(self.input_ids.to(device), positions, states, targets, prompts, routing)
+        return TokenRows(self.input_ids.to(device), positions, states, targets, prompts, routing, kept)
 
 
 def read_lengths(batch: TrainBatch) -> np.ndarray:
@@ -110,6 +115,21 @@ def _routing(batch: TrainBatch, count: int, places: np.ndarray, tokens: np.ndarr
     found = np.full((count, *chosen.shape[1:]), -1, np.int16)
     found[places] = chosen[tokens]
     return torch.from_numpy(found)
+
+
+def to_exact_row(batch: TrainBatch, width: int) -> TokenRows:
+    """Lay out one rollout as `rlsdk.exact` says: padded to `width`, with results of all positions; few are kept.
+
+    Args:
+        batch: One rollout.
+        width: `model.max_length`.
+    """
+    import torch
+
+    input_ids, targets = padded_sequence(batch.token_ids, width)
+    first = int(batch.starts[0]) - 1
+    kept = torch.arange(first, first + int(batch.responses[0]))
+    return TokenRows(input_ids, None, torch.arange(width), targets, kept=kept)
 
 
 def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tensor) -> TokenRows:

@@ -21,6 +21,7 @@ from rlsdk.engines.common import end_ids, open_tokenizer
 from rlsdk.errors import ConfigError, OptionError, RlsdkError, UnreachableDataError, described
 from rlsdk.plugins import ComponentRef
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
+from rlsdk.readiness.exact import exact_faults
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import opened
 from rlsdk.types import Message, Task
@@ -147,6 +148,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
     built = skeleton(plan, download=starts)
     if (net := built[0]) is not None:
         found.faults += [PlanFinding(*fault) for fault in model_faults(plan, net, trains=trains)]
+    found.faults += [PlanFinding(*fault) for fault in exact_faults(plan, net)]
     tasks = [
         found.source(f"tasks.{section}" + (f"[{i}]" if len(sources) > 1 else ""), source, codec)
         for section, sources in (("train", plan.tasks_train), ("eval", plan.tasks_eval))

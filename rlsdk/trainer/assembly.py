@@ -209,7 +209,7 @@ def explorer_of(
         streams=_streams(plan, tasks, codec),
         canary=Canary(
             _canary_tokens(codec, tasks[0], min(config.canary.tokens, config.model.max_length - 1)),
-            config.canary.tolerance or TOLERANCE[config.model.dtype],
+            0.0 if config.model.exact else config.canary.tolerance or TOLERANCE[config.model.dtype],
         ),
     )
 

@@ -153,6 +153,19 @@ def staleness_metrics(versions: np.ndarray, step: int, *, spread: bool) -> dict[
     return metrics
 
 
+def gap_metric(learner: np.ndarray, engine: np.ndarray, current: np.ndarray) -> dict[str, float]:
+    """Return the greatest difference between the logprobs of learner and engine under the same weights; empty for none.
+
+    Args:
+        learner: float32 `[t]`, nats.
+        engine: float32 `[t]`, nats.
+        current: bool `[t]`, True where a trained token was sampled by the weights that the learner holds.
+    """
+    if not current.any():
+        return {}
+    return {"actor/gap": float(np.abs(learner[current].astype(np.float64) - engine[current]).max())}
+
+
 def decode_rates(
     seconds: float, steps: float, running: float, running_squared: float, running_seconds: float
 ) -> dict[str, float]:

@@ -35,6 +35,7 @@ from rlsdk.trainer.ledger import entries_of, final_states, used_entry, used_of
 from rlsdk.trainer.metrics import (
     RunTimes,
     Timer,
+    gap_metric,
     reward_metrics,
     rollout_metrics,
     skipped_updates,
@@ -283,6 +284,9 @@ class Trainer:
             trained = batch.arrays.loss_mask[:count]
             metrics[NONZERO] = float(np.mean(tokens["advantages"][:count][trained] != 0))
             versions = tokens["policy_versions"][:count][trained]
+            if self.plan.config.old_logprobs == "learner":
+                current = trained & (tokens["policy_versions"][:count] == self.version)
+                metrics |= gap_metric(tokens["old_logprobs"][:count], tokens["behaviour_logprobs"][:count], current)
             metrics |= staleness_metrics(versions, self.version, spread=self.runs_ahead)
             metrics |= routing_metrics(batch.arrays)
         return metrics

@@ -20,7 +20,7 @@ def naive(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> 
 
 
 def chunked(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    from rlsdk.learners.head import token_logprobs
+    from rlsdk.head import token_logprobs
 
     return token_logprobs(hidden, weight, targets, entropy="gradient")[:2]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlsdk.engines.heads import ExactHead
-from rlsdk.learners.head import token_logprobs
+from rlsdk.head import token_logprobs
 
 pytestmark = pytest.mark.gpu
 TOKENS, HIDDEN, VOCABULARY = 2048, 896, 151_936

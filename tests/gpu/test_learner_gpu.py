@@ -11,7 +11,7 @@ import torch
 
 from rlsdk.batch import LossInputs
 from rlsdk.contracts import ActorSpec, LossSpec, Model, Roles, TrainBatch
-from rlsdk.learners.head import token_logprobs
+from rlsdk.head import token_logprobs
 from rlsdk.marks import policy_loss
 
 pytestmark = pytest.mark.gpu

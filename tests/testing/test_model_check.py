@@ -229,7 +229,7 @@ def test_the_command_reads_a_folder(tmp_path: Path) -> None:
     result = command("model", str(tmp_path), "--json")
     told = json.loads(result.stdout)
     assert result.exit_code == 0 and told["ok"] is True
-    assert [each["name"] for each in told["properties"]] == list(PROPERTIES)
+    assert [each["name"] for each in told["properties"]] == [*PROPERTIES, "logprobs"]
     assert all(set(each) == {"name", "ok", "reason"} for each in told["properties"])
     result = command("model", str(tmp_path), "--max-length", "1024")
     assert result.exit_code == 1 and "above the model's 512 positions" in " ".join(result.output.split())

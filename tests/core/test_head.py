@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from rlsdk.learners.head import Head, token_logprobs
+from rlsdk.head import Head, token_logprobs
 
 
 def naive(

@@ -49,11 +49,16 @@ def token_logprobs(
     if exact:
         hidden, weight = _at_least_float32(hidden), _at_least_float32(weight)
         bias = None if bias is None else _at_least_float32(bias)
-    rows = chunk or max(1, CHUNK_ELEMENTS // max(weight.shape[0], 1))
+    rows = chunk or _even_chunk(len(targets), max(1, CHUNK_ELEMENTS // max(weight.shape[0], 1)))
     logprobs, found, squared = _Chunked.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, targets, float(temperature), entropy, squares, min(rows, max(len(targets), 1))
     )
     return logprobs, found, squared
+
+
+def _even_chunk(count: int, most: int) -> int:
+    """Rows of a chunk when `count` rows are split evenly: a last chunk of one row would be summed by another kernel."""
+    return max(1, -(-count // max(1, -(-count // most))))
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

@@ -1,0 +1,74 @@
+"""Logprobs that engine and learner compute bit for bit alike: `model.exact`, on a CPU in float32.
+
+A float32 product is summed in an order that depends on its shape: on how many rows are read at once, on padding, on the
+length of a cache, on the end of a conversation that goes on. So each sequence is read alone, padded on the right to
+`model.max_length`: all passes have one shape, and causal attention keeps what stands on the right out of every result
+that is used. Both sides read the same tokens through the same backbone and the same head, in the same chunks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def padded_sequence(token_ids: np.ndarray, width: int) -> tuple[Tensor, Tensor]:
+    """Lay out a sequence for a pass of the one shape that exact logprobs have.
+
+    Args:
+        token_ids: int64 `[k]`, at most `width`.
+        width: `model.max_length`.
+
+    Returns:
+        Tokens with zeros on the right, int64 `[1, width]`, and the token after each of them, int64 `[width]`.
+    """
+    import torch
+
+    plane = np.zeros(width + 1, np.int64)
+    plane[: len(token_ids)] = token_ids
+    return torch.from_numpy(plane[None, :-1].copy()), torch.from_numpy(plane[1:].copy())
+
+
+def sequence_logprobs(net: Any, token_ids: np.ndarray, width: int, temperature: float) -> np.ndarray:
+    """Compute the logprobs of a sequence as the learner computes them.
+
+    Args:
+        net: A causal language model of transformers.
+        token_ids: int64 `[k]`, at most `width`.
+        width: `model.max_length`.
+        temperature: Divisor of the logits; above 0.
+
+    Returns:
+        float32 `[k - 1]`, in nats, of each token given those before it.
+    """
+    import torch
+
+    from rlsdk.head import token_logprobs
+
+    head = net.get_output_embeddings()
+    with torch.no_grad():
+        input_ids, targets = padded_sequence(token_ids, width)
+        states = net.base_model(input_ids=input_ids, position_ids=None, use_cache=False).last_hidden_state[0]
+        bias = getattr(head, "bias", None)
+        found = token_logprobs(states, head.weight, targets, bias=bias, temperature=temperature)[0]
+    return np.asarray(found[: len(token_ids) - 1].numpy())
+
+
+def architecture_fault(config: Any) -> str | None:
+    """Say why a model has no exact logprobs; None if it has them.
+
+    Args:
+        config: Configuration of the text model.
+    """
+    if any(getattr(config, name, None) for name in _EXPERTS):
+        return (
+            f"model type {config.model_type!r} has experts, each of which reads as many tokens at once as chose it: "
+            "the shape of its products depends on the other tokens of a conversation"
+        )
+    return None
