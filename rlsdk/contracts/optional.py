@@ -76,7 +76,7 @@ class ExaminesModel(Protocol):
 
 @runtime_checkable
 class ComputesExactly(Protocol):
-    """Optional interface of an engine or learner that computes logprobs as `rlsdk.exact` does, if `Model.exact` is set."""
+    """Optional interface of an engine or learner that computes logprobs as `rlsdk.exact` does if the model says so."""
 
     def exact_faults(self) -> Sequence[str]:
         """Say which of the given options stand in the way: one sentence per reason, with its remedy."""
