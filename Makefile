@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves lint types layers docs
+.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves lint types layers docs configuration
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -58,6 +58,9 @@ layers: $(STAMP)  ## import-linter: which module may import which
 
 docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+configuration: $(STAMP)  ## write docs/configuration.md and docs/rlsdk.schema.json from docstrings and signatures
+	@$(BIN)/python tools/docs_configuration.py
 
 # One OpenMP thread for each process: tests start several at once, and waiting threads spin. Tests are dealt out by file,
 # those of the engines and of the learners that start the stack by folder, since they share processes (tests/conftest.py).

@@ -14,6 +14,7 @@ from rlsdk.cli.lazy import LazyGroup
 
 COMMANDS = {
     "check": "Check a plugin's components, or a model's tokenizer and chat template.",
+    "config": "Show every key of a configuration, with its type, default, unit and meaning.",
     "data": "Make data sets, and look at them.",
     "debug": "Serve a configuration's engine, and try its workflow on one task, without a training.",
     "doctor": "Look at this machine: what is missing, and what to do about it.",

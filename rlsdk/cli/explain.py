@@ -12,13 +12,17 @@ from typing import Any
 
 import attrs
 import click
+from rich.table import Table
+from rich.text import Text
 
 from rlsdk import preflight
+from rlsdk.cli.arithmetic import batch, memory
 from rlsdk.cli.lazy import WRONG_INPUT
-from rlsdk.cli.listing import brief, console
+from rlsdk.cli.listing import brief, console, show
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.components import Use
 from rlsdk.config import Plan, TaskSource, check
+from rlsdk.config.origins import Origin, origins
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import ConfigError
 from rlsdk.plugins import ComponentRef, short_name
@@ -37,8 +41,9 @@ NEVER_RUN = (
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--full", is_flag=True, help="Show every value and where it comes from, the batch arithmetic and memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(config: Path, settings: tuple[str, ...], files: tuple[str, ...], as_json: bool) -> None:
+def explain(config: Path, settings: tuple[str, ...], files: tuple[str, ...], full: bool, as_json: bool) -> None:
     """Check the YAML file CONFIG with the settings KEY=VALUE, and say what it would run; nothing starts.
 
     A fault is wrong anywhere, and the exit status is 2. A warning is wrong on this machine: no GPU, no package, a model
@@ -53,11 +58,17 @@ def explain(config: Path, settings: tuple[str, ...], files: tuple[str, ...], as_
         sys.exit(WRONG_INPUT)
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output
         found = examine(plan, starts=False)
+    told: dict[str, Any] = describe(plan)
+    if full:
+        told |= {"batch": batch(plan), "memory": memory(plan, found.disk)}
     if as_json:
-        _print_json(describe(plan), found.faults, found.warnings, found.disk)
+        values = [attrs.asdict(each, recurse=False) for each in origins(config, settings, plan)] if full else None
+        _print_json(told, found.faults, found.warnings, found.disk, values)
         sys.exit(WRONG_INPUT if found.faults else 0)
     if not found.faults:
-        _print({**describe(plan), **({"disk": in_words(plan, found.disk)} if found.disk else {})})
+        _print({**told, **({"disk": in_words(plan, found.disk)} if found.disk else {})})
+        if full:
+            _print_values(origins(config, settings, plan))
     for warning in found.warnings:
         click.echo(f"rlsdk: warning: {warning}", err=True)
     if found.faults:
@@ -75,11 +86,23 @@ def _print_json(
     faults: Sequence[PlanFinding],
     warnings: Sequence[PlanFinding] = (),
     disk: DiskEstimate | None = None,
+    values: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     sizes = disk and {**attrs.asdict(disk), "total": disk.total, "needed": disk.needed}
     listed = {"faults": [*map(attrs.asdict, faults)], "warnings": [*map(attrs.asdict, warnings)]}
-    found = {**listed, "plan": plan, "disk": sizes}
+    found = {**listed, "plan": plan, "disk": sizes, **({} if values is None else {"values": values})}
     click.echo(json.dumps(found, indent=2, default=str))
+
+
+def _print_values(found: Sequence[Origin]) -> None:
+    """Print each value with its origin, in two columns that wrap."""
+    table = Table(box=None, pad_edge=False, show_header=False, title="values", title_justify="left", title_style="bold")
+    table.add_column(ratio=3, overflow="fold")
+    table.add_column(ratio=2, overflow="fold", style="dim")
+    for each in found:
+        value = json.dumps(each.value) if each.value == "" or "\n" in str(each.value) else brief(each.value)
+        table.add_row(Text(f"  {each.path}: {value}"), Text(each.origin))
+    show(table)
 
 
 def _print(plan: Mapping[str, Mapping[str, Any]]) -> None:
@@ -121,6 +144,7 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             "trained first": _reference(plan.buffer),
             "engine": _reference(plan.engine) if plan.needs_engine else "none: nothing is generated",
         },
+        **_around(plan),
         "learner": {
             "learner": _reference(plan.learner),
             "reference model": plan.needs_reference,
@@ -132,6 +156,38 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             name: f"{mark['distribution'] or 'file'} {mark['version']} {mark['source'][:12]}".replace("  ", " ")
             for name, mark in plan.code.items()
         },
+    }
+
+
+def _around(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Describe what happens around the steps: sampling, evaluation, checkpoints, trackers."""
+    config, evaluation, saved = plan.config, plan.config.eval, plan.config.checkpoint
+    times = [
+        *(["before the first step"] if evaluation.before else []),
+        *([f"every {evaluation.every} steps"] if evaluation.every else []),
+        *(["after the last step"] if evaluation.after else []),
+    ]
+    limit = f", {evaluation.limit} tasks of each source" if evaluation.limit else ""
+    sampling = {
+        "temperature": config.sampling.temperature,
+        "longest answer": f"{config.sampling.max_tokens} tokens",
+        "longest prompt": f"{config.max_prompt_tokens} tokens; longer ones are "
+        + ("dropped" if config.long_prompts == "drop" else "an error"),
+        **({"stop": [json.dumps(text) for text in config.sampling.stop]} if config.sampling.stop else {}),
+    }
+    return {
+        **({"sampling": sampling} if plan.sampled else {}),
+        "evaluation": {
+            "when": f"{', '.join(times)}{limit}" if plan.tasks_eval and times else "never",
+            **({"answers": f"one greedy, {evaluation.samples} sampled for each task"} if plan.tasks_eval else {}),
+        },
+        "checkpoint": {
+            "saved": f"{f'every {saved.every} steps and ' if saved.every else ''}after the last step",
+            "kept": saved.keep,
+            "exported": {"last": "the last one", "every": "every one", "never": "none"}[saved.export],
+            "rollouts": f"every {config.save_rollouts} steps" if config.save_rollouts else "not saved",
+        },
+        "trackers": {"metrics": ["metrics.jsonl", *(_reference(tracker) for tracker in plan.trackers)]},
     }
 
 

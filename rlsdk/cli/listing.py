@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
-from rich.console import Console
+import click
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from rlsdk.components import Component, Use, component_of
+from rlsdk.config import defaults
 from rlsdk.errors import PluginError
 from rlsdk.kinds import Kind
 from rlsdk.options import Option
 from rlsdk.plugins import CORE, PluginEntry, Plugins
 
 WIDTH = 160
-"""Columns where output goes to a file or another program."""
+"""Columns of tables of data where neither a terminal nor COLUMNS limits them."""
+TEXT_WIDTH = 100
+"""Columns of tables of text in that case."""
 
 
 @attrs.frozen
@@ -118,7 +123,7 @@ def _describe_component(plugin: str, component: Component) -> dict[str, Any]:
 
 
 def _describe_option(option: Option) -> dict[str, Any]:
-    default = None if option.required else _plain(option.default)
+    default = None if option.required else plain(option.default)
     return {
         "name": option.name,
         "type": option.type_name,
@@ -129,52 +134,101 @@ def _describe_option(option: Option) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A default as JSON can hold it."""
     if isinstance(value, Use):
-        return {"use": _plain(value.name), **{k: _plain(v) for k, v in value.options.items()}}
+        return {"use": plain(value.name), **{k: plain(v) for k, v in value.options.items()}}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def console() -> Console:
-    """Standard output; wide where no terminal limits it."""
-    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+def console(unlimited: int = WIDTH) -> Console:
+    """Return standard output, as wide as the terminal or, without one, as COLUMNS says.
+
+    Args:
+        unlimited: Columns if neither is there.
+    """
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else unlimited
+    return Console(width=width, highlight=False)
+
+
+def show(content: RenderableType, unlimited: int = TEXT_WIDTH) -> None:
+    """Print to standard output, without the blanks that fill the lines of a table.
+
+    Args:
+        content: What to print.
+        unlimited: Columns if neither a terminal nor COLUMNS limits them.
+    """
+    out = console(unlimited)
+    with out.capture() as written:
+        out.print(content)
+    click.echo("\n".join(line.rstrip() for line in written.get().splitlines()))
 
 
 def print_entries(entries: Sequence[tuple[PluginEntry, str]]) -> None:
     """Show plugins as a table."""
-    table = Table("plugin", "distribution", "version", "status", box=None, pad_edge=False)
+    table = Table("plugin", box=None, pad_edge=False)
+    for name in ("distribution", "version", "status"):
+        table.add_column(name, overflow="fold")
     for entry, broken in entries:
         status = f"[red]broken: {escape(broken)}[/red]" if broken else ""
         origin = entry.module if entry.file else entry.distribution
         table.add_row(escape(entry.name), escape(origin), escape(entry.version), status)
-    console().print(table)
+    show(table, WIDTH)
 
 
-def print_offers(offers: Offers) -> None:
-    """Show components as a table, with a row for each option, and what is broken."""
-    out = console()
+def print_offers(offers: Offers, usual: Mapping[str, Any]) -> None:
+    """Show components as a table, with a row for each option, and what is broken.
+
+    Args:
+        offers: What to show.
+        usual: Defaults of the usual algorithm: those that another shares with it are left out.
+    """
     kinds = dict.fromkeys(component.kind for _, component in offers.components)
+    listed = [full_name(*pair) for pair in offers.components if pair[1].kind == "algorithm"]
+    explained = defaults.ALGORITHM.name in listed  # its fields are shown there with their meaning, and once is enough
     for kind in kinds:
         table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
         for plugin, component in offers.components:
             if component.kind == kind:
-                _add_component(table, plugin, component)
-        out.print(table)
+                _add_component(table, plugin, component, usual, explained=explained)
+        show(table)
     if not offers.components and not offers.broken:
-        out.print("no components")
+        show("no components")
     for entry, cause in offers.broken:
-        out.print(f"{escape(entry.name)} ({escape(entry.origin)})  [red]broken: {escape(cause)}[/red]")
+        show(f"{escape(entry.name)} ({escape(entry.origin)})  [red]broken: {escape(cause)}[/red]")
 
 
-def _add_component(table: Table, plugin: str, component: Component) -> None:
-    table.add_row(f"[cyan]{escape(full_name(plugin, component))}[/cyan]", escape(component.summary))
-    values = parts(component)
-    for option in component.options:
+def unlike(component: Component, usual: Mapping[str, Any]) -> list[Option]:
+    """The options of an algorithm whose defaults differ from those of another one; all options of other kinds.
+
+    Args:
+        component: The component.
+        usual: Name -> default of the other algorithm's options; empty to take all.
+    """
+    return [o for o in component.options if o.name not in usual or o.required or usual[o.name] != o.default]
+
+
+def usual_options(plugins: Plugins) -> dict[str, Any]:
+    """Name -> default of the options of the algorithm that a run has if it names none."""
+    component = plugins.component(plugins.reference("algorithm", defaults.ALGORITHM.name))
+    return {option.name: option.default for option in component.options}
+
+
+def _add_component(
+    table: Table, plugin: str, component: Component, usual: Mapping[str, Any], *, explained: bool
+) -> None:
+    name, values = full_name(plugin, component), parts(component)
+    shared = usual if component.kind == "algorithm" and name != defaults.ALGORITHM.name else {}
+    options = unlike(component, shared)
+    like = f" [dim](otherwise as {defaults.ALGORITHM.name})[/dim]" if len(options) < len(component.options) else ""
+    table.add_row(f"[cyan]{escape(name)}[/cyan]", f"{escape(component.summary)}{like}")
+    for option in options:
         given = ", required" if option.required else f" = {brief(option.default)}"
         kind = f"{option.type_name} or schedule" if option.schedule else option.type_name
         value = values.get(option.name, f"{kind}{given}")
-        table.add_row(f"  {escape(option.name)}", f"{escape(value)}  [dim]{escape(option.help)}[/dim]")
+        meaning = "" if explained and option.name in shared else f"  [dim]{escape(option.help)}[/dim]"
+        table.add_row(f"  {escape(option.name)}", f"{escape(value)}{meaning}")

@@ -16,8 +16,9 @@ from rlsdk.plugins import Plugins
 @click.command()
 @click.argument("what", metavar="[KIND|NAME]", required=False)
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--all", "whole", is_flag=True, help="Of algorithms, show also the defaults that they share with grpo.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plugins(what: str | None, files: tuple[str, ...], as_json: bool) -> None:
+def plugins(what: str | None, files: tuple[str, ...], whole: bool, as_json: bool) -> None:
     """List plugins, and the components and options that they offer.
 
     Without an argument: every plugin, from package metadata alone. KIND (such as reward) lists the components of that
@@ -35,7 +36,7 @@ def plugins(what: str | None, files: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(listing.describe(offers), indent=2, default=str))
     else:
-        listing.print_offers(offers)
+        listing.print_offers(offers, {} if whole else listing.usual_options(found))
 
 
 def _offers(found: Plugins, what: str) -> listing.Offers:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,9 @@ class _Step(click.ParamType[int]):
 )
 @click.option("--overwrite", is_flag=True, help="Delete what an earlier run left in the run's folder.")
 @click.option("--allow-changes", is_flag=True, help="Resume with settings that make it another training, too.")
+@click.option(
+    "--show", type=click.IntRange(min=0), metavar="N", default=0, help="Print N rollouts after each step: text, reward."
+)
 @click.option("--host", help="--mode serve: address to listen at.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="--mode serve: port; 0: any free one.  [default: 8000]")
 @click.option("--served-name", "name", metavar="NAME", help="--mode serve: the model's name.  [default: model.path]")
@@ -74,6 +78,7 @@ def train(
     resume: bool | int,
     overwrite: bool,
     allow_changes: bool,
+    show: int,
     as_json: bool,
     **server: Any,
 ) -> None:
@@ -93,6 +98,8 @@ def train(
     server = {name: value for name, value in server.items() if value is not None}
     if server and mode != "serve":
         raise click.UsageError("--host, --port, --served-name and --api-key are for --mode serve.")
+    if show and mode != "both":
+        raise click.UsageError("--show is for a training in one program; `rlsdk rollouts RUN` shows those of others.")
     if mode not in ("both", "train"):
         if resumes or overwrite:
             raise click.UsageError(f"--mode {mode} writes no checkpoints; leave --resume and --overwrite out.")
@@ -113,7 +120,7 @@ def train(
 
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output, which is the summary's
         plan = (check_resumed if resumes else check)(config, settings, files)
-        begin = train_apart if mode == "train" else run
+        begin = train_apart if mode == "train" else partial(run, show=show)
         summary = begin(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
     if as_json:
         click.echo(json.dumps(summary, indent=2, default=str))

@@ -97,6 +97,8 @@ def ray_cluster(plan: Plan) -> Iterator[int]:
     if address is not None:
         address.join(**quiet)
     else:
+        # At every start Ray says whether it asks for a token; that is noise for a cluster on loopback.
+        logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
         actors = placement.engines + placement.learners
         cpus = max(os.cpu_count() or 1, actors)
         with _on_loopback():

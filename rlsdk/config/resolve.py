@@ -25,6 +25,7 @@ from rlsdk.config.parts import (
     reward_readers,
     with_lengths,
 )
+from rlsdk.config.paths import found_beside
 from rlsdk.config.rules import compared_with_nothing, cross_checks, limits
 from rlsdk.config.schema import (
     COMPONENT_KEYS,
@@ -172,7 +173,7 @@ def check(
     """Read and check a configuration; nothing is started.
 
     Args:
-        source: A YAML file, or a mapping.
+        source: A YAML file, or a mapping. Relative paths in it are looked for in the working folder, then beside it.
         overrides: `key=value` texts.
         plugins: Files of plugins, beside those that the configuration names.
 
@@ -184,6 +185,8 @@ def check(
     except ConfigError as error:
         raise ConfigError(explained(source, {}, error.faults)) from error
     tree = normalise(tree)
+    if not isinstance(source, Mapping):
+        tree = found_beside(tree, Path(source))
     broken = {fault.partition(":")[0] for fault in faults}
     values, wrong = structure(tree, RunConfig)
     faults += [f"{path.lstrip('.')}: {text}" for path, text in wrong if path.lstrip(".") not in broken]

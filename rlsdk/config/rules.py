@@ -162,7 +162,8 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
         (not 0 <= share <= 1, f"max_invalid: a share between 0 and 1, got {share}"),
         (
             not is_hub_id and not (Path(path).expanduser() / "config.json").is_file(),
-            f"model.path: there is no folder {path!r} with a config.json (nor does it read as a hub id, ORG/NAME)",
+            f"model.path: there is no folder {path!r} with a config.json, neither in the working folder "
+            f"({Path.cwd().name}/) nor beside the configuration (nor does it read as a hub id, ORG/NAME)",
         ),
     ]
 

@@ -62,6 +62,16 @@ class SizesCheckpoints(Protocol):
 
 
 @runtime_checkable
+class LimitsMicroBatches(Protocol):
+    """A learner that divides its share of an optimiser step into forward passes of a limited size."""
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Greatest number of tokens of one forward pass."""
+        ...
+
+
+@runtime_checkable
 class ExaminesModel(Protocol):
     """Optional interface of an engine or learner that knows before it starts whether it can run a model."""
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 SHOWN = (
@@ -53,13 +62,25 @@ ProgressSource = Callable[[], Mapping[str, SourceProgress]]
 
 
 def source_lines(sources: Mapping[str, SourceProgress]) -> list[str]:
-    """Return one line of counts for each task source."""
+    """Return a line for each source of tasks with the counts that are not zero; none for a source without such."""
     width = max(map(len, sources), default=0)
-    return [
-        f"{name:{width}}  target {s.target:,}  available {s.available:,}  in flight {s.scheduled:,}"
-        f"  filtered {s.filtered:,}  stale {s.expired:,}"
+    counts = {
+        name: {"available": s.available, "in flight": s.scheduled, "filtered": s.filtered, "stale": s.expired}
         for name, s in sources.items()
-    ]
+    }
+    told = {name: [f"{label} {count:,}" for label, count in each.items() if count] for name, each in counts.items()}
+    return [f"{name:{width}}  {'  '.join(each)}" for name, each in told.items() if each]
+
+
+def fitting(parts: Sequence[str], room: int) -> str:
+    """Join as many of the parts as fit into a number of columns, the first ones first."""
+    shown = ""
+    for part in parts:
+        longer = f"{shown}  {part}" if shown else part
+        if len(longer) > room:
+            break
+        shown = longer
+    return shown
 
 
 class _Live(Progress):
@@ -69,32 +90,51 @@ class _Live(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
-        yield from (Text(line, style="dim") for line in source_lines(self.sources()))
+        for line in source_lines(self.sources()):
+            yield Text(line, style="dim", no_wrap=True, overflow="ellipsis")
+
+
+class _Metrics(ProgressColumn):
+    """The metrics of the last step, as many as fit beside step and time, which are always shown."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        super().__init__()
+        self._console = console
+        self._fixed = len(f"step {total}/{total} ") + len(" 0:00:00 left 0:00:00")
+
+    def render(self, task: Task) -> Text:
+        """Return the text for the width that the terminal has now."""
+        room = self._console.width - self._fixed - bar_width(self._console.width)
+        return Text(fitting(task.fields["shown"], room), no_wrap=True)
+
+
+def bar_width(columns: int) -> int:
+    """Return the width of the bar in a terminal of so many columns."""
+    return 20 if columns >= 120 else 10 if columns >= 80 else 4
 
 
 class ProgressLine:
-    """Shows a bar in a terminal, and elsewhere a line every few steps, so that log files stay readable."""
+    """A bar in a terminal; elsewhere a line for each step, which a log file keeps."""
 
-    def __init__(self, console: Console, total: int, done: int, every: int, sources: ProgressSource = dict) -> None:
+    def __init__(self, console: Console, total: int, done: int, sources: ProgressSource = dict) -> None:
         """Start the display.
 
         Args:
             console: Console to print to.
             total: Number of steps of the run.
             done: Number of steps already completed.
-            every: Steps between lines when there is no terminal.
             sources: Returns the progress of each task source; in a terminal, a thread calls it several times a second.
         """
         self._sources = sources
-        self._console, self._total, self._every = console, total, max(every, 1)
+        self._console, self._total = console, total
         self._began, self._first = time.monotonic(), done
         self._progress: _Live | None = None
         if console.is_terminal:
             columns = (
                 TextColumn("step"),
                 MofNCompleteColumn(),
-                BarColumn(bar_width=30),
-                TextColumn("{task.fields[shown]}"),
+                BarColumn(bar_width=bar_width(console.width)),
+                _Metrics(console, total),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
@@ -102,18 +142,18 @@ class ProgressLine:
             self._progress = live = _Live(*columns, console=console)
             live.sources = sources
             live.start()
-            self._bar = self._progress.add_task("step", total=total, completed=done, shown="")
+            self._bar = self._progress.add_task("step", total=total, completed=done, shown=())
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show the metrics of a step."""
-        shown = "  ".join(f"{label} {form.format(metrics[key])}" for label, key, form in SHOWN if key in metrics)
+        """Show a step."""
+        shown = [f"{label} {form.format(metrics[key])}" for label, key, form in SHOWN if key in metrics]
         if self._progress is not None:
             self._progress.update(self._bar, completed=step, shown=shown)
-        elif step % self._every == 0 or step == self._total:
+        else:
             pace = (time.monotonic() - self._began) / max(step - self._first, 1)
             left = timedelta(seconds=round(pace * (self._total - step)))
-            parts = (f"step {step}/{self._total}", shown, f"left {left}")
-            lines = ["  ".join(filter(None, parts)), *(f"  {line}" for line in source_lines(self._sources()))]
+            parts = (f"step {step}/{self._total}", *shown, f"left {left}")
+            lines = ["  ".join(parts), *(f"  {line}" for line in source_lines(self._sources()))]
             self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:

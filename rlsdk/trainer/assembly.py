@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -43,6 +44,8 @@ from rlsdk.trainer.explorer import Explorer
 from rlsdk.trainer.interactive import ThreadedRollouts, run_async
 from rlsdk.trainer.rehearsal import Rehearsal, rehearse
 from rlsdk.types import Rollout, Score, Task
+
+log = logging.getLogger(__name__)
 
 
 def train_tasks(plan: Plan) -> list[Sequence[Task]]:
@@ -105,6 +108,9 @@ def started(
     steps, adapter = steps_of(plan, tasks), exchanged_adapter(plan)
     found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
     with ExitStack() as stack:
+        place, logs = plan.config.placement, plan.folder / "logs"
+        wanted = f"engines: {place.engines if plan.needs_engine else 0}, learner ranks: {place.learners}"
+        log.info("waiting for the model to load (%s; they write to %s)", wanted, logs)
         with stage("the start"):  # engines and learner start side by side
             starting = start_engines(plan, found, adapter) if plan.needs_engine else []
             learner = start_learner(plan, found, adapter, steps)

@@ -178,8 +178,7 @@ class Logging(Callback):
 
     async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:
         """Log metrics from before the first step, and start the progress line."""
-        every = max(1, trainer.steps // 20)
-        self._bar = ProgressLine(self._console, trainer.steps, trainer.version, every, trainer.sources)
+        self._bar = ProgressLine(self._console, trainer.steps, trainer.version, trainer.sources)
         if metrics:
             self._log(trainer.version, metrics)
 

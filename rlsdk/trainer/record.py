@@ -163,6 +163,7 @@ def open_run(
             mirror.begin(prepared.step)
         if rehearsed is not None:
             rehearsed.log()
+        log.info("waiting for Ray; what follows is logged in full in %s", plan.folder / "logs" / "driver.log")
         record = RunRecord(plan, console, checkpoints, observers, mirror, None, 0, prepared.step, opened)
         try:
             with kept_rollouts(plan) as record.store, reaped(), ray_cluster(plan) as record.gpus:

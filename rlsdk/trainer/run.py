@@ -31,6 +31,7 @@ from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.rehearsal import rehearse
 from rlsdk.trainer.resuming import check_resumed
+from rlsdk.trainer.showing import ShowSamples
 from rlsdk.trainer.trainer import Trainer
 from rlsdk.trainer.two_process.actor import ExplorerActor, ExplorerSetup
 from rlsdk.trainer.two_process.agreement import PeerInfo, require_cluster, spawn_named
@@ -47,6 +48,7 @@ def train(
     resume: bool | int = False,
     overwrite: bool = False,
     allow_changes: bool = False,
+    show: int = 0,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train a model.
@@ -59,6 +61,7 @@ def train(
             number, from that of this step; newer ones are kept under another name.
         overwrite: Delete what an earlier run left in the folder.
         allow_changes: Resume although settings differ that change the meaning of the run.
+        show: Rollouts to print after each step.
         console: Console for progress; left out, standard error.
 
     Returns:
@@ -69,7 +72,7 @@ def train(
         RlsdkError: The run failed; the message names the culprit.
     """
     plan = (check if resume is False else check_resumed)(config, overrides, plugins)
-    return run(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes, console=console)
+    return run(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes, show=show, console=console)
 
 
 def run(
@@ -78,6 +81,7 @@ def run(
     resume: bool | int = False,
     overwrite: bool = False,
     allow_changes: bool = False,
+    show: int = 0,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train by a checked plan; see `train`."""
@@ -87,7 +91,7 @@ def run(
         open_run(plan, console=console, rehearsed=rehearsed, **how) as record,
         started(plan, record.gpus, tasks, record.observers) as parts,
     ):
-        Trainer.of_run(record, parts).train()
+        Trainer.of_run(record, parts, [ShowSamples(record.console, show)] if show else []).train()
     return record.summary
 
 

@@ -201,7 +201,7 @@ class Trainer:
         )
         trainer.record = record
         trainer.times.seconds["start"] = time.perf_counter() - record.opened
-        log.debug("ready after %.1f s", trainer.times.seconds["start"])
+        log.info("ready after %.1f s", trainer.times.seconds["start"])
         return trainer
 
     async def step(self) -> dict[str, float]:

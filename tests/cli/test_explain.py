@@ -97,3 +97,69 @@ def test_faults_are_those_of_the_check(explain):
     text = explain("stepps=3", "batch_size=x", as_json=False, status=2)
     assert text.startswith("rlsdk: the configuration has 2 faults:\n")
     assert "did you mean 'steps'?" in text
+
+
+def test_around_the_steps(explain):
+    found = explain("eval.every=5", "checkpoint.every=10", "trackers=[wandb]", "save_rollouts=0")
+    assert found["evaluation"]["when"] == "before the first step, every 5 steps, after the last step"
+    assert found["checkpoint"]["saved"] == "every 10 steps and after the last step"
+    assert found["checkpoint"]["rollouts"] == "not saved"
+    assert found["trackers"]["metrics"] == ["metrics.jsonl", "wandb"]
+    assert found["sampling"]["longest answer"] == "256 tokens"
+    assert explain("tasks.eval=null")["evaluation"] == {"when": "never"}
+
+
+@pytest.fixture
+def origins(tmp_path, explain):
+    def of(*arguments):
+        ran = CliRunner().invoke(root, ["explain", str(tmp_path / "trial.yaml"), "--full", "--json", *arguments])
+        assert ran.exit_code == 0, ran.stderr
+        found = json.loads(ran.stdout)["values"]
+        assert len({each["path"] for each in found}) == len(found)
+        return {each["path"]: (each["value"], each["origin"].replace(f"{tmp_path}/", "")) for each in found}
+
+    return of
+
+
+def test_each_value_says_where_it_comes_from(origins):
+    found = origins("algorithm=dapo", "learner.lr=1e-3", "reward[0]={use: countdown, weight: 2}")
+    assert found["steps"] == (2, "trial.yaml:6")
+    assert found["tasks.train"] == ("countdown", "trial.yaml:3")
+    assert found["tasks.eval.split"] == ("test", "trial.yaml:3")
+    assert found["tasks.eval.numbers"][1] == "default of countdown"
+    assert found["rollout.dynamic_sampling"] == (True, "algorithm dapo")
+    assert found["algorithm"] == ("dapo", "override algorithm=dapo")
+    assert found["algorithm.policy_loss.clip_high"] == (0.28, "algorithm dapo")
+    assert found["algorithm.filters"] == ("nonzero_variance", "algorithm dapo")
+    assert found["learner"] == ("deepspeed", "default")
+    assert found["learner.lr"] == (0.001, "override learner.lr=1e-3")
+    assert found["reward[0].weight"] == (2, "override reward[0]={use: countdown, weight: 2}")
+    assert found["reward[1].weight"] == (0.1, "trial.yaml:4")
+    assert found["sampling.temperature"] == (1.0, "default")
+
+
+def test_a_value_that_is_merged_in_has_the_line_where_it_is_written(tmp_path, origins):
+    text = YAML.replace("MODEL", str(tmp_path)).replace(
+        "tasks: {train: countdown, eval: {use: countdown, split: test}}",
+        "tasks:\n  train: &task {use: countdown, size: 30}\n  eval:\n    <<: *task\n    split: test",
+    )
+    (tmp_path / "trial.yaml").write_text(text)
+    found = origins()
+    assert found["tasks.eval.size"] == (30, "trial.yaml:4")
+    assert found["tasks.eval.split"] == ("test", "trial.yaml:7")
+
+
+def test_an_override_of_a_whole_section_leaves_no_line_of_the_file(origins):
+    found = origins("tasks.eval={use: countdown, size: 5}")
+    assert found["tasks.eval.size"][1] == "override tasks.eval={use: countdown, size: 5}"
+    assert found["tasks.eval.split"] == ("train", "default of countdown")
+
+
+def test_the_batch_in_words(tmp_path, explain):
+    settings = ["batch_size=8", "group_size=4", "minibatches=2", "passes=3", "placement.learners=2", "steps=10"]
+    ran = CliRunner().invoke(root, ["explain", str(tmp_path / "trial.yaml"), "--full", *settings])
+    assert ran.exit_code == 0, ran.stderr
+    assert "rollouts: 8 tasks × 4 = 32 rollouts in each step" in ran.stdout
+    assert "32 rollouts / 2 minibatches = 16 rollouts in each optimiser step; 2 × 3 passes = 6" in ran.stdout
+    assert "ranks: 16 rollouts / 2 = 8 rollouts on each rank" in ran.stdout
+    assert "10 steps: 320 rollouts, 60 optimiser steps" in ran.stdout

@@ -120,6 +120,25 @@ def test_algorithms_show_their_parts():
     assert "advantage gae(gamma=1.0, lam=1.0)" in " ".join(run("algorithm").split())
 
 
+def test_algorithms_show_what_differs_from_the_usual_one():
+    lines = run("algorithm").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("gpg "))
+    end = next(i for i, line in enumerate(lines[start + 1 :], start + 1) if line and not line.startswith(" "))
+    rows = [line.split() for line in lines[start + 1 : end] if line.startswith("  ") and line[2] != " "]
+    shown = {name: value for name, value, *_ in rows}
+    assert "(otherwise as grpo)" in " ".join(lines[start : start + 3])
+    assert shown["kl_coef"] == "0.0"
+    assert "passing" not in shown
+    assert len(run("algorithm", "--all").splitlines()) > 2 * len(lines)
+
+
+def test_lines_are_as_wide_as_told_and_have_no_blanks_at_their_end(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("reward").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_can_be_listed_and_every_component_is_documented(kind):
     found = json.loads(run(kind, "--json"))

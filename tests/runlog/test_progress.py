@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 import threading
 
+import pytest
 from rich.console import Console
 
 from rlsdk.contracts.rollouts import TaskCounts
@@ -15,13 +24,14 @@ def test_a_plain_line_says_the_time_left_at_the_pace_since_the_start(monkeypatch
     now = 100.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     written = io.StringIO()
-    line = progress.ProgressLine(Console(file=written, width=120), total=50, done=10, every=10)
+    line = progress.ProgressLine(Console(file=written, width=120), total=50, done=10)
     now = 130.0  # ten steps in 30 s; thirty are left
     line.update(20, {"reward/mean": 0.5, "accuracy/mean": 0.25})
     line.update(25, {"reward/mean": 0.9})
     line.update(50, {})
     assert written.getvalue().splitlines() == [
         "step 20/50  reward 0.500  accuracy 25.0%  left 0:01:30",
+        "step 25/50  reward 0.900  left 0:00:50",
         "step 50/50  left 0:00:00",
     ]
 
@@ -31,18 +41,69 @@ COUNTS = {
     "jsonl": TaskCounts(target=64, scheduled=6),
 }
 LINES = [
-    "countdown  target 1,280  available 3  in flight 128  filtered 17  stale 2",
-    "jsonl      target 64  available 0  in flight 6  filtered 0  stale 0",
+    "countdown  available 3  in flight 128  filtered 17  stale 2",
+    "jsonl      in flight 6",
 ]
 
 
 def test_each_source_has_a_line_where_there_is_no_terminal():
     written = io.StringIO()
-    line = progress.ProgressLine(Console(file=written, width=40), 10, 0, 5, lambda: COUNTS)
+    line = progress.ProgressLine(Console(file=written, width=40), 10, 0, lambda: COUNTS)
     for step in range(1, 11):
         line.update(step, {"reward/mean": 0.5})
     shown = written.getvalue().splitlines()
-    assert [text for text in shown if not text.startswith("step")] == [f"  {text}" for text in LINES * 2]
+    assert [text for text in shown if not text.startswith("step")] == [f"  {text}" for text in LINES * 10]
+
+
+def test_a_source_of_which_there_is_nothing_to_tell_has_no_line():
+    written = io.StringIO()
+    line = progress.ProgressLine(
+        Console(file=written, width=80), 10, 0, lambda: {"countdown": TaskCounts(target=64, trained=64)}
+    )
+    line.update(1, {})
+    assert len(written.getvalue().splitlines()) == 1
+
+
+METRICS = {"reward/mean": 0.512, "accuracy/mean": 0.5, "actor/loss": -0.0123, "time/tokens_per_second": 12_345.0}
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_in_a_terminal_step_and_time_never_vanish(width):
+    script = (
+        "import json, sys\n"
+        "from rlsdk.runlog.progress import ProgressLine, log_console\n"
+        "line = ProgressLine(log_console(), 12000, 0)\n"
+        f"line.update(11999, {METRICS!r})\n"
+        "line.close()\n"
+    )
+    shown = in_terminal([sys.executable, "-c", script], width)
+    last = [text for text in shown.replace("\r", "\n").splitlines() if "11999/12000" in text][-1]
+    assert len(last) <= width
+    assert re.search(r"step\s+11999/12000 .*\d:\d\d:\d\d left \S+$", last.rstrip())
+    assert ("reward 0.512" in last) == (width >= 80)
+    assert ("tokens/s" in last) == (width >= 120)
+    assert "…" not in last
+
+
+def in_terminal(command, width):
+    """What a command writes to a terminal of so many columns, without the codes for colours and the cursor."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    unset = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**unset, "TERM": "xterm"})
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            read = os.read(ours, 65536)
+        except OSError:  # Linux says so when the other side is closed
+            break
+        if not read:
+            break
+        written += read
+    assert process.wait() == 0
+    os.close(ours)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
 
 
 def test_in_a_terminal_the_sources_are_drawn_as_they_stand_while_the_trainer_waits():
@@ -50,16 +111,16 @@ def test_in_a_terminal_the_sources_are_drawn_as_they_stand_while_the_trainer_wai
 
     class Screen(io.StringIO):
         def write(self, text: str) -> int:
-            if "available 6  in flight 0" in text:
+            if "available 7" in text:
                 drawn.set()
             return super().write(text)
 
     written = Screen()
     console = Console(file=written, width=120, force_terminal=True, color_system=None, legacy_windows=False)
     counts = dict(COUNTS)
-    line = progress.ProgressLine(console, 10, 0, 1, lambda: counts)
+    line = progress.ProgressLine(console, 10, 0, lambda: counts)
     line.update(1, {})
-    counts["jsonl"] = TaskCounts(target=64, available=6)
+    counts["jsonl"] = TaskCounts(target=64, available=7)
     assert drawn.wait(20)  # nobody updates it: it draws itself
     line.close()
     assert all(text in written.getvalue() for text in LINES)

@@ -1,0 +1,130 @@
+"""`rlsdk config`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Group
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rlsdk.cli import listing
+from rlsdk.config.json_schema import json_schema
+from rlsdk.config.reference import DEFAULTS, ConfigKey, of_component, settings
+from rlsdk.errors import UnknownComponentError
+from rlsdk.kinds import KINDS, Kind
+from rlsdk.options import nearest
+from rlsdk.plugins import CORE, Plugins
+
+
+@click.command()
+@click.argument("section", required=False)
+@click.option("--schema", is_flag=True, help="Print a JSON schema for editors, with the options of installed plugins.")
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def config(section: str | None, schema: bool, files: tuple[str, ...], as_json: bool) -> None:
+    """Show every key of a configuration: type, default, unit and meaning.
+
+    SECTION, such as `rollout` or `learner.lr`, shows that part alone. For a component (engine, learner, algorithm and
+    so on) it shows the options of the one that runs by default; `rlsdk plugins KIND` lists all of a kind.
+    """
+    plugins = Plugins(files)
+    if schema:
+        if section or as_json:
+            raise click.UsageError("--schema is of the whole configuration, and JSON already; give it alone.")
+        click.echo(json.dumps(json_schema(offered(plugins)), indent=1))
+        return
+    found = _chosen(plugins, section)
+    if as_json:
+        click.echo(json.dumps([described(setting) for setting in found], indent=2))
+        return
+    listing.show(table(found))
+    kinds = {setting.kind for setting in found if setting.kind and section}
+    for kind in sorted(kinds):
+        names = ", ".join(name for _, name in plugins.components(CORE, kind))
+        listing.show(f"\n{kind}: {escape(names)}; `rlsdk plugins {kind}` shows their options, and those of plugins")
+
+
+def offered(plugins: Plugins, names: Sequence[str] | None = None) -> dict[Kind, dict[str, Any]]:
+    """Return the components of plugins by kind and by the name that a configuration writes; broken ones offer none.
+
+    Args:
+        plugins: Plugins that are installed, or given as files.
+        names: Names of plugins; left out, all.
+    """
+    found: dict[Kind, dict[str, Any]] = {kind: {} for kind in KINDS}
+    for plugin, component in listing.collect(plugins, plugins.entries if names is None else names, None).components:
+        found[component.kind][listing.full_name(plugin, component)] = component
+    return found
+
+
+def _chosen(plugins: Plugins, section: str | None) -> list[ConfigKey]:
+    """Find the settings of a section, with the options of the component that stands there by default.
+
+    Raises:
+        UnknownComponentError: There is no such section.
+    """
+    found = settings()
+    if section is None:
+        return found
+    for path, use in DEFAULTS.items():
+        if section == path or section.startswith(f"{path}."):
+            reference = plugins.reference(next(s.kind for s in found if s.path == path and s.kind), use.name)
+            found += of_component(plugins.component(reference), path)
+    chosen = [s for s in found if s.path == section or s.path.startswith(f"{section}.")]
+    if not chosen:
+        raise UnknownComponentError(f"the configuration has no section or key {section!r}{_guess(section, found)}")
+    return chosen
+
+
+def _guess(section: str, known: Sequence[ConfigKey]) -> str:
+    """Suggest what was meant: keys of that name in any section, or the nearest path."""
+    paths = [setting.path for setting in known]
+    last = [path for path in paths if path.rpartition(".")[2] == section.rpartition(".")[2]]
+    near = last or [path for path in [nearest(section, paths)] if path]
+    sections = ", ".join(s.path for s in known if s.section or s.kind)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; sections: {sections}"
+
+
+def table(found: Sequence[ConfigKey]) -> Table:
+    """Return settings as a table for a person."""
+    rows = Table(box=None, pad_edge=False, show_header=False)
+    rows.add_column(ratio=5, overflow="fold")
+    rows.add_column(ratio=6, overflow="fold")
+    rows.expand = True
+    for setting in found:
+        value = f"{setting.type_name}{_default(setting)}{f', {setting.unit}' if setting.unit else ''}"
+        key = Group(Text(setting.path, style="cyan"), Padding(Text(value, style="dim"), (0, 0, 0, 2)))
+        rows.add_row(key, escape(setting.help))
+    return rows
+
+
+def _default(setting: ConfigKey) -> str:
+    """The default of a setting after its type; nothing for a section, whose keys have their own."""
+    if setting.required:
+        return ", required"
+    return "" if setting.section and setting.default is not None else f" = {shown_default(setting)}"
+
+
+def shown_default(setting: ConfigKey) -> str:
+    """Return the default of a setting as a configuration writes it."""
+    if setting.default in ((), "") or (isinstance(setting.default, str) and "\n" in setting.default):
+        return json.dumps(setting.default)
+    return listing.brief(setting.default)
+
+
+def described(setting: ConfigKey) -> dict[str, Any]:
+    """Return a setting as plain values."""
+    return {
+        "path": setting.path,
+        "type": setting.type_name,
+        "required": setting.required,
+        "default": None if setting.required or setting.section else listing.plain(setting.default),
+        "unit": setting.unit or None,
+        "help": setting.help,
+    }

@@ -1,0 +1,224 @@
+"""A JSON schema of configurations, by which editors complete keys, show their meaning and mark mistakes.
+
+It is written in draft 7, the newest that editors' YAML servers implement in full. What depends on several values, or on
+files, is left to `rlsdk explain`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from rlsdk.components import Component, Use
+from rlsdk.config.reference import DEFAULTS, beside_keys, limited, section_of
+from rlsdk.config.renamed import RENAMED
+from rlsdk.config.rules import LEAST
+from rlsdk.config.schema import COMPONENT_KEYS, LISTS, RunConfig
+from rlsdk.kinds import PART_LISTS, PARTS, Kind
+from rlsdk.limits import Limit
+from rlsdk.options import Option, options_of
+
+Schema = dict[str, Any]
+DRAFT = "http://json-schema.org/draft-07/schema#"
+INTERPOLATION: Schema = {"type": "string", "pattern": r"\$\{"}
+"""`${…}` may stand in place of any value."""
+FOREIGN_NAME: Schema = {"type": "string", "pattern": r"[/:]|\$\{|\.py$"}
+"""Name of a component that the schema need not know: of a plugin, of a file, or with an interpolation in it."""
+SCALARS: Mapping[Any, Schema] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    type(None): {"type": "null"},
+}
+LIMITS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
+SCHEDULE: Schema = {
+    "type": "object",
+    "required": ["from", "to", "over"],
+    "properties": {
+        "from": {"description": "Value at the first training step."},
+        "to": {"description": "Value after `over` training steps, and from then on."},
+        "over": {"description": "Training steps that the change takes.", "type": "integer", "minimum": 1},
+        "shape": {"enum": ["linear", "cosine"], "default": "linear"},
+    },
+    "additionalProperties": False,
+}
+Components = Mapping[Kind, Mapping[str, Component]]
+"""Kind -> name, as a configuration writes it -> component."""
+
+
+def json_schema(components: Components) -> Schema:
+    """Return the schema of a configuration that may name the given components.
+
+    Args:
+        components: Kind -> name -> component: those of rlsdk, and of installed plugins.
+    """
+    writer = _Writer(components)
+    return {
+        "$schema": DRAFT,
+        "title": "Configuration of a training with rlsdk",
+        **writer.section(RunConfig, ""),
+        "definitions": writer.definitions(),
+    }
+
+
+class _Writer:
+    """Writes schemas, in which components are references to definitions."""
+
+    def __init__(self, components: Components) -> None:
+        self.components = components
+
+    def definitions(self) -> Schema:
+        """Return what `$ref` leads to: each kind of component, and the options of each component."""
+        found: Schema = {"interpolation": INTERPOLATION, "schedule": SCHEDULE}
+        for kind, named in self.components.items():
+            beside = _beside(kind)
+            found[kind] = self.chosen(kind)
+            for name, component in named.items():
+                found[f"{kind}.{name}"] = self.options(component, beside)
+        return found
+
+    def chosen(self, kind: Kind) -> Schema:
+        """Return the schema of a component of a kind: its name, or a mapping with `use` and options."""
+        named = sorted(self.components.get(kind, {}))
+        name = {"anyOf": [{"enum": named}, FOREIGN_NAME]}
+        cases = [
+            {
+                "if": {"properties": {"use": {"const": each}}},
+                "then": _component(kind, each),
+            }
+            for each in named
+        ]
+        mapping = {"type": "object", "required": ["use"], "properties": {"use": name}, "allOf": cases}
+        return {"anyOf": [name, mapping]}
+
+    def chosen_or(self, kind: Kind, default: Any) -> list[Schema]:
+        """Return the schemas of a component of a kind, and of options alone, which are those of `default`."""
+        found: list[Schema] = [{"$ref": f"#/definitions/{kind}"}]
+        if default in self.components.get(kind, {}):
+            alone: Schema = {"not": {"required": ["use"]}}
+            found.append({"allOf": [alone, _component(kind, default)]})
+        return found
+
+    def options(self, component: Component, beside: Sequence[Option]) -> Schema:
+        """Return the schema of a mapping with `use` and the options of a component."""
+        own = {option.name: option for option in (*beside, *component.options)}
+        parts = {**PARTS, **PART_LISTS} if component.kind == "algorithm" else {}
+        properties = {
+            name: self.part(option, parts[name]) if name in parts else self.option(option)
+            for name, option in own.items()
+        }
+        return {
+            "type": "object",
+            "description": component.summary,
+            "required": [option.name for option in own.values() if option.required],
+            "properties": {"use": {"type": "string"}, **properties},
+            "additionalProperties": False,
+        }
+
+    def part(self, option: Option, kind: Kind) -> Schema:
+        """Return the schema of a part of an algorithm, whose options may stand alone: they change the algorithm's."""
+        if option.name in PART_LISTS:
+            return {**_about(option), **_list_of({"$ref": f"#/definitions/{kind}"})}
+        default = option.default.name if isinstance(option.default, Use) else None
+        null = [{"type": "null"}] if type(None) in get_args(option.type) else []
+        return {**_about(option), "anyOf": [*self.chosen_or(kind, default), *null]}
+
+    def option(self, option: Option, least: float | None = None) -> Schema:
+        """Return the schema of an option or a key with a plain value."""
+        kinds = [self.value(limited(option.type, least))]
+        if option.schedule:
+            kinds.append({"$ref": "#/definitions/schedule"})
+        return {**_about(option), **_or_interpolation(kinds)}
+
+    def value(self, kind: Any) -> Schema:
+        """Return the schema of a type; {} where it allows anything, or has a notation of its own."""
+        origin, args = get_origin(kind), get_args(kind)
+        if kind in SCALARS:
+            return dict(SCALARS[kind])
+        if origin is Annotated:
+            limits = {LIMITS[note.sign]: note.number for note in args[1:] if isinstance(note, Limit)}
+            return {**self.value(args[0]), **limits}
+        if origin is Literal:
+            return {"enum": list(args)}
+        if origin in (Union, types.UnionType):
+            arms = [self.value(arm) for arm in args]
+            return {"anyOf": arms} if all(arms) else {}
+        if origin in (list, tuple) or (isinstance(origin, type) and issubclass(origin, Sequence)):
+            fixed = origin is tuple and args[-1] is not Ellipsis
+            size = {"minItems": len(args), "maxItems": len(args)} if fixed else {}
+            return {"type": "array", "items": _or_interpolation([self.value(args[0])]) if args else {}, **size}
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            return {"type": "object"}
+        return self.section(kind, "-.") if section_of(kind) is kind and isinstance(kind, type) else {}
+
+    def section(self, cls: type, prefix: str) -> Schema:
+        """Return the schema of a mapping with the keys of a class."""
+        options = options_of(cls)
+        properties = {option.name: self.key(option, f"{prefix}{option.name}") for option in options}
+        if cls is RunConfig:
+            properties |= {old: {"deprecationMessage": f"now {new}", **properties[new]} for old, new in RENAMED.items()}
+        return {
+            "type": "object",
+            "required": [option.name for option in options if option.required],
+            "properties": properties,
+            "additionalProperties": False,
+        }
+
+    def key(self, option: Option, path: str) -> Schema:
+        """Return the schema of what stands at a path of a configuration."""
+        about = _about(option)
+        if path in COMPONENT_KEYS:
+            null = [{"type": "null"}] if type(None) in get_args(option.type) else []
+            return {**about, "anyOf": [*self.chosen_or(COMPONENT_KEYS[path], DEFAULTS[path].name), *null]}
+        if path in LISTS:
+            return {**about, **_list_of({"$ref": f"#/definitions/{LISTS[path]}"})}
+        if path == "plugins":
+            return {**about, **_list_of({"type": "string"})}
+        inner = section_of(option.type)
+        if inner is None:
+            return self.option(option, LEAST.get(path))
+        alone: list[Schema] = [{"type": "string"}] if path == "model" else []
+        nothing: list[Schema] = [{"type": "null"}] if inner is not option.type else []
+        return {**about, **_or_interpolation([self.section(inner, f"{path}."), *alone, *nothing])}
+
+
+def _component(kind: Kind, name: str) -> Schema:
+    """Return a reference to the definition of a component, whose name may have a slash in it."""
+    return {"$ref": f"#/definitions/{kind}.{name.replace('/', '~1')}"}
+
+
+def _beside(kind: Kind) -> Sequence[Option]:
+    """Return the keys that stand beside the options of a component of a kind."""
+    for path, listed in LISTS.items():
+        if listed == kind:
+            section, _, key = path.partition(".")
+            owner: Any = RunConfig if not key else section_of({o.name: o for o in options_of(RunConfig)}[section].type)
+            return beside_keys({o.name: o.type for o in options_of(owner)}[key or section])
+    return ()
+
+
+def _list_of(item: Schema) -> Schema:
+    """Return the schema of a list, one item alone, or null for an empty list."""
+    return {"anyOf": [item, {"type": "array", "items": item}, {"type": "null"}]}
+
+
+def _or_interpolation(kinds: Iterable[Schema]) -> Schema:
+    """Return a schema that any of `kinds` fits, or an interpolation."""
+    found = [arm for kind in kinds for arm in (kind["anyOf"] if set(kind) == {"anyOf"} else [kind])]
+    if {} in found:
+        return {}
+    if {"type": "string"} in found:
+        return found[0] if len(found) == 1 else {"anyOf": found}
+    return {"anyOf": [*found, {"$ref": "#/definitions/interpolation"}]}
+
+
+def _about(option: Option) -> Schema:
+    """Return the meaning and the default of an option, as far as JSON can say them."""
+    default = list(option.default) if isinstance(option.default, tuple) else option.default
+    plain = isinstance(default, str | int | float | bool | None) or default == []
+    return {
+        **({"description": option.help} if option.help else {}),
+        **({"default": default} if plain and not option.required else {}),
+    }

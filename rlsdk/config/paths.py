@@ -1,0 +1,68 @@
+"""Relative paths in a configuration: of the working folder or, where nothing is there, beside the configuration."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlsdk.storage.location import is_url
+
+log = logging.getLogger(__name__)
+WRITTEN = frozenset({"name", "out", "mirror"})
+"""Keys of the top that name what a run writes: always relative to the working folder."""
+KEYS = frozenset({"path", "tokenizer", "reference"})
+"""Keys whose text is a path though it has neither a slash nor a suffix."""
+_FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.-]*)")
+_SUFFIX = re.compile(r".+\.[A-Za-z][A-Za-z0-9]{0,7}")
+
+
+def found_beside(tree: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    """Replace relative paths that exist beside a configuration, and not in the working folder, by those beside it.
+
+    A path that exists in both places is that in the working folder, and a warning names the other.
+
+    Args:
+        tree: The configuration, its short forms spelt out.
+        source: Its file.
+    """
+    folder = source.parent
+    if folder.resolve() == Path.cwd():
+        return dict(tree)
+    return {key: value if key in WRITTEN else _found(value, key, key, folder) for key, value in tree.items()}
+
+
+def _found(value: Any, path: str, key: str, folder: Path) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _found(below, f"{path}.{k}", str(k), folder) for k, below in value.items()}
+    if isinstance(value, list):
+        return [_found(below, f"{path}[{i}]", key, folder) for i, below in enumerate(value)]
+    return _located(value, path, key, folder) if isinstance(value, str) else value
+
+
+def _located(text: str, path: str, key: str, folder: Path) -> str:
+    match = _FUNCTION.fullmatch(text)
+    file, function = (match["file"], f":{match['name']}") if match else (text, "")
+    named = key in KEYS or "/" in file or _SUFFIX.fullmatch(file) is not None
+    if not named or len(file) > 1024 or "\n" in file or file.startswith("~") or os.path.isabs(file) or is_url(file):
+        return text
+    here, beside = Path(file), folder / file
+    if not _exists(beside):
+        return text
+    if not _exists(here):
+        return f"{beside}{function}"
+    if not here.samefile(beside):
+        log.warning(
+            "%s: %s is in the working folder, which is used, and beside the configuration: %s", path, file, beside
+        )
+    return text
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a file system, or a null byte: no path
+        return False

@@ -1,0 +1,194 @@
+"""Every key of a configuration with its type, default, unit and meaning, read from the schema and from components."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import attrs
+
+from rlsdk.components import Component, Use
+from rlsdk.config import defaults
+from rlsdk.config.rules import LEAST
+from rlsdk.config.schema import COMPONENT_KEYS, LISTS, RULE_KEYS, RewardUse, RunConfig, SourceUse
+from rlsdk.contracts import RewardSpec
+from rlsdk.kinds import PART_LISTS, PARTS, Kind
+from rlsdk.limits import Limit
+from rlsdk.options import MISSING, Option, options_of, type_name
+
+UNITS: Mapping[str, str] = {
+    "model.max_length": "tokens",
+    "tasks.train.weight": "share, relative",
+    "tasks.eval.weight": "share, relative",
+    "max_prompt_tokens": "tokens",
+    "environments.workers": "processes",
+    "environments.per_worker": "environments",
+    "environments.threads": "threads",
+    "reward.weight": "factor",
+    "reward.gate": "reward",
+    "reward.range": "reward",
+    "scoring.workers": "processes",
+    "scoring.timeout": "seconds",
+    "scoring.memory": "MiB",
+    "max_invalid": "share of rollouts",
+    "max_empty_steps": "steps",
+    "sampling.temperature": "factor",
+    "sampling.top_p": "share of probability",
+    "sampling.top_k": "tokens",
+    "sampling.max_tokens": "tokens",
+    "rollout.max_staleness": "weight syncs",
+    "rollout.sync_interval": "steps",
+    "rollout.oversample": "share of a batch",
+    "rollout.replay.share": "share of a batch",
+    "rollout.replay.most_uses": "times",
+    "rollout.max_token_staleness": "weight syncs",
+    "rollout.tail_batch": "groups",
+    "rollout.pause_timeout": "seconds",
+    "steps": "steps",
+    "epochs": "passes over the tasks",
+    "batch_size": "tasks",
+    "group_size": "rollouts",
+    "minibatches": "optimiser steps",
+    "passes": "passes over the batch",
+    "eval.every": "steps",
+    "eval.samples": "answers per task",
+    "eval.limit": "tasks",
+    "eval.max_tokens": "tokens",
+    "eval.environments.workers": "processes",
+    "eval.environments.per_worker": "environments",
+    "eval.environments.threads": "threads",
+    "checkpoint.every": "steps",
+    "checkpoint.keep": "checkpoints",
+    "save_rollouts": "steps",
+    "canary.tokens": "tokens",
+    "canary.tolerance": "nats",
+    "placement.engines": "actors",
+    "placement.learners": "ranks",
+    "placement.engine_threads": "threads",
+    "placement.learner_threads": "threads",
+    "placement.gpus_per_engine": "GPUs",
+    "placement.engine_resources": "Ray resources",
+    "placement.learner_resources": "Ray resources",
+    "placement.engine_restarts": "restarts",
+    "placement.partner_timeout": "seconds",
+    "watchdog.warn": "seconds",
+    "watchdog.end": "seconds",
+}
+"""Path of a number -> its unit."""
+DEFAULTS: Mapping[str, Use] = {
+    "algorithm": defaults.ALGORITHM,
+    "engine": defaults.ENGINE,
+    "learner": defaults.LEARNER,
+    "workflow": defaults.WORKFLOW,
+    "rollout.buffer": defaults.BUFFER,
+    "rollout.stop": defaults.STOP,
+}
+"""Path of a single component -> what stands there if the configuration names none."""
+
+
+@attrs.frozen(kw_only=True)
+class ConfigKey:
+    """One key of a configuration.
+
+    Attributes:
+        path: Dotted path, as overrides write it.
+        type: Annotation of its values.
+        default: Value without a configuration; `MISSING` for a key that must be given.
+        unit: Unit of a number; empty for anything else.
+        help: Meaning.
+        kind: Kind of the component, or components, that stand there.
+        section: Class of the mapping that stands there; its keys are settings of their own.
+        schedule: True if a schedule may stand in place of the number.
+    """
+
+    path: str
+    type: Any
+    default: Any = MISSING
+    unit: str = ""
+    help: str = ""
+    kind: Kind | None = None
+    section: type | None = None
+    schedule: bool = False
+
+    @property
+    def required(self) -> bool:
+        """True if the configuration must give it."""
+        return self.default is MISSING
+
+    @property
+    def type_name(self) -> str:
+        """The type as a person writes it, with its limits."""
+        if self.kind:
+            return f"{self.kind}, or list of them" if self.path in (*LISTS, *_PART_LISTS) else self.kind
+        if self.section:
+            return "section or null" if type(None) in get_args(self.type) else "section"
+        name = type_name(limited(self.type, LEAST.get(self.path)))
+        return f"{name} or schedule" if self.schedule else name
+
+
+_PART_LISTS = tuple(f"algorithm.{part}" for part in PART_LISTS)
+_KINDS: Mapping[str, Kind] = {
+    **COMPONENT_KEYS,
+    **LISTS,
+    **{f"algorithm.{part}": kind for part, kind in {**PARTS, **PART_LISTS}.items()},
+}
+
+
+def limited(kind: Any, least: float | None) -> Any:
+    """Write a least value into the numbers of a type."""
+    if least is None:
+        return kind
+    if get_origin(kind) in (Union, types.UnionType):
+        return Union[tuple(limited(arm, least) for arm in get_args(kind))]  # noqa: UP007 - the arms are a list
+    return Annotated[kind, Limit(">=", least)] if kind in (int, float) else kind
+
+
+def settings() -> list[ConfigKey]:
+    """Return every key that does not depend on the components of a run, sections before their keys."""
+    return list(_of_class(RunConfig, ""))
+
+
+def of_component(component: Component, path: str) -> list[ConfigKey]:
+    """Return the options of a component as the keys below the path at which it stands."""
+    return [_of_option(option, f"{path}.{option.name}") for option in component.options]
+
+
+def _of_class(cls: type, prefix: str) -> Iterator[ConfigKey]:
+    for option in options_of(cls):
+        path = f"{prefix}{option.name}"
+        setting = _of_option(option, path)
+        yield setting
+        if setting.section:
+            yield from _of_class(setting.section, f"{path}.")
+        for beside in beside_keys(setting.type):
+            yield _of_option(beside, f"{path}.{beside.name}")
+
+
+def _of_option(option: Option, path: str) -> ConfigKey:
+    return ConfigKey(
+        path=path,
+        type=option.type,
+        default=option.default,
+        unit=UNITS.get(path, ""),
+        help=option.help,
+        kind=_KINDS.get(path),
+        section=section_of(option.type),
+        schedule=option.schedule,
+    )
+
+
+def section_of(kind: Any) -> type | None:
+    """Return the class of a mapping with fixed keys, where a type is one, or one or null."""
+    arms = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    found = [arm for arm in arms if isinstance(arm, type) and attrs.has(arm) and not issubclass(arm, Use)]
+    return found[0] if len(found) == 1 else None
+
+
+def beside_keys(kind: Any) -> Sequence[Option]:
+    """Return the keys that stand beside the options of each component in a list of this type."""
+    if kind == tuple[SourceUse, ...]:
+        return [option for option in options_of(SourceUse) if option.name != "use"]
+    if kind == tuple[RewardUse, ...]:
+        return [option for option in options_of(RewardSpec) if option.name in RULE_KEYS]
+    return ()

@@ -1,0 +1,83 @@
+"""Relative paths of a configuration: in the working folder first, then beside the configuration."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rlsdk.config import check
+from rlsdk.errors import ConfigError
+
+YAML = """\
+name: trial
+model: model
+plugins: [lab.py]
+tasks: {train: {use: jsonl, path: data/tasks.jsonl}}
+reward: lab.py:mine
+algorithm: grpo
+steps: 2
+batch_size: 4
+group_size: 4
+engine: transformers
+"""
+LAB = "import rlsdk\n\n\n@rlsdk.reward('mine')\ndef mine(rollout) -> float:\n    'Mine.'\n    return 1.0\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "configs"
+    put(made)
+    (made / "trial.yaml").write_text(YAML.replace("reward: lab.py:mine", "reward: lab/mine"))
+    return made
+
+
+def put(folder):
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / "data").mkdir()
+    (folder / "data" / "tasks.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    (folder / "lab.py").write_text(LAB)
+
+
+def test_what_is_not_in_the_working_folder_is_found_beside_the_configuration(tmp_path, folder, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    plan = check(folder / "trial.yaml")
+    assert plan.config.model.path == str(folder / "model")
+    assert plan.tasks_train[0].reference.options["path"] == str(folder / "data" / "tasks.jsonl")
+    assert plan.config.plugins == (str(folder / "lab.py"),)
+    assert plan.folder.as_posix() == "runs/trial"  # what a run writes stays relative to the working folder
+
+
+def test_from_the_folder_itself_paths_stay_as_they_are_written(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert check("trial.yaml").config.model.path == "model"
+
+
+def test_the_working_folder_comes_first_and_the_other_one_is_told(tmp_path, folder, monkeypatch, caplog):
+    put(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with caplog.at_level(logging.WARNING, "rlsdk"):
+        plan = check("../configs/trial.yaml")
+    assert plan.config.model.path == "model"
+    told = [record.getMessage() for record in caplog.records]
+    assert "model.path: model is in the working folder, which is used, and beside the configuration" in told[0]
+    assert len(told) == 3
+
+
+def test_text_that_is_no_path_stays(tmp_path, folder, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("trial", "train", "grpo", "1", "core"):
+        (folder / name).mkdir()
+    plan = check(folder / "trial.yaml", ["seed=1", "algorithm=grpo"])
+    assert (plan.config.name, plan.config.algorithm.name) == ("trial", "grpo")
+
+
+def test_where_a_model_was_looked_for_is_said(tmp_path, folder, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        check(folder / "trial.yaml", ["model=./nowhere"])
+    assert "neither in the working folder" in caught.value.faults[0]
+    assert "nor beside the configuration" in caught.value.faults[0]
