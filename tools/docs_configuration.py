@@ -27,6 +27,8 @@ KINDS: dict[Kind, str] = {
     "workflow": "Workflows",
     "environment": "Environments",
     "reward": "Rewards",
+    "renderer": "Renderers",
+    "tool_parser": "Tool-call parsers",
     "engine": "Engines",
     "learner": "Learners",
     "buffer": "Buffers",

@@ -171,7 +171,8 @@ class _Writer:
         about = _about(option)
         if path in COMPONENT_KEYS:
             null = [{"type": "null"}] if type(None) in get_args(option.type) else []
-            return {**about, "anyOf": [*self.chosen_or(COMPONENT_KEYS[path], DEFAULTS[path].name), *null]}
+            default = DEFAULTS[path].name if path in DEFAULTS else None
+            return {**about, "anyOf": [*self.chosen_or(COMPONENT_KEYS[path], default), *null]}
         if path in LISTS:
             return {**about, **_list_of({"$ref": f"#/definitions/{LISTS[path]}"})}
         if path == "plugins":

@@ -86,14 +86,10 @@ def _name(name: Any) -> str:
 
 def _components(plan: Plan) -> Iterator[tuple[str, ComponentRef]]:
     """Yield the components outside of the algorithm, by path; of a list with one alone, the list's."""
-    for path, reference in {
-        "workflow": plan.workflow,
-        "engine": plan.engine,
-        "learner": plan.learner,
-        "rollout.buffer": plan.buffer,
-        "rollout.stop": plan.stop,
-    }.items():
-        yield path, reference
+    for path in COMPONENT_KEYS:
+        reference = getattr(plan, path.rpartition(".")[2])
+        if isinstance(reference, ComponentRef):  # the algorithm is none: its parts are
+            yield path, reference
     for path, several in {
         "tasks.train": [source.reference for source in plan.tasks_train],
         "tasks.eval": [source.reference for source in plan.tasks_eval],

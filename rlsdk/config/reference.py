@@ -81,6 +81,7 @@ DEFAULTS: Mapping[str, Use] = {
     "engine": defaults.ENGINE,
     "learner": defaults.LEARNER,
     "workflow": defaults.WORKFLOW,
+    "model.renderer": defaults.RENDERER,
     "rollout.buffer": defaults.BUFFER,
     "rollout.stop": defaults.STOP,
 }
