@@ -157,25 +157,41 @@ def closure(name, extras, seen):
 
 seen = set()
 closure("rlsdk", (), seen)
+for extra in sys.argv[1].split():
+    closure("rlsdk", (extra,), seen)
 base = {name for name, _ in seen}
 modules = metadata.packages_distributions().items()
 sys.modules.update({module: None for module, owners in modules if not base & set(map(canonical, owners))})
 assert sys.modules["ray"] is None and sys.modules["transformers"] is None
 import rlsdk
-for kind in sys.argv[1:]:
+for kind in sys.argv[2:]:
     print(kind, *rlsdk.names(kind))
 """
+WITH_TORCH = ("shaping", "advantage", "policy_loss", "correction", "kl")
 
 
-def test_pure_kinds_need_nothing_beyond_the_base_install():
-    """With every distribution hidden that a plain `pip install rlsdk` does not bring, the pure components import."""
-    kinds = [kind for kind in KINDS if kind not in ("engine", "learner", "tracker")]
-    ran = subprocess.run([sys.executable, "-c", BASE_ONLY, *kinds], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("extra", ["", "algorithms"])
+def test_pure_kinds_need_nothing_beyond_their_install(extra):
+    """Their components import although every distribution is hidden that `pip install rlsdk` does not bring.
+
+    Those that compute with tensors need the extra `algorithms`.
+    """
+    pure = [kind for kind in KINDS if kind not in ("engine", "learner", "tracker")]
+    kinds = pure if extra else [kind for kind in pure if kind not in WITH_TORCH]
+    ran = subprocess.run([sys.executable, "-c", BASE_ONLY, extra, *kinds], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert [line.split()[0] for line in ran.stdout.splitlines()] == kinds
 
 
+def test_a_kind_that_lacks_its_extra_names_it():
+    ran = subprocess.run(
+        [sys.executable, "-c", BASE_ONLY, "", "advantage"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    assert "pip install 'rlsdk[algorithms]'" in ran.stderr
+
+
 def test_explain_needs_nothing_beyond_the_base_install():
     code = BASE_ONLY.partition("import rlsdk\n")[0] + "import rlsdk.cli.explain"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", code, ""], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
