@@ -24,18 +24,20 @@ PAGE = ROOT / "docs" / "faults.md"
 FOLDER = ROOT / "runs" / "faults"
 HEAD = """# Faults on purpose
 
-`make faults` brings a small training (`examples/models/countdown-nano`, engine `transformers`, learner `deepspeed`, an
-environment, a reward in a process of its own, a tracker) to a moment, makes something fail there for real, and judges:
+`make faults` starts a small training (`examples/models/countdown-nano`, engine `transformers`, learner `deepspeed`, an
+environment, a reward in a process of its own, a tracker), waits for a certain moment, causes a real failure, and checks
+what follows:
 
-* **went on**: the run does its next steps in the same processes, but for those that were replaced;
-* **resumed**: the driver's process is gone, or what it needs is damaged, and `--resume` does the next steps;
-* **stopped**: the run ends with status 1, the console names the culprit, and `--resume` does the next steps.
+* **continued**: the run takes its next steps in the same processes, except for those that were replaced;
+* **resumed**: the driver's process is gone, or something that it needs is damaged, and `--resume` takes the next steps;
+* **stopped**: the run ends with status 1, the console names the culprit, and `--resume` takes the next steps.
 
-Nothing may hang for four minutes; when a run has ended, none of its processes is left; `metrics.jsonl` has every step
-once, the summary's ledger adds up, and in `rollouts.db` no task is trained twice and every step has its groups. Where a
-fault has no process of its own (a full disk), *driver* stands for the run.
+In every case, nothing hangs for more than four minutes, and no process is left when a run has ended. Each step is in
+`metrics.jsonl` once, the ledger in the summary adds up, no task in `rollouts.db` is trained twice, and every step has its
+groups there. A fault that belongs to no single process (a full disk) is listed under *driver*.
 
-`make test-slow` judges three cells that are *as expected* here, drawn by the day; `RLSDK_FAULTS=CELL,CELL` names them.
+`make test-slow` repeats three cells that are *as expected* here, a different choice each day; `RLSDK_FAULTS=CELL,CELL`
+chooses them by name.
 """
 
 

@@ -33,22 +33,22 @@ from soak import CONFIG
 
 PAGE = ROOT / "docs" / "memory.md"
 WARM_UP = 0.3
-"""Share of the steps that is left out: caches fill, allocators take what they keep."""
+"""Share of the steps that does not count: caches fill, and allocators reach their size."""
 BLOCKS = 12
-"""A line is fitted to the means of so many blocks of samples: samples beside each other are not independent."""
+"""Number of blocks; the line is fitted to their means, since neighbouring samples are not independent."""
 QUANTILE = 2.228
 """Quantile of Student's t distribution with `BLOCKS - 2` degrees of freedom, for a 95 % interval."""
 GROWS = 1.0
 """KiB per step: a process grows if the whole interval of its slope lies above."""
 SECONDS = 1.0
-"""Between two samples."""
+"""Seconds between two samples."""
 HEAD = """# Memory over many steps
 
-`make memory` trains the small model (`examples/models/countdown-nano`), rollouts running up to two batches ahead in
-environments, with a checkpoint every hundredth step, and samples the memory that each process of the run has for itself
-(USS) once a second. Behind a warm-up of 30 % of the steps, the samples are averaged in twelve blocks, and a line is
-fitted to their means: *slope* is how much the process grows with each step, with an interval of 95 %. A process *grows*
-where the whole interval lies above 1 KiB per step, which would be a GiB in a million steps.
+`make memory` trains the small model (`examples/models/countdown-nano`) in environments, with rollouts up to two batches
+ahead and a checkpoint every hundred steps. Once a second it samples the memory that belongs to each process alone (USS).
+The first 30 % of the steps are a warm-up and do not count. The rest is averaged in twelve blocks, and a line is fitted to
+their means: *slope* is how much the process grows with each step, with a confidence interval of 95 %. A process *grows*
+if the whole interval lies above 1 KiB per step, which is 1 GiB in a million steps.
 """
 
 
@@ -142,7 +142,7 @@ class Watch:
         (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, **own}))
 
     def run(self, minutes: float) -> None:
-        """Train to the end, or for so long, and sample."""
+        """Train for at most `minutes`, and sample."""
         command = [sys.executable, "-m", "rlsdk.cli", "train", str(self.folder / "config.yaml")]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "RLSDK_SOAK_RECORD": str(self.folder / "record.txt")}
         start = time.monotonic()
@@ -185,7 +185,7 @@ class Watch:
 
 def lines(watch: Watch) -> Iterator[str]:
     """The page's table."""
-    yield "| process | MiB behind the warm-up | MiB at the end | slope, KiB per step | |"
+    yield "| process | MiB after the warm-up | MiB at the end | slope, KiB per step | |"
     yield "| --- | ---: | ---: | ---: | --- |"
     for s in watch.slopes():
         yield f"| {s.name} | {s.first:.1f} | {s.last:.1f} | {s.slope:.2f} ± {s.error:.2f} | {'grows' * s.grows} |"
@@ -198,7 +198,7 @@ def main() -> int:
     """Train, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--minutes", type=float, default=240.0, help="end the run after so many")
+    parser.add_argument("--minutes", type=float, default=240.0, help="end the run after this many minutes")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "memory")
     asked = parser.parse_args()
     watch = Watch(asked.folder.resolve(), asked.steps)

@@ -43,15 +43,15 @@ KINDS = {
 }
 """Kind of process -> class of its Ray actor; the driver has none."""
 DEEDS = (*((kind, "SIGKILL") for kind in KINDS), *((kind, "SIGSTOP") for kind in KINDS), ("driver", "SIGTERM"))
-"""Kind of process and signal that it gets; SIGSTOP is followed by SIGCONT."""
+"""Kinds of process, and the signal sent to each; SIGSTOP is followed by SIGCONT."""
 ENDS = {("learner rank", "SIGKILL"): 1, ("driver", "SIGKILL"): -signal.SIGKILL, ("driver", "SIGTERM"): 130}
-"""Deed that ends the run -> exit status of the driver."""
+"""(process, signal) that ends the run -> exit status of the driver."""
 LONGEST_STOP = 5.0
-"""Seconds between SIGSTOP and SIGCONT, at most."""
+"""Most seconds between SIGSTOP and SIGCONT."""
 MOST_SECONDS = 6.0
-"""A signal comes at most so long after the step that follows the last one: steps take about a second."""
+"""Most seconds between two signals, counted from the first step after the last one; a step takes about a second."""
 PATIENCE = 600.0
-"""Seconds; beside other work, a start takes minutes."""
+"""Seconds to wait for a step; on a busy machine, a start takes minutes."""
 CONFIG = {
     "name": "run",
     "plugins": [str(LAB)],
@@ -85,23 +85,23 @@ CONFIG = {
 }
 HEAD = """# Soak: killed at random moments
 
-`make soak` trains the small model (`examples/models/countdown-nano`) with two engines, a worker of environments and two
-learner ranks, rollouts running up to two batches ahead, and sends a signal to one of them at a random moment, again and
-again. An engine or a worker that dies is replaced, and the run goes on; a learner rank or the driver that dies ends the
-run, which is resumed from its last checkpoint. SIGTERM has the driver save its step and end; SIGSTOP is followed by
-SIGCONT up to five seconds later, and the run goes on. The rollouts' store has no process of its own: it dies with the
-driver.
+`make soak` trains the small model (`examples/models/countdown-nano`) with two engines, one environment worker and two
+learner ranks, with rollouts up to two batches ahead, and sends a signal to one of these processes at a random moment,
+again and again. An engine or a worker that dies is replaced, and the run continues. If a learner rank or the driver
+dies, the run ends and is resumed from its last checkpoint. On SIGTERM the driver saves its step and ends. SIGSTOP is
+followed by SIGCONT up to five seconds later, and the run continues. The store of rollouts has no process of its own: it
+dies with the driver.
 
-Behind each signal it is checked that in the lineage of the surviving checkpoint every task was handed to the learner in
-exactly one step (from a record that a plugin of the soak's own writes), that what was drawn from the source has either
-ended or is on its way, that the run resumes, and that no process is left. *Seconds lost* are those from the signal
-until the run was a step further than when it came; for a resumed run, that has its start in it and the steps since the
-checkpoint.
+After each signal the soak checks that the run continues or can be resumed, that no process is left behind, that each
+task which was drawn has ended or is still being worked on, and that in the history of the surviving checkpoint the
+learner was given each task in exactly one step (according to a record that a plugin of the soak keeps). *Seconds lost*
+is the time from the signal until the run was one step further than before; for a resumed run this includes its start
+and the steps since the checkpoint.
 """
 
 
 class FaultError(Exception):
-    """The soak has found what must not be."""
+    """A check of the soak failed."""
 
 
 class Soak:
@@ -291,9 +291,9 @@ def lines(soaks: list[Soak], seed: int) -> Iterator[str]:
     for deed in DEEDS:
         seconds = [lost for done, lost in rows if done == deed]
         spent = f"{statistics.median(seconds):.0f} | {max(seconds):.0f}" if seconds else "- | -"
-        yield f"| {deed[1]} | {deed[0]} | {len(seconds)} | {'was resumed' if deed in ENDS else 'went on'} | {spent} |"
+        yield f"| {deed[1]} | {deed[0]} | {len(seconds)} | {'was resumed' if deed in ENDS else 'continued'} | {spent} |"
     yield ""
-    yield "| steps | tasks issued | trained | filtered | failed | returned | made again after a resume |"
+    yield "| steps | tasks issued | trained | filtered | failed | returned | sampled again after a resume |"
     yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     summaries = [json.loads((soak.folder / "run" / "summary.json").read_text()) for soak in soaks]
     counts = [sum(each["steps"] for each in summaries)]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import attrs
 
-End = Literal["went on", "resumed", "stopped"]
+End = Literal["continued", "resumed", "stopped"]
 MOMENTS = ("start", "generation", "update", "sync", "checkpoint", "evaluation", "end")
 
 
@@ -18,7 +18,7 @@ class Cell:
         who: Whose process, or component.
         what: The fault.
         when: The moment.
-        end: `went on` to its last step; `resumed`: the process was gone and `--resume` did the rest; `stopped` at once
+        end: `continued` to its last step; `resumed`: the process was gone and `--resume` did the rest; `stopped` at once
             with the culprit named, and `--resume` did the rest.
         says: Regular expression for what a person must read on the console; empty where nobody can say anything.
         how: Which variant of the fault.
@@ -72,7 +72,7 @@ DAMAGED = r"checkpoints/step-\d+.{0,100}damaged|step-\d+\.damaged"
 _TABLE: tuple[tuple[str, str, str, End, str, dict[str, Any]], ...] = (
     # who, what, when, end, what the console says, further attributes
     ("driver", "SIGKILL", "start generation update sync checkpoint evaluation end", "resumed", "", {}),
-    ("driver", "SIGSTOP and SIGCONT", "generation update checkpoint", "went on", "", {}),
+    ("driver", "SIGSTOP and SIGCONT", "generation update checkpoint", "continued", "", {}),
     ("driver", "exception", "update", "stopped", "shaping 'shaping' failed", INSIDE),
     ("driver", "out of memory", "update", "stopped", "shaping 'shaping' failed: MemoryError", INSIDE),
     ("driver", "disk full", "generation checkpoint end", "stopped", "the disk is full", ROOM),
@@ -92,24 +92,24 @@ _TABLE: tuple[tuple[str, str, str, End, str, dict[str, Any]], ...] = (
     ("driver", "damaged rollouts.db", "start", "resumed", r"rollouts\.db\.damaged", PREPARED),
     ("driver", "damaged rollouts.db", "generation", "stopped", r"rollouts\.db", {}),
     ("driver", "garbled metrics.jsonl", "start", "resumed", r"metrics\.jsonl", PREPARED),
-    ("driver", "locked rollouts.db", "generation checkpoint", "went on", "", {}),
+    ("driver", "locked rollouts.db", "generation checkpoint", "continued", "", {}),
     ("driver", "few open files", "start", "stopped", "128 open files", {"before": True, "files": 128}),
     ("driver", "few open files", "generation", "stopped", "open files", {}),
-    ("engine", "few open files", "generation", "went on", "", {}),
-    ("driver", "full shared memory", "start", "went on", "", {**ROOM, "before": True, "shm": "1m"}),
-    ("driver", "full shared memory", "update", "went on", "", {**ROOM, "shm": "256m"}),
+    ("engine", "few open files", "generation", "continued", "", {}),
+    ("driver", "full shared memory", "start", "continued", "", {**ROOM, "before": True, "shm": "1m"}),
+    ("driver", "full shared memory", "update", "continued", "", {**ROOM, "shm": "256m"}),
     ("engine", "SIGKILL", "start", "stopped", "engine 0 did not start", {}),
-    ("engine", "SIGKILL", "generation update sync checkpoint evaluation", "went on", "engine 0", {}),
-    ("engine", "SIGKILL", "end", "went on", "", {}),
-    ("engine", "SIGSTOP and SIGCONT", "generation sync evaluation", "went on", "", {}),
+    ("engine", "SIGKILL", "generation update sync checkpoint evaluation", "continued", "engine 0", {}),
+    ("engine", "SIGKILL", "end", "continued", "", {}),
+    ("engine", "SIGSTOP and SIGCONT", "generation sync evaluation", "continued", "", {}),
     ("engine", "exception", "start", "stopped", f"engine 0 did not start.*{PURPOSE}", INSIDE),
     ("engine", "exception", "generation sync", "stopped", f"engine.{{0,200}}{PURPOSE}", INSIDE),
     ("engine", "out of memory", "generation sync", "stopped", "engine.{0,200}MemoryError", INSIDE),
     ("learner rank", "SIGKILL", "start generation update sync checkpoint evaluation end", "stopped", RANK, {}),
-    ("learner rank", "SIGSTOP and SIGCONT", "update sync checkpoint", "went on", "", {}),
+    ("learner rank", "SIGSTOP and SIGCONT", "update sync checkpoint", "continued", "", {}),
     ("learner rank", "exception", "start update sync checkpoint end", "stopped", f"{RANK}.{{0,200}}{PURPOSE}", INSIDE),
     ("learner rank", "out of memory", "update", "stopped", f"{RANK}.{{0,200}}MemoryError", INSIDE),
-    ("learner rank", "NaN gradients", "update", "went on", "gradient not finite", INSIDE),
+    ("learner rank", "NaN gradients", "update", "continued", "gradient not finite", INSIDE),
     (
         "learner rank",
         "NaN gradients",
@@ -118,19 +118,19 @@ _TABLE: tuple[tuple[str, str, str, End, str, dict[str, Any]], ...] = (
         "not finite",
         {**INSIDE, "always": True, "how": "each time"},
     ),
-    ("environment worker", "SIGKILL", "generation update evaluation", "went on", "environment worker lost", {}),
-    ("environment worker", "SIGSTOP and SIGCONT", "generation", "went on", "", {}),
-    ("environment worker", "exception", "generation evaluation", "went on", "", INSIDE),
-    ("environment worker", "out of memory", "generation", "went on", "", INSIDE),
-    ("scorer", "SIGKILL", "generation", "went on", "", {}),
-    ("scorer", "SIGSTOP and SIGCONT", "generation", "went on", "", {}),
-    ("scorer", "exception", "generation", "went on", "", INSIDE),
-    ("scorer", "out of memory", "generation", "went on", "", INSIDE),
-    ("scorer", "hangs", "generation", "went on", "", INSIDE),
-    ("tracker", "exception", "start update end", "went on", PURPOSE, {**INSIDE, "fresh": True}),
-    ("tracker", "hangs", "update", "went on", "did not return", {**INSIDE, "fresh": True, "said_at_end": True}),
+    ("environment worker", "SIGKILL", "generation update evaluation", "continued", "environment worker lost", {}),
+    ("environment worker", "SIGSTOP and SIGCONT", "generation", "continued", "", {}),
+    ("environment worker", "exception", "generation evaluation", "continued", "", INSIDE),
+    ("environment worker", "out of memory", "generation", "continued", "", INSIDE),
+    ("scorer", "SIGKILL", "generation", "continued", "", {}),
+    ("scorer", "SIGSTOP and SIGCONT", "generation", "continued", "", {}),
+    ("scorer", "exception", "generation", "continued", "", INSIDE),
+    ("scorer", "out of memory", "generation", "continued", "", INSIDE),
+    ("scorer", "hangs", "generation", "continued", "", INSIDE),
+    ("tracker", "exception", "start update end", "continued", PURPOSE, {**INSIDE, "fresh": True}),
+    ("tracker", "hangs", "update", "continued", "did not return", {**INSIDE, "fresh": True, "said_at_end": True}),
     ("raylet", "SIGKILL", "start generation update checkpoint", "stopped", "rlsdk: .{0,80}raylet", {}),
-    ("raylet", "SIGSTOP and SIGCONT", "generation", "went on", "", {}),
+    ("raylet", "SIGSTOP and SIGCONT", "generation", "continued", "", {}),
     ("gcs_server", "SIGKILL", "generation", "stopped", "rlsdk: .{0,80}GCS", {}),
 )
 CELLS = {

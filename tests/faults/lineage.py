@@ -191,7 +191,7 @@ class Lineage:
             self._start(cell)
         if not cell.prepared and not cell.before:
             self._reach(cell)
-        if cell.prepared or cell.end == "went on":
+        if cell.prepared or cell.end == "continued":
             if cell.when != "end":
                 self._further(at)
             if cell.when == "end" or cell.said_at_end:

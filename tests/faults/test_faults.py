@@ -56,8 +56,8 @@ def drawn(seed: int) -> list[Cell]:
         cells = [cell for cell in cells if not cell.room]
     plain = [cell for cell in cells if not (cell.room or cell.prepared or cell.fresh or cell.when == "start")]
     kinds = [
-        (1, [cell for cell in plain if cell.end == "went on"]),
-        (1, [cell for cell in plain if cell.end != "went on"]),
+        (1, [cell for cell in plain if cell.end == "continued"]),
+        (1, [cell for cell in plain if cell.end != "continued"]),
         (1, [cell for cell in cells if cell not in plain]),
     ]
     return [cell for count, kind in kinds for cell in draw.sample(kind, min(count, len(kind)))]
