@@ -33,8 +33,8 @@ what follows:
 * **stopped**: the run ends with status 1, the console names the culprit, and `--resume` takes the next steps.
 
 In every case, nothing hangs for more than four minutes, and no process is left when a run has ended. Each step is in
-`metrics.jsonl` once, the ledger in the summary adds up, no task in `rollouts.db` is trained twice, and every step has its
-groups there. A fault that belongs to no single process (a full disk) is listed under *driver*.
+`metrics.jsonl` once, the ledger in the summary adds up, no task in `rollouts.db` is trained twice, and every step has
+its groups there. A fault that belongs to no single process (a full disk) is listed under *driver*.
 
 `make test-slow` repeats three cells that are *as expected* here, a different choice each day; `RLSDK_FAULTS=CELL,CELL`
 chooses them by name.

@@ -18,8 +18,8 @@ class Cell:
         who: Whose process, or component.
         what: The fault.
         when: The moment.
-        end: `continued` to its last step; `resumed`: the process was gone and `--resume` did the rest; `stopped` at once
-            with the culprit named, and `--resume` did the rest.
+        end: `continued` to its last step; `resumed`: the process was gone and `--resume` did the rest; `stopped` at
+            once with the culprit named, and `--resume` did the rest.
         says: Regular expression for what a person must read on the console; empty where nobody can say anything.
         how: Which variant of the fault.
         inside: The component fails by itself; else the fault comes from outside while the run waits at the moment.
