@@ -59,7 +59,7 @@ layers: $(STAMP)  ## import-linter: which module may import which
 docs: $(STAMP)  ## the documentation, in site/; any broken link or unknown name is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-configuration: $(STAMP)  ## write docs/configuration.md and docs/rlsdk.schema.json from docstrings and signatures
+configuration: $(STAMP)  ## write docs/configuration.md, docs/rlsdk.schema.json and first pages from docstrings and signatures
 	@$(BIN)/python tools/docs_configuration.py
 
 # One OpenMP thread for each process: tests start several at once, and waiting threads spin. Tests are dealt out by file,

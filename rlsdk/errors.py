@@ -13,6 +13,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+__all__ = [
+    "CanaryError",
+    "CheckpointError",
+    "ConfigError",
+    "ConformanceFault",
+    "DamagedCheckpointError",
+    "DataError",
+    "EngineError",
+    "EnvironmentFault",
+    "FingerprintError",
+    "LearnerError",
+    "MissingFieldError",
+    "OptionError",
+    "OutOfRoomError",
+    "PluginError",
+    "RlsdkError",
+    "RunError",
+    "ScoringError",
+    "UnknownComponentError",
+    "UnreachableDataError",
+    "ValueFault",
+    "WorldLostError",
+]
 FILE_PACKAGE = "_rlsdk_files"
 """Top-level name under which single-file plugins live in `sys.modules`."""
 _CALLERS = frozenset({"rlsdk", "pluggy", "ray"}) | sys.stdlib_module_names

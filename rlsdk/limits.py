@@ -13,6 +13,17 @@ from typing import Annotated, Any, Literal
 
 import attrs
 
+__all__ = [
+    "Count",
+    "Limit",
+    "NonNegative",
+    "Positive",
+    "Share",
+    "above",
+    "at_least",
+    "at_most",
+    "below",
+]
 Sign = Literal[">=", ">", "<=", "<"]
 _COMPARE: Mapping[Sign, Callable[[float, float], bool]] = {
     ">=": operator.ge,

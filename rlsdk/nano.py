@@ -13,6 +13,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+__all__ = [
+    "create",
+    "make_tokenizer",
+    "vocabulary",
+]
 SYMBOLS = ("+", "-", "*", "/", "(", ")", "=", ",", ">", ":", " ", "\n", "<answer>", "</answer>", "<think>", "</think>")
 END = "<eos>"
 PAD = "<pad>"

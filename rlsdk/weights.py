@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+__all__ = [
+    "TIED_HEAD",
+    "checksums",
+    "from_weights",
+    "pack",
+    "to_weights",
+    "unpack",
+]
 TIED_HEAD = "lm_head.weight"
 """The output head as transformers names it; tied to the input embeddings, it is one tensor under two names."""
 

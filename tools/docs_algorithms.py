@@ -2,6 +2,9 @@
 
 The pages show the output of `rlsdk plugins`, with formulas and links. All of it comes from docstrings and signatures:
 a fact that is missing on a page is missing in a docstring.
+
+The first page, `docs/algorithms/index.md`, is committed, so that links to it work where the repository is read; it is
+written by `make configuration`. The others exist only in the built site.
 """
 
 from __future__ import annotations
@@ -10,9 +13,14 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from docs_reference import replaced, with_pages
 
 from rlsdk.batch import aggregate
 from rlsdk.cli import listing
@@ -91,7 +99,7 @@ def part(component: Component) -> str:
     facts = [
         f"Reads {', '.join(f'`{need}`' for need in component.needs)}." if component.needs else "",
         f"Part of {', '.join(f'[`{name}`](../{name}.md)' for name in users)}." if users else "",
-        f"Reference: [`{_path(component)}`][{_path(component)}].",
+        f"Defined in `{component.obj.__module__}`.",
     ]
     return _page(
         f"### `{component.name}` {{ #{anchor(component.name)} }}",
@@ -151,20 +159,22 @@ def aggregations() -> dict[str, str]:
     return {mode: f"{value[0].upper()}{value[1:]}." for mode, value in rows}
 
 
-def index_page() -> str:
-    """All algorithms at a glance, and the kinds of parts."""
+def index_page(*, linked_parts: bool = True) -> str:
+    """All algorithms at a glance, and the kinds of parts; with links to the other pages, or without."""
     rows = []
     for algorithm in components("algorithm"):
-        named = {kind: link(kind, str(use.name)) for kind, use in chosen(algorithm)}
-        name = f"[`{algorithm.name}`]({algorithm.name}.md)"
+        named = {kind: _part(kind, str(use.name), linked_parts) for kind, use in chosen(algorithm)}
+        name = f"[`{algorithm.name}`]({algorithm.name}.md)" if linked_parts else f"`{algorithm.name}`"
         rows.append((name, linked(algorithm.summary), named["advantage"], named["policy_loss"]))
-    kinds = ((f"[{title}](parts/{kind}.md)", ", ".join(link(kind, c.name) for c in components(kind)))
-             for kind, title in PARTS.items())  # fmt: skip
+    kinds = []
+    for kind, title in PARTS.items():
+        names = ", ".join(_part(kind, component.name, linked_parts) for component in components(kind))
+        kinds.append((f"[{title}](parts/{kind}.md)" if linked_parts else title, names))
     return _page(
         "# Algorithms",
         "An algorithm is a set of named parts with the defaults of its paper. Choose one by name and "
-        "[replace any part](../howto/algorithm.md). These pages are made from the docstrings, as `rlsdk plugins` is; "
-        "packages of plugins add more, which `rlsdk plugins algorithm` lists.",
+        "[replace any part](../howto/algorithm.md). The built site has a page for each, made from the docstrings, as "
+        "`rlsdk plugins` is; packages of plugins add more, which `rlsdk plugins algorithm` lists.",
         table(("algorithm", "in short", "advantage", "policy loss"), rows),
         "## Parts",
         table(("kind", "built in"), kinds),
@@ -181,30 +191,29 @@ def pages() -> dict[str, str]:
 
 
 def on_config(config: Any) -> Any:
-    """Append the pages to the navigation."""
+    """Put the pages where the navigation has the first of them."""
     parts = [{title: f"algorithms/parts/{kind}.md"} for kind, title in PARTS.items()]
     named = [{algorithm.name: f"algorithms/{algorithm.name}.md"} for algorithm in components("algorithm")]
-    config.nav.append({"Algorithms": ["algorithms/index.md", {"Parts": parts}, {"Named": named}]})
+    entries = ["algorithms/index.md", {"Parts": parts}, {"Named": named}]
+    config.nav = replaced(config.nav, "algorithms/index.md", entries)
     return config
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages, which exist nowhere on disk."""
-    for name, text in pages().items():
-        files.append(File.generated(config, f"algorithms/{name}", content=text))
-    return files
+    """Add the pages that exist nowhere on disk, and replace the one that does."""
+    return with_pages(files, config, "algorithms", pages())
 
 
 def _page(*blocks: str) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
+def _part(kind: Kind, name: str, linked: bool) -> str:
+    return link(kind, name) if linked else f"`{name}`"
+
+
 def _names(chosen: Iterable[tuple[Kind, Use]]) -> set[tuple[Kind, Any]]:
     return {(kind, use.name) for kind, use in chosen}
-
-
-def _path(component: Component) -> str:
-    return f"{component.obj.__module__}.{component.obj.__qualname__}"
 
 
 def _type(option: Option) -> str:

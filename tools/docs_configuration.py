@@ -1,7 +1,7 @@
-"""Write docs/configuration.md and docs/rlsdk.schema.json: every key of a configuration, for people and for editors.
+"""Write the generated pages that are committed: `make configuration` after a change of a docstring or a signature.
 
-Both are made from the schema of configurations and from the signatures and docstrings of the built-in components:
-`make configuration` after a change of any of these.
+`docs/configuration.md` and `docs/rlsdk.schema.json` hold every key of a configuration, for people and for editors. The
+first pages of algorithms and of the reference are committed without links; the built site has them with links.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from docs_algorithms import linked, table
+from docs_algorithms import index_page, linked, table
+from docs_reference import index
 
 from rlsdk.cli.config import offered, shown_default
 from rlsdk.config.json_schema import json_schema
@@ -87,6 +88,16 @@ def schema() -> str:
     return json.dumps(json_schema(offered(Plugins(), [CORE])), indent=1) + "\n"
 
 
+def committed() -> dict[str, str]:
+    """Path below `docs` and text of each generated file that is committed."""
+    return {
+        "configuration.md": page(),
+        "rlsdk.schema.json": schema(),
+        "algorithms/index.md": index_page(linked_parts=False),
+        "reference/index.md": index(linked=False),
+    }
+
+
 def _table(found: Iterable[ConfigKey], prefix: str = "") -> str:
     units = any(setting.unit for setting in found)
     rows = (
@@ -109,5 +120,6 @@ def _default(setting: ConfigKey) -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "configuration.md").write_text(page(), encoding="utf-8")
-    (DOCS / "rlsdk.schema.json").write_text(schema(), encoding="utf-8")
+    for name, text in committed().items():
+        (DOCS / name).parent.mkdir(exist_ok=True)
+        (DOCS / name).write_text(text, encoding="utf-8")

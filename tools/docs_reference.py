@@ -1,74 +1,163 @@
-"""A hook of mkdocs: the reference, with a page for each module or subpackage of rlsdk that is there.
+"""A hook of mkdocs: the reference of the public surface, a page for each module that plugins may import.
 
+A name is documented once, under the shortest address at which it is public (`rlsdk.Task`, not `rlsdk.types.Task`).
 Sources are read, not imported, so the documentation builds without ray, vllm or deepspeed.
+
+The first page, `docs/reference/index.md`, is committed, so that links to it work where the repository is read; it is
+written by `make configuration`. The others exist only in the built site, where mentions of public names become links.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-PACKAGE = Path(__file__).resolve().parent.parent / "rlsdk"
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "rlsdk"
+INTRODUCTION = """\
+# Python API
+
+Plugins and scripts import from the modules on this page alone; every other one may change with any version
+([how plugins are made](../howto/plugin.md)). The commands explain themselves with `rlsdk COMMAND --help`, and all keys
+of a configuration are in [Configuration](../configuration.md).
+"""
 
 
-def modules(path: Path) -> list[str]:
-    """The dotted names of a module, or of a package and all that is public in it."""
-    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    names = (file.relative_to(PACKAGE.parent).with_suffix("").parts for file in files)
-    public = ([part for part in parts if part != "__init__"] for parts in names)
-    return [".".join(parts) for parts in public if not any(part.startswith("_") for part in parts)]
+def source_of(module: str) -> Path:
+    """The file of a module of rlsdk."""
+    path = ROOT.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def assigned(module: str, name: str) -> Any:
-    """The value of a constant in a module of rlsdk."""
-    tree = ast.parse((PACKAGE / module).read_text(encoding="utf-8"))
-    values = (node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == name)
-    return ast.literal_eval(next(values))
+def parsed(module: str) -> ast.Module:
+    """The syntax tree of a module of rlsdk."""
+    return ast.parse(source_of(module).read_text(encoding="utf-8"))
 
 
-def index() -> str:
-    """Markdown of the first page: the modules that plugins may import, and what `rlsdk` and `rlsdk.kit` offer."""
-    modules = "\n".join(f"* [`{name}`][{name}]" for name in assigned("__init__.py", "PUBLIC_MODULES")[1:])
-    names = "\n".join(f"* [`rlsdk.{name}`][rlsdk.{name}]" for name in assigned("__init__.py", "__all__"))
-    defined = {name: module for module, names in assigned("kit.py", "_NAMES").items() for name in names}
-    kit = "\n".join(f"* [`rlsdk.kit.{name}`][{defined[name]}.{name}]" for name in assigned("kit.py", "__all__"))
-    return (
-        f"# Reference\n\nWhat `import rlsdk` offers:\n\n{names}\n\nWhat plugins are written with:\n\n{kit}\n\n"
-        f"Plugins import from `rlsdk` and these modules alone; others may change at any time:\n\n{modules}\n"
-    )
+def assigned(tree: ast.Module, name: str) -> Any:
+    """The value of a constant; None if the module has none of this name."""
+    values = (node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name)
+    value = next(values, None)
+    return None if value is None else ast.literal_eval(value)
 
 
-def page(names: list[str]) -> str:
-    """Markdown for a module, or for a package and its modules."""
-    first, *others = (f"::: {name}" for name in names)
-    # What a package re-exports is documented where it is defined: one name, one place to link to.
-    options = "heading_level: 1, members: false" if others else "heading_level: 1"
-    return "\n\n".join([f"{first}\n    options: {{{options}}}", *others]) + "\n"
+PUBLIC: tuple[str, ...] = assigned(parsed("rlsdk"), "PUBLIC_MODULES")
+
+
+def imported(tree: ast.Module) -> dict[str, str]:
+    """Name -> where it comes from, for all that a module imports from rlsdk, for type checkers or at run time."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0)
+    aliases = ((alias.asname or alias.name, f"{node.module}.{alias.name}") for node in nodes for alias in node.names)
+    return {name: origin for name, origin in aliases if origin.startswith("rlsdk.")}
+
+
+def offered(module: str) -> list[str]:
+    """The names that a public module says it offers, in its `__all__`."""
+    names: list[str] | None = assigned(parsed(module), "__all__")
+    if names is None:
+        raise SystemExit(f"{source_of(module)} is public and has no __all__, which says what plugins may use")
+    return names
+
+
+def home(address: str) -> str:
+    """The address at which a name is defined, through all modules that pass it on."""
+    module, _, name = address.rpartition(".")
+    origin = imported(parsed(module)).get(name) if source_of(module).is_file() else None
+    return home(origin) if origin else address
+
+
+def surface() -> dict[str, dict[str, str]]:
+    """Public module -> its public names, each with the address under which it is documented."""
+    found: dict[str, dict[str, str]] = {}
+    first: dict[str, str] = {}
+    for module in PUBLIC:
+        found[module] = {}
+        for name in offered(module):
+            address = f"{module}.{name}"
+            if address not in PUBLIC:
+                found[module][name] = first.setdefault(home(address), address)
+    return found
+
+
+def summary(module: str) -> str:
+    """The first sentence of a module's docstring."""
+    return (ast.get_docstring(parsed(module)) or "").split("\n\n", 1)[0].replace("\n", " ")
+
+
+def index(*, linked: bool) -> str:
+    """Markdown of the first page, with or without links to the other pages."""
+    sections = []
+    for module, names in surface().items():
+        title = f"[`{module}`][{module}]" if linked else f"`{module}`"
+        shown = (f"[`{name}`][{address}]" if linked else f"`{name}`" for name, address in sorted(names.items()))
+        sections.append(f"## {title}\n\n{summary(module)}\n\n{', '.join(shown)}\n")
+    return "\n".join([INTRODUCTION, *sections])
+
+
+def page(module: str, names: dict[str, str]) -> str:
+    """Markdown for a module: what it says of itself, and each name that is documented under its address."""
+    own = [f"::: {address}" for name, address in sorted(names.items()) if address == f"{module}.{name}"]
+    return "\n\n".join([f"::: {module}\n    options: {{heading_level: 1, members: false}}", *own]) + "\n"
 
 
 def pages() -> dict[str, str]:
-    """File name and Markdown of each page. Commands of `rlsdk.cli` explain themselves with `--help`."""
-    top = sorted(PACKAGE.iterdir(), key=lambda path: path.stem)
-    public = [path for path in top if path.suffix == ".py" or (path / "__init__.py").exists()]
-    named = {path.stem: modules(path) for path in public if not path.stem.startswith("_") and path.stem != "cli"}
-    return {
-        "index.md": index(),
-        **{f"{name}.md": page(found) for name, found in named.items()},
-    }
+    """File name and Markdown of each page."""
+    named = {f"{module.replace('.', '_')}.md": page(module, names) for module, names in surface().items()}
+    return {"index.md": index(linked=True), **named}
+
+
+def mentions(text: str) -> str:
+    """Make links of the public names that a page mentions as code, such as `rlsdk.Task`; fences and links stay."""
+    addresses = {f"{module}.{name}": to for module, names in surface().items() for name, to in names.items()}
+
+    def link(found: re.Match[str]) -> str:
+        to = addresses.get(found[1])
+        return f"[{found[0]}][{to}]" if to else found[0]
+
+    # An address in brackets is the text of a link already.
+    outside = re.split(r"(^```.*?^```\s*$|^#.*?$)", text, flags=re.DOTALL | re.MULTILINE)
+    return "".join(
+        part if index % 2 else re.sub(r"(?<![\[`])`(rlsdk(?:\.\w+)+)`(?!`)", link, part)
+        for index, part in enumerate(outside)
+    )
 
 
 def on_config(config: Any) -> Any:
-    """Append the reference to the navigation."""
-    titled = [{f"rlsdk.{Path(name).stem}": f"reference/{name}"} for name in pages() if name != "index.md"]
-    config.nav.append({"Reference": ["reference/index.md", *titled]})
+    """Put the pages where the navigation has the first of them."""
+    titled = [{module: f"reference/{module.replace('.', '_')}.md"} for module in PUBLIC]
+    config.nav = replaced(config.nav, "reference/index.md", ["reference/index.md", *titled])
     return config
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages, which exist nowhere on disk."""
-    for name, text in pages().items():
-        files.append(File.generated(config, f"reference/{name}", content=text))
+    """Add the pages that exist nowhere on disk, and replace the one that does."""
+    return with_pages(files, config, "reference", pages())
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Link the public names that a page mentions; the generated pages have their links."""
+    return markdown if page.file.src_uri.startswith("reference/") else mentions(markdown)
+
+
+def replaced(nav: Any, target: str, entries: list[Any]) -> Any:
+    """A navigation in which an entry has become a section."""
+    if isinstance(nav, list):
+        return [replaced(entry, target, entries) for entry in nav]
+    if isinstance(nav, dict):
+        return {title: replaced(entry, target, entries) for title, entry in nav.items()}
+    return entries if nav == target else nav
+
+
+def with_pages(files: Files, config: Any, folder: str, texts: dict[str, str]) -> Files:
+    """The files of a site with generated pages, in place of committed ones of the same name."""
+    for name, text in texts.items():
+        uri = f"{folder}/{name}"
+        committed = files.get_file_from_path(uri)
+        if committed is not None:
+            files.remove(committed)
+        files.append(File.generated(config, uri, content=text))
     return files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -11,17 +12,27 @@ import pytest
 import rlsdk
 
 pytest.importorskip("mkdocs")
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "docs_algorithms.py"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(name):
+    """A module of tools/, loaded as mkdocs loads its hooks."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = before
+    return module
 
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("docs_algorithms", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return load("docs_algorithms")
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return load("docs_reference")
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +71,34 @@ def test_links(tool):
         "GPG, [arXiv:2504.02546](https://arxiv.org/abs/2504.02546), eq. 7; "
         "[doi:10.1007/BF00992696](https://doi.org/10.1007/BF00992696), see (<http://a.b/c.html>)."
     )
+
+
+def test_the_reference_lists_the_public_surface_and_each_name_once(reference):
+    pages = reference.pages()
+    assert set(pages) == {"index.md", *(f"{module.replace('.', '_')}.md" for module in rlsdk.PUBLIC_MODULES)}
+    shown = re.findall(r"^::: (.*)$", "".join(pages.values()), re.MULTILINE)
+    assert len(shown) == len(set(shown))
+    assert {f"rlsdk.{name}" for name in rlsdk.__all__} < set(shown)
+    assert "rlsdk.types.Task" not in shown and "rlsdk.types.STATUSES" in shown
+
+
+def test_mentions_of_public_names_become_links(reference):
+    prose = "A `rlsdk.types.Task`, `rlsdk.nothing`, [`rlsdk.Score`](x.md)."
+    text = f"# `rlsdk.Task`\n\n{prose}\n```python\n`rlsdk.Task`\n```\n"
+    assert reference.mentions(text) == text.replace("`rlsdk.types.Task`", "[`rlsdk.types.Task`][rlsdk.Task]")
+
+
+def test_pages_have_no_links_that_only_the_site_resolves():
+    """Relative links lead to files, and none is written in the form of cross-references between generated pages."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    prose = {
+        page: re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE) for page in pages
+    }
+    dead = [
+        (page.relative_to(ROOT).as_posix(), target)
+        for page, text in prose.items()
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert dead == []
+    assert [page.name for page, text in prose.items() if re.search(r"\]\[[a-z]", text)] == []
