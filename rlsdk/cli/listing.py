@@ -14,7 +14,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlsdk.components import Component, Use, component_of
-from rlsdk.config import defaults
 from rlsdk.errors import PluginError
 from rlsdk.kinds import Kind
 from rlsdk.options import Option
@@ -37,6 +36,19 @@ class Offers:
 
     components: tuple[tuple[str, Component], ...]
     broken: tuple[tuple[PluginEntry, str], ...]
+
+
+@attrs.frozen
+class UsualAlgorithm:
+    """The algorithm that a run has if it names none.
+
+    Attributes:
+        name: Its name.
+        options: Defaults of its options, by name; empty if others are shown with all of theirs.
+    """
+
+    name: str
+    options: Mapping[str, Any]
 
 
 def fault(entry: PluginEntry, plugins: Plugins) -> str:
@@ -178,16 +190,16 @@ def print_entries(entries: Sequence[tuple[PluginEntry, str]]) -> None:
     show(table, WIDTH)
 
 
-def print_offers(offers: Offers, usual: Mapping[str, Any]) -> None:
+def print_offers(offers: Offers, usual: UsualAlgorithm) -> None:
     """Show components as a table, with a row for each option, and what is broken.
 
     Args:
         offers: What to show.
-        usual: Defaults of the usual algorithm: those that another shares with it are left out.
+        usual: Usual algorithm: defaults that another one shares with it are left out.
     """
     kinds = dict.fromkeys(component.kind for _, component in offers.components)
     listed = [full_name(*pair) for pair in offers.components if pair[1].kind == "algorithm"]
-    explained = defaults.ALGORITHM.name in listed  # its fields are shown there with their meaning, and once is enough
+    explained = usual.name in listed  # its fields are shown there with their meaning, and once is enough
     for kind in kinds:
         table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
         table.add_column(no_wrap=True)
@@ -202,29 +214,19 @@ def print_offers(offers: Offers, usual: Mapping[str, Any]) -> None:
         show(f"{escape(entry.name)} ({escape(entry.origin)})  [red]broken: {escape(cause)}[/red]")
 
 
-def unlike(component: Component, usual: Mapping[str, Any]) -> list[Option]:
-    """The options of an algorithm whose defaults differ from those of another one; all options of other kinds.
+def usual_algorithm(plugins: Plugins) -> UsualAlgorithm:
+    """Return the algorithm that a run has if it names none."""
+    from rlsdk.config import defaults  # loads omegaconf, which a listing of plugins does not need
 
-    Args:
-        component: The component.
-        usual: Name -> default of the other algorithm's options; empty to take all.
-    """
-    return [o for o in component.options if o.name not in usual or o.required or usual[o.name] != o.default]
-
-
-def usual_options(plugins: Plugins) -> dict[str, Any]:
-    """Name -> default of the options of the algorithm that a run has if it names none."""
     component = plugins.component(plugins.reference("algorithm", defaults.ALGORITHM.name))
-    return {option.name: option.default for option in component.options}
+    return UsualAlgorithm(defaults.ALGORITHM.name, {option.name: option.default for option in component.options})
 
 
-def _add_component(
-    table: Table, plugin: str, component: Component, usual: Mapping[str, Any], *, explained: bool
-) -> None:
+def _add_component(table: Table, plugin: str, component: Component, usual: UsualAlgorithm, *, explained: bool) -> None:
     name, values = full_name(plugin, component), parts(component)
-    shared = usual if component.kind == "algorithm" and name != defaults.ALGORITHM.name else {}
-    options = unlike(component, shared)
-    like = f" [dim](otherwise as {defaults.ALGORITHM.name})[/dim]" if len(options) < len(component.options) else ""
+    shared = usual.options if component.kind == "algorithm" and name != usual.name else {}
+    options = [o for o in component.options if o.name not in shared or o.required or shared[o.name] != o.default]
+    like = f" [dim](otherwise as {usual.name})[/dim]" if len(options) < len(component.options) else ""
     table.add_row(f"[cyan]{escape(name)}[/cyan]", f"{escape(component.summary)}{like}")
     for option in options:
         given = ", required" if option.required else f" = {brief(option.default)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import click
 
 from rlsdk.cli import listing
@@ -36,7 +37,8 @@ def plugins(what: str | None, files: tuple[str, ...], whole: bool, as_json: bool
     if as_json:
         click.echo(json.dumps(listing.describe(offers), indent=2, default=str))
     else:
-        listing.print_offers(offers, {} if whole else listing.usual_options(found))
+        usual = listing.usual_algorithm(found)
+        listing.print_offers(offers, attrs.evolve(usual, options={}) if whole else usual)
 
 
 def _offers(found: Plugins, what: str) -> listing.Offers:

@@ -142,7 +142,7 @@ def _show(predictions: Sequence[Prediction], beside: Measured | None) -> None:
         title += f" ({found.share:.1%} of them simulated)" if found.share < 1 else ""
         table = Table(title=title)
         for i, column in enumerate(COLUMNS):
-            table.add_column(column, justify="right" if i else "left")
+            table.add_column(column, justify="right" if i else "left", no_wrap=not i)  # names of rows stay whole
         table.add_row("as configured", *_cells(attrs.asdict(found.configured)))
         table.add_row("synchronous", *_cells(attrs.asdict(found.synchronous)))
         if beside is not None:
