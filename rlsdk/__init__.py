@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rlsdk.plugins import Plugins, load, names
     from rlsdk.runlog.query import rollouts
     from rlsdk.trainer import Callback, StepBatch, Trainer, train
-    from rlsdk.types import Group, Message, Observation, Rollout, Score, Step, Task, ToolCall
+    from rlsdk.types import Group, Image, Message, Observation, Rollout, Score, Step, Task, ToolCall
 
 _NAMES = {
     "rlsdk.algorithms": ("Algorithm", "algorithm"),
@@ -71,7 +71,7 @@ _NAMES = {
     "rlsdk.plugins": ("Plugins", "load", "names"),
     "rlsdk.runlog.query": ("rollouts",),
     "rlsdk.trainer": ("Callback", "StepBatch", "Trainer", "train"),
-    "rlsdk.types": ("Group", "Message", "Observation", "Rollout", "Score", "Step", "Task", "ToolCall"),
+    "rlsdk.types": ("Group", "Image", "Message", "Observation", "Rollout", "Score", "Step", "Task", "ToolCall"),
 }
 PUBLIC_MODULES = (
     "rlsdk",
@@ -95,6 +95,7 @@ __all__ = [
     "Credit",
     "CreditInputs",
     "Group",
+    "Image",
     "LossInputs",
     "Message",
     "Observation",

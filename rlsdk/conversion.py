@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from rlsdk.contracts import Model
+from rlsdk.vision import TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,11 +125,26 @@ def without_weights(model: Model, **options: Any) -> Any:
         **options: Further arguments of `AutoConfig.from_pretrained`.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code, **options)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+        return policy_class(config).from_config(config, trust_remote_code=model.trust_remote_code)
+
+
+def policy_class(config: Any) -> Any:
+    """Return the class of transformers that loads a policy of this config: a causal language model, or one that sees.
+
+    Args:
+        config: Config of the model.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    known = AutoModelForCausalLM._model_mapping
+    # Models with code of their own are registered nowhere.
+    if type(config) in known or config.model_type not in TYPES:
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
 
 
 def adopt_names(net: Any, names: Iterable[str]) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -12,6 +17,10 @@ import attrs
 from rlsdk.errors import ValueFault
 
 Role = Literal["system", "user", "assistant", "tool"]
+IMAGE = "<image>"
+"""Stands for an image in a message's text."""
+_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
+"""First bytes of a file -> its type."""
 
 
 def frozen_mapping(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -54,6 +63,138 @@ class ToolCall(Frozen):
     id: str = ""
 
 
+def _encoded(value: Any) -> bytes:
+    """Return the bytes of an image file: those given, those of a data URL, or a PNG of a picture in memory."""
+    if isinstance(value, Image):
+        return value.data
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return _from_data_url(value)
+    if not hasattr(value, "save"):
+        value = _picture(value)
+    out = io.BytesIO()
+    value.convert("RGB").save(out, format="PNG")
+    return out.getvalue()
+
+
+def _from_data_url(value: str) -> bytes:
+    head, _, content = value.partition(",")
+    if head.startswith("data:image/") and head.endswith(";base64"):
+        try:
+            return base64.b64decode(content, validate=True)
+        except binascii.Error as error:
+            raise ValueFault(f"image: the base64 of {value[:40]!r}… cannot be read: {error}") from None
+    raise ValueFault(
+        f"image: {value[:80]!r} is no data URL (data:image/png;base64,…); read files and addresses where tasks are made"
+    )
+
+
+def _picture(value: Any) -> Any:
+    import numpy as np
+    from PIL import Image as Pillow
+
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
+        given = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise ValueFault(
+            f"image: {given} given; expected the bytes of an image file, a data URL, a picture of PIL, or uint8 "
+            "[height, width, 3]"
+        )
+    return Pillow.fromarray(value)
+
+
+def _is_image(_: Any, __: Any, value: bytes) -> None:
+    if _file_type(value) is None:
+        raise ValueFault(f"image: {len(value)} bytes that begin with {value[:8]!r} are no PNG, JPEG, WebP or GIF")
+
+
+def _file_type(data: bytes) -> str | None:
+    return next((kind for begin, kind in _SIGNATURES.items() if data.startswith(begin)), None)
+
+
+@attrs.frozen(repr=False)
+class Image:
+    """An image in a message: the bytes of its file.
+
+    Made from such bytes, a data URL, a picture of PIL, or an array, uint8 `[height, width, 3]`; the last two become a
+    PNG. Images with equal bytes are equal.
+
+    Attributes:
+        data: PNG, JPEG, WebP or GIF.
+    """
+
+    data: bytes = attrs.field(converter=_encoded, validator=_is_image)
+
+    def __repr__(self) -> str:
+        return f"Image({_file_type(self.data)}, {len(self.data)} bytes, {self.digest[:8]})"
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the bytes, the same in every process."""
+        return hashlib.blake2b(self.data, digest_size=16).hexdigest()
+
+    @property
+    def url(self) -> str:
+        """The image as a data URL."""
+        return f"data:image/{_file_type(self.data)};base64,{base64.b64encode(self.data).decode()}"
+
+    def open(self) -> Any:
+        """Return the picture as PIL's, in RGB."""
+        from PIL import Image as Pillow
+
+        return Pillow.open(io.BytesIO(self.data)).convert("RGB")
+
+
+Part = str | Image
+"""A part of a message: text or an image."""
+Content = str | tuple[Part, ...]
+"""What a message says."""
+
+
+def content_of(value: str | Sequence[Any]) -> Content:
+    """Read a message's content: text, or parts as OpenAI writes them.
+
+    Args:
+        value: Text, or a sequence of texts, images, `{"type": "text", "text": …}`, `{"type": "image", "image": …}` and
+            `{"type": "image_url", "image_url": {"url": …}}`, with what `Image` takes.
+
+    Raises:
+        ValueFault: A part is none of these.
+    """
+    return value if isinstance(value, str) else tuple(_part(part) for part in value)
+
+
+def _part(value: Any) -> Part:
+    if isinstance(value, str | Image):
+        return value
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text" and isinstance(value.get("text"), str):
+        return str(value["text"])
+    if kind == "image" and "image" in value:
+        return Image(value["image"])
+    if kind == "image_url" and isinstance(value.get("image_url"), Mapping) and "url" in value["image_url"]:
+        return Image(value["image_url"]["url"])
+    given = f"a part of type {kind!r} with {', '.join(map(str, value))}" if kind else f"a {type(value).__name__}"
+    raise ValueFault(
+        f"a message's content holds {given}; expected text, an image, or a mapping of type 'text' (with text), 'image' "
+        "(with image) or 'image_url' (with image_url.url)"
+    )
+
+
+def parts_of(content: Content) -> tuple[Part, ...]:
+    """Return the parts of a message; text is one part."""
+    return (content,) if isinstance(content, str) else content
+
+
+def joined(first: Content, separator: str, second: Content) -> Content:
+    """Return what two messages say as one, with the separator between them unless one is empty."""
+    if not first or not second:
+        return first or second
+    if isinstance(first, str) and isinstance(second, str):
+        return first + separator + second
+    return (*parts_of(first), separator, *parts_of(second))
+
+
 def _tool_calls(value: Iterable[ToolCall | Mapping[str, Any]]) -> tuple[ToolCall, ...]:
     return tuple(call if isinstance(call, ToolCall) else _read_tool_call(call) for call in value or ())
 
@@ -81,7 +222,7 @@ class Message:
 
     Attributes:
         role: system, user, assistant or tool.
-        content: The text.
+        content: The text or, of a message with images, a tuple of texts and `Image`s; OpenAI's form is read, too.
         name: Name of the tool whose result it is.
         tool_calls: Calls of tools that the assistant made.
         tool_call_id: Id of the call whose result it is.
@@ -91,12 +232,22 @@ class Message:
     """
 
     role: Role
-    content: str
+    content: Content = attrs.field(converter=content_of)
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), converter=_tool_calls, kw_only=True)
     tool_call_id: str = attrs.field(default="", kw_only=True)
     reasoning: str = attrs.field(default="", kw_only=True)
     prompt: bool | None = attrs.field(default=None, eq=False, kw_only=True)
+
+    @property
+    def text(self) -> str:
+        """The content as text, with `<image>` in the place of each image."""
+        return "".join(IMAGE if isinstance(part, Image) else part for part in parts_of(self.content))
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """Images of the content, in their order."""
+        return tuple(part for part in parts_of(self.content) if isinstance(part, Image))
 
     def as_json(self) -> dict[str, Any]:
         """Return the message in the form of OpenAI's API, as JSON values; what is empty is left out."""
@@ -104,15 +255,18 @@ class Message:
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
             for c in self.tool_calls
         ]
+        content: str | list[dict[str, str]] = (
+            self.content if isinstance(self.content, str) else [_part_as_json(part) for part in self.content]
+        )
         more = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id, "reasoning": self.reasoning}
-        return {"role": self.role, "content": self.content, **{key: value for key, value in more.items() if value}}
+        return {"role": self.role, "content": content, **{key: value for key, value in more.items() if value}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Message:
         """Read a message in the form of OpenAI's API; arguments of calls may be an object or its JSON.
 
         Raises:
-            ValueFault: The arguments of a call are neither.
+            ValueFault: The arguments of a call are neither, or a part of the content is unknown.
         """
         return cls(
             value["role"],
@@ -122,3 +276,7 @@ class Message:
             tool_call_id=value.get("tool_call_id") or "",
             reasoning=value.get("reasoning") or value.get("reasoning_content") or "",
         )
+
+
+def _part_as_json(part: Part) -> dict[str, str]:
+    return {"type": "image", "image": part.url} if isinstance(part, Image) else {"type": "text", "text": part}

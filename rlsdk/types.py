@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from rlsdk.errors import ValueFault
-from rlsdk.messages import Frozen, Message, Role, ToolCall, frozen_mapping
+from rlsdk.messages import Content, Frozen, Image, Message, Role, ToolCall, frozen_mapping
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,9 @@ Status = Literal["finished", "truncated", "aborted", "failed"]
 __all__ = [
     "REWARD_LIMIT",
     "STATUSES",
+    "Content",
     "Group",
+    "Image",
     "Message",
     "Observation",
     "Role",
@@ -149,6 +151,7 @@ class Rollout(Frozen):
         trajectory: Shared by the rollouts of one step-wise trajectory.
         step: Position within the trajectory.
         state: Key of the environment state; equal states have equal keys.
+        image_positions: int64 `[k]`, ascending positions of the tokens that stand for the images of the messages.
     """
 
     task: Task
@@ -164,6 +167,7 @@ class Rollout(Frozen):
     step: int = 0
     state: str = ""
     routed_experts: np.ndarray | None = attrs.field(default=None, converter=_routing)
+    image_positions: np.ndarray = attrs.field(default=(), converter=_int64)
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "messages", _attributed(self.messages, self.task.prompt))
@@ -178,6 +182,11 @@ class Rollout(Frozen):
             raise ValueFault(
                 f"rollout of task {self.task.id!r}: routed_experts has shape {routing.shape}; expected "
                 f"({len(self.token_ids)}, layers, k), the first axis as token_ids"
+            )
+        if len(self.image_positions) and not 0 <= self.image_positions.min() <= self.image_positions.max() < shape[0]:
+            raise ValueFault(
+                f"rollout of task {self.task.id!r}: image_positions from {self.image_positions.min()} to "
+                f"{self.image_positions.max()}; it has {shape[0]} tokens"
             )
         for position, _ in self.rewards:
             if not 0 <= position < shape[0]:
@@ -195,12 +204,17 @@ class Rollout(Frozen):
     @property
     def text(self) -> str:
         """Text of the last message that the policy wrote; empty if there is none."""
-        return next((m.content for m in reversed(self.answers)), "")
+        return next((m.text for m in reversed(self.answers)), "")
 
     @property
     def response(self) -> str:
         """All that the policy wrote, over all turns, joined by line breaks; nothing of the prompt but a prefill."""
-        return "\n".join(m.content for m in self.answers)
+        return "\n".join(m.text for m in self.answers)
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """Images of all messages, in their order; those of a last message that got no answer have no tokens."""
+        return tuple(image for message in self.messages for image in message.images)
 
     @property
     def span(self) -> tuple[int, int]:
@@ -221,7 +235,7 @@ class Rollout(Frozen):
         """
         prompt = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
         if prompt and prompt[-1].role == "assistant":
-            prompt, prefill = prompt[:-1], prompt[-1].content
+            prompt, prefill = prompt[:-1], prompt[-1].text
             text = text if text.startswith(prefill) else prefill + text
         return cls(task, (*prompt, Message("assistant", text, prompt=False)), (), (), (), (), status)
 
@@ -327,12 +341,30 @@ class Group:
         return int(sampled.min()) if len(sampled) else None
 
 
+def _maybe_image(value: Any) -> Image | None:
+    return None if value is None else Image(value)
+
+
 @attrs.frozen
 class Observation:
-    """Output of an environment: text, and a key that equal states share."""
+    """Output of an environment.
+
+    Attributes:
+        text: Text for the policy.
+        state: Key that equal states share.
+        image: Picture for the policy, in any form that `Image` takes.
+    """
 
     text: str
     state: str = ""
+    image: Image | None = attrs.field(default=None, converter=_maybe_image)
+
+    @property
+    def content(self) -> Content:
+        """Content of the message to the policy: the picture, if there is one, before the text."""
+        if self.image is None:
+            return self.text
+        return (self.image, self.text) if self.text else (self.image,)
 
 
 @attrs.frozen(slots=False, getstate_setstate=False)

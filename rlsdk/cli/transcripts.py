@@ -49,7 +49,7 @@ def show(found: Debugged, out: Console) -> None:
         for message in rollout.messages:
             name = f" {visible(message.name)}" if message.name else ""
             name += " (prompt)" if message.prompt else ""
-            out.print(Text.assemble((f"{message.role}{name}: ", "bold"), _lines(message.content)), soft_wrap=True)
+            out.print(Text.assemble((f"{message.role}{name}: ", "bold"), _lines(message.text)), soft_wrap=True)
         out.print(_tokens(rollout, found), soft_wrap=True)
         value = f"{score.value:g}" if score.valid else "invalid"
         out.print(Text.assemble(("reward: ", "bold"), value, f" ({_lines(score.reason)})" if score.reason else ""))

@@ -11,6 +11,8 @@ import attrs
 if TYPE_CHECKING:
     import numpy as np
 
+    from rlsdk.types import Image
+
 _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
 
 Finish = Literal["stop", "length", "abort"]
@@ -129,6 +131,8 @@ class Request:
             stop string may begin among them. They count neither as `max_tokens` nor into the completion.
         stream: Hand out tokens while they are sampled, besides the completion; an engine without `ShowsProgress`
             hands out the completion alone.
+        images: Images in the prompt, in their order.
+        image_positions: int64 `[k]`, ascending positions of the prompt's tokens that stand for them.
     """
 
     id: str
@@ -138,6 +142,8 @@ class Request:
     seed: int | None = None
     begun: int = 0
     stream: bool = False
+    images: tuple[Image, ...] = ()
+    image_positions: np.ndarray | None = None
 
 
 @attrs.frozen(eq=False)
@@ -320,6 +326,19 @@ class ReturnsRouting(Protocol):
 
     def return_routing(self) -> None:
         """Have completions carry `routed_experts`; called before `start`."""
+        ...
+
+
+@runtime_checkable
+class ReadsImages(Protocol):
+    """Optional interface of an engine that generates from prompts with images."""
+
+    def image_faults(self, model: Any) -> Sequence[str]:
+        """Say why a model's images cannot be read with the options given; none if they can.
+
+        Args:
+            model: The transformers model, without its weights (on torch's meta device).
+        """
         ...
 
 

@@ -12,7 +12,7 @@ from rlsdk.tool_calls.calls import Call, Malformed, ToolParser
 if TYPE_CHECKING:
     import numpy as np
 
-    from rlsdk.types import Message
+    from rlsdk.types import Image, Message
 
 __all__ = ["Call", "Malformed", "ParsedAnswer", "Renderer", "TextCodec", "ToolParser"]
 
@@ -60,6 +60,14 @@ class TextCodec(Protocol):
 
         Names of control tokens in the content of messages stay ordinary characters, as long as the renderer passes the
         content on as it is.
+        """
+        ...
+
+    def with_images(self, text: str, images: Sequence[Image]) -> str:
+        """Replace the mark of each image in a rendered text by the tokens that stand for the image in the model.
+
+        Raises:
+            ConfigError: The model sees no images, or the text has not one mark for each.
         """
         ...
 

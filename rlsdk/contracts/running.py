@@ -69,8 +69,11 @@ class Chat(Protocol):
         """
         ...
 
-    def say(self, text: str, role: Role = "user") -> None:
-        """Append a message that the policy did not write; consecutive ones of one role become one message."""
+    def say(self, text: str | Sequence[Any], role: Role = "user") -> None:
+        """Append a message that the policy did not write; consecutive ones of one role become one message.
+
+        Beside text it takes parts, for a model that sees images: texts, `rlsdk.Image`s, or OpenAI's mappings.
+        """
         ...
 
     def calls(self, parser: ToolParser | None = None) -> tuple[Call | Malformed, ...]:

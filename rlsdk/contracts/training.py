@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rlsdk.batch import Totals
     from rlsdk.plugins import ComponentRef
+    from rlsdk.types import Image
 
 TrainedRole = Literal["actor", "critic"]
 """A model that a learner trains."""
@@ -77,7 +78,8 @@ class TrainBatch:
         loss_mask: bool `[t]`.
         tokens: name -> `[t]` array: behaviour_logprobs, old_logprobs, ref_logprobs, advantages, returns, values.
         rollouts: name -> `[n]` array: pairs, preferred, expert.
-        context: name -> `[T, …]` array: routed_experts.
+        context: name -> `[T, …]` array: routed_experts; image_mask (bool, True for tokens that stand for images).
+        images: Images of each rollout, in the order of their tokens; empty if no rollout has any.
     """
 
     token_ids: np.ndarray
@@ -88,6 +90,7 @@ class TrainBatch:
     tokens: Mapping[str, np.ndarray] = attrs.field(factory=dict)
     rollouts: Mapping[str, np.ndarray] = attrs.field(factory=dict)
     context: Mapping[str, np.ndarray] = attrs.field(factory=dict)
+    images: tuple[tuple[Image, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -113,7 +116,14 @@ class TrainBatch:
             return {k: np.concatenate([h[k] for h in held]) for k in held[0] if all(k in h for h in held)}
 
         arrays = {name: join(name) for name in ("token_ids", "lengths", "starts", "responses", "loss_mask")}
-        return cls(**arrays, tokens=fields("tokens"), rollouts=fields("rollouts"), context=fields("context"))
+        images = (
+            tuple(own for b in batches for own in (b.images or ((),) * len(b)))
+            if any(b.images for b in batches)
+            else ()
+        )
+        return cls(
+            **arrays, tokens=fields("tokens"), rollouts=fields("rollouts"), context=fields("context"), images=images
+        )
 
     @property
     def trained_tokens(self) -> np.ndarray:
@@ -152,6 +162,7 @@ class TrainBatch:
             tokens={k: v[response] for k, v in self.tokens.items()},
             rollouts={k: v[index] for k, v in self.rollouts.items()},
             context={k: v[everything] for k, v in self.context.items()},
+            images=tuple(self.images[i] for i in index.tolist()) if self.images else (),
         )
 
 

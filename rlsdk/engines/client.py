@@ -17,6 +17,7 @@ import numpy as np
 from rlsdk.cluster.actors import died
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.actor import Progress
+from rlsdk.types import Image
 
 
 @attrs.frozen(eq=False)
@@ -44,6 +45,8 @@ class GenerateRequest:
         affinity: Rank of the engine that holds the prefix, if any.
         begun: Number of tokens at the end of the prompt that are the beginning of the answer.
         watch: Called with tokens while they are sampled; a client that cannot show them ignores it.
+        images: Images in the prompt, in their order.
+        image_positions: int64 `[k]`, positions of the prompt's tokens that stand for them.
     """
 
     group: str
@@ -53,11 +56,14 @@ class GenerateRequest:
     affinity: int | None = attrs.field(default=None, kw_only=True)
     begun: int = attrs.field(default=0, kw_only=True)
     watch: Watch | None = attrs.field(default=None, kw_only=True)
+    images: tuple[Image, ...] = attrs.field(default=(), kw_only=True)
+    image_positions: np.ndarray | None = attrs.field(default=None, kw_only=True)
 
     @property
     def key(self) -> Hashable:
         """Equal for requests that an engine samples as one."""
-        return self.group, self.prompt.tobytes(), self.sampling, self.seed, self.affinity, self.begun
+        seen = tuple(image.digest for image in self.images)
+        return self.group, self.prompt.tobytes(), self.sampling, self.seed, self.affinity, self.begun, seen
 
 
 class Sampler(Protocol):
@@ -216,6 +222,8 @@ class EngineClient:
                 seed=want.first.seed,
                 begun=want.first.begun,
                 stream=bool(want.watches),
+                images=want.first.images,
+                image_positions=want.first.image_positions,
             )
             batches.setdefault(seat.rank, []).append((request, want))
             for future in want.missing:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlsdk.contracts import Completion, Finish, Model, Request, Sampled, TopTokens, Weights
 from rlsdk.errors import EngineError, ValueFault
+from rlsdk.vision import Vision
 from rlsdk.weights import TIED_HEAD
 
 if TYPE_CHECKING:
@@ -59,6 +60,30 @@ def check_requests(requests: Sequence[Request], *, max_length: int, vocabulary: 
             )
         elif not 0 <= sampling.top_logprobs <= MAX_TOP_LOGPROBS:
             problem = f"top_logprobs must be 0 to {MAX_TOP_LOGPROBS}; got {sampling.top_logprobs}"
+        if problem:
+            raise ValueFault(f"request {request.id!r} cannot be generated: {problem}")
+
+
+def check_images(requests: Sequence[Request], vision: Vision | None) -> None:
+    """Refuse images that cannot be read, before any request is admitted.
+
+    Args:
+        requests: Requests.
+        vision: Images as the model reads them; None: it reads none.
+
+    Raises:
+        ValueFault: The model or the engine reads no images, or a request's tokens do not stand for its images.
+        ConfigError: The model's image processor cannot be opened.
+    """
+    for request in requests:
+        positions = () if request.image_positions is None else request.image_positions
+        if not request.images and not len(positions):
+            continue
+        problem = ""
+        if vision is None:
+            problem = "it holds images, which this model, or the engine with these options, does not read"
+        elif len(positions) != (wanted := sum(map(vision.count, request.images))):
+            problem = f"{len(positions)} of its tokens stand for images that have {wanted}"
         if problem:
             raise ValueFault(f"request {request.id!r} cannot be generated: {problem}")
 

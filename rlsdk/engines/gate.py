@@ -194,13 +194,13 @@ class PartialRolloutClient:
             rollout: The partial rollout.
             member: Index in its group.
         """
-        self._gate = gate
+        self._gate, self._images = gate, rollout.images
         self._begun = beginning(rollout, member)
 
     async def sample(self, request: GenerateRequest) -> Answer:
         """Sample like `PausableClient.sample`, starting the first answer with the partial rollout's tokens."""
         begun, self._begun = self._begun, None
-        fits = begun is not None and np.array_equal(begun[0], request.prompt)
+        fits = begun is not None and np.array_equal(begun[0], request.prompt) and self._images == request.images
         return await self._gate.sample(request, begun=begun[1] if begun is not None and fits else None)
 
 

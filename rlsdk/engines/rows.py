@@ -45,6 +45,7 @@ class RunningRows:
         alive: bool `[capacity]`.
         length: int64 `[capacity]`, tokens in the KV cache; the token at this position is the next input.
         start: int64 `[capacity]`, of the prompt.
+        offset: int64 `[capacity]`, added to a column to get a position: images have more tokens than positions.
         limit: int64 `[capacity]`, tokens at most, prompt included.
         tokens: int64 `[capacity, columns]`, prompt and response.
         logprobs: float32 `[capacity, columns]`, of the sampled ones.
@@ -69,6 +70,7 @@ class RunningRows:
         self.top: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         self.alive = np.zeros(capacity, dtype=bool)
         self.length, self.start, self.limit, self.ends, self.top_k = np.zeros((5, capacity), dtype=np.int64)
+        self.offset = np.zeros(capacity, dtype=np.int64)
         self.seed = np.zeros(capacity, dtype=np.uint64)
         self.temperature, self.top_p = np.ones((2, capacity), dtype=np.float32)
         self.tokens = np.zeros((capacity, 0), dtype=np.int64)
@@ -93,6 +95,7 @@ class RunningRows:
         self.alive[row] = True
         self.used = max(self.used, row + 1)
         self.length[row] = self.start[row] = count
+        self.offset[row] = 0
         self.limit[row], self.ends[row], self.seed[row] = pending.limit, pending.ends, pending.seed
         self.temperature[row] = sampling.temperature
         # The likeliest token is the likeliest whatever is cut off, and its logprob is that of temperature 1.
@@ -172,7 +175,17 @@ class RunningRows:
         kept = self.running
         count = len(kept)
         for array in (
-            *(self.length, self.start, self.limit, self.ends, self.top_k, self.seed, self.temperature, self.top_p),
+            *(
+                self.offset,
+                self.length,
+                self.start,
+                self.limit,
+                self.ends,
+                self.top_k,
+                self.seed,
+                self.temperature,
+                self.top_p,
+            ),
             *(self.tokens, self.logprobs, self.versions, self.routing),
         ):
             array[:count] = array[kept]

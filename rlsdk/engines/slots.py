@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rlsdk.errors import EngineError
+from rlsdk.vision import offsets
 
+See = Callable[[torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]]
 _ATTENTION = "rlsdk_shared_heads"
 _FEW, _MANY = 16, 64
 """The cache grows by so many columns: by few while rows are short, which then lie closer together in memory."""
@@ -136,7 +138,13 @@ class Slots(Cache):
                 held[rows, :, :width] = new[source] if whole else new[source[:, None], :, columns].transpose(1, 2)
 
     def advance(
-        self, decoder: Callable[..., Any], device: str, tokens: np.ndarray, columns: np.ndarray, width: int
+        self,
+        decoder: Callable[..., Any],
+        device: str,
+        tokens: np.ndarray,
+        columns: np.ndarray,
+        width: int,
+        offsets: np.ndarray | None = None,
     ) -> torch.Tensor:
         """Run one forward pass over one new token per row, starting with row 0.
 
@@ -144,8 +152,9 @@ class Slots(Cache):
             decoder: The model or its compiled form.
             device: Device of the model.
             tokens: New tokens, int64 `[n]`.
-            columns: Positions of these tokens, int64 `[n]`.
-            width: Greatest position plus one.
+            columns: Columns of these tokens, int64 `[n]`.
+            width: Greatest column plus one.
+            offsets: Their positions less their columns, int64 `[n]`; None: they are the same.
 
         Returns:
             Logits for the following token, `[n, vocabulary]`.
@@ -161,10 +170,11 @@ class Slots(Cache):
         if "sliding_attention" in self.kinds:
             near = self._mask(seen & (torch.arange(width, device=device) > at[:, None] - self.window))
             mask = {"full_attention": mask, "sliding_attention": near} if self.by_kind else near
+        positions = at if offsets is None else at + torch.from_numpy(offsets).to(device)
         output = decoder(
             torch.from_numpy(tokens).to(device)[:, None],
             attention_mask=mask,
-            position_ids=at[:, None],
+            position_ids=positions[:, None],
             past_key_values=self,
             use_cache=True,
         )
@@ -192,16 +202,20 @@ class Slots(Cache):
             layer.keys = layer.values = None
 
 
-def prefill(net: Any, prompts: Sequence[np.ndarray], device: str) -> tuple[torch.Tensor, Cache, torch.Tensor]:
+def prefill(
+    net: Any, prompts: Sequence[np.ndarray], device: str, see: See | None = None
+) -> tuple[torch.Tensor, Cache, torch.Tensor, torch.Tensor | None]:
     """Run the model over prompts, padded on the left.
 
     Args:
         net: The model.
         prompts: Prompt tokens, int64 arrays.
         device: Device of the model.
+        see: Gives, for token ids and a mask of what is no padding, the model's arguments where there are images.
 
     Returns:
-        Logits after each prompt `[m, vocabulary]`, the cache, and the prompt lengths int64 `[m]`.
+        Logits after each prompt `[m, vocabulary]`, the cache, the prompt lengths int64 `[m]`, and the next positions
+        less these lengths, int64 `[m]`, where there are images.
     """
     lengths = torch.tensor([len(p) for p in prompts], device=device)
     width = int(lengths.max())
@@ -209,16 +223,12 @@ def prefill(net: Any, prompts: Sequence[np.ndarray], device: str) -> tuple[torch
     for row, prompt in zip(ids, prompts, strict=True):
         row[width - len(prompt) :] = prompt
     seen = torch.arange(width, device=device) >= (width - lengths)[:, None]
-    cache = DynamicCache()
-    output = net(
-        torch.from_numpy(ids).to(device),
-        attention_mask=seen.long(),
-        position_ids=(seen.cumsum(-1) - 1).clamp_(min=0),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    return output.logits[:, -1], cache, lengths
+    cache, tokens = DynamicCache(), torch.from_numpy(ids).to(device)
+    positions = (seen.cumsum(-1) - 1).clamp_(min=0)
+    images = None if see is None else see(tokens, seen)
+    given = {"position_ids": positions, **({"input_ids": tokens} if images is None else images)}
+    output = net(**given, attention_mask=seen.long(), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return output.logits[:, -1], cache, lengths, None if images is None else offsets(images, lengths)
 
 
 def use_attention(net: Any, compiled: bool) -> None:
@@ -237,7 +247,12 @@ def use_attention(net: Any, compiled: bool) -> None:
 
 
 def _attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **options: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute `sdpa` attention; with one new token per row, the heads of a group become its queries.
 
@@ -249,12 +264,13 @@ def _attention(
         query: `[n, heads, new tokens, head size]`.
         key: `[n, kept heads, columns, head size]`.
         value: Like `key`.
-        mask: bool or additive, `[n, 1, new tokens, columns]`.
+        attention_mask: bool or additive, `[n, 1, new tokens, columns]`.
         **options: Options passed by transformers, including `scaling`.
 
     Returns:
         Attention output `[n, new tokens, heads, head size]`, and None in place of the attention weights.
     """
+    mask = attention_mask
     rows, heads, new, size = query.shape
     if new != 1 or mask is None or options.get("position_bias") is not None:
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)

@@ -13,9 +13,10 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import ActorSpec, Completion, Finish, Model, Request, Sampled, Weights
-from rlsdk.conversion import from_checkpoint, shapes
+from rlsdk.conversion import from_checkpoint, policy_class, shapes
 from rlsdk.engines.common import (
     StopStrings,
+    check_images,
     check_known,
     check_names,
     check_requests,
@@ -27,10 +28,13 @@ from rlsdk.engines.rows import Pending, RunningRows, room
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.exact import sequence_logprobs
 from rlsdk.marks import engine
+from rlsdk.vision import Vision, sees
 from rlsdk.weights import from_weights
 
 if TYPE_CHECKING:
     import torch
+
+    from rlsdk.engines.slots import See
 
 _DEAD = 0.25
 """Rows that ended stay in the batch until they are this share of it: moving the others costs a copy of their cache."""
@@ -79,6 +83,7 @@ class Transformers:
     _admitted: int = attrs.field(init=False, default=0)
     _waiting: Any = attrs.field(init=False, factory=deque)
     _routers: Any = attrs.field(init=False, default=None)
+    _vision: Any = attrs.field(init=False, default=None)
     _returns_routing: bool = attrs.field(init=False, default=False)
 
     @property
@@ -109,6 +114,12 @@ class Transformers:
         """Have completions carry the experts that their tokens chose; called before `start`."""
         self._returns_routing = True
 
+    def image_faults(self, model: Any) -> Sequence[str]:
+        """Say why a model's images cannot be read; the model may have no weights."""
+        if self.compile:
+            return ["compile: true reads no images; set engine.compile=false"]
+        return [] if sees(model) else [f"a {type(model).__name__} reads no images"]
+
     def exact_faults(self) -> Sequence[str]:
         """Say which options stand in the way of `model.exact`."""
         return ["compile: true fuses operations, which rounds otherwise than the learner; leave it out"] * self.compile
@@ -127,7 +138,7 @@ class Transformers:
             EngineError: The model has layers other than attention.
         """
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig
 
         from rlsdk.engines.heads import ExactHead
         from rlsdk.engines.slots import Slots, check_layers, token_bytes, use_attention
@@ -136,7 +147,9 @@ class Transformers:
         self._model, self._device = model, place.device
         self._tokenizer = open_tokenizer(model)
         self._default_ends = end_ids(model, self._tokenizer)
-        net = AutoModelForCausalLM.from_pretrained(
+        self._vision = Vision(model)
+        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        net = policy_class(config).from_pretrained(
             model.path, dtype=getattr(torch, model.dtype), trust_remote_code=model.trust_remote_code
         )
         if model.head_dtype == "float32":
@@ -160,6 +173,7 @@ class Transformers:
             ValueFault: A request cannot be generated, or its id is in use.
         """
         limit = self._model.max_length
+        check_images(requests, self._vision if sees(self._net) and not self.compile else None)
         check_requests(requests, max_length=limit, vocabulary=self._ends.vocabulary)
         held = (p.request.id for p in [*self._rows.held, *self._waiting] if p is not None)
         check_known([r.id for r in requests], held)
@@ -253,7 +267,7 @@ class Transformers:
             self._version = weights.version
             running = self._rows.running
             if len(running):
-                self._read([self._rows.tokens[r, : self._rows.length[r]] for r in running], running)
+                self._read_again(running)
 
     def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it.
@@ -293,7 +307,7 @@ class Transformers:
             running = self._rows.running
             if len(running):
                 with torch.inference_mode():
-                    self._read([self._rows.tokens[r, : self._rows.length[r]] for r in running], running)
+                    self._read_again(running)
 
     def stop(self) -> None:
         """Free everything."""
@@ -324,22 +338,34 @@ class Transformers:
         """Read the prompts, each once for all continuations of its request, and sample the first tokens."""
         for row, pending in chosen:
             self._rows.place(row, pending)
-        prompts: dict[int, np.ndarray] = {}
-        for _, pending in chosen:
-            prompts.setdefault(id(pending.request), pending.request.prompt_ids)
-        order = {key: i for i, key in enumerate(prompts)}
+        requests = {id(pending.request): pending.request for _, pending in chosen}
+        order = {key: i for i, key in enumerate(requests)}
         source = np.array([order[id(p.request)] for _, p in chosen])
         where = np.array([row for row, _ in chosen])
-        logits = self._read(list(prompts.values()), where, source, routed=self._returns_routing)
+        asked = list(requests.values())
+        logits = self._read([r.prompt_ids for r in asked], asked, where, source, routed=self._returns_routing)
         return self._sample(where, logits)
 
+    def _read_again(self, running: np.ndarray) -> None:
+        """Compute the cache of all that runs anew."""
+        rows = self._rows
+        tokens = [rows.tokens[r, : rows.length[r]] for r in running]
+        self._read(tokens, [rows.held[r].request for r in running], running)
+
     def _read(
-        self, prompts: Sequence[np.ndarray], rows: np.ndarray, source: np.ndarray | None = None, *, routed: bool = False
+        self,
+        prompts: Sequence[np.ndarray],
+        requests: Sequence[Request],
+        rows: np.ndarray,
+        source: np.ndarray | None = None,
+        *,
+        routed: bool = False,
     ) -> torch.Tensor:
         """Prefill the prompts in parts that fit.
 
         Args:
-            prompts: Prompts, int64 arrays.
+            prompts: Prompts, int64 arrays; tokens that were sampled since may follow.
+            requests: Request of each prompt.
             rows: int64, rows to fill.
             source: Index of each row's prompt; left out, as they come.
             routed: Keep the experts that the tokens choose. Tokens that are read again, after new weights, keep those
@@ -357,7 +383,8 @@ class Transformers:
         for part in _parts([len(p) for p in prompts], self.max_num_batched_tokens):
             if routed:
                 self._routers.record()
-            logits, cache, lengths = prefill(self._net, [prompts[i] for i in part], self._device)
+            see = self._seeing([requests[i] for i in part], [len(prompts[i]) for i in part])
+            logits, cache, lengths, offsets = prefill(self._net, [prompts[i] for i in part], self._device, see)
             mine = np.flatnonzero((source >= part.start) & (source < part.stop))
             if routed:
                 routing = self._routers.take().numpy()
@@ -366,12 +393,32 @@ class Transformers:
                     count = len(prompts[source[i]])
                     self._rows.routing[rows[i], :count] = routing[source[i] - part.start, -count:]
             at = torch.from_numpy(source[mine] - part.start).to(self._device)
+            if offsets is not None:
+                self._rows.offset[rows[mine]] = offsets[at].cpu().numpy()
             self._slots.fill(cache, at, lengths, torch.from_numpy(rows[mine]).to(self._device))
             if found is None:
                 found = logits.new_empty(len(rows), logits.shape[-1])
             found[torch.from_numpy(mine).to(self._device)] = logits[at]
         assert found is not None
         return found
+
+    def _seeing(self, requests: Sequence[Request], lengths: Sequence[int]) -> See | None:
+        """Return what makes the model's arguments of the requests' tokens and images; None if there are no images."""
+        if not any(request.images for request in requests):
+            return None
+        import torch
+
+        def see(tokens: torch.Tensor, seen: torch.Tensor) -> Mapping[str, torch.Tensor]:
+            mask = np.zeros(tokens.shape, dtype=bool)
+            for row, request, length in zip(mask, requests, lengths, strict=True):
+                if request.image_positions is not None:
+                    row[len(row) - length + request.image_positions] = True
+            images = [request.images for request in requests]
+            on_device = torch.from_numpy(mask).to(self._device)
+            found: Mapping[str, torch.Tensor] = self._vision.inputs(self._net, tokens, on_device, images, seen)
+            return found
+
+        return see
 
     def _decode(self) -> list[Completion]:
         """Sample one token for each row."""
@@ -384,7 +431,9 @@ class Transformers:
         decoder = self._decoder if rows.used > 1 else self._net
         if self._returns_routing:
             self._routers.record()
-        logits = self._slots.advance(decoder, self._device, inputs, columns, width)
+        offsets = rows.offset[: rows.used]
+        shifted = offsets if offsets.any() else None
+        logits = self._slots.advance(decoder, self._device, inputs, columns, width, shifted)
         if self._returns_routing:
             rows.routing[running, rows.length[running]] = self._routers.take().numpy()[running]
         rows.length[: rows.used] += alive

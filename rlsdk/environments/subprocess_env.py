@@ -59,16 +59,22 @@ def _answer(environment: Any, call: Mapping[str, Any], runner: asyncio.Runner) -
     if inspect.isawaitable(result):
         result = runner.run(_awaited(result))
     if isinstance(result, Observation):
-        return {"observation": attrs.asdict(result)}
+        return {"observation": _observed(result)}
     if isinstance(result, Step):
         return {
-            "observation": attrs.asdict(result.observation),
+            "observation": _observed(result.observation),
             "reward": float(result.reward),
             "terminated": bool(result.terminated),
             "truncated": bool(result.truncated),
             "metrics": {key: float(value) for key, value in result.metrics.items()},
         }
     return {"other": repr(result)}
+
+
+def _observed(observation: Observation) -> dict[str, Any]:
+    """Return an observation as JSON values, from which `Observation` makes it again."""
+    image = observation.image
+    return {**attrs.asdict(observation, recurse=False), "image": None if image is None else image.url}
 
 
 async def _awaited(result: Any) -> Any:

@@ -34,7 +34,7 @@ async def draw(rollout: Rollout, environment: Use, seed: int, plugins: Plugins, 
     Returns:
         Path of the file; None if the environment renders nothing.
     """
-    answers = [message.content for message in rollout.answers]
+    answers = [message.text for message in rollout.answers]
     made = plugins.resolve(plugins.reference("environment", environment.name, environment.options))
     if not isinstance(made, Renders):
         return None

@@ -147,7 +147,7 @@ class DeepSpeedLearner(DeepSpeedOptions):
             LearnerError: The learner does not hold that role.
         """
         if role == "reference":  # it chooses its own experts
-            batch = attrs.evolve(batch, context={})
+            batch = attrs.evolve(batch, context={k: v for k, v in batch.context.items() if k != "routed_experts"})
         off = role == "reference" and self._base_is_reference
         model = self._actor if role == "actor" or off else self._reference
         if model is None:

@@ -115,9 +115,18 @@ class DeepSpeedOptions:
     def model_faults(self, model: Any) -> Sequence[str]:
         """Say why a model cannot be trained with these options; it may have no weights."""
         from rlsdk.learners.model import policy_faults
+        from rlsdk.vision import layout_faults
 
         adapter = self.lora and adapter_fault(model, self.lora)
-        return [*policy_faults(model, self.attention, self.rows), *([adapter] if adapter else [])]
+        unseen = layout_faults(
+            model,
+            {
+                f"sequence_parallel: {self.sequence_parallel} would cut them; leave it out": self.sequence_parallel > 1,
+                "compile: true is not tried with them; leave it out": self.compile,
+                "lora would adapt its vision tower, too, which engines do not take; leave it out": bool(self.lora),
+            },
+        )
+        return [*policy_faults(model, self.attention, self.rows), *([adapter] if adapter else []), *unseen]
 
     def routing_faults(self, model: Any) -> Sequence[str]:
         """Say why the engine's choices of experts cannot be replayed with these options."""

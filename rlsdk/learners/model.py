@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from rlsdk.contracts import Model
+from rlsdk.conversion import policy_class
 from rlsdk.errors import LearnerError
 from rlsdk.head import EntropyMode, Head
 from rlsdk.learners.router import RouterLoss
 from rlsdk.learners.rows import Prompts, RowStyle, TokenRows
 from rlsdk.routing import Routers
+from rlsdk.vision import Vision, layout_faults, sees
 
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
@@ -29,10 +31,12 @@ class PolicyModel(nn.Module):
     Attributes:
         model: A transformers causal language model whose head is a `Head`; names in its `state_dict` are as they were.
         router_loss: Load-balancing loss that the model's config asks for, if any.
+        vision: Images as the model reads them; None for a model of text.
     """
 
-    def __init__(self, model: Any, *, exact: bool = False) -> None:
+    def __init__(self, model: Any, *, exact: bool = False, vision: Vision | None = None) -> None:
         super().__init__()
+        self.vision = vision
         linear = model.get_output_embeddings()
         if linear is None:
             raise LearnerError(f"{type(model).__name__} has no output embeddings; a policy is a causal language model")
@@ -46,7 +50,7 @@ class PolicyModel(nn.Module):
         self, rows: TokenRows, temperature: float = 1.0, entropy: EntropyMode = "none", squares: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logprobs, entropy and sum of squared probabilities `[t]`, float32; None for what was not asked for."""
-        outputs = _outputs(self.model.base_model, rows, self._routers)
+        outputs = _outputs(self.model.base_model, rows, self._routers, self.vision)
         states = _at_responses([output.last_hidden_state for output in outputs], rows)
         self._balance = None
         if self.router_loss is not None and torch.is_grad_enabled() and len(rows.states):
@@ -70,31 +74,43 @@ class PolicyModel(nn.Module):
 class Critic(nn.Module):
     """Backbone and a value head `[1, d]`."""
 
-    def __init__(self, backbone: Any, init: ValueInit) -> None:
+    def __init__(self, backbone: Any, init: ValueInit, vision: Vision | None = None) -> None:
         super().__init__()
-        self.model = backbone
-        self.value = nn.Linear(backbone.config.hidden_size, 1, bias=False, dtype=backbone.dtype)
+        self.model, self.vision = backbone, vision
+        width = backbone.config.get_text_config().hidden_size
+        self.value = nn.Linear(width, 1, bias=False, dtype=backbone.dtype)
         if init == "zero":
             nn.init.zeros_(self.value.weight)
         else:
             generator = torch.Generator().manual_seed(0)
-            nn.init.normal_(self.value.weight, std=1e-2 * backbone.config.hidden_size**-0.5, generator=generator)
+            nn.init.normal_(self.value.weight, std=1e-2 * width**-0.5, generator=generator)
 
     def forward(self, rows: TokenRows) -> Tensor:
         """float32 `[t]`: values of the states in which the response tokens were chosen."""
-        outputs = _outputs(self.model, rows)
+        outputs = _outputs(self.model, rows, vision=self.vision)
         values: Tensor = self.value(_at_responses([output.last_hidden_state for output in outputs], rows))
         return values[:, 0].float() if rows.kept is None else values[rows.kept, 0].float()
 
 
-def _outputs(backbone: nn.Module, rows: TokenRows, routers: Routers | None = None) -> list[Any]:
+def _outputs(
+    backbone: nn.Module, rows: TokenRows, routers: Routers | None = None, vision: Vision | None = None
+) -> list[Any]:
     """Outputs of the backbone: those of shared prompts, if any, before those of the rows.
 
     Args:
         backbone: The model without its head.
         rows: Inputs.
         routers: Routers that choose the experts of `rows.routing`; None: nothing is replayed.
+        vision: Images as the model reads them; None for a model of text.
+
+    Raises:
+        LearnerError: There are images, and the model sees none.
     """
+    if vision is not None:
+        seen = vision.inputs(backbone, rows.input_ids, rows.image_mask, rows.images)
+        return [backbone(**seen, use_cache=False)]
+    if rows.images:
+        raise LearnerError("rollouts with images, and a model of text; name a model that sees by model.path")
     if rows.prompts is None:
         if routers is not None:
             routers.force(rows.routing)
@@ -157,6 +173,15 @@ def policy_faults(net: Any, attention: Attention, rows: RowStyle = "padded") -> 
             f"transformers does not separate packed rollouts in a {kind} with attention: {attention}; set "
             "learner.rows=padded"
         )
+    faults += layout_faults(
+        net,
+        {
+            f"learner.rows={rows} would mix their places; set learner.rows=padded": rows != "padded",
+            "flash attention has no mask in which the tokens of an image see each other; set learner.attention=sdpa": (
+                attention == "flash_attention_2"
+            ),
+        },
+    )
     if rows == "shared":
         try:
             check_layers(net.config)
@@ -171,12 +196,10 @@ def load_policy(model: Model, attention: Attention, checkpointing: bool) -> Poli
     Raises:
         LearnerError: Weights are missing, or the model's logits are more than a product with its head.
     """
-    from transformers import AutoModelForCausalLM
-
-    loaded = _load(AutoModelForCausalLM, model, attention, checkpointing)
+    loaded = _load(policy_class, model, attention, checkpointing)
     if faults := policy_faults(loaded, attention):
         raise LearnerError(f"model {model.path}: {'; '.join(faults)}")
-    return PolicyModel(loaded, exact=model.head_dtype == "float32")
+    return PolicyModel(loaded, exact=model.head_dtype == "float32", vision=_vision(model, loaded))
 
 
 def load_critic(model: Model, attention: Attention, checkpointing: bool, init: ValueInit) -> Critic:
@@ -187,17 +210,25 @@ def load_critic(model: Model, attention: Attention, checkpointing: bool, init: V
     """
     from transformers import AutoModel
 
-    return Critic(_load(AutoModel, model, attention, checkpointing), init)
+    loaded = _load(lambda _: AutoModel, model, attention, checkpointing)
+    return Critic(loaded, init, _vision(model, loaded))
 
 
-def _load(auto: Any, model: Model, attention: Attention, checkpointing: bool) -> Any:
+def _vision(model: Model, net: Any) -> Vision | None:
+    """Return the images of a model that sees, if they can be read; else it is trained on text."""
+    vision = Vision(model)
+    return vision if sees(net) and vision.usable else None
+
+
+def _load(auto: Callable[[Any], Any], model: Model, attention: Attention, checkpointing: bool) -> Any:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    for name, value in vars(config).items():  # no dropout: the learner's logprobs must be the engine's
-        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
-            setattr(config, name, 0.0)
-    loaded, report = auto.from_pretrained(
+    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+        for name, value in vars(part).items():  # no dropout: the learner's logprobs must be the engine's
+            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+                setattr(part, name, 0.0)
+    loaded, report = auto(config).from_pretrained(
         model.path,
         config=config,
         dtype=getattr(torch, model.dtype),

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 import numpy as np
 
+from rlsdk.errors import LearnerError
 from rlsdk.exact import padded_sequence
 
 if TYPE_CHECKING:
     import torch
 
     from rlsdk.contracts import TrainBatch
+    from rlsdk.types import Image
 
 RowStyle = Literal["padded", "packed", "shared"]
 
@@ -50,6 +52,8 @@ class TokenRows:
         routing: Experts that the tokens choose, int16 `[tokens, layers, k]` for the flattened rows, shared prompts
             before them; -1 leaves a choice to the model's router. None: all are left to it.
         kept: Results that are wanted, as indices into those of `targets`, int64; None for all.
+        image_mask: bool `[rows, width]`, True for tokens that stand for images; None: there are none.
+        images: Images of each row; its tokens may stand for the first of them alone.
     """
 
     input_ids: torch.Tensor
@@ -59,6 +63,8 @@ class TokenRows:
     prompts: Prompts | None = None
     routing: torch.Tensor | None = None
     kept: torch.Tensor | None = None
+    image_mask: torch.Tensor | None = None
+    images: tuple[tuple[Image, ...], ...] = ()
 
     def to(self, device: torch.device | str) -> TokenRows:
         """Copy the rows to another device."""
@@ -67,7 +73,9 @@ class TokenRows:
         routing = None if self.routing is None else self.routing.to(device)
         kept = None if self.kept is None else self.kept.to(device)
         states, targets = self.states.to(device), self.targets.to(device)
-        return TokenRows(self.input_ids.to(device), positions, states, targets, prompts, routing, kept)
+        image_mask = None if self.image_mask is None else self.image_mask.to(device)
+        ids = self.input_ids.to(device)
+        return TokenRows(ids, positions, states, targets, prompts, routing, kept, image_mask, self.images)
 
 
 def read_lengths(batch: TrainBatch) -> np.ndarray:
@@ -83,10 +91,15 @@ def to_rows(batch: TrainBatch, style: RowStyle) -> TokenRows:
     Args:
         batch: At least one rollout.
         style: `padded` gives each rollout a row, `packed` puts all of them into one, `shared` reads equal prompts once
-            and gives each response a row.
+            and gives each response a row. Rollouts with images are padded.
+
+    Raises:
+        LearnerError: There are images, and another style.
     """
     import torch
 
+    if style != "padded" and batch.images:
+        raise LearnerError(f"rollouts with images are laid out one by one; set learner.rows=padded (it is {style})")
     offsets = np.cumsum(batch.lengths) - batch.lengths
     targets = torch.from_numpy(batch.token_ids[_ranges(offsets + batch.starts, batch.responses)])
     if style == "shared":
@@ -102,7 +115,18 @@ def to_rows(batch: TrainBatch, style: RowStyle) -> TokenRows:
         input_ids, position_ids = torch.from_numpy(_padded(tokens, reads)), None
     states = _ranges(row_begins + batch.starts - 1, batch.responses)
     routing = _routing(batch, input_ids.numel(), _ranges(row_begins, reads), _ranges(offsets, reads))
-    return TokenRows(input_ids, position_ids, torch.from_numpy(states), targets, routing=routing)
+    seen = None
+    if "image_mask" in batch.context:
+        seen = torch.from_numpy(_padded(batch.context["image_mask"][_ranges(offsets, reads)], reads)).bool()
+    return TokenRows(
+        input_ids,
+        position_ids,
+        torch.from_numpy(states),
+        targets,
+        routing=routing,
+        image_mask=seen,
+        images=batch.images,
+    )
 
 
 def _routing(batch: TrainBatch, count: int, places: np.ndarray, tokens: np.ndarray) -> torch.Tensor | None:

@@ -19,6 +19,7 @@ from rlsdk.contracts import ExaminesModel, ReplaysRouting, Requires, RequiresPro
 from rlsdk.conversion import Differences, compare, read_header
 from rlsdk.engines.common import end_ids, open_tokenizer
 from rlsdk.errors import ConfigError, OptionError, RlsdkError, UnreachableDataError, described
+from rlsdk.messages import parts_of
 from rlsdk.plugins import ComponentRef
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.exact import exact_faults
@@ -271,7 +272,7 @@ def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> 
         asks: True if the workflow adds nothing to the prompt, which then must not be empty.
     """
     chat = None if isinstance(task.prompt, str) else task.prompt
-    texts = [str(task.prompt)] if chat is None else [m.content for m in chat if m.role != "assistant"]
+    texts = [str(task.prompt)] if chat is None else [_said(m) for m in chat if m.role != "assistant"]
     words = [word for text in texts[-1:] for word in text.split()]
     by = f"tokenizer {codec.name!r}"
     if not words:
@@ -286,6 +287,10 @@ def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> 
                 "template reads message['content'] or message.content of each of its messages"
             )
     return "" if length else f"task {task.id!r}: its prompt {texts[-1][:40]!r} has no tokens by {by}"
+
+
+def _said(message: Message) -> str:
+    return " ".join(part for part in parts_of(message.content) if isinstance(part, str))
 
 
 def model_faults(plan: Plan, net: Any, *, trains: bool) -> Iterator[tuple[str, str]]:

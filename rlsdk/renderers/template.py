@@ -51,7 +51,10 @@ class TemplateRenderer(TextRenderer):
         """Apply the template."""
         given = list(messages)
         if self._wants_parts:
-            given = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in given]
+            given = [
+                {**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m["content"], str) else m
+                for m in given
+            ]
         text: str = self.codec.tokenizer.apply_chat_template(
             given, tools=list(tools) or None, tokenize=False, **self.variables, **how
         )

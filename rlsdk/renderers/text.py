@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import attrs
 import numpy as np
 
 from rlsdk.contracts import ParsedAnswer, TextCodec, ToolParser
 from rlsdk.errors import ConfigError
 from rlsdk.renderers.probes import ANSWERS, QUESTION, TEXT, THOUGHT, THOUGHT_KEYS, Between, Rewrite, alike
 from rlsdk.renderers.thoughts import THINK, before_mark, marks_around, split
-from rlsdk.types import Message
+from rlsdk.types import Image, Message
 
 _log = logging.getLogger(__name__)
 _CALL_ENDS = ("<|call|>", "<|eom_id|>")
@@ -63,7 +64,7 @@ class TextRenderer:
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
         """Return the tokens of a conversation with the next answer opened, or its last message left open."""
-        return self.codec.encode(self.render(messages, tools))
+        return self.codec.encode(self.codec.with_images(self.render(messages, tools), _images(messages)))
 
     def generation_prompt(self) -> np.ndarray:
         """Return the tokens that open an answer."""
@@ -151,7 +152,7 @@ class TextRenderer:
             closed = self.render_closed([QUESTION, {"role": "assistant", "content": TEXT}])
         except ConfigError:
             return ""
-        begin = len(opened) if text.startswith(opened) else text.find(QUESTION.content) + 1
+        begin = len(opened) if text.startswith(opened) else text.find(QUESTION.text) + 1
         written = text[begin:].removesuffix(closed.partition(TEXT)[2])
         return written if all(name in written for name, _ in calls) else ""
 
@@ -167,7 +168,8 @@ class TextRenderer:
         written = self.between(messages, new, tools)
         if written is None:
             return None
-        ids, closing = self.codec.encode(written.text), self.codec.encode(written.closing)
+        text = self.codec.with_images(written.text, _images(messages[len(messages) - new :]))
+        ids, closing = self.codec.encode(text), self.codec.encode(written.closing)
         for count in range(min(len(closing), len(ended)), 0, -1):
             if np.array_equal(ids[:count], ended[len(ended) - count :]):
                 return ids[count:]
@@ -199,7 +201,7 @@ class TextRenderer:
         if not kept:
             return None
         mark = "rlsdkmark"
-        while any(mark in m.content for m in messages):
+        while any(mark in m.text for m in messages):
             mark += "x"
         answered = [*before, Message("assistant", mark)]
         closed = self._render(answered, tools, add_generation_prompt=False).partition(mark)[2]
@@ -361,7 +363,15 @@ def _drop(text: str, names: Sequence[str]) -> str:
 
 def _plain(message: Message) -> dict[str, Any]:
     thought = dict.fromkeys(THOUGHT_KEYS, message.reasoning) if message.reasoning else {}
-    return message.as_json() | thought
+    if message.images:  # a template writes a mark, and needs no bytes
+        parts = [{"type": "image"} if isinstance(p, Image) else {"type": "text", "text": p} for p in message.content]
+        message = attrs.evolve(message, content=message.text)
+        return {**message.as_json(), "content": parts} | thought
+    return {**message.as_json(), "content": message.text} | thought
+
+
+def _images(messages: Sequence[Message]) -> list[Image]:
+    return [image for message in messages for image in message.images]
 
 
 def _with_thought_or_text(message: Mapping[str, Any]) -> dict[str, Any]:

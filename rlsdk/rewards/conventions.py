@@ -98,7 +98,7 @@ class Convention:
 
 
 def _messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    return [{"role": m.role, "content": m.content} for m in messages]
+    return [{"role": m.role, "content": m.text} for m in messages]
 
 
 def prompt_of(rollout: Rollout) -> str | list[dict[str, str]]:
@@ -190,7 +190,7 @@ def _continuation(rollout: Rollout) -> str:
     prompt = rollout.task.prompt
     if isinstance(prompt, str):
         return rollout.response
-    prefill = prompt[-1].content if prompt and prompt[-1].role == "assistant" else ""
+    prefill = prompt[-1].text if prompt and prompt[-1].role == "assistant" else ""
     begun = bool(prefill) and rollout.response.startswith(prefill)
     return rollout.response[len(prefill) :] if begun else "\n" + rollout.response
 

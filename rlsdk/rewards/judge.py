@@ -131,7 +131,7 @@ def _given(rollout: Rollout, where: Literal["message", "response"]) -> dict[str,
     task = rollout.task
     prompt = task.prompt
     if not isinstance(prompt, str):
-        prompt = "\n\n".join(f"{message.role}: {message.content}" for message in prompt)
+        prompt = "\n\n".join(f"{message.role}: {message.text}" for message in prompt)
     answer = task.answer
     reference = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, default=str)
     return {

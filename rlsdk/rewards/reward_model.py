@@ -109,7 +109,7 @@ class RewardModel:
             return []
         messages = rollout.messages[: written[-1] + 1]
         if self._tokenizer.chat_template:
-            chat = [{"role": m.role, "content": m.content} for m in messages]
+            chat = [{"role": m.role, "content": m.text} for m in messages]
             ids = self._tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
         else:
             ids = self._tokenizer(_joined(rollout, messages))["input_ids"]
@@ -129,7 +129,7 @@ class RewardModel:
 def _joined(rollout: Rollout, messages: Sequence[Message]) -> str:
     prompt = rollout.task.prompt
     head = prompt if isinstance(prompt, str) and not any(m.role == "user" for m in messages) else ""
-    return head + "".join(m.content for m in messages)
+    return head + "".join(m.text for m in messages)
 
 
 def _batches(lengths: Sequence[int], most: int) -> list[list[int]]:

@@ -18,6 +18,7 @@ from rlsdk.contracts import Call, Completion, EnvHandle, Finish, Malformed, Role
 from rlsdk.engines.client import Answer, GenerateRequest, Watch
 from rlsdk.errors import ConfigError, EngineError, OutOfRoomError, ValueFault
 from rlsdk.loops import LoopBridge
+from rlsdk.messages import content_of
 from rlsdk.rollout.codec import NOTHING
 from rlsdk.rollout.context import Prompt, RolloutContext, ServedConversations
 from rlsdk.rollout.crossing import CrossedWorld, entered_on
@@ -110,22 +111,24 @@ class TokenChat:
         """Return the maximum length of the next answer, unsent messages accounted for; 0: none can be sampled."""
         return max(0, self._setting.max_length - self._sending().length(self._segment))
 
-    def say(self, text: str, role: Role = "user") -> None:
+    def say(self, text: str | Sequence[Any], role: Role = "user") -> None:
         """Append a message that the policy did not write.
 
         Consecutive messages of one role become a single message, joined by the separator: the first observation of an
         environment joins the prompt.
 
         Args:
-            text: Text of the message.
+            text: Text of the message or, for a model that sees, its parts: texts, `rlsdk.Image`s, or OpenAI's mappings
+                (`{"type": "image", "image": …}`).
             role: Role of its author.
 
         Raises:
-            ValueFault: The role is unknown; an assistant's words come from `sample`, with a prefill, or `write`.
+            ValueFault: The role is unknown (an assistant's words come from `sample`, with a prefill, or `write`), or a
+                part is.
         """
         if role not in get_args(Role):
             raise ValueFault(f"say: role is one of {', '.join(get_args(Role))}; got {role!r}")
-        self._talk.say(text, role)
+        self._talk.say(content_of(text), role)
         self._pending = None
 
     def tool_result(self, text: str, name: str = "", call_id: str = "") -> None:
@@ -200,9 +203,19 @@ class TokenChat:
         if top_logprobs:
             sampling = attrs.evolve(sampling, top_logprobs=top_logprobs)
         seed, engine = self._request_seed(), self._engine
-        request = GenerateRequest(self._group, ids, sampling, seed=seed, affinity=engine, watch=watch)
+        request = GenerateRequest(
+            self._group, ids, sampling, seed=seed, affinity=engine, watch=watch, **self._images(sending)
+        )
         answer = await self._at_home(lambda: client.sample(request))
         return self._take(sending, prefill, answer)
+
+    def _images(self, sending: Sending) -> dict[str, Any]:
+        """Return the images of the tokens before the answer, and where they stand, as a request has them."""
+        token = self._setting.codec.image_token(self._talk.shown)
+        if token is None:
+            return {}
+        images = tuple(image for message in self._talk.shown for image in message.images)
+        return {"images": images, "image_positions": sending.image_positions(self._segment, token)}
 
     def take(self, completion: Completion, prefill: str = "") -> Message:
         """Append an answer that was sampled for this conversation outside of `sample`, as `sample` would have.
@@ -346,7 +359,7 @@ class TokenChat:
 
     def _rollout(self, messages: Sequence[Message], earned: Sequence[float] = ()) -> Rollout:
         """Return the current segment; rewards that were earned before it stand on its first sampled token."""
-        arrays = self._segment.arrays()
+        arrays = self._segment.arrays(self._setting.codec.image_token(messages))
         before = [(int(arrays["loss_mask"].argmax()), value) for value in earned]
         readable = tuple(map(self._setting.codec.readable, messages))
         rewards = (*before, *self._segment.rewards)

@@ -16,7 +16,8 @@ from rlsdk.config import Plan, defaults
 from rlsdk.contracts import Call, Renderer, ToolParser
 from rlsdk.errors import ConfigError
 from rlsdk.plugins import load, names
-from rlsdk.types import Message, Task, ToolCall
+from rlsdk.types import Content, Image, Message, Task, ToolCall
+from rlsdk.vision import Vision
 
 NOTHING = np.empty(0, np.int64)
 NOTHING.setflags(write=False)
@@ -42,6 +43,7 @@ class ChatTokenizer:
         keep_history: bool = False,
         renderer: Renderer | None = None,
         tool_parser: ToolParser | None = None,
+        vision: Vision | None = None,
     ) -> None:
         """Wrap a tokenizer.
 
@@ -51,7 +53,9 @@ class ChatTokenizer:
             keep_history: Continue where the renderer would show earlier answers otherwise.
             renderer: Renderer of conversations; left out, the tokenizer's own template.
             tool_parser: Parser of tool calls; left out, the one that reads what the renderer writes.
+            vision: Images of the model; None: it sees none.
         """
+        self.vision = vision
         self.tokenizer, self.separator = tokenizer, separator
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._single: dict[str, int | None] = {}
@@ -83,6 +87,7 @@ class ChatTokenizer:
             keep_history=model.keep_history,
             renderer=plan.plugins.resolve(plan.renderer),
             tool_parser=None if plan.tool_parser is None else plan.plugins.resolve(plan.tool_parser),
+            vision=Vision(model),
         )
 
     @cached_property
@@ -127,10 +132,11 @@ class ChatTokenizer:
             tools: JSON schemas of functions that the renderer shows.
         """
         if plain:
-            text = self.separator.join(m.content for m in messages if m.content)
+            self._refuse_images(messages)
+            text = self.separator.join(m.text for m in messages if m.text)
             begin, _, more = text.partition(CUT)
             return self._array([*self.tokenizer(_whole(begin)).input_ids, *self.encode(more)])
-        return self.renderer.prompt_tokens(messages, self._tools_as_data(tools))
+        return self._checked(self.renderer.prompt_tokens(messages, self._tools_as_data(tools)), messages)
 
     def bridge_tokens(
         self,
@@ -156,9 +162,68 @@ class ChatTokenizer:
         Raises:
             ConfigError: The renderer refuses the messages, or rewrites earlier answers.
         """
+        later = messages[len(messages) - new :]
         if plain:
-            return self.encode("".join(self.separator + m.content for m in messages[len(messages) - new :]))
-        return self.renderer.bridge_tokens(messages, new, ended=ended, tools=self._tools_as_data(tools))
+            self._refuse_images(later)
+            return self.encode("".join(self.separator + m.text for m in later))
+        found = self.renderer.bridge_tokens(messages, new, ended=ended, tools=self._tools_as_data(tools))
+        return None if found is None else self._checked(found, later)
+
+    @staticmethod
+    def _refuse_images(messages: Sequence[Message]) -> None:
+        if any(message.images for message in messages):
+            raise ConfigError(
+                [
+                    "a message holds an image, but the conversation began as text, without a chat template; give the "
+                    "task's prompt as messages (of a source with the option form, form: chat)"
+                ]
+            )
+
+    def _checked(self, ids: np.ndarray, messages: Sequence[Message]) -> np.ndarray:
+        """Return tokens unchanged, if they hold as many that stand for images as the images of the messages have."""
+        images = [image for message in messages for image in message.images]
+        if images:
+            wanted = sum(map(self._sight.count, images))
+            found = int(np.count_nonzero(ids == self._sight.token))
+            if found != wanted:
+                raise ConfigError(
+                    [
+                        f"the renderer of {self.name!r} gives {len(images)} images {found} tokens, and the model needs "
+                        f"{wanted}; a renderer passes its text through codec.with_images, and no text of a prompt may "
+                        "hold the model's image token"
+                    ]
+                )
+        return ids
+
+    def with_images(self, text: str, images: Sequence[Image]) -> str:
+        """Replace the mark of each image in a rendered text by the text of the tokens that stand for it.
+
+        Raises:
+            ConfigError: The model sees no images, or the text has not one mark for each.
+        """
+        if not images:
+            return text
+        pieces = text.split(self._sight.mark(self.tokenizer))
+        if len(pieces) != len(images) + 1:
+            raise ConfigError(
+                [
+                    f"the chat template of {self.name!r} shows {len(pieces) - 1} of {len(images)} images; let "
+                    "model.tokenizer name a folder whose template writes parts of the type image, and write no image "
+                    "marks into the text of prompts"
+                ]
+            )
+        shown = [self._sight.expansion(image, self.tokenizer) for image in images]
+        return pieces[0] + "".join(a + b for a, b in zip(shown, pieces[1:], strict=True))
+
+    @property
+    def _sight(self) -> Vision:
+        if self.vision is None:
+            raise ConfigError([f"a message holds an image, but {self.name!r} is opened for text alone"])
+        return self.vision
+
+    def image_token(self, messages: Sequence[Message]) -> int | None:
+        """Return the id of the token that stands for a part of an image; None if no message holds an image."""
+        return self._sight.token if any(message.images for message in messages) else None
 
     def encode(self, text: str) -> np.ndarray:
         """Tokenize text within a conversation, int64; no special tokens are added."""
@@ -184,6 +249,10 @@ class ChatTokenizer:
     def _tools_as_data(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Cut every text in the JSON schemas of tools, which may come from a server."""
         return [_mapped(tool, self.as_data) for tool in tools]
+
+    def content_as_data(self, content: Content) -> Content:
+        """Cut every text of a message's content as `as_data` does."""
+        return _content(content, self.as_data)
 
     def message_as_data(self, message: Message) -> Message:
         """Cut every text of a message as `as_data` does."""
@@ -293,12 +362,18 @@ def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
     calls = [ToolCall(change(c.name), _mapped(c.arguments, change), change(c.id)) for c in message.tool_calls]
     return attrs.evolve(
         message,
-        content=change(message.content),
+        content=_content(message.content, change),
         name=change(message.name),
         tool_calls=calls,
         tool_call_id=change(message.tool_call_id),
         reasoning=change(message.reasoning),
     )
+
+
+def _content(content: Content, change: Callable[[str], str]) -> Content:
+    if isinstance(content, str):
+        return change(content)
+    return tuple(part if isinstance(part, Image) else change(part) for part in content)
 
 
 def _whole(text: str) -> str:

@@ -58,8 +58,12 @@ class Segment:
             known = routing[:0] if self.routing is None else self.routing
             self.routing = np.concatenate([known, routing[len(known) :]])
 
-    def arrays(self) -> dict[str, Any]:
-        """Return the per-token fields of a `Rollout`, read-only."""
+    def arrays(self, image_token: int | None = None) -> dict[str, Any]:
+        """Return the per-token fields of a `Rollout`, read-only.
+
+        Args:
+            image_token: Id of the token that stands for a part of an image, unless it was sampled; None: no images.
+        """
         ids = np.concatenate([part[0] for part in self.parts])
         mask, logprobs = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
         versions = np.full(len(ids), -1, np.int64)
@@ -73,6 +77,8 @@ class Segment:
         if self.routing is not None:
             unknown = np.full((len(ids) - len(self.routing), *self.routing.shape[1:]), -1, np.int16)
             found["routed_experts"] = np.concatenate([self.routing, unknown])
+        if image_token is not None:
+            found["image_positions"] = np.flatnonzero((ids == image_token) & ~mask)
         for array in found.values():
             array.setflags(write=False)
         return found
@@ -99,3 +105,9 @@ class Sending:
         pieces = [] if self.anew else [part[0] for part in segment.parts]
         pieces += [piece for piece in (self.tokens, prefill) if len(piece)]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def image_positions(self, segment: Segment, image_token: int) -> np.ndarray:
+        """Return where images stand among all tokens before the answer: tokens of this id that were not sampled."""
+        parts = [] if self.anew else segment.parts
+        stands = [(ids == image_token) & (not sampled) for ids, sampled, *_ in parts]
+        return np.flatnonzero(np.concatenate([*stands, self.tokens == image_token]))

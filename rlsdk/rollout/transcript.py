@@ -8,9 +8,10 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import Call, Malformed, ToolParser
+from rlsdk.messages import joined
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.tool_calls.calls import call_id as id_of
-from rlsdk.types import Message, Role, ToolCall
+from rlsdk.types import Content, Message, Role, ToolCall
 
 
 @attrs.frozen(eq=False)
@@ -69,15 +70,15 @@ class Transcript:
     def _answers(self) -> int:
         return sum(message.role == "assistant" for message in self.messages)
 
-    def say(self, text: str, role: Role) -> None:
+    def say(self, content: Content, role: Role) -> None:
         """Append a message; one of the same role as the last is joined with it."""
-        text = self.codec.as_data(text)
+        content = self.codec.content_as_data(content)
         last = self.messages[-1] if self.messages else None
         if last is None or last.role != role:
-            self._append(Message(role, text))
+            self._append(Message(role, content))
             return
-        joined = self.codec.separator.join(part for part in (last.content, text) if part)
-        self.messages[-1] = self.shown[-1] = Message(role, joined)
+        whole = joined(last.content, self.codec.separator, content)
+        self.messages[-1] = self.shown[-1] = Message(role, whole)
         self.new, self.begun = max(self.new, 1), False
 
     def tool_result(self, text: str, name: str, call_id: str) -> None:
@@ -102,7 +103,7 @@ class Transcript:
         codec = self.codec
         if self.begun:
             self.shown.pop()
-            prefill = self.messages.pop().content + prefill
+            prefill = self.messages.pop().text + prefill
         self._answer = _Answer(token_ids, prefill, continued=self.begun)
         parsed = codec.renderer.parse(token_ids, prefill=prefill, continued=self.begun)
         self.messages.append(Message("assistant", prefill + text, reasoning=parsed.reasoning, prompt=False))

@@ -15,8 +15,8 @@ import numpy as np
 from rlsdk.errors import ValueFault
 from rlsdk.types import Group, Message, Rollout, Score, Task
 
-FORMAT = 3
-"""Of what is written; formats 1 and 2, in which messages had no calls and thoughts, are read as well."""
+FORMAT = 4
+"""Of what is written; 1 and 2, in which messages had no calls and thoughts, and 3, without images, are read as well."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "policy_versions")
 _WIDE = 2**63
 """Integers of at least this size are written in hexadecimal, since Python refuses to parse very long decimals."""
@@ -72,7 +72,7 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
     try:
         source = io.BytesIO(zlib.decompress(payload))
         told = json.loads(source.read(int.from_bytes(source.read(8), "little")).decode("utf-8", "surrogatepass"))
-        if told["format"] not in (1, 2, FORMAT):
+        if told["format"] not in (1, 2, 3, FORMAT):
             raise ValueFault(f"a stored group has format {told['format']}; this rlsdk reads 1 to {FORMAT}")
         count = len(told["rollouts"])
         arrays = [_read_array(source) for _ in ARRAYS if count]
@@ -144,11 +144,13 @@ def _rollout(rollout: Rollout, tasks: Sequence[Task]) -> dict[str, Any]:
         "trajectory": rollout.trajectory,
         "step": rollout.step,
         "state": rollout.state,
+        **({"image_positions": rollout.image_positions.tolist()} if len(rollout.image_positions) else {}),
     }
 
 
 def _read_rollout(told: Mapping[str, Any], tasks: Sequence[Task], arrays: Sequence[np.ndarray]) -> Rollout:
     given = {name: told[name] for name in ("status", "rewards", "trajectory", "step", "state")}
+    given["image_positions"] = told.get("image_positions", ())
     messages = [_read_message(m) for m in told["messages"]]
     fields: dict[str, Any] = dict(zip(ARRAYS, arrays, strict=True))
     return Rollout(tasks[told["task"]], messages, **fields, metrics=_from_json(told["metrics"]), **given)

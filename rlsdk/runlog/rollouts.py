@@ -19,7 +19,7 @@ def visible(text: str, keep: str = "") -> str:
 
 def prompt_text(task: Task) -> str:
     """Return a prompt as one text, with a line for each message of a chat."""
-    return task.prompt if isinstance(task.prompt, str) else "\n".join(f"{m.role}: {m.content}" for m in task.prompt)
+    return task.prompt if isinstance(task.prompt, str) else "\n".join(f"{m.role}: {m.text}" for m in task.prompt)
 
 
 def transcript(rollout: Rollout, score: Score) -> dict[str, Any]:

@@ -338,7 +338,7 @@ def _key(asked: ChatCompletionRequest, messages: Sequence[ChatMessage]) -> tuple
 
 def _say(chat: TokenChat, message: Message) -> None:
     if message.role == "tool":
-        chat.tool_result(message.content, message.name, message.tool_call_id)
+        chat.tool_result(message.text, message.name, message.tool_call_id)
     else:
         chat.say(message.content, cast("Role", message.role))
 

@@ -273,13 +273,13 @@ def _shown(message: Message, codec: ChatTokenizer, dialect: Dialect) -> Message:
     if not message.tool_calls or codec.tool_form:
         return message
     written = dialect.write([(call.name, call.arguments) for call in message.tool_calls])
-    return attrs.evolve(message, content="\n".join(filter(None, [message.content, written])), tool_calls=())
+    return attrs.evolve(message, content="\n".join(filter(None, [message.text, written])), tool_calls=())
 
 
 def _introduced(messages: list[Message], told: str) -> list[Message]:
     """Describe tools that the template does not show in the system message."""
     if messages[0].role == "system":
-        return [Message("system", f"{messages[0].content}\n{told}"), *messages[1:]]
+        return [Message("system", f"{messages[0].text}\n{told}"), *messages[1:]]
     return [Message("system", told), *messages]
 
 

@@ -8,7 +8,9 @@ from typing import Any, get_args
 
 import attrs
 
-from rlsdk.types import Message, Role, Task
+from rlsdk.errors import ValueFault
+from rlsdk.messages import content_of
+from rlsdk.types import Content, Message, Role, Task
 
 ROLES = get_args(Role)
 
@@ -143,7 +145,14 @@ def _prompt(value: Any, place: str, as_text: bool) -> str | tuple[Message, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise BadRowError(f"expected text or a list of messages in {place}, got {reprlib.repr(value)}")
     messages = tuple(_message(message, f"{place}[{index}]") for index, message in enumerate(value))
-    return messages[0].content if as_text and len(messages) == 1 else messages
+    return messages[0].text if as_text and len(messages) == 1 else messages
+
+
+def _parts(value: str | Sequence[Any], place: str) -> Content:
+    try:
+        return content_of(value)
+    except ValueFault as error:
+        raise BadRowError(f"{place}: {error}") from error
 
 
 def _message(value: Any, place: str) -> Message:
@@ -152,7 +161,11 @@ def _message(value: Any, place: str) -> Message:
     if value["role"] not in ROLES:
         raise BadRowError(f"expected one of {', '.join(ROLES)} as {place}.role, got {reprlib.repr(value['role'])}")
     content = "" if value["content"] is None and value.get("tool_calls") else value["content"]
+    if not isinstance(content, list | tuple):
+        content = _text(content, f"{place}.content")
     try:
-        return Message.from_json({**value, "content": _text(content, f"{place}.content")})
+        return Message.from_json({**value, "content": _parts(content, f"{place}.content")})
+    except BadRowError:
+        raise
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise BadRowError(f"{place}.tool_calls: expected a list of calls as OpenAI writes them: {error}") from error

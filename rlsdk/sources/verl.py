@@ -26,7 +26,7 @@ def row(task: Task, ability: str = "math") -> dict[str, Any]:
         ability: Value of veRL's column `ability`.
     """
     text = isinstance(task.prompt, str)
-    messages = [("user", task.prompt)] if text else [(m.role, m.content) for m in task.prompt]  # type: ignore[union-attr]
+    messages = [("user", task.prompt)] if text else [(m.role, m.as_json()["content"]) for m in task.prompt]  # type: ignore[union-attr]
     extra = {key: value for key, value in task.metadata.items() if key != "demonstration"}
     found = {
         "data_source": task.source,

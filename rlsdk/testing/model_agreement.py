@@ -83,7 +83,7 @@ def has_weights(path: str) -> bool:
 
 def sample_tokens(subject: ModelSubject) -> np.ndarray:
     """int64 `[k]`: tokens of conversations, as text, fewer than `LENGTH`."""
-    text = "\n".join(m.content for each in conversations(8, 0) for m in each)
+    text = "\n".join(m.text for each in conversations(8, 0) for m in each)
     return subject.codec.encode(text)[: _length(subject) - 1]
 
 

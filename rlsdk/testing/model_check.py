@@ -166,7 +166,7 @@ def _question(conversation: tuple[Message, ...]) -> tuple[Message, ...]:
 def _prompt(subject: ModelSubject, conversation: tuple[Message, ...]) -> np.ndarray:
     """Return the tokens of a first prompt: a conversation, or its question alone where there is no chat template."""
     question = _question(conversation)
-    return subject.codec.prompt(Task("check", question if subject.codec.renderer.usable else question[-1].content))[1]
+    return subject.codec.prompt(Task("check", question if subject.codec.renderer.usable else question[-1].text))[1]
 
 
 def prompt_shows_the_question(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
@@ -180,7 +180,7 @@ def prompt_shows_the_question(subject: ModelSubject, conversation: tuple[Message
         if question[0].role == "system":
             raise
         return "; ".join(error.faults)
-    if question[-1].content not in text:
+    if question[-1].text not in text:
         return f"the prompt {text!r} lacks what the user said"
     _, ids = subject.codec.prompt(Task("check", question))
     return _difference(subject, subject.codec.encode(text), ids)
@@ -200,13 +200,13 @@ def later_messages_leave_answers_alone(subject: ModelSubject, conversation: tupl
                     return f"the thought of an answer is dropped once a message ({role}) follows, but its tokens stay"
                 expected = codec.encode(text.render(history))
                 return _difference(subject, expected, codec.prompt_tokens(history, plain=False))
-        alone = text.render_closed(conversation[: i + 1]).partition(message.content)
-        later = text.render_closed(conversation).partition(message.content)
+        alone = text.render_closed(conversation[: i + 1]).partition(message.text)
+        later = text.render_closed(conversation).partition(message.text)
         # Qwen3's writes an empty thought before a last answer that has none
         written, found = (_EMPTY_THOUGHT.sub("", "".join(each[:2])) for each in (alone, later))
         if not alone[1] or written != found:
             expected, got = codec.encode(written), codec.encode(found)
-            return _difference(subject, expected, got) or f"the answer {message.content!r} is not rendered"
+            return _difference(subject, expected, got) or f"the answer {message.text!r} is not rendered"
     return None
 
 
@@ -223,7 +223,7 @@ def bridges_equal_the_template(subject: ModelSubject, conversation: tuple[Messag
     for i, message in _followed_answers(conversation):
         end = next((j for j in range(i + 1, len(conversation)) if conversation[j].role == "assistant"), None)
         history = conversation[:end]
-        rendered = subject.text.render(history).partition(message.content)
+        rendered = subject.text.render(history).partition(message.text)
         if not rendered[1]:
             raise NotApplicable("the template does not render answers as they are")
         expected, new = codec.encode(rendered[2]), len(history) - i - 1
@@ -235,7 +235,7 @@ def bridges_equal_the_template(subject: ModelSubject, conversation: tuple[Messag
         if found := _difference(subject, expected, bridge):
             return f"after an answer that was cut off: {found}"
         if len(expected) and expected[0] in subject.ends:
-            ended = np.append(codec.encode(message.content), expected[0])
+            ended = np.append(codec.encode(message.text), expected[0])
             got = codec.bridge_tokens(history, new, plain=False, ended=ended)
             if found := _difference(subject, expected[1:], NOTHING if got is None else got):
                 return f"after an answer that ended: {found}"
@@ -277,10 +277,10 @@ def prefills_are_left_open(subject: ModelSubject, conversation: tuple[Message, .
     """A last message of the assistant ends the prompt: nothing closes it."""
     i, message = _followed_answers(conversation)[0]
     text = subject.text.render(conversation[: i + 1])
-    if message.content not in text:
+    if message.text not in text:
         raise NotApplicable("the template does not render a prefill as it is")
     _, ids = subject.codec.prompt(Task("check", conversation[: i + 1]))
-    wanted = subject.codec.encode(text.partition(message.content)[0] + message.content)
+    wanted = subject.codec.encode(text.partition(message.text)[0] + message.text)
     return _difference(subject, wanted, ids)
 
 
@@ -296,7 +296,7 @@ def injected_control_tokens_are_text(subject: ModelSubject, conversation: tuple[
         said = [*messages[:-1], attrs.evolve(messages[-1], content=codec.as_data(text))]
         return sum(int(token) in controls for token in codec.prompt_tokens(said, plain=False))
 
-    plain = messages[-1].content
+    plain = messages[-1].text
     harmless = counted(plain)
     for name in sorted(codec.controls):
         if counted(f"{plain} {name} {plain}") != harmless:
@@ -368,7 +368,7 @@ def tool_calls_round_trip(subject: ModelSubject, conversation: tuple[Message, ..
 
 def answers_are_read(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
     """The content of an answer is read from its tokens as it was written, with a thought before it and without."""
-    codec, content = subject.codec, conversation[-1].content
+    codec, content = subject.codec, conversation[-1].text
     if not codec.renderer.usable:
         raise NotApplicable(_NO_TEMPLATE)
     begin, end = subject.text.thought_marks

@@ -139,12 +139,12 @@ def conversations(count: int, seed: int = 0) -> list[tuple[Message, ...]]:
         turns = "".join(draw.choice(("au", "au", "at", "att")) for _ in range(draw.randint(1, 4)))
         shapes.append(draw.choice(("", "s")) + "u" + turns)
     made = [_conversation(shape, draw if i >= 8 else None) for i, shape in enumerate(shapes[:count])]
-    return sorted(made, key=lambda messages: (len(messages), sum(len(m.content) for m in messages)))
+    return sorted(made, key=lambda messages: (len(messages), sum(len(m.text) for m in messages)))
 
 
 def describe(messages: Sequence[Message]) -> str:
     """Write a conversation on one line."""
-    return " | ".join(f"{message.role}: {message.content!r}" for message in messages)
+    return " | ".join(f"{message.role}: {message.text!r}" for message in messages)
 
 
 def _conversation(shape: str, draw: random.Random | None) -> tuple[Message, ...]:

@@ -20,7 +20,7 @@ def tools_of(conversation: Sequence[Message]) -> list[Mapping[str, Any]]:
     return [
         {
             "type": "function",
-            "function": {"name": name, "description": f"Look up {conversation[0].content}", "parameters": parameters},
+            "function": {"name": name, "description": f"Look up {conversation[0].text}", "parameters": parameters},
         }
         for name in _NAMES
     ]
@@ -41,7 +41,7 @@ def round_trip_fault(codec: ChatTokenizer, conversation: Sequence[Message]) -> s
     """
     if not codec.tool_form:
         raise NotApplicable("the template writes no tool calls, or no installed parser knows their form")
-    texts = [" ".join(("text", message.content)) for message in conversation]
+    texts = [" ".join(("text", message.text)) for message in conversation]
     calls = [Call(_NAMES[0], {"first": texts[0], "count": 3})]
     # One call at a time is enforced by Llama 3.1's template, and assumed by gpt-oss's
     if len(texts) > 1 and codec.renderer.write_calls([(name, {"a": 1}) for name in _NAMES]):

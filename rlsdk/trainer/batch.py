@@ -124,7 +124,8 @@ def pack(
             "behaviour_logprobs": np.concatenate([r.logprobs for r in rollouts])[inside],
             "policy_versions": np.concatenate([r.policy_versions for r in rollouts])[inside],
         },
-        context=_routing(rollouts),
+        context={**_routing(rollouts), **_image_mask(rollouts)},
+        images=tuple(r.images for r in rollouts) if any(len(r.image_positions) for r in rollouts) else (),
     )
     dense = np.unique(np.array(index), return_inverse=True)[1].astype(np.int64)
     greedy = None
@@ -144,6 +145,16 @@ def _routing(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
         for r in rollouts
     )
     return {"routed_experts": np.concatenate(list(parts))}
+
+
+def _image_mask(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
+    """Field `image_mask`, bool `[T]`, where any rollout has tokens that stand for images."""
+    if not any(len(r.image_positions) for r in rollouts):
+        return {}
+    masks = [np.zeros(len(r.token_ids), bool) for r in rollouts]
+    for mask, rollout in zip(masks, rollouts, strict=True):
+        mask[rollout.image_positions] = True
+    return {"image_mask": np.concatenate(masks)}
 
 
 def routing_metrics(batch: TrainBatch) -> dict[str, float]:

@@ -22,9 +22,9 @@ async def demonstration(task: Task, chat: Chat) -> Rollout:
     """
     for message in _messages(task):
         if message.role == "assistant":
-            chat.write(message.content)
+            chat.write(message.text)
         elif message.role == "tool":
-            chat.tool_result(message.content, message.name)
+            chat.tool_result(message.text, message.name)
         else:
             chat.say(message.content, message.role)
     return chat.finish()

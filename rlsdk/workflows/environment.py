@@ -58,7 +58,7 @@ class EnvironmentWorkflow:
         metrics: dict[str, float] = {}
         status: Status = "truncated"
         try:
-            first = (await world.reset()).text  # waiting for a free worker does not count as episode time
+            first = (await world.reset()).content  # waiting for a free worker does not count as episode time
             last = task.prompt if isinstance(task.prompt, str) else task.prompt[-1].content if task.prompt else ""
             if first != last:
                 chat.say(first)
@@ -81,11 +81,11 @@ class EnvironmentWorkflow:
             answer = await chat.sample(max_tokens=self.max_tokens)
             if chat.status == "aborted":
                 return "aborted"
-            step = await world.step(answer.content)
+            step = await world.step(answer.text)
             chat.reward(step.reward)
             metrics.update(step.metrics)
-            if step.observation.text:
-                chat.say(step.observation.text)
+            if step.observation.content:
+                chat.say(step.observation.content)
             if step.terminated or step.truncated:
                 return "finished" if step.terminated else "truncated"
         return "truncated"

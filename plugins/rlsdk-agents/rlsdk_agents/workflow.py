@@ -90,4 +90,4 @@ class AgentsWorkflow:
 def _input(task: Task) -> Any:
     if isinstance(task.prompt, str):
         return task.prompt
-    return [{"role": message.role, "content": message.content} for message in task.prompt]
+    return [{"role": message.role, "content": message.text} for message in task.prompt]

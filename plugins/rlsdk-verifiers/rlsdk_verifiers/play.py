@@ -144,7 +144,7 @@ class Conversation:
         after = self._chat.finish()
         truncated = after.status == "truncated"
         tokens = len(after.token_ids) - before
-        traces.add_answer(self.trace, answer.content, truncated=truncated, prompt_tokens=before, tokens=tokens)
+        traces.add_answer(self.trace, answer.text, truncated=truncated, prompt_tokens=before, tokens=tokens)
 
     def _say(self, message: Any) -> None:
         if message.role != "user":

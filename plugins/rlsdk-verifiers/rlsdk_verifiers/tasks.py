@@ -85,7 +85,7 @@ def _task(environment: str, config: Mapping[str, Any], task: Any, chat: bool) ->
     plain = data.model_dump(mode="json", exclude_defaults=True)
     return Task(
         id=f"{environment}/{data.idx if data.id is None else data.id}",
-        prompt=prompt if chat or len(prompt) > 1 else prompt[0].content,
+        prompt=prompt if chat or len(prompt) > 1 else prompt[0].text,
         answer=plain.get("answer"),
         metadata={"environment": environment, "config": dict(config), "data": plain},
         source=environment,

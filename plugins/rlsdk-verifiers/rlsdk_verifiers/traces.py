@@ -47,7 +47,7 @@ def theirs(messages: Sequence[Message]) -> list[Any]:
     """Convert messages to verifiers' form."""
     from verifiers.v1.dialects import parse_message
 
-    return [parse_message({"role": message.role, "content": message.content}) for message in messages]
+    return [parse_message({"role": message.role, "content": message.text}) for message in messages]
 
 
 def of(rollout: Rollout, task: Any, agent: Any, name: str) -> Any:
@@ -65,7 +65,7 @@ def of(rollout: Rollout, task: Any, agent: Any, name: str) -> Any:
     sampled = int(rollout.loss_mask.sum())
     truncated = rollout.status == "truncated"
     prompt_tokens = len(rollout.token_ids) - sampled
-    add_answer(trace, answer.content, truncated=truncated, prompt_tokens=prompt_tokens, tokens=sampled)
+    add_answer(trace, answer.text, truncated=truncated, prompt_tokens=prompt_tokens, tokens=sampled)
     trace.stop("agent_completed")
     trace.ok = True
     return trace

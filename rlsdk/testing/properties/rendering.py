@@ -51,8 +51,8 @@ def opens_an_answer(subject: Subject, _: Any) -> None:
     codec = _codec(subject)
     ids = _prompt(subject, codec, _QUESTION)
     shown, opening = codec.shown(ids), subject.call(codec.renderer.generation_prompt)
-    if _QUESTION.content not in shown:
-        raise Violated("value", f"a prompt with {_QUESTION.content!r}", f"{shown!r}")
+    if _QUESTION.text not in shown:
+        raise Violated("value", f"a prompt with {_QUESTION.text!r}", f"{shown!r}")
     if len(opening) and not np.array_equal(ids[-len(opening) :], opening):
         raise Violated("value", f"a prompt that ends with {codec.shown(opening)!r}", f"{shown!r}")
 
@@ -67,8 +67,8 @@ def leaves_a_prefill_open(subject: Subject, _: Any) -> None:
     """A last message of the assistant ends the prompt, so that the policy continues it."""
     codec = _codec(subject)
     shown = codec.shown(_prompt(subject, codec, _QUESTION, _ANSWER))
-    if not shown.endswith(_ANSWER.content):
-        raise Violated("value", f"a prompt that ends with {_ANSWER.content!r}", f"{shown[-60:]!r}")
+    if not shown.endswith(_ANSWER.text):
+        raise Violated("value", f"a prompt that ends with {_ANSWER.text!r}", f"{shown[-60:]!r}")
 
 
 @holds(
@@ -88,10 +88,10 @@ def bridges_once(subject: Subject, _: Any) -> None:
         return
     shown = codec.shown(bridge)
     opening = codec.shown(subject.call(renderer.generation_prompt))
-    if _MORE.content not in shown or not shown.endswith(opening):
-        raise Violated("value", f"a bridge with {_MORE.content!r} that ends with {opening!r}", f"{shown!r}")
+    if _MORE.text not in shown or not shown.endswith(opening):
+        raise Violated("value", f"a bridge with {_MORE.text!r} that ends with {opening!r}", f"{shown!r}")
     if len(bridge) and int(bridge[0]) in renderer.stop_tokens:
-        ended = np.append(codec.encode(_ANSWER.content), bridge[0])
+        ended = np.append(codec.encode(_ANSWER.text), bridge[0])
         after = subject.call(lambda: renderer.bridge_tokens(history, 1, ended=ended))
         if not np.array_equal(after, bridge[1:]):
             raise Violated(
@@ -128,11 +128,11 @@ def data_stays_data(subject: Subject, _: Any) -> None:
 def reads_answers(subject: Subject, _: Any) -> None:
     """The content of an answer is its text, whether it ended or was cut off."""
     codec = _codec(subject)
-    ids = codec.encode(_ANSWER.content)
+    ids = codec.encode(_ANSWER.text)
     for title, sampled in (("cut off", ids), ("ended", np.concatenate([ids, codec.encode("<|im_end|>")]))):
         parsed = subject.call(codec.renderer.parse, sampled)
-        if getattr(parsed, "content", None) != _ANSWER.content:
-            raise Violated("value", f"content {_ANSWER.content!r} of an answer that was {title}", f"{parsed!r}")
+        if getattr(parsed, "content", None) != _ANSWER.text:
+            raise Violated("value", f"content {_ANSWER.text!r} of an answer that was {title}", f"{parsed!r}")
 
 
 def _calls(_: Subject) -> list[Case[Any]]:

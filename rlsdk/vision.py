@@ -1,0 +1,223 @@
+"""Images of a model: the tokens that stand for them, and what its language model reads in their place.
+
+A token stands for a part of an image because of where it is, not because of its id: a policy may sample the id itself,
+which is then text, as in the engine so in the learner.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from rlsdk.contracts import Model
+from rlsdk.errors import ConfigError, ValueFault
+from rlsdk.messages import Image
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+TYPES = ("qwen2_5_vl", "gemma3")
+"""Model types (`model_type` of config.json) whose images are read."""
+_BLANK = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAIAAAD9b0jDAAAAGUlEQVR42u3BMQEAAADCoPVPbQdvoAAAeA0JTAABY3ZqfQAAAABJRU5ErkJggg=="
+)
+"""A PNG of black, 28 pixels wide and high."""
+_KEPT = 256
+"""Images whose pixels are kept, since a learner reads each several times in a step."""
+
+
+def sees(net: Any) -> bool:
+    """Return True for a model of transformers that reads images, which may have no weights."""
+    return net.config.model_type in TYPES and hasattr(net.base_model, "get_image_features")
+
+
+def layout_faults(net: Any, options: Mapping[str, bool]) -> list[str]:
+    """Say which options a model that sees cannot be run with; none for any other model.
+
+    Args:
+        net: The model, which may have no weights.
+        options: Reason with its remedy -> True if the option is set.
+    """
+    if not sees(net):
+        return []
+    kind = type(net).__name__
+    return [f"a {kind} reads images, and {reason}" for reason, given in options.items() if given]
+
+
+@attrs.define(eq=False)
+class Vision:
+    """Images as one model reads them; its files are opened when the first image comes.
+
+    Attributes:
+        model: The model.
+    """
+
+    model: Model
+    _pixels: dict[str, dict[str, Tensor]] = attrs.field(init=False, factory=dict, repr=False)
+
+    @cached_property
+    def _config(self) -> Any:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(self.model.path, trust_remote_code=self.model.trust_remote_code)
+        if config.model_type not in TYPES:
+            raise ConfigError(
+                [
+                    f"a message holds an image, but the model {self.model.path!r} is of type {config.model_type!r}; "
+                    f"rlsdk trains {', '.join(TYPES)} on images"
+                ]
+            )
+        return config
+
+    @cached_property
+    def _processor(self) -> Any:
+        from transformers import AutoImageProcessor
+
+        try:
+            # By PIL, which every machine has; torchvision rounds otherwise.
+            found = AutoImageProcessor.from_pretrained(self.model.path, backend="pil")
+        except (OSError, ValueError, ImportError) as error:
+            raise ConfigError(
+                [f"the image processor (preprocessor_config.json) of {self.model.path!r} cannot be opened: {error}"]
+            ) from error
+        if getattr(found, "do_pan_and_scan", False):
+            raise ConfigError(
+                [f"{self.model.path!r}: do_pan_and_scan cuts images into several, which is not supported; set it false"]
+            )
+        return found
+
+    @property
+    def usable(self) -> bool:
+        """True if the model's images can be read: its type is known, and its folder has an image processor."""
+        try:
+            return bool(self._config and self._processor)
+        except ConfigError:
+            return False
+
+    @property
+    def token(self) -> int:
+        """Id of the token that stands for a part of an image."""
+        return int(self._config.image_token_id)
+
+    def mark(self, tokenizer: Any) -> str:
+        """Return the text that a chat template writes in the place of an image."""
+        config = self._config
+        token = config.boi_token_index if config.model_type == "gemma3" else self.token
+        return str(tokenizer.convert_ids_to_tokens(token))
+
+    def expansion(self, image: Image, tokenizer: Any) -> str:
+        """Return the text of the tokens that stand for an image, as the processor of transformers writes it."""
+        config = self._config
+        tokens = str(tokenizer.convert_ids_to_tokens(self.token)) * self.count(image)
+        if config.model_type != "gemma3":
+            return tokens
+        begin, end = tokenizer.convert_ids_to_tokens([config.boi_token_index, config.eoi_token_index])
+        return f"\n\n{begin}{tokens}{end}\n\n"
+
+    def count(self, image: Image) -> int:
+        """Return the number of tokens that stand for an image."""
+        if self._config.model_type == "gemma3":
+            return int(self._config.mm_tokens_per_image)
+        return int(self.pixels(image)["image_grid_thw"].prod()) // self._config.vision_config.spatial_merge_size**2
+
+    def pixels(self, image: Image) -> dict[str, Tensor]:
+        """Return what the vision tower reads of an image: `pixel_values` and, of Qwen2.5-VL, `image_grid_thw`."""
+        found = self._pixels.get(image.digest)
+        if found is None:
+            read = self._processor([image.open()], return_tensors="pt")
+            found = {name: read[name] for name in ("pixel_values", "image_grid_thw") if name in read}
+            while len(self._pixels) >= _KEPT:
+                del self._pixels[next(iter(self._pixels))]
+            self._pixels[image.digest] = found
+        return found
+
+    def within(self, images: Sequence[Image], tokens: int) -> tuple[Image, ...]:
+        """Return the first images, as many as so many tokens stand for.
+
+        Raises:
+            ValueFault: The tokens end within an image, or stand for more than there are.
+        """
+        left, taken = tokens, 0
+        while left > 0 and taken < len(images):
+            left -= self.count(images[taken])
+            taken += 1
+        if left:
+            counts = [self.count(image) for image in images]
+            raise ValueFault(f"{tokens} tokens stand for images, but {len(images)} images have {counts} tokens")
+        return tuple(images[:taken])
+
+    def inputs(
+        self,
+        net: Any,
+        input_ids: Tensor,
+        image_mask: Tensor | None,
+        images: Sequence[Sequence[Image]],
+        attention_mask: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the arguments for tokens and images of a forward pass, in place of `input_ids` and `position_ids`.
+
+        The vision tower runs in each pass, on a blank image where there is none: ranks that share a model by ZeRO must
+        take the same steps.
+
+        Args:
+            net: The model of transformers, with its head or without.
+            input_ids: int64 `[rows, width]`.
+            image_mask: bool `[rows, width]`, True for tokens that stand for images; None: for none.
+            images: Images of each row; those beyond its tokens are left out.
+            attention_mask: `[rows, width]`, False for padding; None: there is none on the left.
+        """
+        import torch
+
+        mask = torch.zeros_like(input_ids, dtype=torch.bool) if image_mask is None else image_mask
+        counts = mask.sum(-1).tolist() if images else []
+        seen = [image for row, count in zip(images, counts, strict=True) for image in self.within(row, int(count))]
+        backbone = net.base_model
+        embedded = backbone.get_input_embeddings()(input_ids)
+        features, grid = self._features(backbone, seen or [_blank()])
+        features = features.to(embedded.dtype)
+        embedded = embedded.masked_scatter(mask[..., None], features) if seen else embedded + 0 * features.sum()
+        if net.config.model_type == "gemma3":
+            # Tokens of one image attend to each other, whichever comes first.
+            return {"inputs_embeds": embedded, "token_type_ids": mask.long()}
+        positions, _ = backbone.get_rope_index(
+            input_ids,
+            mm_token_type_ids=mask.int(),
+            image_grid_thw=grid if seen else None,
+            attention_mask=attention_mask,
+        )
+        return {"inputs_embeds": embedded, "position_ids": positions}
+
+    def _features(self, backbone: Any, images: Sequence[Image]) -> tuple[Tensor, Tensor | None]:
+        """Return `[tokens, d]` features of images, and their grids `[images, 3]` where the tower wants them."""
+        import torch
+
+        weight = backbone.get_input_embeddings().weight
+        read = [self.pixels(image) for image in images]
+        pixels = torch.cat([each["pixel_values"] for each in read]).to(weight.device, weight.dtype)
+        if "image_grid_thw" not in read[0]:
+            output = backbone.get_image_features(pixels, return_dict=True).pooler_output
+            return output.reshape(-1, output.shape[-1]), None
+        grid = torch.cat([each["image_grid_thw"] for each in read]).to(weight.device)
+        return torch.cat(backbone.get_image_features(pixels, grid, return_dict=True).pooler_output), grid
+
+
+def _blank() -> Image:
+    return Image(_BLANK)
+
+
+def offsets(given: Mapping[str, torch.Tensor], lengths: torch.Tensor) -> torch.Tensor:
+    """Return what is added to the index of a row's next token to get its position, int64 `[rows]`.
+
+    Args:
+        given: Result of `Vision.inputs`.
+        lengths: Tokens of each row, int64.
+    """
+    if "position_ids" not in given:
+        return lengths * 0
+    offset: torch.Tensor = given["position_ids"].amax((0, 2)) + 1 - lengths
+    return offset
