@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -95,9 +96,22 @@ class Vision:
     def usable(self) -> bool:
         """True if the model's images can be read: its type is known, and its folder has an image processor."""
         try:
-            return bool(self._config and self._processor)
+            self.check()
         except ConfigError:
             return False
+        return True
+
+    def check(self) -> None:
+        """Open what images need.
+
+        Raises:
+            ConfigError: The model's type is unknown, or its image processor cannot be opened.
+        """
+        _ = self._config, self._processor
+
+    def save(self, folder: Path) -> None:
+        """Write the settings of the image processor into an export."""
+        self._processor.save_pretrained(folder)
 
     @property
     def token(self) -> int:
@@ -123,7 +137,8 @@ class Vision:
         """Return the number of tokens that stand for an image."""
         if self._config.model_type == "gemma3":
             return int(self._config.mm_tokens_per_image)
-        return int(self.pixels(image)["image_grid_thw"].prod()) // self._config.vision_config.spatial_merge_size**2
+        patches = int(self.pixels(image)["image_grid_thw"].prod())
+        return patches // int(self._config.vision_config.spatial_merge_size) ** 2
 
     def pixels(self, image: Image) -> dict[str, Tensor]:
         """Return what the vision tower reads of an image: `pixel_values` and, of Qwen2.5-VL, `image_grid_thw`."""

@@ -271,6 +271,19 @@ class Closes(Protocol):
 
 
 @runtime_checkable
+class ShowsImages(Protocol):
+    """Optional interface of an environment that says, with the options that it has, if observations hold pictures.
+
+    `rlsdk explain` then checks that the model and the engine see.
+    """
+
+    @property
+    def shows_images(self) -> bool:
+        """True if some observation has an image."""
+        ...
+
+
+@runtime_checkable
 class Renders(Protocol):
     """Optional interface of an environment that can be shown; `rlsdk eval` draws some episodes."""
 

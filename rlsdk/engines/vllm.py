@@ -17,6 +17,7 @@ from rlsdk.conversion import trained_shapes
 from rlsdk.engines import vllm_adapter
 from rlsdk.engines.common import (
     Continuation,
+    check_images,
     check_known,
     check_names,
     check_requests,
@@ -157,6 +158,7 @@ class Vllm:
             ValueFault: A request cannot be generated, or its id is in use.
         """
         vocabulary = self._llm.model_config.get_vocab_size()
+        check_images(requests, None)
         check_requests(requests, max_length=self._model.max_length, vocabulary=vocabulary)
         check_known([r.id for r in requests], (c.request for c in self._running.values()))
         for request in requests:

@@ -14,6 +14,7 @@ from rlsdk.conversion import aliases, by_layer, to_checkpoint
 from rlsdk.learners.lora import Lora, is_adapter, merged, peft_names, write_adapter
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.zero import full_tensors
+from rlsdk.vision import Vision, sees
 from rlsdk.weights import to_weights
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _TOKENIZER_FILES = (
     "spiece.model",
     "chat_template.jinja",
     "chat_template.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
 
 
@@ -95,6 +98,9 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, state_dict=dict(tensors))
     copy_tokenizer(source.tokenizer or source.path, folder, trust_remote_code=source.trust_remote_code)
+    vision = Vision(source)
+    if sees(model) and vision.usable:
+        vision.save(folder)
 
 
 def copy_tokenizer(source: str, folder: Path, *, trust_remote_code: bool) -> None:

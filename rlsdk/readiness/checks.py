@@ -23,6 +23,7 @@ from rlsdk.messages import parts_of
 from rlsdk.plugins import ComponentRef
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.exact import exact_faults
+from rlsdk.readiness.images import image_faults
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import opened
 from rlsdk.types import Message, Task
@@ -156,12 +157,18 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
         for i, source in enumerate(sources)
     ]
     trained = [each for each in tasks[: len(plan.tasks_train)] if each is not None]
+    found.faults += [PlanFinding(*fault) for fault in image_faults(plan, net, _firsts(tasks))]
     disk = None
     if trains:
         count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
     return Readiness(tuple(found.faults), tuple(found.warnings), tuple(trained), disk)
+
+
+def _firsts(sources: Sequence[Sequence[Task] | None]) -> list[Task]:
+    """Return the first task of each source that was read."""
+    return [tasks[0] for tasks in sources if tasks]
 
 
 @attrs.define

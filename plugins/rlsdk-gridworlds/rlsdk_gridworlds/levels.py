@@ -112,7 +112,7 @@ class _Maker:
             step = environment.step(text)
             if step.terminated or step.truncated:
                 return {"demonstration": episode}
-            episode.append({"role": "user", "content": step.observation.text})
+            episode.append({"role": "user", "content": step.observation.content})
 
     def _level(self, environment: Any, random: Random) -> tuple[int, str]:
         """Return a seed whose level is in the split, and its first observation."""

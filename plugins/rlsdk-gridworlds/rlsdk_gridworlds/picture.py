@@ -28,6 +28,19 @@ _BOX_ON_TARGET = (52, 150, 84)
 _PLAYER = (48, 98, 190)
 
 
+SHOWN = {
+    "player": "a blue disc",
+    "empty": "light",
+    "wall": "grey",
+    "hole": "dark blue",
+    "goal": "a green square",
+    "target": "a red diamond",
+    "box": "a brown square",
+    "box on target": "a green square",
+}
+"""Kind of cell -> how it is drawn; of others, such as a player on a target, both are seen."""
+
+
 def draw(cells: Sequence[Sequence[str]]) -> np.ndarray:
     """Draw a picture of a grid.
 
@@ -67,13 +80,25 @@ def save_png(picture: np.ndarray, path: str | PathLike[str]) -> None:
     Raises:
         ValueFault: The picture has another shape or dtype.
     """
+    Path(path).write_bytes(to_png(picture))
+
+
+def to_png(picture: np.ndarray) -> bytes:
+    """Return the bytes of a PNG file.
+
+    Args:
+        picture: uint8 `[height, width, 3]`.
+
+    Raises:
+        ValueFault: The picture has another shape or dtype.
+    """
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
         raise ValueFault(f"a picture is uint8 [height, width, 3]; got {picture.dtype} {list(picture.shape)}")
     height, width, _ = picture.shape
     rows = b"".join(b"\0" + row.tobytes() for row in picture)  # 0: the row is stored as it is
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
-    Path(path).write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

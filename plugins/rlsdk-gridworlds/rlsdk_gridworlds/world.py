@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from random import Random
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from rlsdk.errors import ValueFault
 from rlsdk.kit import PATTERN, ActionPattern
-from rlsdk.types import Observation, Step
-from rlsdk_gridworlds.picture import draw
+from rlsdk.types import Image, Observation, Step
+from rlsdk_gridworlds.picture import SHOWN, draw, to_png
 
 THINK_PATTERN = r"<think>(.*?)</think>\s*<answer>(.*?)</answer>"
 FORM = "<answer> [your answer] </answer>"
@@ -84,6 +84,7 @@ class GridWorld(abc.ABC):
         grid_lookup: Symbol of each kind of cell, by number.
         grid_vocab: Meaning of each symbol in the first observation; left out, the kind of cell.
         action_lookup: Name of each action, by number.
+        picture: Show the grid as a picture instead of text, to a model that sees.
     """
 
     NAME: ClassVar[str]
@@ -104,6 +105,7 @@ class GridWorld(abc.ABC):
     grid_lookup: Mapping[int, str] = attrs.field(factory=dict)
     grid_vocab: Mapping[str, str] | None = None
     action_lookup: Mapping[int, str] = attrs.field(factory=dict)
+    picture: bool = False
     _actions: ActionPattern = attrs.field(init=False, repr=False)
     _numbers: dict[str, int] = attrs.field(init=False, repr=False)
     _world: World | None = attrs.field(init=False, default=None, repr=False)
@@ -128,6 +130,11 @@ class GridWorld(abc.ABC):
         self._numbers = {name.strip().casefold(): number for number, name in self.action_lookup.items()}
         pattern = self.action_pattern or (THINK_PATTERN if self.think else PATTERN)
         self._actions = ActionPattern(pattern, self.added_text)
+
+    @property
+    def shows_images(self) -> bool:
+        """True if observations hold pictures."""
+        return self.picture
 
     @abc.abstractmethod
     def make(self, random: Random) -> World:
@@ -231,6 +238,9 @@ class GridWorld(abc.ABC):
         assert self._world is not None
         cells = self._world.cells()
         state = "/".join("".join(map(str, row)) for row in cells)
+        if self.picture:
+            drawn = draw([[self.CELLS[cell] for cell in row] for row in cells])
+            return Observation("" if self.template == "grid" else words, state, Image(to_png(drawn)))
         grid = self._text(cells)
         return Observation(grid if self.template == "grid" else f"{words}\n{grid}", state)
 
@@ -256,13 +266,17 @@ class GridWorld(abc.ABC):
         tokens = self.max_tokens_per_step
         lines = [
             self.rules() if self.env_instruction is None else self.env_instruction,
-            f"Symbols: {symbols}.",
+            f"The picture shows the grid: {_legend(self.CELLS.values())}." if self.picture else f"Symbols: {symbols}.",
             f"Actions: {', '.join(self.action_lookup.values())}.",
             f"Answer with one action in the form {self._form()} and nothing else"
             + (f", in at most {tokens} tokens." if tokens else "."),
             f"Actions left: {self.max_steps}.",
         ]
         return "\n".join(line for line in lines if line)
+
+
+def _legend(kinds: Collection[str]) -> str:
+    return ", ".join(f"{kind} {shown}" for kind, shown in SHOWN.items() if kind in kinds)
 
 
 def _complete(option: str, given: Mapping[int, str], wanted: tuple[int, ...]) -> None:
