@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,18 +43,23 @@ CONFIG: dict[str, Any] = {
     "placement": {"engine_threads": 1, "learner_threads": 1},
     "save_rollouts": 1,
 }
-ANY = '''
-import rlsdk
+PACKAGE = Path(__file__).resolve().parents[2] / "plugins" / "rlsdk-gridworlds"
 
-@rlsdk.shaping("odd")
-def odd(x):
-    """The share of odd tokens, whatever happens on the lake: it differs between the answers of a random model."""
-    return x
-'''
+
+@pytest.fixture
+def gridworlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package as pip would have installed it, for the processes that this test starts."""
+    pytest.importorskip("gymnasium")
+    info = tmp_path / "site" / "rlsdk_gridworlds-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlsdk-gridworlds\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[rlsdk.v1]\ngridworlds = rlsdk_gridworlds\n")
+    paths = (str(info.parent), str(PACKAGE), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
 @pytest.mark.parametrize("kind", vision_models.KINDS)
-def test_a_model_that_sees_trains_on_pictures(kind: str, runner: Any, tmp_path: Path) -> None:
+def test_a_model_that_sees_trains_on_pictures(kind: str, runner: Any, tmp_path: Path, gridworlds: None) -> None:
     from transformers import AutoModelForImageTextToText
 
     import rlsdk

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from random import Random
 
+import numpy as np
 import pytest
 from rlsdk_gridworlds.frozen_lake import FrozenLake, Lake, frozen_map
 
@@ -190,3 +191,20 @@ def test_experts_answer_in_the_form_that_is_asked_for():
     assert FrozenLake(**bare, user_prompt_format="[your answer]").answers() == ["0", "1", "2", "3"]
     with pytest.raises(ValueFault, match="user_prompt_format must hold"):
         FrozenLake(user_prompt_format="one word").answers()
+
+
+def test_a_lake_is_shown_as_a_picture():
+    lake = FrozenLake(picture=True)
+    first = lake.reset(3)
+    assert lake.shows_images
+    assert not FrozenLake().shows_images
+    assert np.array_equal(np.asarray(first.image.open()), lake.render("rgb_array"))
+    assert (
+        "The picture shows the grid: player a blue disc, empty light, hole dark blue, goal a green square."
+        in first.text
+    )
+    assert lake.render() not in first.text
+    assert first.state == FrozenLake().reset(3).state
+    then = lake.step("<answer>Down</answer>").observation
+    assert then.content == (then.image, then.text)
+    assert FrozenLake(picture=True, template="grid").reset(3).content == (first.image,)
