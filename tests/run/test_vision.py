@@ -76,7 +76,7 @@ def test_a_model_that_sees_trains_on_pictures(kind: str, runner: Any, tmp_path: 
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert any(line["actor/grad_norm"] > 0 for line in lines)
     assert all(line["canary/gap"] < 1e-4 for line in lines)
-    assert all(line["actor/k3"] < 1e-8 for line in lines)  # logprobs of conversations with images, engine and learner
+    assert all(line["actor/gap"] < 1e-4 for line in lines)  # logprobs of conversations with images, engine and learner
     export = Path(runner.summary()["export"])
     assert read_header(str(export)) == read_header(str(model))
     before = AutoModelForImageTextToText.from_pretrained(model).state_dict()
