@@ -48,4 +48,5 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tracker": ("rlsdk.runlog.trackers",),
     "renderer": ("rlsdk.renderers.template",),
     "tool_parser": ("rlsdk.tool_parsers.general", "rlsdk.tool_parsers.native"),
+    "diagnosis": ("rlsdk.diagnoses.learning", "rlsdk.diagnoses.rollouts", "rlsdk.diagnoses.times"),
 }

@@ -25,6 +25,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "stop": (),
     "tasks": (),
     "workflow": ("task", "chat"),
+    "diagnosis": ("history",),
 }
 """Kind -> positional arguments that rlsdk gives a function; instances of classes get them in `__call__` or `run`."""
 _LIST = re.compile(r"(?:\w+\.)*(?:list|List|tuple|Tuple|Sequence|Iterable)\b")

@@ -24,6 +24,7 @@ Kind = Literal[
     "tracker",
     "renderer",
     "tool_parser",
+    "diagnosis",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SUPPLIED: Mapping[str, tuple[str, ...]] = {"buffer": ("step", "uses"), "stop": ("available", "target")}

@@ -272,3 +272,15 @@ def tool_parser(name: str) -> Callable[[T], T]:
         name: Its name within its plugin.
     """
     return mark("tool_parser", name)
+
+
+def diagnosis(name: str) -> Callable[[T], T]:
+    """Mark a diagnosis: `(history: History, *, …) -> Finding | None`, what is wrong with a run by its metrics.
+
+    It is called after each step while a run trains, and afterwards; history and finding are classes of
+    `rlsdk.contracts`. It only looks: whatever it does, the run goes on.
+
+    Args:
+        name: Its name within its plugin.
+    """
+    return mark("diagnosis", name)

@@ -35,6 +35,7 @@ KINDS: dict[Kind, str] = {
     "buffer": "Buffers",
     "stop": "Stop rules",
     "tracker": "Trackers",
+    "diagnosis": "Diagnoses",
 }
 """Kinds of components whose options the page lists; algorithms and their parts have pages of their own."""
 INTRODUCTION = """\

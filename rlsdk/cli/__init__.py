@@ -17,6 +17,7 @@ COMMANDS = {
     "config": "Show every key of a configuration, with its type, default, unit and meaning.",
     "data": "Make data sets, and look at them.",
     "debug": "Serve a configuration's engine, and try its workflow on one task, without a training.",
+    "diagnose": "Say what is wrong with a run by its metrics, and what to do.",
     "doctor": "Look at this machine: what is missing, and what to do about it.",
     "engines": "Show the engines of a run, and have it start more, or fewer.",
     "eval": "Evaluate a model on held-out tasks, without a training.",

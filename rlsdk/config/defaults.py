@@ -18,5 +18,7 @@ DEMONSTRATION = Use("demonstration")
 """Workflow of a training on demonstrations."""
 TRACKER = Use("jsonl")
 """Used by every run, besides the trackers that its configuration names: rlsdk itself reads the metrics it writes."""
+DIAGNOSES = Use("builtin")
+"""In `diagnoses`: all built-in diagnoses that the list does not name itself."""
 REWARD = Use("environment")
 """Reward of a run whose workflow gives rewards itself."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from rlsdk.components import Component, Use
+from rlsdk.config import defaults
 from rlsdk.config.reference import DEFAULTS, beside_keys, limited, section_of
 from rlsdk.config.renamed import RENAMED
 from rlsdk.config.rules import LEAST
@@ -82,7 +83,8 @@ class _Writer:
     def chosen(self, kind: Kind) -> Schema:
         """Return the schema of a component of a kind: its name, or a mapping with `use` and options."""
         named = sorted(self.components.get(kind, {}))
-        name = {"anyOf": [{"enum": named}, FOREIGN_NAME]}
+        groups = [defaults.DIAGNOSES.name] if kind == "diagnosis" else []
+        name = {"anyOf": [{"enum": [*groups, *named]}, FOREIGN_NAME]}
         cases = [
             {
                 "if": {"properties": {"use": {"const": each}}},

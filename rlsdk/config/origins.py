@@ -95,6 +95,7 @@ def _components(plan: Plan) -> Iterator[tuple[str, ComponentRef]]:
         "tasks.eval": [source.reference for source in plan.tasks_eval],
         "reward": [part.reference for part in plan.rewards],
         "trackers": list(plan.trackers),
+        "diagnoses": list(plan.diagnoses),
     }.items():
         for i, reference in enumerate(several):
             yield (path if len(several) == 1 else f"{path}[{i}]"), reference

@@ -75,6 +75,7 @@ class Plan:
         tool_parser: Reads and writes tool calls; None: found from the renderer.
         stop: Rule that decides when enough of a batch is complete.
         trackers: Destinations of metrics.
+        diagnoses: Rules that look for trouble in the metrics.
         needs: Optional inputs that the parts read.
         fields: Fields among them that plugins declare.
         schedules: Options that change over the training, by their path below `algorithm`: `policy_loss.clip_high`. The
@@ -101,6 +102,7 @@ class Plan:
     tool_parser: ComponentRef | None
     stop: ComponentRef
     trackers: tuple[ComponentRef, ...]
+    diagnoses: tuple[ComponentRef, ...]
     needs: frozenset[str]
     fields: tuple[Field, ...]
     schedules: Mapping[str, Schedule]
@@ -286,13 +288,13 @@ class _Resolver:
                     self.parts(algorithm)
             elif use is not None:
                 self.reference(path, kind, use)
-        written: Mapping[Kind, Any] = {"tasks": SourceUse, "reward": RewardUse, "tracker": Use}
+        written: Mapping[Kind, Any] = {"tasks": SourceUse, "reward": RewardUse, "tracker": Use, "diagnosis": Use}
         for path, kind in LISTS.items():
             items = _items(_at(tree, path))
             for i, value in enumerate(items):
                 part = _readable(value, written[kind])
-                if part is not None:
-                    alone = len(items) == 1 and kind != "tracker"
+                if part is not None and part != defaults.DIAGNOSES:
+                    alone = len(items) == 1 and kind not in ("tracker", "diagnosis")
                     self.reference(path if alone else f"{path}[{i}]", kind, part if isinstance(part, Use) else part.use)
 
     def plan(self, config: RunConfig, tree: Tree) -> Plan | None:
@@ -309,6 +311,7 @@ class _Resolver:
         tool_parser = None if parser is None else self.reference("model.tool_parser", "tool_parser", parser)
         stop = self.reference("rollout.stop", "stop", config.rollout.stop)
         trackers = self.many("trackers", "tracker", config.trackers)
+        diagnoses = self.diagnoses(config.diagnoses)
         buffer = self.reference("rollout.buffer", "buffer", config.rollout.buffer)
         self.faults += limits(config)
         if algorithm is None:
@@ -360,12 +363,23 @@ class _Resolver:
             tool_parser=tool_parser,
             stop=stop,
             trackers=trackers,
+            diagnoses=diagnoses,
             needs=frozenset(self.needs),
             fields=tuple(self.fields.values()),
             schedules=self.schedules,
             defaulted=defaulted,
             tree=tree,
         )
+
+    def diagnoses(self, uses: Sequence[Use]) -> tuple[ComponentRef, ...]:
+        """The diagnoses of a run: those that are named, and where `builtin` stands, all other built-in ones."""
+        if defaults.DIAGNOSES not in uses:
+            return self.many("diagnoses", "diagnosis", uses)
+        named = [use for use in uses if use != defaults.DIAGNOSES]
+        found = self.many("diagnoses", "diagnosis", named)
+        known = {short_name(reference.name) for reference in found}
+        others = [Use(name) for name in self.plugins.names("diagnosis") if name not in known]
+        return (*found, *self.many("diagnoses", "diagnosis", others))
 
     def sources(self, path: str, uses: Sequence[SourceUse]) -> tuple[TaskSource, ...]:
         found: list[TaskSource] = []

@@ -279,6 +279,8 @@ class RunConfig:
         eval: Evaluation.
         checkpoint: Checkpoints.
         trackers: Destinations of metrics besides `metrics.jsonl`, which is always written.
+        diagnoses: Rules that look for trouble in the metrics while the run trains; `builtin` stands for all built-in
+            ones that the list does not name itself, [] for none.
         save_rollouts: Steps between saved batches of rollouts; 0 for none. A checkpoint also saves groups that wait to
             be trained, so that a resumed run need not sample them again.
         canary: Comparison of engine and learner after every weight sync.
@@ -317,6 +319,7 @@ class RunConfig:
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
     trackers: tuple[Use, ...] = ()
+    diagnoses: tuple[Use, ...] = (defaults.DIAGNOSES,)
     save_rollouts: int = 1
     canary: CanarySection = CanarySection()
     placement: PlacementSection = PlacementSection()
@@ -335,7 +338,13 @@ COMPONENT_KEYS: Mapping[str, Kind] = {
 }
 """Path of a single component -> its kind; lists and the parts of an algorithm come beside."""
 
-LISTS: Mapping[str, Kind] = {"tasks.train": "tasks", "tasks.eval": "tasks", "reward": "reward", "trackers": "tracker"}
+LISTS: Mapping[str, Kind] = {
+    "tasks.train": "tasks",
+    "tasks.eval": "tasks",
+    "reward": "reward",
+    "trackers": "tracker",
+    "diagnoses": "diagnosis",
+}
 """Path of a list of components -> their kind; one alone needs no list."""
 
 
@@ -394,7 +403,7 @@ def normalise(tree: dict[str, Any]) -> dict[str, Any]:
         tree["tasks"] = _with_lists(tree["tasks"], tree["tasks"])
     if isinstance(tree.get("model"), str):
         tree["model"] = {"path": tree["model"]}
-    tree = _with_lists(tree, ("reward", "trackers", "plugins"))
+    tree = _with_lists(tree, ("reward", "trackers", "diagnoses", "plugins"))
     for key in ("engine", "learner", "algorithm", "workflow"):
         if isinstance(tree.get(key), Mapping) and "use" not in tree[key]:
             default: Use = getattr(defaults, key.upper())

@@ -4,6 +4,7 @@ Engines and learners are plain Python objects with one owner; the Ray actors aro
 plugin's engine is written and tested without Ray.
 """
 
+from rlsdk.contracts.diagnosing import Finding, History, Series
 from rlsdk.contracts.generation import (
     ActorSpec,
     Adapter,
@@ -95,6 +96,7 @@ __all__ = [
     "EnvHandle",
     "Environment",
     "ExaminesModel",
+    "Finding",
     "Finish",
     "GivesAdapter",
     "GivesPrimitives",
@@ -102,6 +104,7 @@ __all__ = [
     "HasMemory",
     "HasTimeout",
     "HeadDType",
+    "History",
     "KeepsOrder",
     "Learner",
     "LearnerHandle",
@@ -130,6 +133,7 @@ __all__ = [
     "Sampling",
     "ScoredAtEnd",
     "ScoringLimits",
+    "Series",
     "Served",
     "SetsLearningRate",
     "ShowsImages",

@@ -132,4 +132,9 @@ TEMPLATES: Mapping[Kind, NewKind] = {
             "from pathlib import Path\n\nfrom rlsdk.contracts import Run\nfrom rlsdk.testing import check_component"
         ),
     ),
+    "diagnosis": NewKind(
+        words="diagnosis",
+        usage={"more": "diagnoses: [builtin, $name/$name]"},
+        tests="from rlsdk.contracts import History\nfrom rlsdk.testing import check_component",
+    ),
 }

@@ -16,7 +16,7 @@ from rlsdk.testing.subject import SUPPLIED
 
 Fault = tuple[str, str]
 """(what was expected, what was found instead)."""
-SYNC: tuple[Kind, ...] = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "tasks")
+SYNC: tuple[Kind, ...] = ("policy_loss", "correction", "kl", "filter", "buffer", "stop", "tasks", "diagnosis")
 """Kinds whose functions rlsdk calls without awaiting them."""
 
 PROTOCOLS: Mapping[Kind, type] = {

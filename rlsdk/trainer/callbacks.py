@@ -1,8 +1,9 @@
 """Callbacks of a training: everything that happens around a step.
 
 The order is that of `standard_callbacks`: engines are scaled, the step runs, its rollouts are stored, the policy is
-evaluated, your own callbacks act, everything is logged, and a checkpoint is saved. So a metric that a callback adds is
-logged, and a change that it makes is in the checkpoint. At the end of a training callbacks end in the reverse order.
+evaluated, your own callbacks act, diagnoses look at the metrics, everything is logged, and a checkpoint is saved. So a
+metric that a callback adds is diagnosed and logged, and a change that it makes is in the checkpoint. At the end of a
+training callbacks end in the reverse order.
 """
 
 from __future__ import annotations
@@ -236,8 +237,10 @@ def standard_callbacks(
         store: Store of rollouts; None if they are not kept.
         own: Callbacks of the user: after evaluation, before logging and saving.
     """
+    from rlsdk.trainer.diagnosing import Diagnosing
+
     storage = [] if store is None else [RolloutStorage(store)]
-    return [Scaling(), *storage, Evaluating(console), *own, Logging(observers, console), Saving()]
+    return [Scaling(), *storage, Evaluating(console), *own, Diagnosing(), Logging(observers, console), Saving()]
 
 
 def named_trackers(resolve: Callable[[ComponentRef], Any], trackers: Sequence[ComponentRef]) -> dict[str, Any]:

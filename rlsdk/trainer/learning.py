@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 NONZERO = "advantages/nonzero"
 """Metric: share of the tokens that the policy sampled whose advantage is not 0."""
-_EQUAL = 1e-9
+EQUAL = 1e-9
 """Standard deviation up to which rewards count as equal: a mean is rounded."""
 
 
@@ -104,7 +104,7 @@ def reason(metrics: Mapping[str, float]) -> str:
         return "every update was skipped, since its gradient was not finite"
     if metrics.get("accuracy/mean") == 1:
         return "every rollout was right, so the model solves these tasks already; train on harder ones"
-    if "reward/mean" in metrics and metrics["reward/std"] < _EQUAL:
+    if "reward/mean" in metrics and metrics["reward/std"] < EQUAL:
         return (
             f"every rollout earned {metrics['reward/mean']:g}; read some answers (`rlsdk rollouts RUN`), then change "
             "the reward, take easier tasks, or sample more of each task (group_size)"

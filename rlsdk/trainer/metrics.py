@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -12,7 +13,8 @@ import numpy as np
 from rlsdk.engines.actor import STEP
 from rlsdk.evaluation.evaluation import by_source, is_correct, measured, scored_trajectories, trajectory_means
 from rlsdk.isolation.watching import stage
-from rlsdk.types import Group
+from rlsdk.trainer.learning import EQUAL
+from rlsdk.types import Group, Rollout
 
 
 class Timer:
@@ -102,7 +104,37 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollouts/tokens": float(lengths.sum()),
         "rollouts/length": float(lengths.mean()),
         "rollouts/truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
+        "rollouts/repetition": float(np.mean([repetition(r.token_ids[r.loss_mask]) for r in _some(rollouts)])),
+        **sampled_entropy(rollouts),
     }
+
+
+def _some(rollouts: Sequence[Rollout], most: int = 64) -> Sequence[Rollout]:
+    """Return the rollouts, or as many of them, spread evenly, as a costly metric reads."""
+    return rollouts[:: -(-len(rollouts) // most)]
+
+
+def repetition(token_ids: np.ndarray, size: int = 8) -> float:
+    """Return the share of the phrases of `size` tokens that occurred earlier in the same rollout; 0 if it is shorter.
+
+    Args:
+        token_ids: int64 `[t]`, sampled tokens.
+        size: Tokens of a phrase.
+    """
+    if len(token_ids) <= size:
+        return 0.0
+    phrases = np.lib.stride_tricks.sliding_window_view(token_ids, size)
+    return 1.0 - len(np.unique(phrases, axis=0)) / len(phrases)
+
+
+def sampled_entropy(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the mean of `-logprob` over the sampled tokens: an unbiased estimate of the entropy, which costs nothing.
+
+    Empty for demonstrations, which nobody sampled.
+    """
+    found = [r.logprobs[r.loss_mask & (r.policy_versions >= 0)] for r in rollouts]
+    tokens = sum(map(len, found))
+    return {"rollouts/entropy": -float(sum(each.sum(dtype=np.float64) for each in found)) / tokens} if tokens else {}
 
 
 def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
@@ -116,14 +148,23 @@ def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]
         "reward/mean": float(values.mean()),
         "reward/std": float(values.std()),
         "accuracy/mean": float(np.mean([is_correct(scores[-1]) for scores in valid])),
+        **dead_share(groups),
         **trajectory_means(parts),
     }
+
+
+def dead_share(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the share of the groups in which all scored trajectories earned the same; nothing for groups of one."""
+    values = [[np.mean([s.value for s in scores]) for scores in scored_trajectories([group])] for group in groups]
+    several = [each for each in values if len(each) > 1]
+    return {"groups/dead": float(np.mean([max(v) - min(v) < EQUAL for v in several]))} if several else {}
 
 
 def raw_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return reward and accuracy before filters: means over the scored trajectories of all sampled groups."""
     found = reward_metrics(groups, scored=True)
-    return {f"raw/{name.removesuffix('/mean')}": found[name] for name in ("reward/mean", "accuracy/mean") if found}
+    names = {"reward/mean": "raw/reward", "accuracy/mean": "raw/accuracy", "groups/dead": "raw/groups_dead"}
+    return {raw: found[name] for name, raw in names.items() if name in found}
 
 
 def source_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]:
@@ -133,6 +174,15 @@ def source_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]
         for source, (own,) in by_source(groups).items()
         for name, value in {**rollout_metrics(own), **reward_metrics(own, scored=scored)}.items()
     }
+
+
+def source_shares(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the share of each source in the groups of a step that were trained: `source/NAME/share`.
+
+    A step with groups of one source alone gives that one, too; a source that is not in it has no value.
+    """
+    counts = Counter(group.task.source for group in groups)
+    return {f"source/{source}/share": count / counts.total() for source, count in counts.items() if source}
 
 
 def staleness_metrics(versions: np.ndarray, step: int, *, spread: bool) -> dict[str, float]:
@@ -153,17 +203,22 @@ def staleness_metrics(versions: np.ndarray, step: int, *, spread: bool) -> dict[
     return metrics
 
 
-def gap_metric(learner: np.ndarray, engine: np.ndarray, current: np.ndarray) -> dict[str, float]:
-    """Return the greatest difference between the logprobs of learner and engine under the same weights; empty for none.
+def gap_metrics(learner: np.ndarray, engine: np.ndarray, current: np.ndarray, segments: np.ndarray) -> dict[str, float]:
+    """Return how far the logprobs of learner and engine are apart under the same weights; empty for no such tokens.
+
+    `actor/gap` is the greatest difference of a token; `actor/gap_generation` that of a whole generation, as a mean.
 
     Args:
         learner: float32 `[t]`, nats.
         engine: float32 `[t]`, nats.
         current: bool `[t]`, True where a trained token was sampled by the weights that the learner holds.
+        segments: int64 `[t]`, rollout of each token.
     """
     if not current.any():
         return {}
-    return {"actor/gap": float(np.abs(learner[current].astype(np.float64) - engine[current]).max())}
+    gap = np.where(current, learner.astype(np.float64) - engine, 0.0)
+    generations = np.abs(np.bincount(segments, gap))[np.unique(segments[current])]
+    return {"actor/gap": float(np.abs(gap).max()), "actor/gap_generation": float(generations.mean())}
 
 
 def decode_rates(

@@ -33,6 +33,7 @@ HARMLESS = (
     "steps",
     "epochs",
     "trackers",
+    "diagnoses",
     "placement",
     "checkpoint",
     "save_rollouts",

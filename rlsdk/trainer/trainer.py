@@ -35,11 +35,12 @@ from rlsdk.trainer.ledger import entries_of, final_states, used_entry, used_of
 from rlsdk.trainer.metrics import (
     RunTimes,
     Timer,
-    gap_metric,
+    gap_metrics,
     reward_metrics,
     rollout_metrics,
     skipped_updates,
     source_metrics,
+    source_shares,
     staleness_metrics,
 )
 from rlsdk.trainer.record import RunRecord, open_run
@@ -286,7 +287,9 @@ class Trainer:
             versions = tokens["policy_versions"][:count][trained]
             if self.plan.config.old_logprobs == "learner":
                 current = trained & (tokens["policy_versions"][:count] == self.version)
-                metrics |= gap_metric(tokens["old_logprobs"][:count], tokens["behaviour_logprobs"][:count], current)
+                segments = np.repeat(np.arange(batch.sampled), batch.arrays.responses[: batch.sampled])
+                old, engine = tokens["old_logprobs"][:count], tokens["behaviour_logprobs"][:count]
+                metrics |= gap_metrics(old, engine, current, segments)
             metrics |= staleness_metrics(versions, self.version, spread=self.runs_ahead)
             metrics |= routing_metrics(batch.arrays)
         return metrics
@@ -330,6 +333,7 @@ class Trainer:
         self.replay.add(used_of(taken.tickets, states, step, taken.greedy))
         self.closed = [*entries_of(taken.tickets, states, step), *map(used_entry, reused)]
         found = {"groups/trained": kept / len(taken.groups), "rollouts/reused": float(rollouts_reused)}
+        found |= source_shares(groups) if len(self.rollouts.sources()) > 1 else {}
         self.monitor.note({**metrics, **found}, taught=batch is not None and teaches(batch, metrics))
         self.rollouts.settle(taken, states)
         return found

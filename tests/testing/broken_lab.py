@@ -16,7 +16,7 @@ import torch
 import rlsdk
 from rlsdk.batch import Groups, row_sums
 from rlsdk.components import Use
-from rlsdk.contracts import Call, Malformed
+from rlsdk.contracts import Call, Finding, Malformed
 from rlsdk.kit import TextRenderer
 
 # --- every kind
@@ -565,3 +565,28 @@ class Demands(Objects):
     def parse(self, text):
         """Complain."""
         return super().parse(text) or [Malformed("no call")]
+
+
+# --- diagnoses
+
+
+@rlsdk.diagnosis("finds-or-is-silent")
+def finds_or_is_silent(history):
+    """Says something, in a text."""
+    return "the reward is low" if history["reward/mean"].last(1).mean < 0 else None
+
+
+@rlsdk.diagnosis("silent-at-first")
+def silent_at_first(history):
+    """Judges a run by its first step."""
+    return Finding("it has no metrics", "wait") if not len(history["reward/mean"]) else None
+
+
+_SEEN = []
+
+
+@rlsdk.diagnosis("same-history-same-finding")
+def same_history_same_finding(history):
+    """Counts its calls."""
+    _SEEN.append(history.step)
+    return Finding(f"looked at {len(_SEEN)} histories", "nothing") if history.step > 1 else None

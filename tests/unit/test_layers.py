@@ -66,8 +66,8 @@ def contracts() -> dict[str, Any]:
         (
             "parts",
             {
-                *("algorithms", "builtins", "environments", "kit", "renderers", "rewards", "sources", "tool_parsers"),
-                "workflows",
+                *("algorithms", "builtins", "diagnoses", "environments", "kit", "renderers", "rewards", "sources"),
+                *("tool_parsers", "workflows"),
             },
         ),
         ("heavy", {"cluster", "engines", "environments", "learners", "trainer"}),

@@ -34,6 +34,7 @@ LIGHT: tuple[Kind, ...] = (
     "tracker",
     "renderer",
     "tool_parser",
+    "diagnosis",
 )
 """Kinds that run where no model is loaded: processes that score, workers of environments, the command line."""
 

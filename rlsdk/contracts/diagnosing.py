@@ -1,0 +1,147 @@
+"""The history of a run's metrics, as diagnoses read it, and what they find in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Self
+
+import attrs
+import numpy as np
+
+Level = Literal["info", "warning", "critical"]
+
+
+def _frozen(values: Any, dtype: type) -> np.ndarray:
+    array: np.ndarray = np.asarray(values, dtype=dtype)
+    if array.flags.writeable:  # a part of a frozen array needs no copy
+        array = array.copy()
+        array.flags.writeable = False
+    return array
+
+
+def _integers(values: Any) -> np.ndarray:
+    return _frozen(values, np.int64)
+
+
+def _floats(values: Any) -> np.ndarray:
+    return _frozen(values, np.float64)
+
+
+@attrs.frozen(eq=False)
+class Series:
+    """One metric over the steps of a run, oldest value first; steps without a finite value are left out.
+
+    Attributes:
+        steps: int64 `[k]`.
+        values: float64 `[k]`.
+    """
+
+    steps: np.ndarray = attrs.field(default=(), converter=_integers)
+    values: np.ndarray = attrs.field(default=(), converter=_floats)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def first(self, count: int) -> Series:
+        """Return the oldest values, at most `count`."""
+        return Series(self.steps[:count], self.values[:count])
+
+    def last(self, count: int) -> Series:
+        """Return the newest values, at most `count`."""
+        begin = max(0, len(self) - count)
+        return Series(self.steps[begin:], self.values[begin:])
+
+    def until(self, step: int) -> Series:
+        """Return the values up to a step, this one included."""
+        end = int(np.searchsorted(self.steps, step, side="right"))
+        return Series(self.steps[:end], self.values[:end])
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values; NaN if there are none."""
+        return float(self.values.mean()) if len(self) else math.nan
+
+    @property
+    def median(self) -> float:
+        """Median of the values; NaN if there are none."""
+        return float(np.median(self.values)) if len(self) else math.nan
+
+
+@attrs.frozen(eq=False)
+class History:
+    """All metrics of a run up to a step; a later step makes another history.
+
+    Attributes:
+        series: Name of a metric -> its values.
+        step: The last step.
+    """
+
+    series: Mapping[str, Series] = attrs.field(factory=dict)
+    step: int = 0
+
+    @classmethod
+    def of(cls, lines: Iterable[Mapping[str, Any]]) -> Self:
+        """Create a history from the lines of a `metrics.jsonl`: each has a `step`, and metrics beside it."""
+        steps: dict[str, list[int]] = {}
+        values: dict[str, list[float]] = {}
+        last = 0
+        for line in lines:
+            last = int(line["step"])
+            for name, value in finite(line).items():
+                steps.setdefault(name, []).append(last)
+                values.setdefault(name, []).append(value)
+        return cls({name: Series(steps[name], values[name]) for name in values}, last)
+
+    def __getitem__(self, name: str) -> Series:
+        """Return a metric; an empty series if the run has none of that name."""
+        return self.series.get(name) or Series()
+
+    def then(self, step: int, metrics: Mapping[str, Any]) -> History:
+        """Return the history with the metrics of one more step."""
+        found = dict(self.series)
+        for name, value in finite(metrics).items():
+            old = self[name]
+            found[name] = Series(np.append(old.steps, step), np.append(old.values, value))
+        return History(found, step)
+
+    def until(self, step: int) -> History:
+        """Return the history as it was after a step."""
+        cut = {name: series.until(step) for name, series in self.series.items()}
+        return History({name: series for name, series in cut.items() if len(series)}, step)
+
+    def first_of(self, *names: str) -> Series:
+        """Return the first of these metrics that the run has; an empty series if it has none of them."""
+        return next((self.series[name] for name in names if name in self.series), Series())
+
+    def between(self, prefix: str, suffix: str = "") -> dict[str, Series]:
+        """Return the metrics whose names have this beginning and end, by what is between: `source/`, NAME, `/share`."""
+        return {
+            name[len(prefix) : len(name) - len(suffix)]: series
+            for name, series in self.series.items()
+            if name.startswith(prefix) and name.endswith(suffix) and len(name) > len(prefix) + len(suffix)
+        }
+
+
+def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that are finite numbers, without the step."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if name != "step" and isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+@attrs.frozen
+class Finding:
+    """What a diagnosis found.
+
+    Attributes:
+        message: One sentence with the numbers: what was seen, and compared with what.
+        advice: What to do about it.
+        level: `info`, `warning`, or `critical` for what spoils the training if nothing is done.
+    """
+
+    message: str
+    advice: str
+    level: Level = "warning"

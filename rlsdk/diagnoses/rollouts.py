@@ -1,0 +1,131 @@
+"""Diagnoses of the rollouts: groups without a signal, lengths, repetition, and sources that are left out."""
+
+from __future__ import annotations
+
+import rlsdk
+from rlsdk.contracts import Finding, History, Series
+from rlsdk.limits import Count
+
+
+@rlsdk.diagnosis("dead_groups")
+def dead_groups(history: History, *, window: Count = 10, share: float = 0.7) -> Finding | None:
+    """Most groups teach nothing, since all rollouts of the task earn the same.
+
+    Reads `raw/groups_dead` (all groups that were sampled, with `rollout.dynamic_sampling`) or `groups/dead`. In DAPO's
+    runs the share of solved groups alone passes a half (arXiv:2503.14476, figure 3b), which is why it samples more.
+
+    Args:
+        history: Metrics so far.
+        window: Steps that are averaged.
+        share: Share of the groups from which it is a finding.
+    """
+    dead = history.first_of("raw/groups_dead", "groups/dead")
+    if len(dead) < window or dead.steps[-1] != history.step or (now := dead.last(window).mean) < share:
+        return None
+    accuracy = history["accuracy/mean"].last(window).mean
+    if accuracy > 0.5:
+        advice = "the tasks are too easy: train on harder ones, or have rollout.dynamic_sampling=true find those left"
+    else:
+        advice = "the tasks are too hard: begin with easier ones, raise group_size, or reward parts of a solution"
+    return Finding(f"in {now:.0%} of the groups all rollouts earn the same (limit {share:.0%})", advice)
+
+
+@rlsdk.diagnosis("length_explosion")
+def length_explosion(
+    history: History, *, window: Count = 5, growth: float = 1.5, truncated: float = 0.3
+) -> Finding | None:
+    """Answers get longer without getting better, or are cut off.
+
+    Reads `rollouts/length`, `rollouts/truncated` and `reward/mean`, and compares the last steps with those before them
+    (four windows earlier). Longer answers that earn more are what reasoning looks like; a mean over tokens of a rollout
+    makes wrong answers long for no gain (Dr. GRPO, arXiv:2503.20783, section 3.1).
+
+    Args:
+        history: Metrics so far.
+        window: Steps that are averaged.
+        growth: Factor of the length from which it is a finding, if the reward has not risen.
+        truncated: Share of truncated rollouts from which it is a finding, if it has doubled.
+    """
+    length, cut, reward = (history[n] for n in ("rollouts/length", "rollouts/truncated", "reward/mean"))
+    if len(length) < 5 * window or length.steps[-1] != history.step:
+        return None
+    before, now = _before(length, window), length.last(window).mean
+    was_cut, is_cut = _before(cut, window), cut.last(window).mean
+    earned, earns = _before(reward, window), reward.last(window).mean
+    if is_cut >= truncated and is_cut >= 2 * was_cut:
+        what = f"{is_cut:.0%} of the rollouts are truncated, {was_cut:.0%} were before; they have {now:.0f} tokens"
+    elif now >= growth * before and not earns > earned + 0.01:
+        what = f"rollouts have grown from {before:.0f} to {now:.0f} tokens, and the reward from {earned:.3g} to "
+        what += f"{earns:.3g}"
+    else:
+        return None
+    return Finding(
+        what,
+        "read some of the long ones (`rlsdk rollouts RUN --order-by 'tokens desc'`); average over all tokens "
+        "(algorithm.aggregate=token-mean), add the shaping `overlong`, or raise sampling.max_tokens",
+    )
+
+
+@rlsdk.diagnosis("repeated_phrases")
+def repeated_phrases(history: History, *, window: Count = 5, share: float = 0.3) -> Finding | None:
+    """Rollouts repeat themselves: the model goes round in circles.
+
+    Reads `rollouts/repetition`, the mean share of the eight-token phrases of a rollout that it has said before. A few
+    percent are normal in mathematics, where terms are written again.
+
+    Args:
+        history: Metrics so far.
+        window: Steps that are averaged.
+        share: Share of repeated phrases from which it is a finding, if it has doubled since the first steps.
+    """
+    repeated = history["rollouts/repetition"]
+    if len(repeated) < window or repeated.steps[-1] != history.step:
+        return None
+    before, now = repeated.first(window).mean, repeated.last(window).mean
+    if now < share or (len(repeated) >= 2 * window and now < 2 * before):
+        return None
+    return Finding(
+        f"{now:.0%} of what rollouts say, in phrases of eight tokens, they have said before (limit {share:.0%})",
+        "read some (`rlsdk rollouts RUN --order-by 'tokens desc'`); lower learner.lr or go back to a checkpoint, end "
+        "rollouts earlier (sampling.stop), or add a penalty to the reward",
+    )
+
+
+@rlsdk.diagnosis("starving_source")
+def starving_source(history: History, *, window: Count = 10, share: float = 0.05) -> Finding | None:
+    """A source of tasks is hardly trained on any more: it is not sampled, or its groups are filtered or expire.
+
+    Reads `source/NAME/share`, the share of each source in the trained groups of a step.
+
+    Args:
+        history: Metrics so far.
+        window: Steps that are averaged.
+        share: Share of the trained groups below which a source starves, if it is below a quarter of its largest
+            share over as many steps.
+    """
+    for name, series in history.between("source/", "/share").items():
+        counts = _by_step(series, history.step)
+        if len(counts) < 2 * window:
+            continue
+        now = sum(counts[-window:]) / window
+        best = max(sum(counts[i : i + window]) / window for i in range(len(counts) - window))
+        if now < share and now < best / 4:
+            return Finding(
+                f"source {name!r} gave {now:.1%} of the groups that were trained in the last {window} steps; at its "
+                f"best it gave {best:.1%}",
+                "look at what becomes of its groups (`rlsdk rollouts RUN --where \"source = '" + name + "'\"`): all "
+                "right or all wrong ones are filtered, slow ones expire; change its tasks, its weight or "
+                "rollout.max_staleness",
+            )
+    return None
+
+
+def _before(series: Series, window: int) -> float:
+    """Mean of the window that ended three windows before the last one began."""
+    return Series(series.steps[-5 * window : -4 * window], series.values[-5 * window : -4 * window]).mean
+
+
+def _by_step(series: Series, last: int) -> list[float]:
+    """Return the value of each step from the first one on; 0 for a step without."""
+    found = dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
+    return [found.get(step, 0.0) for step in range(int(series.steps[0]), last + 1)]

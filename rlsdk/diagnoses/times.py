@@ -1,0 +1,87 @@
+"""Diagnoses of the time of a step: engines that wait, and learners that everything else waits for."""
+
+from __future__ import annotations
+
+import rlsdk
+from rlsdk.contracts import Finding, History
+from rlsdk.limits import Count
+
+LEARNER = ("time/logprobs", "time/credit", "time/update", "time/sync")
+"""Phases in which engines have nothing to do where rollouts do not run ahead."""
+
+
+@rlsdk.diagnosis("idle_engines")
+def idle_engines(
+    history: History, *, window: Count = 10, share: float = 0.5, least_seconds: float = 1.0
+) -> Finding | None:
+    """Engines do nothing for half of a step, though the learner does not keep them from it.
+
+    Reads `time/engines_idle` less the learner's share of the step: what is left is waiting for rewards, environments,
+    tools, or for the last long answer.
+
+    Args:
+        history: Metrics so far.
+        window: Steps that are averaged.
+        share: Share of the step, beside the learner's, from which it is a finding.
+        least_seconds: Steps that are shorter are not looked at: a call costs milliseconds.
+    """
+    idle = history["time/engines_idle"]
+    if len(idle) < window or idle.steps[-1] != history.step or _seconds(history, window) < least_seconds:
+        return None
+    now = idle.last(window).mean
+    ahead = len(history["time/wait_for_rollouts"]) > 0
+    if ahead and _waiting(history, window) <= 0.05:
+        return None  # the learner does not wait: `learner_bound`
+    left = now if ahead else now - _learning(history, window)
+    if left < share:
+        return None
+    return Finding(
+        f"engines are idle for {now:.0%} of a step, {left:.0%} of it not because of the learner",
+        "more rollouts at once (batch_size, the engine's max_num_seqs), more environments.workers or scoring.workers, "
+        "rollout.oversample with a stop rule against the last long answers, or rollout.max_staleness=1 to run ahead",
+        "info",
+    )
+
+
+@rlsdk.diagnosis("learner_bound")
+def learner_bound(
+    history: History, *, window: Count = 10, share: float = 0.7, least_seconds: float = 1.0
+) -> Finding | None:
+    """The learner sets the pace: more engines would not make the run faster.
+
+    Reads the learner's phases in `time/…`; where rollouts run ahead, `time/wait_for_rollouts` as well.
+
+    Args:
+        history: Metrics so far.
+        window: Steps that are averaged.
+        share: Share of the step that the learner takes from which it is a finding.
+        least_seconds: Steps that are shorter are not looked at.
+    """
+    if len(history["time/update"]) < window or _seconds(history, window) < least_seconds:
+        return None
+    if history["time/update"].steps[-1] != history.step:
+        return None
+    now = _learning(history, window)
+    if now < share or (len(history["time/wait_for_rollouts"]) and _waiting(history, window) > 0.05):
+        return None
+    return Finding(
+        f"the learner takes {now:.0%} of a step (limit {share:.0%})",
+        "give devices to it (placement.learners) rather than to engines, raise learner.micro_batch_tokens, drop what "
+        "it recomputes (old_logprobs=rollout, kl_coef=0), or make fewer updates a batch",
+        "info",
+    )
+
+
+def _seconds(history: History, window: int) -> float:
+    return history["time/step"].last(window).mean
+
+
+def _learning(history: History, window: int) -> float:
+    """Share of the step in which the learner works."""
+    spent = [history[name].last(window).mean for name in LEARNER if len(history[name])]
+    return sum(spent) / _seconds(history, window)
+
+
+def _waiting(history: History, window: int) -> float:
+    """Share of the step in which the learner waits for rollouts that run ahead."""
+    return history["time/wait_for_rollouts"].last(window).mean / _seconds(history, window)

@@ -1,0 +1,178 @@
+"""Each rule finds what it is for and is silent on a healthy run; all traces are made by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rlsdk
+from rlsdk.contracts import Finding, History
+from rlsdk.runlog.alerts import diagnose
+from rlsdk.testing.properties.diagnosing import METRICS
+
+NAMES = rlsdk.names("diagnosis")
+Curve = Callable[[int], float | None]
+
+
+def history(steps: int = 40, **curves: Curve | float) -> History:
+    """A run whose metrics are functions of the step, or constants; `__` in a name is a slash."""
+    made = {name.replace("__", "/"): curve for name, curve in curves.items()}
+    return History.of(
+        {"step": step, **{n: c(step) if callable(c) else c for n, c in made.items()}} for step in range(1, steps + 1)
+    )
+
+
+def every(count: int, curve: Curve) -> Curve:
+    """A metric of every so many steps, like an evaluation."""
+    return lambda step: curve(step) if step % count == 0 else None
+
+
+TRIGGERS: dict[str, History] = {
+    "entropy_collapse": history(actor__entropy=lambda s: 0.9 * 0.9**s, accuracy__mean=0.4),
+    "kl_runaway": history(actor__ref_kl=lambda s: 0.01 * s),
+    "clip_share": history(actor__clip_share=lambda s: min(0.01 * s, 0.5)),
+    "sampler_gap": history(actor__gap_generation=lambda s: 0.05 * s),
+    "format_only": history(reward__format=lambda s: min(1.0, s / 20), accuracy__mean=0.02),
+    "held_out_drop": history(
+        80, reward__mean=lambda s: s / 100, eval__sampled=every(10, lambda s: 0.5 - abs(s - 30) / 200)
+    ),
+    "dead_groups": history(groups__dead=lambda s: min(0.9, s / 30), accuracy__mean=0.95),
+    "length_explosion": history(rollouts__length=lambda s: 100 * 1.05**s, reward__mean=0.3),
+    "repeated_phrases": history(rollouts__repetition=lambda s: 0.02 if s < 20 else 0.5),
+    "starving_source": history(source__a__share=0.9, source__b__share=lambda s: 0.4 if s < 15 else None),
+    "idle_engines": history(time__step=20.0, time__engines_idle=0.8, time__update=3.0, time__logprobs=1.0),
+    "learner_bound": history(time__step=20.0, time__engines_idle=0.8, time__update=14.0, time__logprobs=2.0),
+}
+HEALTHY: dict[str, History] = {
+    # the same fall of the entropy, where the tasks are solved; and one that stops
+    "entropy_collapse": history(actor__entropy=lambda s: 0.9 * 0.9**s, accuracy__mean=lambda s: min(1.0, s / 25)),
+    "kl_runaway": history(actor__ref_kl=0.05, actor__kl_to_old=0.01),
+    "clip_share": history(actor__clip_share=0.15),
+    "sampler_gap": history(actor__gap_generation=0.2, actor__kl_to_behaviour=0.3),
+    "format_only": history(reward__format=lambda s: min(1.0, s / 20), accuracy__mean=lambda s: s / 60),
+    "held_out_drop": history(
+        80, reward__mean=lambda s: s / 100, eval__sampled=every(10, lambda s: 0.4 + 0.03 * math.sin(s))
+    ),
+    "dead_groups": history(groups__dead=0.5, accuracy__mean=0.6),
+    "length_explosion": history(rollouts__length=lambda s: 100 * 1.05**s, reward__mean=lambda s: s / 50),
+    "repeated_phrases": history(rollouts__repetition=0.08),
+    "starving_source": history(source__a__share=0.9, source__b__share=0.1),
+    "idle_engines": history(time__step=20.0, time__engines_idle=0.8, time__update=14.0),
+    "learner_bound": history(time__step=20.0, time__engines_idle=0.4, time__update=6.0, time__logprobs=2.0),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_rule_finds_its_fault(name: str) -> None:
+    found = rlsdk.load("diagnosis", name)(TRIGGERS[name])
+    assert isinstance(found, Finding)
+    assert any(character.isdigit() for character in found.message)  # a sentence with the numbers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_rule_is_silent_on_a_healthy_run(name: str) -> None:
+    assert rlsdk.load("diagnosis", name)(HEALTHY[name]) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fault_is_found_by_its_own_rule_alone(name: str) -> None:
+    found = {alert.name for alert in diagnose(lines(TRIGGERS[name]), rules())}
+    assert found == {name}
+
+
+def lines(trace: History) -> list[dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for name, series in trace.series.items():
+        for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
+            found.setdefault(step, {"step": step})[name] = value
+    return [found[step] for step in sorted(found)]
+
+
+def rules() -> dict[str, Any]:
+    return {name: rlsdk.load("diagnosis", name) for name in NAMES}
+
+
+# --- edges
+
+
+def test_an_old_value_is_not_found_again_and_again() -> None:
+    ended = history(60, actor__clip_share=lambda s: 0.5 if s <= 20 else None, reward__mean=0.5)
+    assert rlsdk.load("diagnosis", "clip_share")(ended) is None
+    assert rlsdk.load("diagnosis", "clip_share")(ended.until(20)) is not None
+
+
+def test_entropy_is_that_of_the_sampled_tokens_where_no_part_computes_it() -> None:
+    found = rlsdk.load("diagnosis", "entropy_collapse")(history(rollouts__entropy=lambda s: 0.9**s))
+    assert "from 0.586 to 0.0248 nats" in found.message  # means of 0.9 … 0.9¹⁰ and of 0.9³¹ … 0.9⁴⁰
+
+
+def test_sampling_ahead_explains_a_kl_to_the_sampler() -> None:
+    rule = rlsdk.load("diagnosis", "sampler_gap")
+    assert rule(history(actor__kl_to_behaviour=0.3, staleness__max=0.0)).level == "critical"
+    assert rule(history(actor__kl_to_behaviour=0.3, staleness__max=1.0)) is None
+
+
+def test_a_reward_of_form_and_task_in_one_is_seen_through() -> None:
+    rule = rlsdk.load("diagnosis", "format_only")
+    both = {"reward__mean": lambda s: min(0.1, s / 200), "accuracy__mean": 0.01}
+    assert "from 0.03 to 0.10 while the accuracy stays at 1.0%" in rule(history(**both)).message
+    never = rule(history(**both | {"accuracy__mean": 0.0}))
+    assert never is None  # a reward that is never 1 may have no right answers to count
+
+
+def test_truncation_alone_is_a_finding() -> None:
+    cut = history(rollouts__length=500.0, rollouts__truncated=lambda s: 0.05 if s < 25 else 0.6, reward__mean=0.5)
+    assert (
+        "60% of the rollouts are truncated, 5% were before" in rlsdk.load("diagnosis", "length_explosion")(cut).message
+    )
+
+
+def test_a_source_that_was_always_small_does_not_starve() -> None:
+    small = history(source__a__share=0.97, source__b__share=0.03)
+    assert rlsdk.load("diagnosis", "starving_source")(small) is None
+
+
+def test_ahead_of_training_idle_engines_are_somebodys_fault_or_the_learners() -> None:
+    waits = {"time__step": 20.0, "time__engines_idle": 0.7, "time__update": 18.0}
+    idle, bound = rlsdk.load("diagnosis", "idle_engines"), rlsdk.load("diagnosis", "learner_bound")
+    assert idle(history(**waits, time__wait_for_rollouts=0.1)) is None
+    assert bound(history(**waits, time__wait_for_rollouts=0.1)) is not None
+    assert idle(history(**waits, time__wait_for_rollouts=12.0)) is not None
+    assert bound(history(**waits, time__wait_for_rollouts=12.0)) is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(METRICS), st.floats() | st.none(), max_size=8), max_size=40))
+def test_no_rule_raises_whatever_the_metrics_are(drawn: list[dict[str, Any]]) -> None:
+    trace = History.of({"step": i, **metrics} for i, metrics in enumerate(drawn))
+    for rule in rules().values():
+        assert isinstance(rule(trace), Finding | None)
+
+
+# --- the history
+
+
+def test_a_history_by_steps_is_that_of_all_lines() -> None:
+    trace = [{"step": i, "a": i / 2, "b": None if i % 2 else math.nan, "c": "text"} for i in range(1, 6)]
+    by_steps = History()
+    for line in trace:
+        by_steps = by_steps.then(line["step"], line)
+    whole = History.of(trace)
+    assert (whole.step, list(whole.series)) == (5, ["a"])
+    for each in (whole, by_steps):
+        assert each["a"].values.tolist() == [0.5, 1.0, 1.5, 2.0, 2.5]
+    assert whole.until(3)["a"].last(2).mean == 1.25
+    assert whole["a"].first(2).median == 0.75
+    assert math.isnan(whole["nothing"].mean)
+    with pytest.raises(ValueError, match="read-only"):
+        whole["a"].values[0] = 1
+
+
+def test_names_between_a_beginning_and_an_end() -> None:
+    trace = history(2, source__a__share=0.5, **{"source/b/c/share": 0.5, "source/a/reward": 1.0, "source//share": 1.0})
+    assert sorted(trace.between("source/", "/share")) == ["a", "b/c"]

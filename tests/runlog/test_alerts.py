@@ -1,0 +1,64 @@
+"""Findings are reported once, survive a bad rule, and are kept over a resume."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from rlsdk.contracts import Finding, History
+from rlsdk.runlog.alerts import Alert, Diagnoses, append_alerts, begin_alerts, diagnose, read_alerts
+
+
+def high(history: History) -> Finding | None:
+    now = history["x"].last(1).mean
+    return Finding(f"x is {now:g}", "lower it") if now > 1 else None
+
+
+def broken(history: History) -> Finding | None:
+    raise ZeroDivisionError("by hand")
+
+
+def trace(*values: float) -> list[dict[str, float]]:
+    return [{"step": i, "x": value} for i, value in enumerate(values, 1)]
+
+
+def test_what_lasts_is_found_once() -> None:
+    assert diagnose(trace(0, 2, 3, 2, 2), {"high": high}) == [Alert(2, "high", "warning", "x is 2", "lower it")]
+
+
+def test_a_short_pause_is_the_same_finding_and_a_long_one_a_new_one() -> None:
+    assert [a.step for a in diagnose(trace(2, *[0] * 9, 2), {"high": high})] == [1]
+    assert [a.step for a in diagnose(trace(2, *[0] * 10, 2), {"high": high})] == [1, 12]
+
+
+def test_a_rule_that_raises_is_named_once_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    diagnoses = Diagnoses({"broken": broken, "high": high})
+    with caplog.at_level(logging.WARNING):
+        found = [diagnoses.look(History.of(trace(*[2] * n))) for n in (1, 2)]
+    assert [[a.name for a in each] for each in found] == [["high"], []]
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == ["diagnosis broken failed and is not asked again"]
+
+
+def test_a_rule_that_returns_something_else_is_one_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    assert Diagnoses({"text": lambda _: "oh"}).look(History.of(trace(1))) == []  # type: ignore[dict-item,return-value]
+    assert "diagnosis text failed" in caplog.text
+
+
+def test_a_resumed_run_keeps_the_alerts_up_to_its_step(tmp_path: Path) -> None:
+    assert read_alerts(tmp_path) is None
+    begin_alerts(tmp_path, 0)
+    assert read_alerts(tmp_path) == []
+    alerts = [Alert(step, "high", "warning", "x is 2", "lower it") for step in (3, 7)]
+    append_alerts(tmp_path, alerts)
+    with (tmp_path / "alerts.jsonl").open("a") as file:
+        file.write('{"step": 9}\n{"step": 8, "na')  # of another version; cut off by a kill
+    assert read_alerts(tmp_path) == alerts
+    begin_alerts(tmp_path, 5)
+    assert read_alerts(tmp_path) == alerts[:1]
+    line = json.loads((tmp_path / "alerts.jsonl").read_text())
+    assert line == {"step": 3, "name": "high", "level": "warning", "message": "x is 2", "advice": "lower it"}
+    begin_alerts(tmp_path, 0)
+    assert read_alerts(tmp_path) == []
