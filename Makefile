@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves lint types layers docs configuration
+.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves recipes lint types layers docs configuration
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -87,6 +87,9 @@ memory: $(STAMP)  ## watch the memory of every process over 2,000 steps; write d
 
 bench: $(STAMP)  ## against TRL, overhead, estimators, the head; the machine must have nothing else to do
 	$(BIN)/pytest tests/benchmarks -m bench -s
+
+recipes: $(STAMP) gridworlds  ## run recipes (RECIPES="arithmetic …"; none: only the page), and write their curves and docs/recipes.md
+	@$(BIN)/python tools/recipes.py $(RECIPES)
 
 curves: $(STAMP) gridworlds  ## train with many algorithms, with several turns, ahead, and with routing replay; write docs/curves*.md; an hour or more
 	@$(BIN)/python tools/curves.py $(ALGORITHMS)

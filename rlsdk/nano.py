@@ -11,6 +11,7 @@ tokenizer without a word, which splits the numbers.
 from __future__ import annotations
 
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 __all__ = [
@@ -24,18 +25,18 @@ PAD = "<pad>"
 UNKNOWN = "<unk>"
 
 
-def vocabulary(largest: int) -> dict[str, int]:
-    """Token -> id: special tokens, numbers, symbols."""
-    tokens = [PAD, END, UNKNOWN, *(str(n) for n in range(largest + 1)), *SYMBOLS]
+def vocabulary(largest: int, letters: bool = False) -> dict[str, int]:
+    """Token -> id: special tokens, numbers, symbols, and maybe the letters a to z."""
+    tokens = [PAD, END, UNKNOWN, *(str(n) for n in range(largest + 1)), *SYMBOLS, *(ascii_lowercase if letters else ())]
     return {token: index for index, token in enumerate(tokens)}
 
 
-def make_tokenizer(largest: int) -> Any:
-    """A tokenizer that reads numbers and symbols as one token each; anything else is `<unk>`."""
+def make_tokenizer(largest: int, letters: bool = False) -> Any:
+    """A tokenizer that reads numbers, symbols and maybe letters as one token each; anything else is `<unk>`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    inner = Tokenizer(models.WordLevel(vocabulary(largest), unk_token=UNKNOWN))
+    inner = Tokenizer(models.WordLevel(vocabulary(largest, letters), unk_token=UNKNOWN))
     pattern = r"\d+|</?(?:answer|think)>|[\s\S]"
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     inner.decoder = decoders.Fuse()
@@ -53,6 +54,7 @@ def create(
     heads: int = 4,
     intermediate: int = 256,
     largest: int = 100,
+    letters: bool = False,
     initializer_range: float = 0.05,
     experts: int = 0,
 ) -> int:
@@ -66,6 +68,7 @@ def create(
         heads: Attention heads.
         intermediate: Width of the feed-forward layers.
         largest: Largest number that is a single token; all from 0 on are.
+        letters: Give each of the letters a to z a token; without it they are `<unk>`.
         initializer_range: Standard deviation of the weights.
         experts: Feed-forward experts of each layer, of which a token chooses two; 0 makes a dense model. A model with
             experts is Mixtral-shaped.
@@ -76,7 +79,7 @@ def create(
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
-    tokenizer = make_tokenizer(largest)
+    tokenizer = make_tokenizer(largest, letters)
     kind, more = (MixtralConfig, {"num_local_experts": experts}) if experts else (LlamaConfig, {})
     config = kind(
         **more,

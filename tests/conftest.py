@@ -56,6 +56,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.fixture
+def gridworlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The plugin of FrozenLake as pip would have installed it; where it stands is on the path already."""
+    from rlsdk.testing import find_plugins_again
+
+    pytest.importorskip("gymnasium")
+    info = tmp_path / "rlsdk_gridworlds-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlsdk-gridworlds\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[rlsdk.v1]\ngridworlds = rlsdk_gridworlds\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    find_plugins_again()
+    yield
+    find_plugins_again()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an asynchronous test in virtual time: it sleeps and waits without delay, and alike on any machine."""

@@ -27,6 +27,7 @@ COMMANDS = {
     "model": "Make models.",
     "new": "Write a plugin to begin from: a package, or one file.",
     "plugins": "List plugins, and the components and options that they offer.",
+    "recipe": "List, show and run recipes: trainings with all that they need, and their curves.",
     "rollouts": "Show the rollouts of a run, those that meet a condition.",
     "score": "Score the responses in a file with a reward.",
     "simulate": "Predict a training's times in virtual time; nothing starts.",

@@ -25,10 +25,11 @@ def new() -> None:
 @click.option("--heads", default=4, show_default=True, help="Attention heads; they divide the width.")
 @click.option("--intermediate", default=256, show_default=True, help="Width of the feed-forward layers.")
 @click.option("--largest", default=100, show_default=True, help="Numbers from 0 to this are one token each.")
+@click.option("--letters", is_flag=True, help="The letters a to z are one token each, too.")
 @click.option("--initializer-range", default=0.05, show_default=True, help="Standard deviation of the weights.")
 @click.option("--experts", default=0, show_default=True, help="Experts of each layer, at least 2; 0: a dense model.")
 @click.option("--overwrite", is_flag=True, help="Write into a folder that holds something.")
-def nano(folder: Path, overwrite: bool, **shape: int) -> None:
+def nano(folder: Path, overwrite: bool, letters: bool, **shape: int) -> None:
     """Make a small Llama-shaped model for machines without an accelerator; its tokenizer reads numbers whole."""
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise click.UsageError(f"{folder} is not empty; choose another folder, or write into it with --overwrite")
@@ -38,5 +39,5 @@ def nano(folder: Path, overwrite: bool, **shape: int) -> None:
         raise click.UsageError(f"--experts {shape['experts']}: a token chooses two of them; give 2 or more, or 0")
     from rlsdk.nano import create
 
-    parameters = create(folder, **shape)
+    parameters = create(folder, letters=letters, **shape)
     click.echo(f"{folder}: {parameters:,} parameters")

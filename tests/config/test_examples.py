@@ -9,24 +9,9 @@ import yaml
 
 import rlsdk
 from rlsdk.config import check
-from rlsdk.testing import find_plugins_again
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
-
-
-@pytest.fixture
-def gridworlds(tmp_path, monkeypatch):
-    """The plugin of FrozenLake as pip would have installed it; where it stands is on the path already."""
-    pytest.importorskip("gymnasium")
-    info = tmp_path / "rlsdk_gridworlds-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlsdk-gridworlds\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[rlsdk.v1]\ngridworlds = rlsdk_gridworlds\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    find_plugins_again()
-    yield
-    find_plugins_again()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.relative_to(ROOT / "examples").as_posix())

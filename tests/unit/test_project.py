@@ -36,6 +36,14 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name.split("/")[0] for name in names} == {"rlsdk", f"rlsdk-{PROJECT['version']}.dist-info"}
 
 
+def test_the_wheel_holds_the_recipes_whole(wheel):
+    """Links to examples are files there, and nothing large is among them."""
+    folder = ROOT / "rlsdk" / "recipes"
+    for path in [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]:
+        assert wheel.read(path.relative_to(ROOT).as_posix()) == path.read_bytes()
+    assert sum(info.file_size for info in wheel.infolist() if "recipes/" in info.filename) < 1_000_000
+
+
 def test_the_wheel_declares_command_and_core_plugin(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     text = wheel.read(name).decode()

@@ -1,0 +1,197 @@
+"""`rlsdk recipe`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from rlsdk.cli.lazy import FAILED
+from rlsdk.cli.listing import show as show_table
+from rlsdk.errors import EnvironmentFault
+from rlsdk.recipes import catalogue
+from rlsdk.recipes.catalogue import Measured, Recipe
+
+RUNS = Path("runs") / "recipes"
+WIDTH = 40
+"""Columns of the bars of a curve."""
+FIGURES = {"minutes": "{:.0f}", "from": "{:.2f}", "ceiling": "{:.2f}", "to": "{:.2f}"}
+"""Columns of numbers -> how they are written; `ceiling` is what the warm start reaches with several attempts."""
+LEFT_OUT = ("_reward", "/invalid")
+"""Ends of metrics that are no accuracies."""
+
+
+@click.group()
+def recipe() -> None:
+    """List, show and run recipes: trainings with all that they need, and what came out of them."""
+
+
+@recipe.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(as_json: bool) -> None:
+    """List the recipes: task, algorithm, hardware, minutes, and held-out accuracy before and after.
+
+    Where a training finds what no demonstration held, `ceiling` is what its warm start reaches with several attempts.
+    """
+    found = [summary(catalogue.read(name)) for name in catalogue.names()]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    table = Table("recipe", box=None, pad_edge=False)
+    for name in ("task", "algorithm", "hardware", *FIGURES, "measured"):
+        table.add_column(name, justify="right" if name in FIGURES else "left", overflow="fold")
+    for row in found:
+        figures = [_figure(row[name], form) for name, form in FIGURES.items()]
+        cells = [row["task"], row["algorithm"], row["hardware"], *figures, row["measured"]]
+        table.add_row(f"[cyan]{row['name']}[/cyan]", *(escape(cell) for cell in cells))
+    show_table(table, 140)
+
+
+def summary(found: Recipe) -> dict[str, Any]:
+    """Return what the list says of a recipe, as plain values.
+
+    Args:
+        found: The recipe.
+    """
+    measured = found.measurement()
+    start, end = ends(found, measured)
+    return {
+        "name": found.name,
+        "title": found.title,
+        "task": found.task,
+        "algorithm": found.algorithm,
+        "hardware": found.hardware,
+        "minutes": measured.minutes if measured else None,
+        "metric": found.expected.metric,
+        "from": start,
+        "to": end,
+        "ceiling": ceiling(measured) if measured and found.finds else None,
+        "band": list(found.expected.band),
+        "finds": found.finds,
+        "needs": found.needs,
+        "measured": f"{measured.date}, {measured.commit}" if measured else catalogue.NEVER_RUN,
+    }
+
+
+def ends(found: Recipe, measured: Measured | None) -> tuple[float | None, float | None]:
+    """Return the accuracy before and after: as measured or, of a recipe that was never run, as reported elsewhere."""
+    expected = found.expected
+    if measured is None:
+        return (expected.start, expected.end)
+    return measured.points[0].get(expected.metric), measured.points[-1].get(expected.metric)
+
+
+def ceiling(measured: Measured) -> float:
+    """Return what the warm start reaches at best: the greatest accuracy before the last stage, of several attempts too.
+
+    Args:
+        measured: What was measured.
+    """
+    return max(v for k, v in measured.points[0].items() if k.startswith("eval/") and not k.endswith(LEFT_OUT))
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+@recipe.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(name: str, as_json: bool) -> None:
+    """Show the recipe NAME: its README, its commands, what is expected, and what was measured."""
+    found = catalogue.read(name)
+    from rlsdk.recipes.running import commands
+
+    steps = [str(step) for step in commands(found, RUNS / name)]
+    measured = found.measurement()
+    if as_json:
+        more = {"commands": steps, "folder": str(found.folder), "curve": attrs.asdict(measured) if measured else None}
+        click.echo(json.dumps(summary(found) | more, indent=2))
+        return
+    click.echo(found.text("README.md").strip())
+    click.echo(f"\nFiles: {found.folder}\n\n`rlsdk recipe run {name}` runs:\n")
+    click.echo("\n".join(f"  {step}" for step in steps) + "\n")
+    least, most = found.expected.band
+    click.echo(f"Expected: {found.expected.metric} from {least:g} to {most:g} at the end.{_source(found)}")
+    if measured is None:
+        click.echo("Measured: never run.")
+        return
+    about = f"commit {measured.commit}, {measured.minutes:.1f} minutes, {measured.machine}"
+    click.echo(f"Measured: {measured.date}, {about}.\n")
+    click.echo("\n".join(curve(measured, found.expected.metric)))
+    if found.finds:
+        click.echo(
+            f"\nFound: {found.finds}. Ceiling of the warm start, with several attempts: {ceiling(measured):.2f}."
+        )
+    click.echo("\nSamples, from the first step and the last:\n\n" + found.text("transcript.txt").rstrip())
+
+
+def _source(found: Recipe) -> str:
+    return f" {found.expected.source}" if found.expected.source else ""
+
+
+def curve(measured: Measured, metric: str) -> list[str]:
+    """Return the lines of a curve: step, bar, value, and the other accuracies.
+
+    Args:
+        measured: What was measured.
+        metric: Metric of the bars.
+    """
+    others = [n for n in measured.points[0] if n.startswith("eval/") and n != metric and not n.endswith(LEFT_OUT)]
+    shown = [metric, *others]
+    lines = [f"{'step':>5}  {'':<{WIDTH}}  {'  '.join(n.removeprefix('eval/') for n in shown)}"]
+    for point in measured.points:
+        cells = [f"{point[n]:<{len(n.removeprefix('eval/'))}.2f}" for n in shown]
+        bar = "█" * round(point[metric] * WIDTH)
+        lines.append(f"{point['step']:>5g}  {bar:<{WIDTH}}  {'  '.join(cells)}".rstrip())
+    return lines
+
+
+@recipe.command()
+@click.argument("name")
+@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--quick", is_flag=True, help="Two steps of each stage: does everything start on this machine?")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of its runs; runs/recipes/NAME.")
+@click.option("--overwrite", is_flag=True, help="Begin from scratch.")
+@click.option("--dry-run", is_flag=True, help="Print the commands; nothing starts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+def run(
+    name: str, settings: tuple[str, ...], quick: bool, out: Path | None, overwrite: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Run the recipe NAME, and say whether its accuracy lies in the expected band: exit status 0, otherwise 1.
+
+    KEY=VALUE changes a setting of the last stage. Stages that have ended are not run again, and a training that was
+    interrupted is resumed.
+    """
+    found = catalogue.read(name)
+    from rlsdk.plugins.entries import discover
+    from rlsdk.recipes import running
+
+    out = out or RUNS / (f"{name}-quick" if quick else name)
+    steps = running.commands(found, out, settings, quick=quick)
+    if dry_run:
+        click.echo("\n".join(map(str, steps)))
+        return
+    if lacking := {plugin: how for plugin, how in found.needs.items() if plugin not in discover()}:
+        wanted = "; ".join(f"the plugin {plugin}: {how}" for plugin, how in lacking.items())
+        raise EnvironmentFault(f"recipe {name} needs {wanted}")
+    try:
+        running.run(found, out, steps, lambda line: click.echo(line, err=True), overwrite=overwrite)
+    except running.StageError as error:
+        click.echo(f"rlsdk: {error}", err=True)
+        sys.exit(error.status)
+    points = running.evaluations(steps[-1].result.parent)
+    good, words = running.verdict(found.expected, points)
+    if quick:
+        good, words = True, "two steps of each stage; that says nothing about the accuracy"
+    if as_json:
+        click.echo(json.dumps({"recipe": name, "in_band": None if quick else good, "points": points, "out": str(out)}))
+    click.echo(f"recipe {name}: {words}", err=as_json)
+    if not good:
+        sys.exit(FAILED)
