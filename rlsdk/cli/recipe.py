@@ -22,7 +22,7 @@ RUNS = Path("runs") / "recipes"
 WIDTH = 40
 """Columns of the bars of a curve."""
 FIGURES = {"minutes": "{:.0f}", "from": "{:.2f}", "ceiling": "{:.2f}", "to": "{:.2f}"}
-"""Columns of numbers -> how they are written; `ceiling` is what the warm start reaches with several attempts."""
+"""Columns of numbers -> how they are written; `ceiling` is the best that the warm start reaches."""
 LEFT_OUT = ("_reward", "/invalid")
 """Ends of metrics that are no accuracies."""
 
@@ -37,7 +37,7 @@ def recipe() -> None:
 def list_(as_json: bool) -> None:
     """List the recipes: task, algorithm, hardware, minutes, and held-out accuracy before and after.
 
-    Where a training finds what no demonstration held, `ceiling` is what its warm start reaches with several attempts.
+    Where a training finds what no demonstration held, `ceiling` is the best that its warm start reaches.
     """
     found = [summary(catalogue.read(name)) for name in catalogue.names()]
     if as_json:
@@ -71,7 +71,7 @@ def summary(found: Recipe) -> dict[str, Any]:
         "metric": found.expected.metric,
         "from": start,
         "to": end,
-        "ceiling": ceiling(measured) if measured and found.finds else None,
+        "ceiling": ceiling(measured, found.expected.metric) if measured and found.finds else None,
         "band": list(found.expected.band),
         "finds": found.finds,
         "needs": found.needs,
@@ -87,13 +87,16 @@ def ends(found: Recipe, measured: Measured | None) -> tuple[float | None, float 
     return measured.points[0].get(expected.metric), measured.points[-1].get(expected.metric)
 
 
-def ceiling(measured: Measured) -> float:
-    """Return what the warm start reaches at best: the greatest accuracy before the last stage, of several attempts too.
+def ceiling(measured: Measured, metric: str) -> float:
+    """Return the best that the warm start reaches: greedily, sampled, or with several attempts.
 
     Args:
         measured: What was measured.
+        metric: Metric of the recipe: an accuracy, or a mean reward, which several attempts do not have.
     """
-    return max(v for k, v in measured.points[0].items() if k.startswith("eval/") and not k.endswith(LEFT_OUT))
+    is_reward = metric.endswith("_reward")
+    named = {k: v for k, v in measured.points[0].items() if k.startswith("eval/") and not k.endswith("/invalid")}
+    return max(value for key, value in named.items() if key.endswith("_reward") == is_reward)
 
 
 def _figure(value: float | None, form: str) -> str:
@@ -126,9 +129,8 @@ def show(name: str, as_json: bool) -> None:
     click.echo(f"Measured: {measured.date}, {about}.\n")
     click.echo("\n".join(curve(measured, found.expected.metric)))
     if found.finds:
-        click.echo(
-            f"\nFound: {found.finds}. Ceiling of the warm start, with several attempts: {ceiling(measured):.2f}."
-        )
+        best = ceiling(measured, found.expected.metric)
+        click.echo(f"\nFound: {found.finds}. Ceiling of the warm start: {best:.2f}.")
     click.echo("\nSamples, from the first step and the last:\n\n" + found.text("transcript.txt").rstrip())
 
 

@@ -69,10 +69,10 @@ def test_the_configurations_of_a_recipe_pass_the_check(name, tmp_path, monkeypat
         assert stage is recipe.stages[-1] or plan.config.steps is not None, "its model is found by its last step"
 
 
-def test_some_recipes_find_what_no_demonstration_held():
+def test_three_recipes_find_what_no_demonstration_held():
     """The warm start's best of several attempts lies below what the trained model does at once."""
     found = [row for row in json.loads(invoke("list", "--json")) if row["finds"] and row["to"] is not None]
-    assert found
+    assert len(found) >= 3
     assert all(row["ceiling"] < row["to"] for row in found)
 
 
