@@ -32,6 +32,7 @@ COMMANDS = {
     "score": "Score the responses in a file with a reward.",
     "simulate": "Predict a training's times in virtual time; nothing starts.",
     "train": "Train a model.",
+    "view": "Show runs on a local web page, also while they train.",
 }
 """Name -> help; each is the attribute of that name in the module `rlsdk.cli.NAME`."""
 

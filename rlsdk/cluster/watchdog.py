@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -96,6 +96,7 @@ class Watchdog:
         prober: Prober | None = None,
         now: Callable[[], float] = time.monotonic,
         abandon: Callable[[str], None] = lambda verdict: None,
+        report: Callable[[str, Sequence[tuple[Watched, Vitals]], float], None] | None = None,
     ) -> None:
         """Prepare a watchdog; `start` has it watch.
 
@@ -105,7 +106,9 @@ class Watchdog:
             now: Time in seconds.
             abandon: Called with the verdict when the run did not end within `GRACE_SECONDS`; writes down how it ended
                 and exits.
+            report: Called after each look with the present stage, what was seen of each process, and the time.
         """
+        self._report = report
         self._warn = section.warn
         self._end = section.end if section.end is not None else float("inf")
         self._prober, self._now, self._abandon = prober or Prober(), now, abandon
@@ -238,8 +241,12 @@ class Watchdog:
             self._measured = now
         known = [each for each in watched if each.identity is not None]
         identities = [each.identity for each in known if each.identity is not None]
-        for each, vitals in zip(known, self._prober.look(identities, measured=measured), strict=True):
+        seen = list(zip(known, self._prober.look(identities, measured=measured), strict=True))
+        for each, vitals in seen:
             self._judge(each, vitals, now, measured=measured)
+        if self._report is not None:
+            begun = [each for each in watched if each.identity is None]
+            self._report(self.stage, [*((each, Vitals("unknown")) for each in begun), *seen], now)
         for loop in loops:
             self._judge_loop(loop, now)
         if self._gcs is not None and (lost := self._gcs.lost(now)):

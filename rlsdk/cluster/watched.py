@@ -5,25 +5,31 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from rlsdk.cluster.watchdog import GRACE_SECONDS, Watchdog
+from rlsdk.cluster.watchdog import GRACE_SECONDS, Watchdog, Watched
 from rlsdk.config.schema import WatchdogSection
 from rlsdk.errors import RunError
+from rlsdk.isolation.vitals import Vitals
 from rlsdk.isolation.watching import CURRENT, stage
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def watching(section: WatchdogSection, abandon: Callable[[str], None]) -> Iterator[Watchdog]:
+def watching(
+    section: WatchdogSection,
+    abandon: Callable[[str], None],
+    report: Callable[[str, Sequence[tuple[Watched, Vitals]], float], None] | None = None,
+) -> Iterator[Watchdog]:
     """Watch a run during a block.
 
     Args:
         section: Limits.
         abandon: Called with the verdict, if the run does not end though it was told to: writes down how it ended. The
             process then exits, unless the run is in another than its main thread, as in a notebook.
+        report: Called with what is seen of the processes; see `Watchdog`.
     """
     is_main = threading.current_thread() is threading.main_thread()
 
@@ -34,7 +40,7 @@ def watching(section: WatchdogSection, abandon: Callable[[str], None]) -> Iterat
         if is_main:
             os._exit(1)
 
-    watchdog = Watchdog(section, abandon=give_up)
+    watchdog = Watchdog(section, abandon=give_up, report=report)
     token = CURRENT.set(watchdog)
     watchdog.start()
     try:

@@ -101,11 +101,15 @@ class Evaluation:
         metrics: The same, the mean rewards, the number of unscored trajectories (`eval/invalid`), and the
             workflow's metrics in sampled answers, under `eval/`; with several sources also per source, `eval/SOURCE/`.
         samples: A few sampled answers, for a person.
+        greedy: Groups of one greedy answer, to be stored.
+        sampled: Groups of the sampled answers.
     """
 
     accuracy: dict[str, float | None]
     metrics: dict[str, float | None]
     samples: tuple[dict[str, Any], ...]
+    greedy: tuple[Group, ...] = ()
+    sampled: tuple[Group, ...] = ()
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -103,7 +103,8 @@ def figures(answers: Answers, samples: int, *, scored: bool = True, show: int = 
     for source, (plainly, drawn) in by_source(answers.greedy, answers.sampled).items():
         metrics |= {f"{source}/{name}": value for name, value in _found(plainly, drawn, samples)[1].items()}
     named = {f"eval/{name}": value for name, value in metrics.items()}
-    return Evaluation(accuracy, named, tuple(_shown(g) for g in answers.sampled[:show]))
+    shown = tuple(_shown(g) for g in answers.sampled[:show])
+    return Evaluation(accuracy, named, shown, greedy=answers.greedy, sampled=answers.sampled)
 
 
 def by_source(*batches: Sequence[Group]) -> dict[str, tuple[list[Group], ...]]:

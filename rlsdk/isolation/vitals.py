@@ -54,12 +54,14 @@ class Vitals:
         cpu: CPU seconds so far, child processes included.
         moved: Bytes read from and written to disks so far, child processes included.
         stopped: Id of a stopped child process; 0 if there is none.
+        memory: Resident memory of the process itself, in bytes.
     """
 
     state: State
     cpu: float = 0.0
     moved: int = 0
     stopped: int = 0
+    memory: int = 0
 
 
 @cache
@@ -120,8 +122,9 @@ def _look(process: Identity, children: Mapping[int, list[psutil.Process]], *, me
         if abs(top.create_time() - process.started) > CLOCK_SECONDS:
             return Vitals("gone")
         state = _state(top)
+        memory = 0 if state == "zombie" else int(top.memory_info().rss)
         if state in ("zombie", "stopped") or not measured:
-            return Vitals(state)
+            return Vitals(state, memory=memory)
         cpu, moved, stopped, below = _spent(top), _moved(top), 0, list(children.get(process.pid, ()))
         while below:
             each = below.pop()
@@ -130,7 +133,7 @@ def _look(process: Identity, children: Mapping[int, list[psutil.Process]], *, me
                 cpu, moved, its = cpu + _spent(each), moved + _moved(each), _state(each)
                 stopped = stopped or (each.pid if its == "stopped" else 0)
                 state = "disk" if its == "disk" else state
-        return Vitals(state, cpu, moved, stopped)
+        return Vitals(state, cpu, moved, stopped, memory)
     except psutil.NoSuchProcess:
         return Vitals("gone")
     except psutil.Error:

@@ -15,9 +15,12 @@ import numpy as np
 from rlsdk.errors import ValueFault
 from rlsdk.types import Group, Message, Rollout, Score, Task
 
-FORMAT = 4
-"""Of what is written; 1 and 2, in which messages had no calls and thoughts, and 3, without images, are read as well."""
+FORMAT = 5
+"""Newest format. A group without `Learned` arrays is written as format 4, which has none; 1 and 2, in which messages had
+no calls and thoughts, and 3, without images, are read as well."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "policy_versions")
+Learned = Mapping[str, Sequence[np.ndarray | None]]
+"""Name of a field -> its values of each rollout, `[T]` as the rollout's tokens; None for one that was not trained."""
 _WIDE = 2**63
 """Integers of at least this size are written in hexadecimal, since Python refuses to parse very long decimals."""
 
@@ -26,16 +29,20 @@ class OpaqueFault(ValueFault):
     """A task's answer or metadata holds a value that cannot be stored exactly."""
 
 
-def encode(group: Group) -> bytes:
+def encode(group: Group, learned: Learned | None = None) -> bytes:
     """Convert a group to bytes.
 
     Only plain data is stored: numbers, text, bytes, lists, tuples, mappings and arrays. Of other values in a task,
     only the type is noted, and then `decode` must be given the task.
+
+    Args:
+        group: The group.
+        learned: What the learner computed for each token, such as its own logprobs; `decode_learned` reads it.
     """
     # Each task object once; nearly all groups have a single one.
     tasks = list({id(task): task for task in (group.task, *(r.task for r in group.rollouts))}.values())
     told = {
-        "format": FORMAT,
+        "format": FORMAT if learned else 4,
         "uid": group.uid,
         "tasks": [_task(task) for task in tasks],
         "rollouts": [_rollout(r, tasks) for r in group.rollouts],
@@ -46,6 +53,8 @@ def encode(group: Group) -> bytes:
     }
     routed = [r.routed_experts is not None for r in group.rollouts]
     told |= {"routed": routed} if any(routed) else {}
+    if learned:
+        told["learned"] = {name: [values is not None for values in each] for name, each in learned.items()}
     out = io.BytesIO()
     # UTF-8 with lone surrogates instead of escapes: two escaped halves in a row would be read back as one character.
     text = json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -55,6 +64,10 @@ def encode(group: Group) -> bytes:
         _write_array(out, joined)
     if any(routed):
         _write_array(out, np.concatenate([r.routed_experts for r in group.rollouts if r.routed_experts is not None]))
+    for each in (learned or {}).values():
+        _write_array(
+            out, np.concatenate([np.zeros(0, np.float32), *(v for v in each if v is not None)], dtype=np.float32)
+        )
     return zlib.compress(out.getvalue(), 1)
 
 
@@ -69,17 +82,7 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
         ValueFault: The bytes have another format, or belong to another task.
         OpaqueFault: The task holds a value that cannot be stored, and was not given.
     """
-    try:
-        source = io.BytesIO(zlib.decompress(payload))
-        told = json.loads(source.read(int.from_bytes(source.read(8), "little")).decode("utf-8", "surrogatepass"))
-        if told["format"] not in (1, 2, 3, FORMAT):
-            raise ValueFault(f"a stored group has format {told['format']}; this rlsdk reads 1 to {FORMAT}")
-        count = len(told["rollouts"])
-        arrays = [_read_array(source) for _ in ARRAYS if count]
-        routed = told.get("routed", [False] * count)
-        routing = _read_array(source) if any(routed) else None
-    except (zlib.error, ValueError, KeyError, EOFError) as error:
-        raise ValueFault(f"a stored group cannot be read: {error}") from error
+    told, arrays, routing, _ = _read(payload)
     own = told["tasks"][0]
     if task is not None and (task.id, task.source) != (own["id"], own["source"]):
         raise ValueFault(f"a stored group belongs to task {own['id']!r} of {own['source']!r}, not to {task.id!r}")
@@ -88,6 +91,7 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
     parts = zip(*(np.split(array, cuts) for array in arrays), strict=True)
     rollouts = [_read_rollout(each, tasks, part) for each, part in zip(told["rollouts"], parts, strict=True)]
     if routing is not None:
+        routed = told["routed"]
         ends = np.cumsum([n if has else 0 for n, has in zip(told["lengths"], routed, strict=True)])
         experts = np.split(routing, ends[:-1])
         rollouts = [
@@ -97,6 +101,38 @@ def decode(payload: bytes, task: Task | None = None) -> Group:
     scores = [Score(**{**each, "metrics": _from_json(each["metrics"])}) for each in told["scores"]]
     named = {"uid": told["uid"]} if "uid" in told else {}  # older groups were stored without one
     return Group(tasks[0], rollouts, scores, **named)
+
+
+def decode_learned(payload: bytes) -> dict[str, list[np.ndarray | None]]:
+    """Read what the learner computed for each token of a stored group; empty for a group without such arrays.
+
+    Args:
+        payload: Result of `encode`.
+
+    Raises:
+        ValueFault: The bytes have another format.
+    """
+    told, _, _, source = _read(payload)
+    found: dict[str, list[np.ndarray | None]] = {}
+    for name, trained in told.get("learned", {}).items():
+        ends = np.cumsum([n if has else 0 for n, has in zip(told["lengths"], trained, strict=True)])
+        parts = np.split(_read_array(source), ends[:-1])
+        found[name] = [part if has else None for part, has in zip(parts, trained, strict=True)]
+    return found
+
+
+def _read(payload: bytes) -> tuple[dict[str, Any], list[np.ndarray], np.ndarray | None, io.BytesIO]:
+    """Read JSON, `ARRAYS` and routing of a stored group; the stream is then at the learner's arrays."""
+    try:
+        source = io.BytesIO(zlib.decompress(payload))
+        told = json.loads(source.read(int.from_bytes(source.read(8), "little")).decode("utf-8", "surrogatepass"))
+        if told["format"] not in range(1, FORMAT + 1):
+            raise ValueFault(f"a stored group has format {told['format']}; this rlsdk reads 1 to {FORMAT}")
+        arrays = [_read_array(source) for _ in ARRAYS if told["rollouts"]]
+        routing = _read_array(source) if any(told.get("routed", ())) else None
+    except (zlib.error, ValueError, KeyError, EOFError) as error:
+        raise ValueFault(f"a stored group cannot be read: {error}") from error
+    return told, arrays, routing, source
 
 
 def _write_array(out: io.BytesIO, array: np.ndarray) -> None:

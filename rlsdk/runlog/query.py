@@ -24,7 +24,13 @@ _INSTRUCTIONS = 10_000
 
 
 def rollouts(
-    run: str | Path, where: str = "", *, order_by: str = "", limit: int | None = None, seconds: float | None = None
+    run: str | Path,
+    where: str = "",
+    *,
+    order_by: str = "",
+    limit: int | None = None,
+    seconds: float | None = None,
+    evaluations: bool = False,
 ) -> pandas.DataFrame:
     """Return a run's rollouts as a pandas data frame, one row each.
 
@@ -34,6 +40,7 @@ def rollouts(
         order_by: Column to sort by, followed by ` desc` for descending order; by default, the step.
         limit: Maximum number of rows.
         seconds: Time limit of the query; None for none.
+        evaluations: True for the rollouts of evaluations instead of those of the training.
 
     Raises:
         EnvironmentFault: pandas is not installed.
@@ -43,12 +50,18 @@ def rollouts(
         import pandas
     except ModuleNotFoundError as error:
         raise EnvironmentFault("rlsdk.rollouts needs pandas, which is not installed: pip install pandas") from error
-    found = query(run, where, order_by=order_by, limit=limit, seconds=seconds)
+    found = query(run, where, order_by=order_by, limit=limit, seconds=seconds, evaluations=evaluations)
     return pandas.DataFrame(found, columns=list(COLUMNS))
 
 
 def query(
-    run: str | Path, where: str = "", *, order_by: str = "", limit: int | None = None, seconds: float | None = None
+    run: str | Path,
+    where: str = "",
+    *,
+    order_by: str = "",
+    limit: int | None = None,
+    seconds: float | None = None,
+    evaluations: bool = False,
 ) -> list[dict[str, Any]]:
     """Return a run's rollouts, each as a mapping of its columns; see `rollouts`.
 
@@ -61,10 +74,10 @@ def query(
     if address is None:
         raise ValueFault(f"{run} holds no rollouts: it is not a run's folder, or none were saved (save_rollouts: 0)")
     most, begun = math.inf if seconds is None else seconds, time.monotonic()
-    engine = _reader(address, most)
+    engine = reader(address, most)
     try:
         with engine.connect() as connection:
-            rows = connection.execute(_statement(address.run, where, order_by, limit)).mappings()
+            rows = connection.execute(_statement(address.run, where, order_by, limit, evaluations)).mappings()
             return [dict(row) for row in rows]
     except sa.exc.DBAPIError as error:
         if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
@@ -83,11 +96,14 @@ def query(
         engine.dispose()
 
 
-def _statement(run: str, where: str, order_by: str, limit: int | None) -> sa.Select[Any]:
+def _statement(run: str, where: str, order_by: str, limit: int | None, evaluations: bool) -> sa.Select[Any]:
     same = (GROUPS.c.run == ROLLOUTS.c.run) & (GROUPS.c.number == ROLLOUTS.c.number)
     columns = [ROLLOUTS.c[name] if name in ROLLOUTS.c else GROUPS.c[name] for name in COLUMNS]
     whole = sa.select(*columns).select_from(GROUPS.join(ROLLOUTS, same))
     # A file holds one run. A condition on it would mislead SQLite, which takes any equality for a selective one.
+    # The plus keeps SQLite from preferring the primary key to the index of a condition or an order.
+    kind = sa.literal_column(f"(+rlsdk_groups.number) {'<' if evaluations else '>='} 0")
+    whole = whole.where(kind)
     rows = (whole.where(GROUPS.c.run == run) if run else whole).subquery("rollouts")
     found = sa.select(rows).order_by(*_order(rows, order_by)).limit(limit)
     # The line break ends a comment at the end of the condition. Typed as a boolean, SQLAlchemy would compare the
@@ -107,7 +123,7 @@ def _order(rows: sa.Subquery, order_by: str) -> list[sa.ColumnElement[Any]]:
     return [sa.nulls_last(first), *rest]
 
 
-def _reader(address: Address, seconds: float = math.inf) -> sa.Engine:
+def reader(address: Address, seconds: float = math.inf) -> sa.Engine:
     """Create an engine whose connections cannot write, and whose statements end `seconds` from now at the latest."""
     how: dict[str, Any] = {"poolclass": sa.pool.NullPool}
     if address.is_file:

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from rlsdk.errors import EnvironmentFault, RunError, ValueFault
 from rlsdk.runlog.payload import decode
-from rlsdk.runlog.tables import GROUPS, METADATA, ROLLOUTS, Entry, group_row, rollout_rows
+from rlsdk.runlog.tables import GROUPS, METADATA, ROLLOUTS, Entry, create_indices, group_row, rollout_rows
 from rlsdk.types import Group, Task
 
 log = logging.getLogger(__name__)
@@ -118,6 +118,7 @@ class RolloutStore:
                 self._connection.exec_driver_sql("PRAGMA journal_mode=WAL")
                 self._connection.exec_driver_sql("PRAGMA synchronous=NORMAL")
             METADATA.create_all(self._connection)
+            create_indices(self._connection)
             self._connection.commit()
 
     def close(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import sqlalchemy as sa
 
-from rlsdk.runlog.payload import encode
+from rlsdk.runlog.payload import Learned, encode
 from rlsdk.runlog.rollouts import prompt_text
 from rlsdk.types import Group, Rollout, Score
 
@@ -30,8 +30,12 @@ GROUPS = sa.Table(
     sa.Column("newest", sa.BigInteger, nullable=False),
     sa.Column("payload", sa.LargeBinary, nullable=False),
     sa.Index("rlsdk_groups_step", "step", "number"),
+    sa.Index("rlsdk_groups_task", "task", "number"),
+    sa.Index("rlsdk_groups_source", "source", "number"),
+    sa.Index("rlsdk_groups_state", "state", "number"),
 )
-"""One row per group. `kept_at`: step of the last checkpoint that needs it; `newest`: its newest policy version."""
+"""One row per group. `kept_at`: step of the last checkpoint that needs it; `newest`: its newest policy version. Groups
+of evaluations have negative numbers, see `evaluated_entries`."""
 ROLLOUTS = sa.Table(
     "rlsdk_rollouts",
     METADATA,
@@ -51,8 +55,16 @@ ROLLOUTS = sa.Table(
     sa.Column("prompt", sa.Text, nullable=False),
     sa.Column("response", sa.Text, nullable=False),
     sa.Index("rlsdk_rollouts_reward", "reward", "number", "rollout"),
+    sa.Index("rlsdk_rollouts_status", "status", "number", "rollout"),
+    sa.Index("rlsdk_rollouts_tokens", "tokens", "number", "rollout"),
+    # Holds what the viewer filters by, so that it passes over a million rollouts without reading their texts.
+    sa.Index("rlsdk_rollouts_scan", "number", "rollout", "reward", "status", "tokens"),
 )
 """One row per rollout."""
+EVALUATED: tuple[str, ...] = ("eval greedy", "eval sampled")
+"""States of the groups of an evaluation."""
+_EVALUATION = 2**22
+"""Numbers reserved for the groups of one evaluation."""
 _OF_GROUP = ("step", "source", "task", "number", "state", "uses")
 COLUMNS = (*_OF_GROUP, *(c.name for c in ROLLOUTS.columns if c.name not in ("run", "number")))
 """Columns of a query's result."""
@@ -72,6 +84,7 @@ class Entry:
         uses: Number of times it was trained.
         kept_at: Step of the checkpoint that restores it; None if none does.
         group: The group.
+        learned: What the learner computed about it; see `payload.encode`.
     """
 
     number: int
@@ -81,6 +94,31 @@ class Entry:
     uses: int
     group: Group
     kept_at: int | None = None
+    learned: Learned = attrs.field(factory=dict)
+
+
+def evaluated_entries(step: int, batches: Mapping[str, Sequence[Group]]) -> list[Entry]:
+    """Return the entries of an evaluation; their numbers are negative, and fall from one step to the next.
+
+    Args:
+        step: Training steps done.
+        batches: Groups by state, one of `EVALUATED`.
+    """
+    groups = [(state, group) for state in EVALUATED for group in batches.get(state, ())]
+    first = -(step + 1) * _EVALUATION
+    return [
+        Entry(number=first + i, source=group.task.source, state=state, step=step, uses=0, group=group)
+        for i, (state, group) in enumerate(groups)
+    ]
+
+
+def create_indices(connection: sa.Connection) -> list[str]:
+    """Create the indices that a database made by an earlier rlsdk lacks, and return their names."""
+    there = {index["name"] for table in (GROUPS, ROLLOUTS) for index in sa.inspect(connection).get_indexes(table.name)}
+    lacking = [index for table in (GROUPS, ROLLOUTS) for index in table.indexes if index.name not in there]
+    for index in lacking:
+        index.create(connection, checkfirst=True)
+    return sorted(str(index.name) for index in lacking)
 
 
 def group_row(run: str, entry: Entry) -> dict[str, Any]:
@@ -96,7 +134,7 @@ def group_row(run: str, entry: Entry) -> dict[str, Any]:
         "uses": entry.uses,
         "kept_at": entry.kept_at,
         "newest": max((v for v in newest if v is not None), default=-1),
-        "payload": encode(entry.group),
+        "payload": encode(entry.group, entry.learned),
     }
 
 

@@ -22,13 +22,15 @@ from rich.console import Console
 
 from rlsdk.config import defaults
 from rlsdk.contracts import Run
+from rlsdk.contracts.rollouts import Evaluation
 from rlsdk.plugins import ComponentRef, load, short_name
 from rlsdk.runlog.engine_scaling import EngineScaling, requested_engines, write_status
+from rlsdk.runlog.ledger_file import note_ledger
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.report import figure_text
 from rlsdk.runlog.store import RolloutStore
-from rlsdk.runlog.tables import Entry
+from rlsdk.runlog.tables import EVALUATED, Entry, evaluated_entries
 from rlsdk.runlog.writer import RolloutWriter
 
 if TYPE_CHECKING:
@@ -108,6 +110,16 @@ class RolloutStorage(Callback):
         every, step = trainer.plan.config.save_rollouts, trainer.version
         await self.writer.submit(partial(_store_step, trainer.closed, step=step, every=every))
 
+    async def store_evaluation(self, step: int, found: Evaluation) -> None:
+        """Store the answers of an evaluation.
+
+        Args:
+            step: Training steps done.
+            found: The evaluation.
+        """
+        entries = evaluated_entries(step, dict(zip(EVALUATED, (found.greedy, found.sampled), strict=True)))
+        await self.writer.submit(lambda store: store.put(entries))
+
     async def before_save(self, trainer: Trainer, kept: Sequence[Entry]) -> None:
         """Store the groups that the checkpoint refers to: they are there before it is."""
         await self.writer.submit(lambda store: store.put(kept))
@@ -136,8 +148,8 @@ def _store_step(entries: Sequence[Entry], store: RolloutStore, *, step: int, eve
 class Evaluating(Callback):
     """Evaluate before training, every so many steps and after the last one, as the configuration says."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, storage: RolloutStorage | None = None) -> None:
+        self._console, self._storage = console, storage
 
     async def before_training(self, trainer: Trainer, metrics: Metrics) -> None:
         """Evaluate the model that the training starts from."""
@@ -154,6 +166,8 @@ class Evaluating(Callback):
     async def _evaluate(self, trainer: Trainer, when: str) -> Metrics:
         found = await trainer.evaluate_async()
         trainer.samples[when] = found.samples
+        if self._storage is not None:
+            await self._storage.store_evaluation(trainer.version, found)
         accuracy = "  ".join(f"{name} {figure_text(value)}" for name, value in found.accuracy.items())
         self._console.print(f"step {trainer.version}: held-out accuracy {accuracy}", highlight=False)
         log.debug("step %d: held-out accuracy %s", trainer.version, accuracy)
@@ -186,6 +200,9 @@ class Logging(Callback):
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
         """Log a step."""
         self._log(trainer.version, metrics)
+        if sources := trainer.sources():
+            counts = {name: attrs.asdict(each) for name, each in sources.items()}
+            note_ledger(trainer.plan.folder, trainer.version, counts)
         available = _available(metrics)
         if self._bar is not None:
             self._bar.update(trainer.version, available)
@@ -239,8 +256,10 @@ def standard_callbacks(
     """
     from rlsdk.trainer.diagnosing import Diagnosing
 
-    storage = [] if store is None else [RolloutStorage(store)]
-    return [Scaling(), *storage, Evaluating(console), *own, Diagnosing(), Logging(observers, console), Saving()]
+    storage = None if store is None else RolloutStorage(store)
+    stored = [] if storage is None else [storage]
+    evaluating = Evaluating(console, storage)
+    return [Scaling(), *stored, evaluating, *own, Diagnosing(), Logging(observers, console), Saving()]
 
 
 def named_trackers(resolve: Callable[[ComponentRef], Any], trackers: Sequence[ComponentRef]) -> dict[str, Any]:

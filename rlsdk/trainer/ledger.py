@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.rollout.experience import ReplayedGroup
+from rlsdk.runlog.payload import Learned
 from rlsdk.runlog.tables import Entry
+from rlsdk.types import Group
 
 if TYPE_CHECKING:
     from rlsdk.trainer.batch import StepBatch
@@ -44,15 +48,62 @@ def used_of(
     ]
 
 
-def entries_of(tickets: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int) -> list[Entry]:
-    """Return store entries for the groups of a batch that a step has settled."""
+def entries_of(
+    tickets: Sequence[TaskRecord], ends: Sequence[TaskStatus], step: int, batch: StepBatch | None = None
+) -> list[Entry]:
+    """Return store entries for the groups of a batch that a step has settled.
+
+    Args:
+        tickets: Records of the tasks, each with its group.
+        ends: Final status of each.
+        step: Step that settled them.
+        batch: Rollouts that were trained on, with what the learner computed; None if there were none.
+    """
+    learned = {} if batch is None else learned_tokens(batch)
     return [
         Entry(
-            number=t.number, source=t.source, state=end, step=step, uses=int(end is TaskStatus.TRAINED), group=t.group
+            number=t.number,
+            source=t.source,
+            state=end,
+            step=step,
+            uses=int(end is TaskStatus.TRAINED),
+            group=t.group,
+            learned=_learned_of(t.group, learned),
         )
         for t, end in zip(tickets, ends, strict=True)
         if t.group is not None
     ]
+
+
+LEARNED = ("learner_logprobs", "advantages", "entropy")
+"""Per-token arrays that are stored of a trained group: logprobs and entropy of the learner before its update."""
+
+
+def learned_tokens(batch: StepBatch) -> dict[int, dict[str, np.ndarray]]:
+    """Return what the learner computed for each rollout of a step: `id` of the rollout -> name -> float32 `[T]`.
+
+    Logprobs are left out where the learner took those of the engine for its own.
+    """
+    tokens, offset = batch.arrays.tokens, 0
+    old, given = tokens.get("old_logprobs"), tokens.get("behaviour_logprobs")
+    fields = {"advantages": tokens.get("advantages"), "entropy": batch.fields.get("entropy")}
+    if old is not None and given is not None and not np.array_equal(old, given):
+        fields["learner_logprobs"] = old
+    found: dict[int, dict[str, np.ndarray]] = {}
+    spans = zip(batch.rollouts, batch.arrays.starts, batch.arrays.responses, strict=True)
+    for rollout, start, length in spans:
+        found[id(rollout)] = own = {}
+        for name, values in fields.items():
+            if values is not None:
+                own[name] = np.zeros(len(rollout.token_ids), np.float32)
+                own[name][start : start + length] = values[offset : offset + length]
+        offset += int(length)
+    return found
+
+
+def _learned_of(group: Group, learned: Mapping[int, Mapping[str, np.ndarray]]) -> Learned:
+    mine = [learned.get(id(rollout), {}) for rollout in group.rollouts]
+    return {name: [each.get(name) for each in mine] for name in LEARNED if any(name in each for each in mine)}
 
 
 def used_entry(used: ReplayedGroup, kept_at: int | None = None) -> Entry:

@@ -21,6 +21,7 @@ from rlsdk.errors import RunError
 from rlsdk.isolation.reaper import reaped
 from rlsdk.rollout.producer import first_error
 from rlsdk.runlog import engine_scaling
+from rlsdk.runlog.actors import ActorsFile
 from rlsdk.runlog.folder import held
 from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.observers import Observers
@@ -151,7 +152,7 @@ def open_run(
     with (
         held(plan.folder),
         mirrored(plan, resume=resume, overwrite=overwrite) as mirror,
-        watching(plan.config.watchdog, abandon) as watchdog,
+        watching(plan.config.watchdog, abandon, ActorsFile(plan.folder).report) as watchdog,
     ):
         checkpoints = Checkpoints(plan.folder, plan.config.checkpoint.keep, saved=mirror.saved if mirror else None)
         prepared = prepare_folder(plan, checkpoints, resume=resume, overwrite=overwrite, allow_changes=allow_changes)

@@ -331,7 +331,7 @@ class Trainer:
         self.counters.skipped_updates.update(skipped)
         states = final_states(taken.tickets, batch)
         self.replay.add(used_of(taken.tickets, states, step, taken.greedy))
-        self.closed = [*entries_of(taken.tickets, states, step), *map(used_entry, reused)]
+        self.closed = [*entries_of(taken.tickets, states, step, batch), *map(used_entry, reused)]
         found = {"groups/trained": kept / len(taken.groups), "rollouts/reused": float(rollouts_reused)}
         found |= source_shares(groups) if len(self.rollouts.sources()) > 1 else {}
         self.monitor.note({**metrics, **found}, taught=batch is not None and teaches(batch, metrics))

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 import rlsdk
 from rlsdk.errors import RunError, ValueFault
-from rlsdk.runlog.query import _reader, query
+from rlsdk.runlog.query import query, reader
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore, damage_of, set_aside
 from rlsdk.runlog.tables import COLUMNS, Entry
 from rlsdk.runlog.writer import RolloutWriter
@@ -79,7 +79,7 @@ def test_a_wrong_condition_is_answered_with_the_columns(
 
 def test_what_asks_cannot_write(address: Address, entry: Make, tmp_path: Path) -> None:
     kept(address, entry(1)).close()
-    with _reader(address).connect() as connection, pytest.raises(sa.exc.DBAPIError, match=r"read-?only"):
+    with reader(address).connect() as connection, pytest.raises(sa.exc.DBAPIError, match=r"read-?only"):
         connection.exec_driver_sql("delete from rlsdk_groups")
     assert len(query(tmp_path)) == 2
 

@@ -1,0 +1,56 @@
+"""`rlsdk view`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import webbrowser
+
+import click
+
+from rlsdk.cli.runs import RunPath
+
+PORT = 7842
+"""Port of the page, if it is free."""
+
+
+@click.command()
+@click.argument("runs", metavar="[RUN]...", nargs=-1, type=RunPath())
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen at.  [default: 7842, or a free one]")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address; any but this machine's own needs the token that is printed.",
+)
+@click.option("--no-open", is_flag=True, help="Do not open a browser.")
+def view(runs: tuple[str, ...], port: int | None, host: str, no_open: bool) -> None:
+    """Show runs on a local web page, also while they train: curves, times, processes, every rollout and token.
+
+    RUN is the folder of a run, a folder of such folders, or a URL that runs are uploaded to; left out, it is `runs`.
+    The page's address is printed on a line of its own. Ctrl-C ends the server.
+    """
+    asyncio.run(_view(runs or ("runs",), port, host, not no_open))
+
+
+async def _view(runs: tuple[str, ...], port: int | None, host: str, opens: bool) -> None:
+    from rlsdk.errors import EnvironmentFault
+    from rlsdk.viewer.service import ViewerService, new_token, serve
+
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    service = ViewerService(runs, token=new_token(host))
+
+    def ready(address: str) -> None:
+        click.echo(address)
+        click.echo("Ctrl-C ends the server.", err=True)
+        if opens:
+            webbrowser.open(address)
+
+    try:
+        await serve(service, host, PORT if port is None else port, ready, ended)
+    except EnvironmentFault:
+        if port is not None:
+            raise
+        await serve(service, host, 0, ready, ended)

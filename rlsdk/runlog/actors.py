@@ -1,0 +1,151 @@
+"""The processes of a run as its watchdog sees them: `actors.json` in the run's folder, for those who look on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from rlsdk.runlog.folder import MARKER
+
+if TYPE_CHECKING:
+    from rlsdk.cluster.watchdog import Watched
+    from rlsdk.isolation.vitals import Vitals
+
+log = logging.getLogger(__name__)
+ACTORS = "actors.json"
+EVERY_SECONDS = 5.0
+"""Seconds between two versions of the file."""
+
+
+@attrs.frozen(kw_only=True)
+class ActorState:
+    """State of one process.
+
+    Attributes:
+        name: Name of the actor, such as `engine 0`; `driver` for the training's own process.
+        pid: Process id; 0 before the actor has begun to work.
+        host: Name of its machine.
+        state: As `isolation.vitals` says: running, disk, stopped, zombie, gone or unknown; `starting` before.
+        memory: Resident memory in bytes.
+        silent: Reason why it counts as silent; empty while it works.
+        silent_for: Seconds of that silence.
+        log: File that takes what it prints.
+    """
+
+    name: str
+    pid: int = 0
+    host: str = ""
+    state: str = "starting"
+    memory: int = 0
+    silent: str = ""
+    silent_for: float = 0.0
+    log: str = ""
+
+    @property
+    def is_gone(self) -> bool:
+        """True if the process ran on this machine and is gone."""
+        if not self.pid or self.host != platform.node():
+            return False
+        import psutil
+
+        return not psutil.pid_exists(self.pid)
+
+
+@attrs.frozen
+class Actors:
+    """Processes of a run at one time.
+
+    Attributes:
+        written: Time of the observation, in seconds since 1970.
+        stage: Stage of the run, and for how long.
+        actors: The processes.
+    """
+
+    written: float
+    stage: str
+    actors: tuple[ActorState, ...]
+
+    def process(self, name: str) -> ActorState | None:
+        """Return the process of a name; None if there is none."""
+        return next((each for each in self.actors if each.name == name), None)
+
+    def as_json(self, now: float) -> list[dict[str, Any]]:
+        """Return the processes as JSON; the state of one that is gone by now says so.
+
+        Args:
+            now: Present time.
+        """
+        gone = [attrs.evolve(each, state="gone") if each.is_gone else each for each in self.actors]
+        older = now - self.written
+        return [attrs.asdict(a) | ({"silent_for": a.silent_for + older} if a.silent else {}) for a in gone]
+
+
+class ActorsFile:
+    """Writes the processes of a run to its folder, every few seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ACTORS
+        self._written, self._begun = float("-inf"), False
+
+    def report(self, stage: str, seen: Sequence[tuple[Watched, Vitals]], now: float) -> None:
+        """Replace the file, unless it was written a moment ago or the folder does not exist yet.
+
+        Args:
+            stage: Stage of the run, and for how long.
+            seen: Processes of the run, and what was seen of each.
+            now: Time on the clock of the watchdog.
+        """
+        if now - self._written < EVERY_SECONDS or not (self._path.parent / MARKER).is_file():
+            return
+        if self._begun and not seen:  # the run ends: what was last seen of its actors stays
+            return
+        self._written, self._begun = now, bool(seen)
+        actors = [_driver(), *(_state(watched, vitals, now) for watched, vitals in seen)]
+        content = {"written": time.time(), "stage": stage, "actors": [attrs.asdict(each) for each in actors]}
+        partial = self._path.with_name(f".{ACTORS}.{os.getpid()}")
+        try:
+            partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
+            partial.replace(self._path)
+        except OSError as error:  # a full disk is the training's to report
+            log.debug("%s cannot be written: %s", self._path, error)
+
+
+def _driver() -> ActorState:
+    import psutil
+
+    memory = int(psutil.Process().memory_info().rss)
+    return ActorState(
+        name="driver", pid=os.getpid(), host=platform.node(), state="running", memory=memory, log="driver.log"
+    )
+
+
+def _state(watched: Watched, vitals: Vitals, now: float) -> ActorState:
+    known = watched.identity
+    since, why = watched.silent or (now, "")
+    return ActorState(
+        name=watched.name,
+        pid=known.pid if known else 0,
+        host=known.host if known else "",
+        state=vitals.state if known else "starting",
+        memory=vitals.memory,
+        silent=why,
+        silent_for=round(now - since, 1),
+        log=Path(watched.log).name,
+    )
+
+
+def read(folder: Path) -> Actors | None:
+    """Return the processes of a run as they were last written down; None if that was never done."""
+    try:
+        found = json.loads((folder / ACTORS).read_text(encoding="utf-8"))
+        return Actors(found["written"], found["stage"], tuple(ActorState(**each) for each in found["actors"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

@@ -1,0 +1,195 @@
+"""A stored group as JSON for the page: conversations by turns, scores with their parts, tokens with their numbers."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.runlog.payload import decode, decode_learned
+from rlsdk.runlog.rollouts import prompt_text, transcript
+from rlsdk.types import Group, Rollout
+from rlsdk.viewer.files import read_yaml
+
+log = logging.getLogger(__name__)
+MOST_TEXT = 200_000
+"""Characters of a message that are sent; a longer one is cut, and says so."""
+MOST_TOKENS = 40_000
+"""Tokens of a rollout that are sent."""
+_UNFINISHED = "\ufffd"
+
+
+def group_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored group: its task, and each rollout's conversation and score, without tokens.
+
+    Args:
+        row: Row of the group, with its payload.
+    """
+    group = decode(row["payload"])
+    told = {name: row[name] for name in ("number", "step", "source", "state", "uses")}
+    return {
+        **told,
+        "task": group.task.id,
+        "prompt": _cut(prompt_text(group.task)),
+        "answer": _plain(group.task.answer),
+        "metadata": _plain(dict(group.task.metadata)),
+        "uid": group.uid,
+        "rollouts": [_rollout(group, i) for i in range(len(group))],
+    }
+
+
+def _rollout(group: Group, i: int) -> dict[str, Any]:
+    rollout, score = group.rollouts[i], group.scores[i]
+    found = transcript(rollout, score)
+    for name in ("token_ids", "loss_mask", "logprobs", "policy_versions", "response"):
+        del found[name]
+    sampled = rollout.policy_versions[rollout.policy_versions >= 0]
+    return {
+        **found,
+        "messages": [_message(message) for message in found["messages"]],
+        "metrics": _finite(found["metrics"]),
+        "parts": _finite(dict(score.metrics)),
+        "token_rewards": None if score.token_rewards is None else [list(pair) for pair in score.token_rewards],
+        "tokens": int(rollout.loss_mask.sum()),
+        "length": len(rollout.token_ids),
+        "versions": [int(sampled.min()), int(sampled.max())] if len(sampled) else None,
+        "state": rollout.state,
+    }
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    message["content"] = _cut(content) if isinstance(content, str) else _plain(content)
+    return message | ({"cut": len(content)} if isinstance(content, str) and len(content) > MOST_TEXT else {})
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else text[:MOST_TEXT]
+
+
+def _finite(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    return {name: float(v) if math.isfinite(v) else None for name, v in metrics.items()}
+
+
+def _plain(value: Any, depth: int = 8) -> Any:
+    """Return a value as JSON can hold it; whatever else, and what is nested too deeply, as its text."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return _cut(value)
+    if depth and isinstance(value, Mapping):
+        return {str(key): _plain(each, depth - 1) for key, each in value.items()}
+    if depth and isinstance(value, list | tuple):
+        return [_plain(each, depth - 1) for each in value]
+    return _cut(repr(value))
+
+
+def tokens_json(row: Mapping[str, Any], i: int, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the tokens of a rollout, each with its text and numbers; a column that was not stored is absent.
+
+    `ratio` is that of the learner's probability before the update to the engine's.
+
+    Args:
+        row: Row of the group, with its payload.
+        i: Position of the rollout in the group.
+        vocabulary: Texts of tokens.
+    """
+    rollout: Rollout = decode(row["payload"]).rollouts[i]
+    learned = {name: each[i] for name, each in decode_learned(row["payload"]).items()}
+    count = min(len(rollout.token_ids), MOST_TOKENS)
+    ids, mask = rollout.token_ids[:count], rollout.loss_mask[:count]
+    columns: dict[str, np.ndarray] = {"logprob": rollout.logprobs[:count]}
+    if (logprobs := learned.get("learner_logprobs")) is not None:
+        columns["learner_logprob"] = logprobs[:count]
+        columns["ratio"] = np.exp(np.clip(logprobs[:count] - rollout.logprobs[:count], -20, 20))
+    for stored, name in (("advantages", "advantage"), ("entropy", "entropy")):
+        if (values := learned.get(stored)) is not None:
+            columns[name] = values[:count]
+    return {
+        "ids": ids.tolist(),
+        "texts": vocabulary.texts(ids.tolist()),
+        "known": vocabulary.known,
+        "mask": mask.astype(int).tolist(),
+        "versions": rollout.policy_versions[:count].tolist(),
+        "columns": {name: _numbers(values, mask) for name, values in columns.items()},
+        "rewards": [[int(at), float(value)] for at, value in rollout.rewards],
+        "left_out": len(rollout.token_ids) - count,
+    }
+
+
+def _numbers(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
+    return [
+        round(float(v), 5) if sampled and math.isfinite(v) else None for v, sampled in zip(values, mask, strict=True)
+    ]
+
+
+@attrs.define
+class Vocabulary:
+    """Texts of a model's tokens, read from a `tokenizer.json`; without one, tokens are shown by their ids."""
+
+    _tokenizer: Any = None
+
+    @property
+    def known(self) -> bool:
+        """True if a tokenizer was found."""
+        return self._tokenizer is not None
+
+    @classmethod
+    def of(cls, folder: Path) -> Vocabulary:
+        """Return the vocabulary of a run's model: that of an export, of the model's folder, or of the local cache."""
+        for path in _candidates(folder):
+            file = path if path.is_file() else path / "tokenizer.json"
+            if file.is_file():
+                try:
+                    from tokenizers import Tokenizer
+
+                    return cls(Tokenizer.from_file(str(file)))
+                except Exception as error:  # noqa: BLE001 - the library raises bare exceptions
+                    log.debug("%s cannot be read: %s", file, error)
+        return cls()
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token; where several make up one character, the last of them has it."""
+        if self._tokenizer is None:
+            return [f"⟨{number}⟩" for number in ids]
+        found, waiting = [], []
+        for number in ids:
+            waiting.append(int(number))
+            text = self._tokenizer.decode(waiting, skip_special_tokens=False)
+            unfinished = text.endswith(_UNFINISHED) and len(waiting) < 4
+            found.append("" if unfinished else text)
+            if not unfinished:
+                waiting = []
+        return found
+
+
+def _candidates(folder: Path) -> list[Path]:
+    exports = sorted(folder.glob("checkpoints/step-*/export"), key=lambda path: path.stat().st_mtime, reverse=True)
+    model = read_yaml(folder / "config.yaml").get("model") or {}
+    model = model if isinstance(model, dict) else {"path": model}
+    found = list(exports[:1])
+    for name in filter(None, (model.get("tokenizer"), model.get("path"))):
+        path = Path(str(name)).expanduser()
+        found += [path] if path.is_absolute() else [path, *(parent / path for parent in folder.resolve().parents)]
+        found += _cached(str(name))
+    return found
+
+
+def _cached(name: str) -> list[Path]:
+    """Return the tokenizer of a hub's model that was downloaded before; nothing is downloaded."""
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        return []
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(name, "tokenizer.json")
+    except (ImportError, ValueError):
+        return []
+    return [Path(found)] if isinstance(found, str) else []

@@ -1,0 +1,52 @@
+"""Routes of the pages of curves and of times."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from rlsdk.viewer.pages import Page
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from rlsdk.viewer.service import ViewerService
+
+_MOST_NAMES = 400
+
+
+async def names(service: ViewerService, request: web.Request) -> web.StreamResponse:
+    """Answer with the names of the metrics of some runs."""
+    runs = service.chosen(request)
+    return service.reply({"names": sorted({name for run in runs for name in run.metrics.names})})
+
+
+async def curves(service: ViewerService, request: web.Request) -> web.StreamResponse:
+    """Answer with curves: run -> metric -> steps and values."""
+    runs, wanted = service.chosen(request), request.query.get("names", "").split(",")[:_MOST_NAMES]
+    found = await asyncio.to_thread(lambda: {run.id: run.metrics.points(wanted) for run in runs})
+    return service.reply(found)
+
+
+async def alerts(service: ViewerService, request: web.Request) -> web.StreamResponse:
+    """Answer with the alerts of some runs, the last ones first."""
+    return service.reply({run.id: run.alerts[::-1] for run in service.chosen(request)})
+
+
+async def ledger(service: ViewerService, request: web.Request) -> web.StreamResponse:
+    """Answer with what became of the tasks of a run."""
+    return service.reply(service.run(request).ledger())
+
+
+PAGE = Page(
+    name="curves",
+    title="Curves",
+    script="curves.js",
+    routes=[
+        ("GET", "names", names),
+        ("GET", "curves", curves),
+        ("GET", "alerts", alerts),
+        ("GET", "ledger/{run}", ledger),
+    ],
+)
+TIME = Page(name="time", title="Time", script="time.js")

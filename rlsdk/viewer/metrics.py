@@ -1,0 +1,119 @@
+"""The metrics of a run as columns: `metrics.jsonl` is read once, and then only what was appended to it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rlsdk.runlog.metrics import METRICS
+
+POINTS = 2000
+"""Maximum number of points of a curve that is sent; a longer one is thinned out."""
+_CHUNK = 2**20
+_GAP = math.nan
+
+
+class MetricTable:
+    """Steps and values of every metric in a file that grows.
+
+    Attributes:
+        generation: Counts how often the file was cut back, as a resumed run does; earlier rows are then void.
+        steps: Step of each row.
+        times: Time at which the file was last seen to grow.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / METRICS
+        self._lock = threading.Lock()
+        self._clear()
+        self.generation = 0
+
+    def _clear(self) -> None:
+        self.steps = array("q")
+        self.changed = 0.0
+        self._columns: dict[str, array[float]] = {}
+        self._offset, self._rest, self._seen = 0, b"", b""
+
+    def refresh(self) -> None:
+        """Read what was appended since the last call."""
+        with self._lock:
+            try:
+                state = os.stat(self._path)
+            except FileNotFoundError:
+                state = None
+            if state is None or state.st_size < self._offset or not self._same_beginning():
+                if self._offset:
+                    self.generation += 1
+                self._clear()
+            if state is None or state.st_size == self._offset:
+                return
+            self.changed = state.st_mtime
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                while chunk := file.read(_CHUNK):
+                    self._offset += len(chunk)
+                    self._take(chunk)
+
+    def _same_beginning(self) -> bool:
+        """Return whether the file still begins as it did: a run that starts over writes another one."""
+        if not self._seen:
+            return True
+        with self._path.open("rb") as file:
+            return file.read(len(self._seen)) == self._seen
+
+    def _take(self, chunk: bytes) -> None:
+        if len(self._seen) < 256:
+            self._seen = (self._seen + chunk)[:256]
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            try:
+                content = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(content, dict) and type(content.get("step")) is int:
+                self._add(content)
+
+    def _add(self, content: dict[str, Any]) -> None:
+        row = len(self.steps)
+        self.steps.append(content["step"])
+        for name, value in content.items():
+            if name != "step" and isinstance(value, int | float):
+                column = self._columns.setdefault(name, array("d"))
+                column.extend([_GAP] * (row - len(column)))
+                column.append(float(value))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all metrics, sorted."""
+        with self._lock:
+            return sorted(self._columns)
+
+    def last(self, name: str) -> float | None:
+        """Return the last value of a metric; None if there is none."""
+        with self._lock:
+            column = self._columns.get(name, array("d"))
+            return next((value for value in reversed(column) if math.isfinite(value)), None)
+
+    def points(self, names: Iterable[str], most: int = POINTS) -> dict[str, tuple[list[int], list[float]]]:
+        """Return steps and values of metrics, without gaps; of a long curve, means of neighbouring points.
+
+        Args:
+            names: Metrics; unknown ones are left out.
+            most: Maximum number of points of each.
+        """
+        with self._lock:
+            return {name: self._curve(name, most) for name in names if name in self._columns}
+
+    def _curve(self, name: str, most: int) -> tuple[list[int], list[float]]:
+        found = [(s, v) for s, v in zip(self.steps, self._columns[name], strict=False) if math.isfinite(v)]
+        width = -(-len(found) // most) or 1
+        if width > 1:
+            parts = [found[i : i + width] for i in range(0, len(found), width)]
+            found = [(part[-1][0], math.fsum(v for _, v in part) / len(part)) for part in parts]
+        return [step for step, _ in found], [value for _, value in found]

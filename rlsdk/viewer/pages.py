@@ -1,0 +1,47 @@
+"""Pages of the viewer, and what a page is made of: an entry of the navigation, a script, and routes of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from rlsdk.viewer.service import ViewerService
+
+Handler = Callable[["ViewerService", "web.Request"], Awaitable["web.StreamResponse"]]
+
+
+@attrs.frozen(kw_only=True)
+class Page:
+    """A page.
+
+    Attributes:
+        name: Name in addresses, `#/NAME`.
+        title: Title in the navigation.
+        script: File below `static/` that exports `mount(element, context)`; static/app.js says what a context has.
+        routes: (method, path below `/api/`, handler) of its requests. What changes anything is a POST, whose origin the
+            server checks.
+    """
+
+    name: str
+    title: str
+    script: str
+    routes: Sequence[tuple[str, str, Handler]] = ()
+
+
+def pages() -> tuple[Page, ...]:
+    """Return all pages, in the order of the navigation. To add one, write its module and name its `PAGE` here."""
+    from rlsdk.viewer import curves_page, processes_page, rollouts_page
+
+    return (
+        curves_page.PAGE,
+        curves_page.TIME,
+        rollouts_page.PAGE,
+        rollouts_page.HELD_OUT,
+        processes_page.PAGE,
+        processes_page.SETTINGS,
+    )

@@ -1,0 +1,86 @@
+"""Routes of the rollout browser and of held-out tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.errors import ValueFault
+from rlsdk.viewer.conversation import group_json, tokens_json
+from rlsdk.viewer.pages import Page
+from rlsdk.viewer.rollouts import Filter
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from rlsdk.viewer.service import ViewerService
+
+
+async def page(service: ViewerService, request: web.Request) -> web.StreamResponse:
+    """Answer with a page of rollouts."""
+    run, wanted = service.run(request), Filter.of(request.query)
+    return service.reply(await asyncio.to_thread(run.browser.page, wanted, _cursor(request.query.get("cursor", ""))))
+
+
+def _cursor(text: str) -> list[Any] | None:
+    if not text:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not 2 <= len(found) <= 3 or any(type(v) not in (int, float) for v in found):
+        raise ValueFault(f"cursor is {text[:60]!r}; expected `next` of the page before")
+    return found
+
+
+async def facets(service: ViewerService, request: web.Request) -> web.StreamResponse:
+    """Answer with what one can filter by."""
+    return service.reply(await asyncio.to_thread(service.run(request).browser.facets))
+
+
+async def group(service: ViewerService, request: web.Request) -> web.StreamResponse:
+    """Answer with a group: its rollouts side by side."""
+    row = await _row(service, request)
+    return service.reply(await asyncio.to_thread(group_json, row))
+
+
+async def tokens(service: ViewerService, request: web.Request) -> web.StreamResponse:
+    """Answer with the tokens of a rollout."""
+    run, row = service.run(request), await _row(service, request)
+    index = int(request.match_info["rollout"])
+    try:
+        found = await asyncio.to_thread(lambda: tokens_json(row, index, run.vocabulary))
+    except IndexError as error:
+        raise ValueFault(f"the group has no rollout {index}") from error
+    return service.reply(found)
+
+
+async def _row(service: ViewerService, request: web.Request) -> Any:
+    number = int(request.match_info["number"])
+    row = await asyncio.to_thread(service.run(request).browser.group, number)
+    if row is None:
+        raise ValueFault(f"there is no group {number}; a resumed run may have dropped it")
+    return row
+
+
+async def held_out(service: ViewerService, request: web.Request) -> web.StreamResponse:
+    """Answer with the held-out tasks of the last evaluation or, with a task, with its answers in each evaluation."""
+    browser, task = service.run(request).browser, request.query.get("task", "")
+    state = "eval sampled" if request.query.get("sampled") == "1" else "eval greedy"
+    return service.reply({"rows": await asyncio.to_thread(browser.held_out, task, state)})
+
+
+PAGE = Page(
+    name="rollouts",
+    title="Rollouts",
+    script="rollouts.js",
+    routes=[
+        ("GET", "rollouts/{run}", page),
+        ("GET", "rollouts/{run}/facets", facets),
+        ("GET", r"rollouts/{run}/groups/{number:-?\d+}", group),
+        ("GET", r"rollouts/{run}/groups/{number:-?\d+}/{rollout:\d+}/tokens", tokens),
+    ],
+)
+HELD_OUT = Page(name="held-out", title="Held-out", script="heldout.js", routes=[("GET", "held-out/{run}", held_out)])

@@ -1,0 +1,214 @@
+"""Runs that the page shows: what their folders say about settings, state, tasks, processes and alerts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlsdk.errors import RunError, ValueFault
+from rlsdk.runlog import actors
+from rlsdk.runlog.engine_scaling import STATUS
+from rlsdk.runlog.folder import MARKER
+from rlsdk.runlog.ledger_file import read_ledger
+from rlsdk.runlog.metrics import METRICS
+from rlsdk.viewer.conversation import Vocabulary
+from rlsdk.viewer.files import json_lines, read_json, read_yaml, tail
+from rlsdk.viewer.metrics import MetricTable
+from rlsdk.viewer.rollouts import Browser
+
+ALERTS = "alerts.jsonl"
+SEED_KEYS = ("name", "seed", "out")
+"""Settings in which runs may differ and yet be repetitions of one experiment."""
+QUIET_SECONDS = 120.0
+"""Seconds without a step after which a run that has not ended counts as quiet, if its steps are much shorter."""
+_HEADLINES = ("reward/mean", "accuracy/mean", "eval/greedy", "eval/sampled", "time/step", "time/tokens_per_second")
+
+
+class RunFolder:
+    """One run; files are read again when they change.
+
+    Attributes:
+        id: Short name of the run in addresses.
+        path: Its folder.
+    """
+
+    def __init__(self, path: Path, shown: str = "") -> None:
+        self.path = path
+        self.shown = shown or str(path)
+        self.id = hashlib.sha256(self.shown.encode()).hexdigest()[:10]
+        self.metrics = MetricTable(path)
+        self.browser = Browser(path)
+        self._read: dict[str, tuple[float, Any]] = {}
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Texts of the tokens of the run's model."""
+        return Vocabulary.of(self.path)
+
+    def _file(self, name: str, read: Any) -> Any:
+        """Read a file of the folder, unless it is as it was when it was last read."""
+        path = self.path / name
+        try:
+            changed = path.stat().st_mtime
+        except OSError:
+            return None
+        kept = self._read.get(name)
+        if kept is None or kept[0] != changed:
+            self._read[name] = kept = (changed, read(path))
+        return kept[1]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Settings of the run."""
+        return self._file("config.yaml", read_yaml) or {}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Summary of a run that has ended; empty before."""
+        found = self._file("summary.json", read_json)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def alerts(self) -> list[dict[str, Any]]:
+        """Alerts that the run's rules have raised, the last ones last."""
+        found = self._file(ALERTS, lambda path: json_lines(path, 500))
+        return found or []
+
+    @property
+    def experiment(self) -> str:
+        """Same for runs whose settings differ in name, place and seed alone."""
+        settings = {key: value for key, value in self.config.items() if key not in SEED_KEYS}
+        return hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:10]
+
+    def state(self) -> dict[str, Any]:
+        """Return what the page's header says about the run."""
+        self.metrics.refresh()
+        config, steps = self.config, self.metrics.steps
+        status, said = self._status()
+        return {
+            "id": self.id,
+            "name": str(config.get("name") or self.path.name),
+            "path": self.shown,
+            "seed": config.get("seed"),
+            "experiment": self.experiment,
+            "status": status,
+            "said": said,
+            "step": steps[-1] if steps else 0,
+            "steps": config.get("steps"),
+            "age": round(max(time.time() - self.metrics.changed, 0.0), 1) if self.metrics.changed else None,
+            "generation": self.metrics.generation,
+            "rows": len(steps),
+            "alerts": len(self.alerts),
+            "stored": self.browser.address is not None,
+            "last": {name: self.metrics.last(name) for name in _HEADLINES},
+        }
+
+    def _status(self) -> tuple[str, str]:
+        """Return the state of the run in a word, and a sentence where something is wrong."""
+        engines = self._file(STATUS, read_json) or {}
+        summary = self.summary
+        ended = str(engines.get("ended") or summary.get("status") or "")
+        if ended:
+            return ended, str(summary.get("error") or "")
+        known = actors.read(self.path)
+        driver = known.process("driver") if known else None
+        if driver is not None and driver.is_gone:
+            return "killed", f"its process {driver.pid} on {driver.host} is gone, and it has not said how it ended"
+        if not self.metrics.changed:
+            return "starting", ""
+        age, usual = time.time() - self.metrics.changed, self.metrics.last("time/step") or 0.0
+        if age > max(QUIET_SECONDS, 10 * usual):
+            return "quiet", f"no step for {_span(age)}; a step usually takes {_span(usual)}. Look at the processes"
+        return "running", ""
+
+    def ledger(self) -> dict[str, Any]:
+        """Return what became of the tasks of each source by step, and the totals of a run that has ended."""
+        return {"tasks": self.summary.get("tasks") or {}, "steps": read_ledger(self.path)}
+
+    def processes(self) -> dict[str, Any]:
+        """Return the processes of the run, with their log files, and the state of its engines."""
+        logs = sorted(self.path.glob("logs/*.log"))
+        now = time.time()
+        found = [{"name": p.stem, "size": p.stat().st_size, "age": round(now - p.stat().st_mtime, 1)} for p in logs]
+        known = actors.read(self.path)
+        return {
+            "logs": found,
+            "actors": known.as_json(now) if known else [],
+            "written": round(now - known.written, 1) if known else None,
+            "stage": known.stage if known else "",
+            "engines": self._file(STATUS, read_json),
+        }
+
+    def log(self, name: str, after: int | None) -> dict[str, Any]:
+        """Return the end of a log file.
+
+        Args:
+            name: Its name without `.log`.
+            after: Position up to which the reader has it.
+
+        Raises:
+            ValueFault: There is no such log.
+        """
+        names = {path.stem: path for path in self.path.glob("logs/*.log")}
+        if name not in names:
+            raise ValueFault(f"there is no log {name!r}; there are: {', '.join(sorted(names)) or 'none'}")
+        return tail(names[name], after=after)
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder is that of a run."""
+    return any((path / name).is_file() for name in (MARKER, METRICS, "config.yaml", "summary.json"))
+
+
+def find_runs(given: Sequence[Path], most: int = 200) -> list[Path]:
+    """Return the folders of runs: those given, and those directly below given folders that are none themselves.
+
+    Args:
+        given: Folders.
+        most: Maximum number of runs; the newest stay.
+
+    Raises:
+        RunError: A folder does not exist, or holds no run.
+    """
+    found: list[Path] = []
+    for path in given:
+        if is_run(path):
+            found.append(path)
+            continue
+        if not path.is_dir():
+            raise RunError(f"{path}: there is no such folder")
+        below = [each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".") and is_run(each)]
+        if not below:
+            raise RunError(
+                f"{path} is no run's folder and has none in it; expected a folder with a config.yaml or metrics.jsonl, "
+                "as `rlsdk train` makes one"
+            )
+        found += below
+    unique = list({path.resolve(): path for path in found}.values())
+    return sorted(unique, key=_changed, reverse=True)[:most]
+
+
+def _changed(path: Path) -> float:
+    return max((f.stat().st_mtime for f in (path / METRICS, path / "config.yaml") if f.is_file()), default=0.0)
+
+
+def finite(value: Any) -> Any:
+    """Replace numbers that JSON lacks by null, in a nest of lists and mappings."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return value

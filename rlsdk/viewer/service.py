@@ -1,0 +1,274 @@
+"""The viewer's server: which requests it takes, which headers it sends, and how its pages find runs."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from rlsdk.errors import EnvironmentFault, RlsdkError
+from rlsdk.storage.location import is_url
+from rlsdk.viewer.pages import Handler, Page, pages
+from rlsdk.viewer.runs import RunFolder, find_runs, finite
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from rlsdk.viewer.remote import RemoteRun
+
+log = logging.getLogger(__name__)
+STATIC = Path(__file__).parent / "static"
+COOKIE = "rlsdk_token"
+LOOK_SECONDS = 5.0
+"""Seconds between two searches for new runs in the given folders."""
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Content security policy: scripts and styles come from this server alone, and nothing that a model wrote runs."""
+HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
+
+
+class ViewerService:
+    """Runs, pages and routes of the viewer.
+
+    Attributes:
+        token: Secret that requests must carry; empty where only this machine can reach the server.
+    """
+
+    def __init__(self, given: Sequence[str], *, token: str = "", shown: Sequence[Page] | None = None) -> None:
+        """Find the runs.
+
+        Args:
+            given: Folders or URLs of runs, or folders of such folders.
+            token: Secret that requests must carry; empty for none.
+            shown: Pages; by default, all.
+
+        Raises:
+            RunError: One of them does not exist, or holds no run.
+        """
+        self.token = token
+        self._pages = pages() if shown is None else tuple(shown)
+        self._folders = [Path(each) for each in given if not is_url(each)]
+        self._ends = ExitStack()
+        self._remote = [self._ends.enter_context(_fetched(each)) for each in given if is_url(each)]
+        self._runs: dict[str, RunFolder] = {}
+        self._looked = float("-inf")
+        self._order: list[str] = []
+        self.look()
+
+    def close(self) -> None:
+        """Delete the copies of remote runs."""
+        self._ends.close()
+
+    def look(self) -> None:
+        """Search for runs, and fetch remote ones again."""
+        known = {run.path: run for run in self._runs.values()}
+        found = [known.get(path) or RunFolder(path) for path in find_runs(self._folders)]
+        remote = [each.run() for each in self._remote]
+        for run in found:
+            if run.path not in known and run.browser.address is not None:
+                run.browser.upgrade()
+        self._runs = {run.id: run for run in (*found, *remote)}
+        self._looked = time.monotonic()
+
+    @property
+    def runs(self) -> list[RunFolder]:
+        """All runs, those that changed last first."""
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            try:
+                self.look()
+            except RlsdkError as error:
+                log.debug("the runs are shown as they were: %s", error)
+        return list(self._runs.values())
+
+    # What handlers of pages call
+
+    def run(self, request: web.Request) -> RunFolder:
+        """Return the run that an address names."""
+        from aiohttp import web
+
+        found = self._runs.get(request.match_info["run"])
+        if found is None:
+            raise web.HTTPNotFound(text="there is no such run; it was deleted, or the viewer was started with others")
+        return found
+
+    def chosen(self, request: web.Request) -> list[RunFolder]:
+        """Return the runs that a query names, `runs=ID,ID`."""
+        wanted = request.query.get("runs", "").split(",")
+        return [self._runs[each] for each in wanted if each in self._runs]
+
+    def integer(self, request: web.Request, name: str) -> int | None:
+        """Return a whole number of a query; None if it is missing."""
+        from aiohttp import web
+
+        text = request.query.get(name)
+        try:
+            return int(text) if text else None
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"{name} is {text[:60]!r}; expected a whole number") from error
+
+    def reply(self, content: Any) -> web.Response:
+        """Return JSON; numbers that JSON lacks are null, and half surrogates stay escaped."""
+        from aiohttp import web
+
+        return web.Response(text=json.dumps(finite(content), separators=(",", ":")), content_type="application/json")
+
+    # The server
+
+    def application(self) -> web.Application:
+        """Build the server."""
+        from aiohttp import web
+
+        app = web.Application(middlewares=[self._guard], client_max_size=2**22)
+        app.router.add_get("/", self._index)
+        app.router.add_get("/static/{file:[\\w./-]+}", _static)
+        app.router.add_get("/api/state", self._state)
+        for page in self._pages:
+            for method, path, handler in page.routes:
+                app.router.add_route(method, f"/api/{path}", self._handler(handler))
+        return app
+
+    def _handler(self, handler: Handler) -> Callable[[web.Request], Any]:
+        return partial(handler, self)
+
+    async def _index(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        if self.token and request.query.get("token"):  # from the address into a cookie, out of history and referrers
+            response = web.Response(status=303, headers={"Location": "/"})
+            response.set_cookie(COOKIE, self.token, httponly=True, samesite="Strict", path="/")
+            return response
+        return web.Response(text=(STATIC / "index.html").read_text(encoding="utf-8"), content_type="text/html")
+
+    async def _state(self, request: web.Request) -> web.StreamResponse:
+        def states() -> list[dict[str, Any]]:
+            return [run.state() for run in self.runs]
+
+        shown = [{"name": page.name, "title": page.title, "script": page.script} for page in self._pages]
+        return self.reply({"runs": await asyncio.to_thread(states), "pages": shown})
+
+    @property
+    def _guard(self) -> Any:
+        from aiohttp import web
+
+        @web.middleware
+        async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+            try:
+                self._admit(request)
+                response: web.StreamResponse = await handler(request)
+            except web.HTTPException as error:
+                response = self.reply({"error": error.text or error.reason})
+                response.set_status(error.status)
+            except (RlsdkError, ValueError) as error:
+                response = self.reply({"error": str(error)})
+                response.set_status(400)
+            except Exception as error:
+                if isinstance(error, ConnectionError):
+                    raise
+                log.exception("%s failed", request.path)
+                response = self.reply({"error": f"{type(error).__name__} in the viewer; its terminal says more"})
+                response.set_status(500)
+            response.headers.update(HEADERS)
+            return response
+
+        return guard
+
+    def _admit(self, request: web.Request) -> None:
+        """Refuse requests without the token, for another host's name, or from another site's page.
+
+        Raises:
+            HTTPForbidden: The request is refused.
+        """
+        from aiohttp import web
+
+        host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+        if not self.token and host not in _LOOPBACK:
+            raise web.HTTPForbidden(text=f"this server answers as 127.0.0.1 or localhost, not as {host[:100]!r}")
+        if self.token and not self._has_token(request):
+            raise web.HTTPForbidden(text="open the address with its token, as `rlsdk view` printed it")
+        origin = request.headers.get("Origin")
+        if request.method not in ("GET", "HEAD") and (
+            origin is None or urlsplit(origin).netloc != request.headers.get("Host")
+        ):
+            raise web.HTTPForbidden(text="changes are made from the viewer's own page alone")
+
+    def _has_token(self, request: web.Request) -> bool:
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        given = (request.cookies.get(COOKIE, ""), request.query.get("token", ""), bearer)
+        return any(hmac.compare_digest(each.encode(), self.token.encode()) for each in given)
+
+
+def _fetched(url: str) -> RemoteRun:
+    from rlsdk.viewer.remote import RemoteRun  # what reads remote folders takes a second to import
+
+    return RemoteRun(url)
+
+
+async def _static(request: web.Request) -> web.StreamResponse:
+    from aiohttp import web
+
+    path = (STATIC / request.match_info["file"]).resolve()
+    if not path.is_relative_to(STATIC) or not path.is_file() or path.suffix not in _TYPES:
+        raise web.HTTPNotFound(text="there is no such file")
+    return web.Response(body=path.read_bytes(), content_type=_TYPES[path.suffix], charset="utf-8")
+
+
+async def serve(
+    service: ViewerService, host: str, port: int, ready: Callable[[str], None], ended: asyncio.Event
+) -> None:
+    """Serve until an event is set.
+
+    Args:
+        service: The viewer.
+        host: Address to listen at.
+        port: Port; 0 for a free one.
+        ready: Called with the address once the server answers.
+        ended: Ends the server.
+
+    Raises:
+        EnvironmentFault: The port is taken, or not allowed.
+    """
+    from aiohttp import web
+
+    runner = web.AppRunner(service.application(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise EnvironmentFault(
+                f"port {port} of {host} cannot be used: {error.strerror}; choose another --port"
+            ) from error
+        bound = runner.addresses[0]
+        name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+        ready(f"http://{name}:{bound[1]}/" + (f"?token={service.token}" if service.token else ""))
+        await ended.wait()
+    finally:
+        await runner.cleanup()
+        service.close()
+
+
+def new_token(host: str) -> str:
+    """Return a fresh secret for a server that other machines can reach; empty for one at a loopback address."""
+    return "" if host in _LOOPBACK else secrets.token_urlsafe(24)

@@ -1,0 +1,219 @@
+// Curves: small charts by question, several runs in one, repetitions as bands, and any other metric below.
+
+import { get } from "/static/api.js"
+import { color } from "/static/colors.js"
+import { Chart, band, smoothed } from "/static/chart.js"
+import { append, debounce, h, number, replace, visible } from "/static/dom.js"
+import { findings, READS } from "/static/findings.js"
+
+const percent = (value) => `${number(value * 100, 3)} %`
+
+const SECTIONS = [
+  ["Does it learn?", [
+    { title: "Reward", names: ["reward/mean"], hint: "Should rise. Flat at the bottom: tasks too hard; flat at the top: too easy; flat between: the reward does not tell answers apart." },
+    { title: "Held-out accuracy", names: ["eval/greedy", "eval/sampled"], labels: ["greedy", "sampled"], format: percent, hint: "The measure that counts. If it falls while the reward rises, the policy games the reward." },
+    { title: "Training accuracy", names: ["accuracy/mean"], format: percent, hint: "Share of right answers in the rollouts that are trained on." },
+    { title: "Parts of the reward", match: /^reward\/(?!mean$|std$)/, strip: "reward/", hint: "If one part, such as the form, rises alone, the policy learns that part alone." },
+  ]],
+  ["Do the rollouts teach?", [
+    { title: "Groups that teach", names: ["groups/trained"], format: percent, hint: "A group whose rollouts all earn the same is dead: it has no better and no worse. Healthy: above 30 %." },
+    { title: "Spread of rewards", names: ["reward/std"], hint: "Near 0, there is nothing to learn from." },
+    { title: "Length of answers", names: ["rollouts/length"], hint: "Tokens. A rise without more reward is an explosion of length." },
+    { title: "Cut off", names: ["rollouts/truncated"], format: percent, hint: "Share of answers that ended at the limit. Healthy: a few per cent." },
+    { title: "Without a score", names: ["rollouts/invalid"], hint: "Rollouts whose reward failed: they are left out, and count for nothing. Healthy: none." },
+    { title: "Entropy", names: ["actor/entropy"], hint: "How undecided the policy is. A slow fall is learning; a fall to nearly 0 is collapse." },
+  ]],
+  ["Is the update sound?", [
+    { title: "KL to the policy before", names: ["actor/kl_to_old", "actor/kl_to_behaviour"], labels: ["before the step", "sampler"], hint: "How far a step moves the policy. Healthy: below 0.1, and steady." },
+    { title: "KL to the reference", match: /^(actor\/kl|kl)\/?(reference|to_ref|ref)?$/, hint: "How far it has moved from the model that it began with." },
+    { title: "Clipped tokens", names: ["actor/clip_share"], format: percent, hint: "Healthy: below 20 %." },
+    { title: "Norm of the gradient", names: ["actor/grad_norm"], hint: "Spikes, or a steady rise, come before a collapse." },
+    { title: "Engine and learner", names: ["canary/gap", "actor/gap"], labels: ["after a sync", "in a batch"], hint: "Greatest difference of their logprobs for the same tokens. A jump means that they no longer hold the same model." },
+  ]],
+  ["By source", [
+    { title: "Accuracy by source", match: /^source\/.+\/accuracy\/mean$/, strip: /^source\/|\/accuracy\/mean$/g, format: percent, hint: "A source that stays behind may need more weight, or easier tasks." },
+    { title: "Tokens by source", match: /^source\/.+\/rollouts\/tokens$/, strip: /^source\/|\/rollouts\/tokens$/g, key: "sources", hint: "A line that ends or sinks to 0 is a source that starves." },
+  ]],
+  ["How fresh, how fast?", [
+    { title: "Staleness", names: ["staleness/max", "staleness/mean"], labels: ["oldest", "mean"], hint: "Steps between the weights that wrote a token and those that learn from it. 0: in step." },
+    { title: "Shares of ages", match: /^staleness\/share_/, strip: "staleness/share_", format: percent, hint: "Share of the trained tokens of each age, in steps." },
+    { title: "Tokens a second", names: ["time/tokens_per_second"], hint: "While engines sample." },
+    { title: "Idle engines", names: ["time/engines_idle"], format: percent, hint: "Share of a step in which engines have nothing to do." },
+    { title: "Engines", names: ["engines/alive"], hint: "Engines that take requests. A step down is a loss." },
+    { title: "Seconds a step", names: ["time/step"], hint: "The page of times says where they go." },
+  ]],
+]
+
+export function mount(element, first) {
+  let context = first
+  let names = []
+  let curves = {}
+  let charts = []
+  let order = 0
+  let smoothing = Number(context.parameters.smooth ?? 0)
+  let seeds = context.parameters.seeds !== "0"
+  let more = context.parameters.metrics ?? ""
+
+  const stands = h("section", { class: "stands", hidden: true })
+  const ledger = h("section", { class: "ledger" })
+  const grid = h("div", {})
+  const others = h("div", { class: "charts" })
+  const strength = h("output", {}, smoothing ? String(smoothing) : "none")
+  const search = h("input", {
+    type: "search", id: "metric-search", placeholder: "Any metric: entropy, workflow/, time/ …", value: more, "aria-label": "Find metrics",
+    oninput: debounce(250, (event) => { more = event.target.value.trim(); context.go({ metrics: more }, { quietly: true }); refresh() }),
+  })
+  const slider = h("input", {
+    type: "range", min: 0, max: 0.98, step: 0.02, value: smoothing, "aria-label": "Smoothing",
+    oninput: () => {
+      smoothing = Number(slider.value)
+      strength.textContent = smoothing || "none"
+      context.go({ smooth: smoothing || "" }, { quietly: true })
+      draw()
+    },
+  })
+  const bar = h("div", { class: "bar" }, h("label", { class: "slider" }, "Smoothing", slider, strength),
+    h("label", { class: "check" }, h("input", {
+      type: "checkbox", checked: seeds, onchange: (event) => { seeds = event.target.checked; context.go({ seeds: seeds ? "" : "0" }, { quietly: true }); draw() },
+    }), "Seeds of one experiment as a band"))
+  append(element, [stands, bar, grid, ledger, h("section", {}, h("h2", {}, "All metrics"), search, others)])
+
+  const experiments = () => new Set(context.chosen.map((run) => run.experiment)).size
+
+  function series(chart, wanted) {
+    const single = context.chosen.length === 1
+    const groups = new Map()
+    for (const run of context.chosen) {
+      const key = seeds ? run.experiment : run.id
+      groups.set(key, [...(groups.get(key) ?? []), run])
+    }
+    return wanted.flatMap((name, n) => [...groups.values()].flatMap((runs) => {
+      const found = runs.map((run) => curves[run.id]?.[name]).filter((curve) => curve?.[0].length)
+      if (!found.length) return []
+      const label = [wanted.length > 1 ? label_of(chart, name, n) : "", single ? "" : visible(runs[0].name) + (runs.length > 1 ? ` ×${runs.length}` : "")]
+      const line = {
+        label: label.filter(Boolean).join(" · "),
+        color: single && wanted.length > 1 ? color(n) : context.color(runs[0]),
+        dash: !single && n ? [5, 4] : undefined,
+      }
+      const raw = found.length > 1 ? band(found) : { x: found[0][0], y: found[0][1] }
+      if (!smoothing) return [{ ...line, ...raw }]
+      const smooth = { ...line, x: raw.x, y: smoothed(raw.y, smoothing) }
+      if (raw.low) return [{ ...smooth, low: smoothed(raw.low, smoothing), high: smoothed(raw.high, smoothing) }]
+      return [{ ...line, ...raw, label: `${line.label} raw`, color: `${line.color}44`, width: 1, quiet: true }, smooth]
+    }))
+  }
+
+  function draw() {
+    for (const { chart, wanted, plot } of charts) plot.set(series(chart, wanted))
+    const own = context.chosen.length === 1 ? findings(curves[context.run.id] ?? {}) : []
+    for (const { chart, wanted, plot } of charts) {
+      plot.warn(own.find((each) => wanted.includes(each.chart) || (chart.key && chart.key === each.chart))?.title)
+    }
+    stand(own)
+  }
+
+  let alerts = []
+  function stand(own) {
+    const told = alerts.slice(0, 6).map((alert) => ({
+      title: visible(alert.name ?? "alert"), text: `${visible(alert.message ?? "")}${alert.advice ? ` ${visible(alert.advice)}` : ""}`,
+      step: alert.step, level: alert.level,
+    }))
+    const all = [...told, ...own]
+    stands.hidden = !all.length
+    replace(stands, h("h2", {}, "What stands out"), h("ul", {}, all.map((each) => h("li", { class: each.level === "info" ? "calm" : "" },
+      h("b", {}, each.title), each.step === undefined ? null : h("small", {}, ` step ${each.step}`), h("p", {}, each.text),
+      each.page ? h("button", { class: "link", onclick: () => context.open(each.page, {}) }, `open the page of ${each.page}`) : null))))
+  }
+
+  function layout() {
+    for (const { plot } of charts) plot.destroy()
+    charts = []
+    const known = (chart) => chart.match ? names.filter((name) => chart.match.test(name)).slice(0, 8) : chart.names.filter((name) => names.includes(name))
+    const make = (chart, wanted) => {
+      const plot = new Chart({ title: chart.title, hint: chart.hint, format: chart.format, open: () => enlarge(chart, wanted) })
+      charts.push({ chart, wanted, plot })
+      return plot.element
+    }
+    replace(grid, SECTIONS.map(([title, list]) => {
+      const found = list.map((chart) => [chart, known(chart)]).filter(([, wanted]) => wanted.length)
+      return found.length ? h("section", {}, h("h2", {}, title), h("div", { class: "charts" }, found.map((each) => make(...each)))) : null
+    }))
+    const wanted = more ? names.filter((name) => more.split(/[\s,]+/).some((word) => name.includes(word))).slice(0, 24) : []
+    replace(others, more
+      ? wanted.length ? wanted.map((name) => make({ title: name }, [name])) : h("p", { class: "hint" }, `No metric has ${more} in its name.`)
+      : names.map((name) => h("button", { class: "tag", onclick: () => { search.value = more = name; context.go({ metrics: name }, { quietly: true }); refresh() } }, visible(name))))
+  }
+
+  function enlarge(chart, wanted) {
+    const plot = new Chart({ title: chart.title, hint: chart.hint, format: chart.format, height: Math.min(520, innerHeight - 220) })
+    const large = h("dialog", { class: "large", onclose: () => { plot.destroy(); large.remove() }, onclick: (event) => { if (event.target === large) large.close() } },
+      plot.element, h("button", { class: "button", onclick: () => large.close() }, "Close"))
+    document.body.append(large)
+    large.showModal()
+    plot.set(series(chart, wanted))
+  }
+
+  let drawn = ""
+  async function refresh() {
+    const mine = ++order
+    const runs = context.chosen.map((run) => run.id).join(",")
+    const found = await get("names", { runs })
+    const shown = SECTIONS.flatMap(([, list]) => list.flatMap((chart) => chart.match ? found.names.filter((name) => chart.match.test(name)).slice(0, 8) : chart.names))
+    const extra = more ? found.names.filter((name) => more.split(/[\s,]+/).some((word) => name.includes(word))).slice(0, 24) : []
+    const tokens = found.names.filter((name) => /^source\/.+\/rollouts\/tokens$/.test(name))
+    const [answer, told, counts] = await Promise.all([
+      get("curves", { runs, names: [...new Set([...shown, ...READS, ...tokens, ...extra])].join(",") }), get("alerts", { runs }),
+      context.chosen.length === 1 ? get(`ledger/${context.run.id}`) : null,
+    ])
+    if (mine !== order) return
+    names = found.names
+    curves = answer
+    alerts = Object.values(told).flat()
+    const structure = JSON.stringify([names, more, runs])
+    if (structure !== drawn) layout()
+    drawn = structure
+    draw()
+    tasks(ledger, counts)
+  }
+  refresh().catch((error) => replace(grid, h("p", { class: "trouble" }, error.message)))
+
+  return {
+    refresh: (now) => { context = now; refresh() },
+    navigate: (now) => {
+      context = now
+      slider.value = smoothing = Number(now.parameters.smooth ?? 0)
+      strength.textContent = smoothing || "none"
+      refresh()
+      return true
+    },
+    unmount: () => { order++; for (const { plot } of charts) plot.destroy() },
+    keys: { "/": ["find a metric", () => search.focus()] },
+  }
+}
+
+function label_of(chart, name, n) {
+  if (chart.labels) return chart.labels[n]
+  return visible(chart.strip ? name.replaceAll(chart.strip, "") : name)
+}
+
+const COUNTS = [["trained", "trained on"], ["filtered", "left out by a filter"], ["failed", "without a score"], ["available", "ready"], ["scheduled", "being sampled"], ["waiting", "to be started"]]
+
+// What became of the tasks, by source.
+function tasks(element, counts) {
+  const last = counts?.steps.at(-1)
+  const rows = last ? Object.entries(last.sources) : []
+  const total = counts?.tasks ?? {}
+  if (!rows.length) {
+    replace(element, Object.keys(total).length ? [h("h2", {}, "What became of the tasks"), h("p", { class: "figures" },
+      Object.entries(total).map(([name, count]) => h("span", {}, h("b", {}, number(count)), ` ${name}`)))] : null)
+    return
+  }
+  const greatest = Math.max(...rows.map(([, row]) => COUNTS.reduce((sum, [name]) => sum + (row[name] ?? 0), 0)), 1)
+  replace(element, h("h2", {}, "What became of the tasks"),
+    h("p", { class: "hint" }, "Groups of each source so far. A source with a short bar starves; one that is mostly left out teaches little."),
+    h("div", { class: "table-box" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "Source"), h("th", {}), COUNTS.map(([, title]) => h("th", { class: "figure" }, title)))),
+      h("tbody", {}, rows.map(([source, row]) => h("tr", {}, h("th", {}, visible(source)),
+        h("td", { class: "bars" }, h("div", { class: "stack" }, COUNTS.map(([name]) => h("i", { class: `part ${name}`, title: name, style: { width: `${100 * (row[name] ?? 0) / greatest}%` } })))),
+        COUNTS.map(([name]) => h("td", { class: "figure" }, number(row[name] ?? 0)))))))))
+}

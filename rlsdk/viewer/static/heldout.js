@@ -1,0 +1,101 @@
+// One held-out task through the training: its answer in each evaluation.
+
+import { get } from "/static/api.js"
+import { between } from "/static/colors.js"
+import { append, choice, empty, h, number, replace, said, visible } from "/static/dom.js"
+import { rewardMark } from "/static/rollouts.js"
+import { conversation } from "/static/turns.js"
+
+export function mount(element, first) {
+  let context = first
+  let tasks = []
+  let history = []
+  let at = 0
+  let task = context.parameters.task ?? ""
+  let sampled = context.parameters.sampled === "1"
+  let order = 0
+
+  const list = h("ol", { class: "list", "aria-label": "Held-out tasks" })
+  const search = h("input", { type: "search", id: "task-search", placeholder: "Find a task", "aria-label": "Find a task", oninput: () => drawTasks() })
+  const detail = h("section", { class: "detail" })
+  const box = h("div", { class: "browser" }, h("div", { class: "list-pane" }, search, list), detail)
+  append(element, [h("div", { class: "bar" }, choice("Answers", [["", "Greedy"], ["1", "Sampled"]], sampled ? "1" : "", (value) => { sampled = value === "1"; context.go({ sampled: value }, { quietly: true }); load() })), box])
+
+  async function load() {
+    const mine = ++order
+    const flag = sampled ? "1" : ""
+    try {
+      const found = await get(`held-out/${context.run.id}`, { sampled: flag })
+      if (mine !== order) return
+      tasks = found.rows
+      box.classList.toggle("nothing", !tasks.length)
+      if (!tasks.length) {
+        replace(list)
+        replace(detail, empty("No evaluation is stored", "Evaluations are kept with the rollouts of a run (save_rollouts), from the first evaluation on (eval.every)."))
+        return
+      }
+      drawTasks()
+      await open(tasks.some((row) => row.task === task) ? task : tasks[0].task)
+    } catch (error) {
+      if (mine !== order) return
+      box.classList.add("nothing")
+      replace(detail, empty("Nothing to show", error.message))
+    }
+  }
+
+  function drawTasks() {
+    const text = search.value.toLowerCase()
+    const shown = tasks.filter((row) => !text || `${row.task} ${row.prompt}`.toLowerCase().includes(text))
+    replace(list, shown.map((row) => h("li", { class: `item ${row.task === task ? "chosen" : ""}`, onclick: () => { box.classList.add("opened"); open(row.task) } },
+      rewardMark(row), h("div", { class: "item-text" }, h("p", { class: "item-answer" }, said(row.prompt)), h("p", { class: "item-about" }, said(row.task))))))
+  }
+
+  async function open(chosen) {
+    const mine = ++order
+    const end = at >= history.length - 1 || task !== chosen
+    task = chosen
+    context.go({ task }, { quietly: true })
+    drawTasks()
+    const found = await get(`held-out/${context.run.id}`, { task, sampled: sampled ? "1" : "" })
+    if (mine !== order) return
+    history = found.rows
+    if (end) at = history.length - 1
+    await show()
+  }
+
+  async function show() {
+    const mine = ++order
+    const row = history[at]
+    if (!row) return
+    const group = await get(`rollouts/${context.run.id}/groups/${row.number}`)
+    if (mine !== order) return
+    const changed = at && history[at - 1].response !== row.response
+    replace(detail, h("header", { class: "detail-head" },
+      h("button", { class: "button back", onclick: () => box.classList.remove("opened") }, "‹ Tasks"),
+      h("h2", {}, said(task)),
+      h("p", { class: "item-about" }, `evaluation after step ${row.step}, ${at + 1} of ${history.length}`, at ? changed ? " · changed since the one before" : " · as in the one before" : ""),
+      h("div", { class: "timeline", role: "group", "aria-label": "Evaluations" }, history.map((each, i) => h("button", {
+        class: `moment ${i === at ? "on" : ""} ${each.valid ? "" : "none"}`, title: `step ${each.step}: ${each.valid ? number(each.reward) : "no score"}`, onclick: () => { at = i; show() },
+        style: each.valid ? { "background-color": between(each.reward, { diverging: true }) } : {},
+      }, each.step)))),
+    h("div", { class: "columns" }, group.rollouts.map((rollout, n) => h("article", { class: "column" },
+      h("header", {}, rewardMark(rollout), group.rollouts.length > 1 ? h("b", {}, `#${n}`) : null, rollout.reason ? h("small", {}, said(rollout.reason)) : null), conversation(rollout)))))
+  }
+
+  const move = (change) => { at = Math.min(Math.max(at + change, 0), history.length - 1); show() }
+  const other = (change) => {
+    const i = tasks.findIndex((row) => row.task === task)
+    const row = tasks[Math.min(Math.max(i + change, 0), tasks.length - 1)]
+    if (row) open(row.task).then(() => list.querySelector(".chosen")?.scrollIntoView({ block: "nearest" }))
+  }
+  load()
+  return {
+    refresh: (now) => { const rows = context.run.rows; context = now; if (now.run.rows !== rows) load() },
+    navigate: (now) => { const same = now.run.id === context.run.id; context = now; if (!same) { history = []; load() } return true },
+    unmount: () => { order++ },
+    keys: {
+      "ArrowRight": ["next evaluation", () => move(1)], "ArrowLeft": ["evaluation before", () => move(-1)],
+      "j": ["next task", () => other(1)], "k": ["task before", () => other(-1)], "/": ["find a task", () => search.focus()],
+    },
+  }
+}

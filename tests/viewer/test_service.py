@@ -1,0 +1,202 @@
+"""The viewer's server: its answers about a run, whom it admits, and what it does to text that a model wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsdk.errors import RunError
+from rlsdk.viewer.service import COOKIE, STATIC, ViewerService
+from tests.viewer.recorded import HOSTILE, make_run
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def service(run: Path) -> ViewerService:
+    return ViewerService([str(run)])
+
+
+def test_the_state_names_runs_and_pages(service: ViewerService, ask: Ask, run: Path) -> None:
+    status, headers, content = ask(service, "/api/state")
+    (shown,) = content["runs"]
+    assert status == 200
+    assert (shown["name"], shown["step"], shown["steps"], shown["last"]["reward/mean"]) == ("first", 6, 8, 0.6)
+    assert [page["name"] for page in content["pages"]][:3] == ["curves", "time", "rollouts"]
+    assert "script-src 'self'" in headers["Content-Security-Policy"]
+    assert "unsafe-inline" not in headers["Content-Security-Policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_curves_follow_a_file_that_grows_and_one_that_is_cut_back(service: ViewerService, ask: Ask, run: Path) -> None:
+    (key,) = service._runs
+    path = f"/api/curves?runs={key}&names=reward/mean,unknown"
+    ask(service, "/api/state")
+    assert ask(service, path)[2] == {key: {"reward/mean": [[1, 2, 3, 4, 5, 6], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]]}}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "reward/mean": NaN}\n{"step": 8, "rew')
+    assert ask(service, "/api/state")[2]["runs"][0]["step"] == 7
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('ard/mean": 0.9}\n')
+    ask(service, "/api/state")
+    assert ask(service, path)[2][key]["reward/mean"] == [[1, 2, 3, 4, 5, 6, 8], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.9]]
+    (run / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    assert ask(service, "/api/state")[2]["runs"][0]["generation"] == 1
+    assert ask(service, path)[2][key]["reward/mean"] == [[1], [0.5]]
+
+
+def test_a_long_curve_is_thinned_out_to_means(run: Path) -> None:
+    lines = [json.dumps({"step": i, "x": float(i % 2)}) + "\n" for i in range(1, 10_001)]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    metrics = ViewerService([str(run)]).runs[0].metrics
+    metrics.refresh()
+    steps, values = metrics.points(["x"])["x"]
+    assert (len(steps), steps[-1]) == (2000, 10_000)
+    assert set(values) == {0.4, 0.6}
+
+
+def test_a_group_is_told_with_scores_and_the_reason_of_an_invalid_one(service: ViewerService, ask: Ask) -> None:
+    (key,) = service._runs
+    content = ask(service, f"/api/rollouts/{key}/groups/5")[2]
+    assert (content["task"], content["answer"], len(content["rollouts"])) == ("sums/5", 5, 3)
+    first, second, _ = content["rollouts"]
+    assert (first["valid"], first["reason"], first["reward"]) == (False, "the judge timed out", None)
+    assert (second["parts"], second["tokens"]) == ({"reward/exact": 0.0, "format": 1.0}, 5)
+    assert [message["role"] for message in second["messages"]] == ["user", "assistant"]
+
+
+def test_tokens_carry_what_the_learner_computed_where_it_was_stored(service: ViewerService, ask: Ask) -> None:
+    (key,) = service._runs
+    trained = ask(service, f"/api/rollouts/{key}/groups/3/0/tokens")[2]
+    assert trained["mask"] == [0, 1, 1, 1, 1]
+    assert trained["columns"]["advantage"] == [None, -0.5, 0.0, 0.5, 1.0]
+    assert trained["columns"]["ratio"][1] == pytest.approx(1.28403, abs=1e-5)  # exp(-0.25 + 0.5)
+    assert trained["versions"] == [-1, 0, 0, 0, 0]
+    left_out = ask(service, f"/api/rollouts/{key}/groups/2/0/tokens")[2]
+    assert set(left_out["columns"]) == {"logprob"}
+    assert left_out["texts"] == ["⟨3⟩", "⟨4⟩", "⟨5⟩", "⟨6⟩", "⟨7⟩"]  # this run's model has no tokenizer
+    assert ask(service, f"/api/rollouts/{key}/groups/3/9/tokens")[0] == 400
+
+
+def test_a_held_out_task_is_followed_through_the_evaluations(service: ViewerService, ask: Ask) -> None:
+    (key,) = service._runs
+    tasks = ask(service, f"/api/held-out/{key}")[2]["rows"]
+    assert [row["task"] for row in tasks] == ["sums/100", "sums/101", "sums/102"]
+    history = ask(service, f"/api/held-out/{key}?task=sums/101&sampled=1")[2]["rows"]
+    assert [(row["step"], row["response"]) for row in history] == [(0, "answer 0"), (3, "answer 3"), (6, "answer 6")]
+
+
+def test_hostile_text_arrives_as_data_and_as_json_alone(service: ViewerService, ask: Ask) -> None:
+    (key,) = service._runs
+    status, headers, content = ask(service, f"/api/rollouts/{key}/groups/3")
+    assert content["rollouts"][1]["messages"][1]["content"] == HOSTILE
+    assert (status, headers["Content-Type"]) == (200, "application/json; charset=utf-8")
+    rows = ask(service, f"/api/rollouts/{key}?text=%3Cscript%3E")[2]["rows"]
+    assert [(row["number"], row["rollout"]) for row in rows] == [(3, 1)]
+
+
+def test_the_page_writes_text_only_as_text() -> None:
+    scripts = list(STATIC.glob("*.js"))
+    assert len(scripts) > 8
+    for path in scripts:
+        text = path.read_text(encoding="utf-8")
+        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "http"):
+            assert way not in text.replace("http-equiv", ""), f"{path.name}: {way}"
+    assert "<script>" not in (STATIC / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../service.py", "/static/%2e%2e/service.py", "/static/vendor", "/static/x.js"]
+)
+def test_only_files_of_the_page_are_served(service: ViewerService, ask: Ask, path: str) -> None:
+    assert ask(service, path)[0] == 404
+
+
+def test_a_loopback_server_answers_under_its_own_name_alone(service: ViewerService, ask: Ask) -> None:
+    status, _, content = ask(service, "/api/state", headers={"Host": "evil.example"})
+    assert (status, "not as 'evil.example'" in content["error"]) == (403, True)
+    status, _, content = ask(service, "/api/state", method="POST", headers={"Origin": "http://evil.example"})
+    assert (status, content["error"]) == (403, "changes are made from the viewer's own page alone")
+
+
+def test_with_a_token_nothing_is_answered_without_it(run: Path, ask: Ask) -> None:
+    service = ViewerService([str(run)], token="secret-ü")
+    assert ask(service, "/api/state")[0] == 403
+    assert ask(service, "/static/app.js")[0] == 403
+    assert ask(service, "/api/state?token=wrong")[0] == 403
+    assert ask(service, "/api/state", headers={"Authorization": "Bearer x"})[0] == 403
+    status, headers, _ = ask(service, "/?token=secret-%C3%BC")
+    assert (status, headers["Location"]) == (303, "/")
+    assert {"HttpOnly", "SameSite=Strict"} <= set(headers["Set-Cookie"].split("; "))
+    assert COOKIE in headers["Set-Cookie"]
+    assert ask(service, "/api/state?token=secret-%C3%BC")[0] == 200
+
+
+def test_logs_are_sent_from_where_the_reader_is(service: ViewerService, ask: Ask, run: Path) -> None:
+    (key,) = service._runs
+    first = ask(service, f"/api/processes/{key}/logs/driver")[2]
+    assert first["text"].startswith("began")
+    with (run / "logs" / "driver.log").open("a") as file:
+        file.write("more\n")
+    assert ask(service, f"/api/processes/{key}/logs/driver?after={first['end']}")[2]["text"] == "more\n"
+    assert ask(service, f"/api/processes/{key}/logs/..%2Fconfig")[0] in (400, 404)
+
+
+def test_new_runs_in_a_folder_appear(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "one")
+    service = ViewerService([str(tmp_path / "runs")])
+    assert [run.state()["name"] for run in service.runs] == ["one"]
+    make_run(tmp_path / "runs" / "two")
+    service.look()
+    assert {run.state()["name"] for run in service.runs} == {"one", "two"}
+
+
+def test_a_folder_without_runs_is_refused_with_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="expected a folder with a config"):
+        ViewerService([str(tmp_path)])
+    with pytest.raises(RunError, match="there is no such folder"):
+        ViewerService([str(tmp_path / "none")])
+
+
+def test_the_command_prints_its_address_and_ends_on_an_interrupt(run: Path) -> None:
+    command = [sys.executable, "-m", "rlsdk.cli", "view", str(run), "--port", "0", "--no-open"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    address = process.stdout.readline().strip()
+    try:
+        assert address.startswith("http://127.0.0.1:")
+        process.send_signal(2)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_server_imports_none_of_the_stack(run: Path) -> None:
+    code = (
+        "import sys; from rlsdk.viewer.service import ViewerService; "
+        f"ViewerService([{str(run)!r}]).application(); "
+        "print([m for m in ('torch', 'ray', 'vllm', 'deepspeed', 'transformers') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_alerts_and_a_silent_run_are_told(service: ViewerService, ask: Ask, run: Path) -> None:
+    (key,) = service._runs
+    alert: dict[str, Any] = {"step": 4, "name": "length", "level": "warning", "message": "m", "advice": "a"}
+    (run / "alerts.jsonl").write_text(json.dumps(alert) + "\n{broken\n")
+    assert ask(service, f"/api/alerts?runs={key}")[2] == {key: [alert]}
+    old = time.time() - 3600
+    os.utime(run / "metrics.jsonl", (old, old))
+    state = ask(service, "/api/state")[2]["runs"][0]
+    assert (state["status"], state["alerts"]) == ("quiet", 1)
+    assert state["said"].startswith("no step for 60 min; a step usually takes 2 s")
