@@ -320,7 +320,7 @@ def _further(wanted: Filter, walk: _Walk) -> dict[str, Any]:
     """Return the conditions that the walked index does not decide."""
     fields = attrs.asdict(wanted)
     left = {name: value for name, value in fields.items() if name not in (*walk.names, "order")}
-    return {name: value for name, value in left.items() if value not in (None, "", False)}
+    return {name: value for name, value in left.items() if value is not None and value is not False and value != ""}
 
 
 def _keys(inner: sa.Select[Any], walk: _Walk, rest: Mapping[str, Any], run: str, limit: int) -> sa.Select[Any]:
