@@ -102,7 +102,7 @@ def _statement(run: str, where: str, order_by: str, limit: int | None, evaluatio
     whole = sa.select(*columns).select_from(GROUPS.join(ROLLOUTS, same))
     # A file holds one run. A condition on it would mislead SQLite, which takes any equality for a selective one.
     # The plus keeps SQLite from preferring the primary key to the index of a condition or an order.
-    kind = sa.literal_column(f"(+rlsdk_groups.number) {'<' if evaluations else '>='} 0")
+    kind: sa.ColumnElement[bool] = sa.literal_column(f"(+rlsdk_groups.number) {'<' if evaluations else '>='} 0")
     whole = whole.where(kind)
     rows = (whole.where(GROUPS.c.run == run) if run else whole).subquery("rollouts")
     found = sa.select(rows).order_by(*_order(rows, order_by)).limit(limit)

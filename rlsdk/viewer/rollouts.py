@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -236,7 +236,7 @@ def walk_of(wanted: Filter) -> _Walk:
     """Choose the index for a filter: that of its order or, by number, that of its most selective condition."""
     number, rollout = ROLLOUTS.c.number, ROLLOUTS.c.rollout
     if wanted.order in ("lowest", "highest"):
-        bounds = [ROLLOUTS.c.reward.is_not(None)]
+        bounds: list[sa.ColumnElement[bool]] = [ROLLOUTS.c.reward.is_not(None)]
         if wanted.reward_from is not None:
             bounds.append(ROLLOUTS.c.reward >= wanted.reward_from)
         if wanted.reward_to is not None:
@@ -253,10 +253,10 @@ def walk_of(wanted: Filter) -> _Walk:
     if wanted.task or not (wanted.invalid or wanted.status not in ("", "finished")):
         for name in ("task", "state", "source"):
             if value := getattr(wanted, name):
-                bounds = (GROUPS.c[name] == value, group_kind)
+                same = (GROUPS.c[name] == value, group_kind)
                 names = frozenset({name, "kind"})
-                order = (GROUPS.c.number, rollout)
-                return _Walk(order=order, descending=down, decided=bounds, by_group=True, names=names)
+                of_group = (GROUPS.c.number, rollout)
+                return _Walk(order=of_group, descending=down, decided=same, by_group=True, names=names)
         if wanted.step_from is not None or wanted.step_to is not None:
             return _by_step(wanted)
         return _Walk(order=(number, rollout), descending=down, decided=(kind,), names=frozenset({"kind"}))
@@ -268,7 +268,7 @@ def walk_of(wanted: Filter) -> _Walk:
 
 
 def _by_step(wanted: Filter) -> _Walk:
-    bounds = [GROUPS.c.step.is_not(None)]
+    bounds: list[sa.ColumnElement[bool]] = [GROUPS.c.step.is_not(None)]
     if wanted.step_from is not None:
         bounds.append(GROUPS.c.step >= wanted.step_from)
     if wanted.step_to is not None:
@@ -337,7 +337,7 @@ def _keys(inner: sa.Select[Any], walk: _Walk, rest: Mapping[str, Any], run: str,
         pattern = "%" + rest["text"].replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
         texts = (ROLLOUTS.c.response, ROLLOUTS.c.prompt)
         found = found.where(sa.or_(*(text.ilike(pattern, escape="\\") for text in texts)))
-    conditions = {
+    conditions: dict[str, Callable[[Any], sa.ColumnElement[bool]]] = {
         "kind": lambda value: _of_kind(number, value),
         "task": lambda value: GROUPS.c.task == value,
         "source": lambda value: GROUPS.c.source == value,
@@ -359,7 +359,7 @@ def _shown(connection: sa.Connection, run: str, keys: Sequence[Sequence[int]]) -
         return []
     same = (GROUPS.c.run == ROLLOUTS.c.run) & (GROUPS.c.number == ROLLOUTS.c.number)
     names = ("number", "rollout", "reward", "valid", "reason", "parts", "status", "tokens", "length")
-    columns = [ROLLOUTS.c[name] for name in (*names, "least_version", "greatest_version")]
+    columns: list[sa.ColumnElement[Any]] = [ROLLOUTS.c[name] for name in (*names, "least_version", "greatest_version")]
     columns += [GROUPS.c[name] for name in ("step", "source", "task", "state", "uses")]
     columns += [sa.func.substr(ROLLOUTS.c[name], 1, _EXCERPT).label(name) for name in ("prompt", "response")]
     numbers = sorted({int(number) for number, _ in keys})

@@ -125,7 +125,7 @@ class ViewerService:
         try:
             return int(text) if text else None
         except ValueError as error:
-            raise web.HTTPBadRequest(text=f"{name} is {text[:60]!r}; expected a whole number") from error
+            raise web.HTTPBadRequest(text=f"{name} is {str(text)[:60]!r}; expected a whole number") from error
 
     def reply(self, content: Any) -> web.Response:
         """Return JSON; numbers that JSON lacks are null, and half surrogates stay escaped."""
