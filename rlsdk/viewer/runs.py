@@ -119,12 +119,17 @@ class RunFolder:
         driver = known.process("driver") if known else None
         if driver is not None and driver.is_gone:
             return "killed", f"its process {driver.pid} on {driver.host} is gone, and it has not said how it ended"
+        silent = next((each for each in known.actors if each.silent), None) if known else None
+        said = f"{silent.name} {silent.silent}, for {_span(silent.silent_for)}. Its log may say why" if silent else ""
         if not self.metrics.changed:
-            return "starting", ""
+            return "starting", said
         age, usual = time.time() - self.metrics.changed, self.metrics.last("time/step") or 0.0
         if age > max(QUIET_SECONDS, 10 * usual):
-            return "quiet", f"no step for {_span(age)}; a step usually takes {_span(usual)}. Look at the processes"
-        return "running", ""
+            return (
+                "quiet",
+                said or f"no step for {_span(age)}; a step usually takes {_span(usual)}. Look at the processes",
+            )
+        return "running", said
 
     def ledger(self) -> dict[str, Any]:
         """Return what became of the tasks of each source by step, and the totals of a run that has ended."""

@@ -218,5 +218,11 @@ window.addEventListener("hashchange", show)
 document.addEventListener("keydown", pressed)
 dark.addEventListener("change", () => { state.page = null; show() })
 await look()
-setInterval(() => { if (!document.hidden) look() }, LOOK)
-document.addEventListener("visibilitychange", () => { if (!document.hidden) look() })
+let looking = false
+async function lookAgain() {
+  if (looking || document.hidden) return
+  looking = true
+  await look().finally(() => { looking = false })
+}
+setInterval(lookAgain, LOOK)
+document.addEventListener("visibilitychange", lookAgain)

@@ -81,9 +81,19 @@ export function mount(element, first) {
     if (atEnd || began) text.scrollTop = text.scrollHeight
   }
 
-  const quietly = () => refresh().catch((error) => { replace(table, h("p", { class: "trouble" }, error.message)) })
+  let waits = false
+  async function quietly() {
+    waits = true
+    try {
+      await refresh()
+    } catch (error) {
+      replace(table, h("p", { class: "trouble" }, error.message))
+    } finally {
+      waits = false
+    }
+  }
   quietly()
-  const timer = setInterval(() => { if (!document.hidden) quietly() }, LOOK)
+  const timer = setInterval(() => { if (!document.hidden && !waits) quietly() }, LOOK)
   return {
     refresh: (now) => { context = now },
     navigate: (now) => { const same = now.run.id === context.run.id; context = now; if (!same) { end = null; replace(text); quietly() } return true },

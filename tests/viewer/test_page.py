@@ -1,0 +1,266 @@
+"""The page in headless Chromium: every page of it on a recorded run, hostile text, keys, widths, and planted faults."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsdk.runlog.ledger_file import note_ledger
+from tests.viewer.browser import Browser, chromium, served
+from tests.viewer.recorded import make_run
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("runs")
+    make_run(folder / "first")
+    with served(folder) as where:
+        yield where
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Browser:
+    browser.size(1280, 900)
+    browser.open(address)
+    browser.see("nav a", "Curves")
+    browser.errors()
+    return browser
+
+
+def test_all_pages_show_a_run_without_an_error(page: Browser) -> None:
+    page.see(".chart", "Reward")
+    page.click("nav a", "Time")
+    page.see(".share", "sampling and scoring")
+    page.click("nav a", "Processes")
+    page.see(".log .warn", "engine 1 is silent")
+    page.click("nav a", "Settings")
+    page.see(".settings tr", "steps")
+    page.click("nav a", "Held-out")
+    page.click(".item", "What is 101?")
+    page.see(".column", "answer 6")
+    page.keys("\ue012")  # arrow left
+    page.see(".column", "answer 3")
+    assert page.errors() == []
+
+
+def test_the_browser_of_rollouts_is_used_with_keys(page: Browser) -> None:
+    page.click("nav a", "Rollouts")
+    first = page.see(".detail h2", "sums/11").text
+    page.keys("jjj")
+    page.see(".detail h2", "words/10")
+    page.keys("k")
+    assert page.see(".detail h2", "sums/11").text != first
+    page.keys("t")
+    page.see(".token-detail", "advantage")
+    page.click(".choice button", "Ratio")
+    page.see(".token-view .hint", "Red, below 1")
+    page.keys("g")
+    assert len(page.wait(lambda: page.all(".columns .column"), "no columns")) == 3
+    page.keys("/")
+    page.driver.switch_to.active_element.send_keys("What is 5?")
+    page.wait(lambda: {e.text.split(" #")[0] for e in page.all(".detail h2")} == {"sums/5"}, "the search finds nothing")
+    page.click(".item", "the judge timed out")
+    page.see(".trouble", "No score: the judge timed out")
+    page.driver.switch_to.active_element.send_keys("\ue00c")
+    page.keys("?")
+    page.see("dialog", "next rollout")
+    page.keys("?")
+    page.wait(lambda: not page.run("return document.querySelector('dialog').open"), "the list of keys stays")
+    assert page.errors() == []
+
+
+def test_filters_are_in_the_address_and_can_be_taken_back(page: Browser, address: str) -> None:
+    page.open(f"{address}#/rollouts?status=truncated&source=words")
+    page.see(".chips", "status: truncated")
+    page.wait(lambda: len(page.all(".list .item")) == 6, "not the six truncated rollouts of words")
+    page.click(".chips .tag", "source")
+    page.wait(lambda: len(page.all(".list .item")) == 12, "not all truncated rollouts")
+
+
+def test_what_a_model_wrote_is_seen_and_never_acts(page: Browser, address: str) -> None:
+    page.open(f"{address}#/rollouts?text=%3Cscript%3E")
+    page.see(".turn.policy", "<script>document.title='owned'</script></textarea><img src=x")
+    shown = page.see(".turn.policy").text
+    assert "␛[31mred" in shown and "⟨U+202E⟩" in shown and "\ufffd" in shown and "␀" in shown
+    for key in "tg":
+        page.keys(key)
+        time.sleep(0.3)
+    inside = "return document.querySelectorAll('main script, main img, main textarea').length"
+    assert page.run(inside) == 0
+    assert page.run("return document.title") == "first · rlsdk"
+    assert page.errors() == []
+
+
+def test_a_text_of_a_megabyte_does_not_hold_up_the_page(browser: Browser, tmp_path: Path) -> None:
+    from rlsdk.runlog.tables import Entry
+    from rlsdk.types import Group, Score, Task
+    from tests.viewer.recorded import fill, rollout
+
+    run = make_run(tmp_path / "long", steps=1)
+    task = Task("long", "say much", source="sums")
+    much = Group(task, [rollout(task, "word " * 200_000)], [Score(1.0)])
+    fill(run, [Entry(number=99, source="sums", state="trained", step=2, uses=1, group=much)])
+    with served(run) as address:
+        browser.size(1280, 900)
+        browser.open(f"{address}#/rollouts?task=long")
+        browser.see(".turn.policy", "show all 200,000 characters")
+        assert "The message has 1,000,000 characters" in browser.text()
+        assert browser.run("return document.querySelector('.turn.policy').textContent.length") < 10_000
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_on_a_phone_nothing_is_wider_than_the_screen(page: Browser, address: str, dark: bool) -> None:
+    page.size(390, 844, dark=dark)
+    page.open(address)
+    for name in ("Curves", "Time", "Rollouts", "Held-out", "Processes", "Settings"):
+        page.click("nav a", name)
+        page.wait(lambda: page.run("return !document.querySelector('main .loading')"), "it stays empty")
+        assert page.run("return document.documentElement.scrollWidth") <= 390, name
+    ground = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(19, 21, 24)") is dark
+    page.click("nav a", "Rollouts")
+    page.click(".item")
+    page.see(".detail h2")
+    assert not page.all(".list-pane")[0].is_displayed()
+    page.click(".back")
+    page.see(".list-pane")
+
+
+# Runs in which something is wrong: what their folders hold, and the words by which the page says so.
+
+STEPS = 40
+
+
+def metrics_of(i: int) -> dict[str, float]:
+    """Metrics of a healthy run after a step."""
+    learned = 1 - math.exp(-i / 15)
+    noise = 0.02 * math.sin(i * 1.7)
+    return {
+        "reward/mean": 0.2 + 0.6 * learned + noise,
+        "reward/std": 0.4,
+        "reward/answer": 0.1 + 0.6 * learned,
+        "reward/format": 0.9,
+        "accuracy/mean": 0.1 + 0.6 * learned + noise,
+        "groups/trained": 0.8 + noise,
+        "rollouts/length": 120 + 10 * noise,
+        "rollouts/truncated": 0.02,
+        "actor/entropy": 0.5 + 0.3 * (1 - learned),
+        "engines/alive": 2.0,
+        "time/step": 2.0,
+        "time/produce": 1.2,
+        "time/update": 0.7,
+        "source/math/rollouts/tokens": 4000.0,
+        "source/code/rollouts/tokens": 3000.0,
+    }
+
+
+def write(folder: Path, lines: list[dict[str, Any]]) -> Path:
+    run = make_run(folder, steps=2)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return run
+
+
+def dead_groups(folder: Path) -> None:
+    zero = {"reward/mean": 0.0, "reward/std": 0.0, "accuracy/mean": 0.0, "reward/answer": 0.0, "reward/format": 0.0}
+    write(folder, [{"step": i, **metrics_of(i), **zero, "groups/trained": 0.03} for i in range(1, STEPS)])
+
+
+def length_explosion(folder: Path) -> None:
+    flat = {"reward/mean": 0.3, "accuracy/mean": 0.2}
+    write(
+        folder,
+        [{"step": i, **metrics_of(i), **flat, "rollouts/length": 100 * 1.04**i} for i in range(1, STEPS)],
+    )
+
+
+def starving_source(folder: Path) -> None:
+    lines = [{"step": i, **metrics_of(i)} for i in range(1, STEPS)]
+    for line in lines[12:]:
+        del line["source/code/rollouts/tokens"]
+    run = write(folder, lines)
+    note_ledger(run, STEPS, {"math": {"trained": 900, "filtered": 60}, "code": {"trained": 40, "waiting": 8}})
+
+
+def hung_engine(folder: Path) -> None:
+    run = write(folder, [{"step": i, **metrics_of(i)} for i in range(1, STEPS)])
+    silent = "uses neither CPU nor a disk and does not answer"
+    actors = [
+        {"name": "engine 0", "pid": 41, "host": "far", "state": "running", "memory": 2**31, "log": "engine-0.log"},
+        {"name": "engine 1", "pid": 42, "host": "far", "state": "running", "memory": 2**31, "silent": silent,
+         "silent_for": 240.0, "log": "engine-1.log"},
+    ]  # fmt: skip
+    found = {"written": time.time(), "stage": "in take for 244 s", "actors": actors}
+    (run / "actors.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def format_alone(folder: Path) -> None:
+    def line(i: int) -> dict[str, Any]:
+        form = min(1.0, 0.2 + i / 30)
+        parts = {"reward/format": form, "reward/answer": 0.05, "reward/mean": 0.5 * form + 0.05}
+        return {"step": i, **metrics_of(i), **parts, "accuracy/mean": 0.05}
+
+    write(folder, [line(i) for i in range(1, STEPS)])
+
+
+FAULTS = {
+    dead_groups: ("Dead groups", "Only 3 % of the groups teach"),
+    length_explosion: ("Lengths grow", "Answers are 3.1 times as long as at first, and earn no more"),
+    starving_source: ("A source starves", "code gave rollouts in 0 of the last 10 steps"),
+    hung_engine: ("engine 1", "uses neither CPU nor a disk and does not answer"),
+    format_alone: ("Format learned, task not", "reward/format rises while accuracy stays at 5 %"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_newcomer_finds_a_planted_fault_on_the_first_page(browser: Browser, tmp_path: Path, fault: Any) -> None:
+    title, text = FAULTS[fault]
+    fault(tmp_path / "bad")
+    with served(tmp_path / "bad") as address:
+        browser.size(1280, 900)
+        browser.open(address)
+        browser.see(".stands, .trouble", text)
+        assert title in browser.text()
+        others = [words for words, _ in FAULTS.values() if words != title and words in browser.text()]
+        assert not others
+        browser.screenshot(fault.__name__)
+        if fault is hung_engine:
+            browser.click("nav a", "Processes")
+            browser.see("tr", "engine 1\nsilent")
+        if fault is starving_source:
+            browser.see(".ledger tr", "code")
+
+
+def test_nothing_stands_out_in_a_healthy_run(browser: Browser, tmp_path: Path) -> None:
+    write(tmp_path / "good", [{"step": i, **metrics_of(i)} for i in range(1, STEPS)])
+    with served(tmp_path / "good") as address:
+        browser.open(address)
+        browser.see(".chart", "Reward")
+        assert not any(each.is_displayed() for each in browser.all(".stands, .trouble, .chart-warning"))
+
+
+def test_seeds_of_one_experiment_share_a_line(browser: Browser, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run = write(tmp_path / "runs" / f"seed-{seed}", [{"step": i, "reward/mean": i + seed} for i in range(1, 9)])
+        (run / "config.yaml").write_text(f"name: seed-{seed}\nseed: {seed}\nsteps: 8\n")
+    with served(tmp_path / "runs") as address:
+        browser.open(address)
+        for box in browser.wait(lambda: browser.all(".run input"), "no runs"):
+            if not box.is_selected():
+                box.click()
+                break
+        browser.see(".chart-values", "×2")
+        assert "8.5" in browser.see(".chart-values", "×2").text
+        browser.click(".check")
+        browser.wait(lambda: len(browser.all(".chart:first-child .value")) >= 2, "one line for each seed")
