@@ -54,14 +54,14 @@ class Vitals:
         cpu: CPU seconds so far, child processes included.
         moved: Bytes read from and written to disks so far, child processes included.
         stopped: Id of a stopped child process; 0 if there is none.
-        memory: Resident memory of the process itself, in bytes.
+        memory: Resident memory of the process itself, in bytes; not compared, as it changes all the time.
     """
 
     state: State
     cpu: float = 0.0
     moved: int = 0
     stopped: int = 0
-    memory: int = 0
+    memory: int = attrs.field(default=0, eq=False)
 
 
 @cache

@@ -104,7 +104,7 @@ export class Chart {
     const text = variable("--muted")
     const grid = { stroke: variable("--line"), width: 1 }
     const font = "11px system-ui, sans-serif"
-    const points = (plot, index) => plot.data[0].length < 40
+    const points = (plot, index) => plot.data[0].length < 26
     const series = lines.map((line) => ({
       label: line.label,
       stroke: line.part ? "transparent" : line.color,
@@ -122,12 +122,13 @@ export class Chart {
       width: this.box.clientWidth || 300,
       height: this.height,
       legend: { show: false },
+      padding: [8, 10, 0, 0],
       cursor: { sync: { key: together.key, setSeries: false }, points: { size: 6 }, drag: { x: true, y: false, setScale: true } },
       scales: { x: { time: false }, y: { range: reach } },
       series: [{}, ...series],
       bands,
       axes: [
-        { stroke: text, grid: { show: false }, ticks: { show: false }, font, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5] },
+        { stroke: text, grid: { show: false }, ticks: { show: false }, font, size: 24, space: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5] },
         { stroke: text, grid, ticks: { show: false }, font, size: 46, values: (_, ticks) => ticks.map((tick) => this.format(tick, 3)) },
       ],
       hooks: { setCursor: [(plot) => this.pointed(plot)] },
@@ -168,7 +169,7 @@ function valueAt(curve, step) {
 function reach(_, low, high) {
   if (low === null || high === null || (low === 0 && high === 0)) return [0, 1]
   const size = Math.max(Math.abs(low), Math.abs(high))
-  const room = Math.max((high - low) * 0.08, size * 0.02, 1e-9)
+  const room = Math.max((high - low) * 0.08, size * 0.06, 1e-9)
   const bottom = low >= 0 && low < 0.35 * high ? 0 : low - room
   return [bottom, high + room]
 }

@@ -1,0 +1,44 @@
+"""A run at a URL: fetched when the viewer starts, and again when its machine has uploaded more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlsdk.errors import RlsdkError
+from rlsdk.storage import copies
+from rlsdk.storage.copies import Copy
+from rlsdk.storage.remote import RemoteFolder
+from rlsdk.viewer import remote
+from rlsdk.viewer.service import ViewerService
+from tests.viewer.recorded import make_run
+
+
+def upload(there: RemoteFolder, run: Path, step: int) -> None:
+    names = ("config.yaml", "metrics.jsonl", "rollouts.db", "logs/driver.log")
+    files = {f"step-{step}.run/{name}": run / name for name in names}
+    for name, file in files.items():
+        there.upload(file, f"checkpoints/{name}")
+    copies.publish(there, Copy(step, {name: file.stat().st_size for name, file in files.items()}, f"upload-{step}"))
+
+
+def test_a_remote_run_is_shown_and_follows_its_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "FETCH_SECONDS", 0.0)
+    url = f"file://{tmp_path / 'far' / 'run'}"
+    (tmp_path / "far").mkdir()
+    with pytest.raises(RlsdkError):
+        ViewerService([url])
+    there = RemoteFolder(url)
+    upload(there, make_run(tmp_path / "a", steps=3), 3)
+    service = ViewerService([url])
+    (run,) = service.runs
+    assert (run.state()["step"], run.state()["path"]) == (3, url)
+    assert run.browser.facets()["rollouts"] == 18
+    upload(there, make_run(tmp_path / "b", steps=5), 5)
+    service.look()
+    (again,) = service.runs
+    assert (again.state()["step"], again.id) == (5, run.id)
+    service.close()
+    assert not again.path.exists()
