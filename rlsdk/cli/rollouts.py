@@ -32,8 +32,9 @@ _MOST = 400
     metavar="SECONDS",
     help="For the query.",
 )
+@click.option("--eval", "evaluations", is_flag=True, help="The answers of evaluations instead of the training's.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, with all columns.")
-def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, as_json: bool) -> None:
+def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, evaluations: bool, as_json: bool) -> None:
     """Show rollouts of the run in the folder (or at the URL) RUN, also while it trains.
 
     Columns: step (that the group was trained in, or left out of), source, task, number (of the group), state, uses
@@ -47,7 +48,13 @@ def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, as
     with local_copy(run, checkpoint=False) as folder:
         begun = (folder / "config.yaml").is_file() and Address.of(folder) is None
         try:
-            rows = [] if begun else query(folder, where, order_by=order_by, limit=limit + 1, seconds=timeout)
+            how: dict[str, Any] = {
+                "order_by": order_by,
+                "limit": limit + 1,
+                "seconds": timeout,
+                "evaluations": evaluations,
+            }
+            rows = [] if begun else query(folder, where, **how)
         except ValueFault as error:
             raise click.UsageError(str(error)) from error
         if not rows:

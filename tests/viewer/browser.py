@@ -50,25 +50,25 @@ class Browser:
         self.driver.get("about:blank")
         self.driver.get(address)
 
-    def wait(self, found: Callable[[], Any], what: str) -> Any:
+    def wait(self, found: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
         """Wait until a function returns something true, and return it."""
         from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.ui import WebDriverWait
 
-        wait = WebDriverWait(self.driver, SECONDS, 0.1, ignored_exceptions=[StaleElementReferenceException])
+        wait = WebDriverWait(self.driver, seconds, 0.1, ignored_exceptions=[StaleElementReferenceException])
         return wait.until(lambda _: found(), f"{what}; the page says:\n{self.text()[:1500]}")
 
     def all(self, selector: str) -> list[Any]:
         """Return all elements of a selector."""
         return list(self.driver.find_elements("css selector", selector))
 
-    def see(self, selector: str, text: str = "") -> Any:
+    def see(self, selector: str, text: str = "", seconds: float = SECONDS) -> Any:
         """Wait for an element that is shown and contains a text, and return it."""
 
         def found() -> Any:
             return next((e for e in self.all(selector) if e.is_displayed() and text in e.text), None)
 
-        return self.wait(found, f"no {selector!r} with {text!r}")
+        return self.wait(found, f"no {selector!r} with {text!r}", seconds)
 
     def click(self, selector: str, text: str = "") -> None:
         """Click the first element of a selector that contains a text."""
