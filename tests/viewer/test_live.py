@@ -26,7 +26,7 @@ SETTINGS = (
     "eval.every=4",
     "eval.limit=12",
     "save_rollouts=1",
-    "checkpoint.export=none",
+    "checkpoint.export=never",
 )
 
 
