@@ -16,8 +16,8 @@ from rlsdk.errors import ValueFault
 from rlsdk.types import Group, Message, Rollout, Score, Task
 
 FORMAT = 5
-"""Newest format. A group without `Learned` arrays is written as format 4, which has none; 1 and 2, in which messages had
-no calls and thoughts, and 3, without images, are read as well."""
+"""Newest format; a group without `Learned` arrays is written as format 4, which has none. Also read: 1 and 2, in which
+messages had no calls and thoughts, and 3, without images."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "policy_versions")
 Learned = Mapping[str, Sequence[np.ndarray | None]]
 """Name of a field -> its values of each rollout, `[T]` as the rollout's tokens; None for one that was not trained."""

@@ -64,7 +64,10 @@ def _rollout(group: Group, i: int) -> dict[str, Any]:
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     content = message["content"]
-    message["content"] = _cut(content) if isinstance(content, str) else _plain(content)
+    if isinstance(content, str):
+        message["content"] = _cut(content)
+    else:  # parts: a picture cut in two would be none
+        message["content"] = [part if part.get("type") == "image" else _plain(part) for part in content]
     return message | ({"cut": len(content)} if isinstance(content, str) and len(content) > MOST_TEXT else {})
 
 

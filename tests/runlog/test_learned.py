@@ -46,7 +46,7 @@ def test_arrays_of_the_learner_stand_behind_those_of_routing(entry: Make) -> Non
 def test_a_group_without_them_is_written_as_an_earlier_rlsdk_reads_it(entry: Make) -> None:
     raw = zlib.decompress(encode(entry(1).group, {}))
     told = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    assert told["format"] == 3
+    assert told["format"] == 4
     assert "learned" not in told
     assert decode_learned(encode(entry(1).group)) == {}
 

@@ -165,9 +165,9 @@ def test_a_group_of_format_1_is_read() -> None:
     text = json.dumps(told).encode()
     back = decode(zlib.compress(len(text).to_bytes(8, "little") + text + raw[8 + length :]))
     assert back.rollouts[0].response == "two"
-    told["format"] = 5
+    told["format"] = 6
     text = json.dumps(told).encode()
-    with pytest.raises(ValueFault, match="has format 5; this rlsdk reads 1 to 4"):
+    with pytest.raises(ValueFault, match="has format 6; this rlsdk reads 1 to 5"):
         decode(zlib.compress(len(text).to_bytes(8, "little") + text))
 
 
