@@ -14,6 +14,7 @@ from rlsdk.cli.lazy import LazyGroup
 
 COMMANDS = {
     "check": "Check a plugin's components, or a model's tokenizer and chat template.",
+    "compare": "Compare runs: settings that differ, results with confidence intervals, winners.",
     "config": "Show every key of a configuration, with its type, default, unit and meaning.",
     "data": "Make data sets, and look at them.",
     "debug": "Serve a configuration's engine, and try its workflow on one task, without a training.",
@@ -28,6 +29,7 @@ COMMANDS = {
     "new": "Write a plugin to begin from: a package, or one file.",
     "plugins": "List plugins, and the components and options that they offer.",
     "recipe": "List, show and run recipes: trainings with all that they need, and their curves.",
+    "report": "Write a run's report: one page of HTML, without scripts and network.",
     "rollouts": "Show the rollouts of a run, those that meet a condition.",
     "score": "Score the responses in a file with a reward.",
     "simulate": "Predict a training's times in virtual time; nothing starts.",

@@ -19,6 +19,7 @@ from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan
 from rlsdk.errors import RunError
 from rlsdk.isolation.reaper import reaped
+from rlsdk.reporting.report import try_report
 from rlsdk.rollout.producer import first_error
 from rlsdk.runlog import engine_scaling
 from rlsdk.runlog.actors import ActorsFile
@@ -97,6 +98,7 @@ class RunRecord:
             summary["upload"] = self.mirror.finish()
             summary["warnings"] += filter(None, [summary["upload"]["warning"]])
         write_summary(plan.folder, summary)
+        try_report(plan.folder)
         times = ", ".join(f"{name} {value:.1f}" for name, value in summary["seconds"].items())
         log.debug("%s after step %d; seconds: %s", summary["status"], summary["steps"], times)
         print_report(self.console, summary, self.samples)

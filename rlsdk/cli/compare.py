@@ -1,0 +1,60 @@
+"""`rlsdk compare`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN …", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a page with curves."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compare(runs: Sequence[Path], html: Path | None, as_json: bool) -> None:
+    """Compare runs by their folders: settings that differ, results with confidence intervals, winners.
+
+    Runs that differ only in their seed are one group.
+    """
+    from rlsdk.reporting.compare import comparison, comparison_page
+    from rlsdk.reporting.reading import read_run
+
+    if len(runs) < 2:
+        raise click.UsageError("expected two runs or more; one alone is shown by `rlsdk report RUN`")
+    read = [read_run(run) for run in runs]
+    if html is not None:
+        html.write_text(comparison_page(read), encoding="utf-8", errors="replace")
+    found = comparison(read)
+    if as_json:
+        click.echo(json.dumps(found, indent=2, default=str))
+        return
+    _show(found)
+    if html is not None:
+        click.echo(html)
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    from rlsdk.cli.listing import console
+    from rlsdk.reporting.compare import INTERVALS, difference_rows, metric_rows, winner_rows
+
+    labels, out = [*found["groups"]], console()
+    for title, head, rows in (
+        ("settings that differ", ("setting", *labels), difference_rows(found)),
+        ("results", ("metric", *labels), metric_rows(found)),
+        ("held-out winners", ("tasks", "winner", "mean", ""), winner_rows(found)),
+    ):
+        table = Table(*map(escape, head), title=title, title_justify="left", box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        if rows:
+            out.print(table)
+    out.print(INTERVALS, style="dim", highlight=False)

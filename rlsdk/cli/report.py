@@ -1,0 +1,20 @@
+"""`rlsdk report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+def report(run: Path) -> None:
+    """Write report.html into the folder RUN: one file, without scripts and network.
+
+    What ran, what it learned, where the time went, rollouts, warnings, how to repeat it. A training writes it itself
+    when it ends; this command also works while a run trains.
+    """
+    from rlsdk.reporting.report import write_report
+
+    click.echo(write_report(run))

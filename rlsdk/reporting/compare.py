@@ -1,0 +1,176 @@
+"""Comparison of runs: which settings differ, what each group of seeds reached, and which is better on which task."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Series
+from rlsdk.reporting.charts import chart
+from rlsdk.reporting.page import page, table
+from rlsdk.reporting.reading import FinishedRun
+
+METRICS = ("reward/mean", "accuracy/mean", "eval/sampled", "eval/greedy", "rollouts/length", "time/step")
+"""Metrics that are compared, where a run has them."""
+BY_SEED = ("name", "out", "seed", "mirror")
+"""Settings that differ between runs of one group."""
+LAST = 10
+"""Number of the last values of a training metric that are averaged; of an evaluation, the last one."""
+STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond, `2.2`, which is on the safe side."""
+
+
+@attrs.frozen(eq=False)
+class SeedGroup:
+    """Runs that differ only in their seed.
+
+    Attributes:
+        label: Name in tables: that of its first run.
+        runs: The runs.
+    """
+
+    label: str
+    runs: tuple[FinishedRun, ...]
+
+    def estimate(self, metric: str) -> dict[str, Any] | None:
+        """Return mean, 95 % confidence interval over the seeds and their number; None if no run has the metric."""
+        series = [run.history[metric] for run in self.runs]
+        values = [s.last(1 if metric.startswith("eval/") else LAST).mean for s in series if len(s)]
+        if not values:
+            return None
+        mean, count = float(np.mean(values)), len(values)
+        if count == 1:
+            return {"mean": mean, "low": None, "high": None, "seeds": 1}
+        quantile = STUDENT[count - 1] if count <= len(STUDENT) else 2.2
+        half = quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
+        return {"mean": mean, "low": mean - half, "high": mean + half, "seeds": count}
+
+    def curve(self, metric: str) -> tuple[Series, tuple[Series, Series] | None]:
+        """Return the mean over the seeds at the steps that all have; of several seeds, least and greatest, too."""
+        series = [run.history[metric] for run in self.runs if len(run.history[metric])]
+        if not series:
+            return Series(), None
+        steps = sorted(set.intersection(*(set(s.steps.tolist()) for s in series)))
+        values = np.array([[dict(zip(s.steps, s.values, strict=True))[n] for n in steps] for s in series])
+        if not steps:
+            return Series(), None
+        band = (Series(steps, values.min(axis=0)), Series(steps, values.max(axis=0))) if len(series) > 1 else None
+        return Series(steps, values.mean(axis=0)), band
+
+
+def grouped(runs: Sequence[FinishedRun]) -> list[SeedGroup]:
+    """Group runs that differ only in their seed."""
+    found: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        rest = {path: value for path, value in run.settings.items() if path not in BY_SEED}
+        found.setdefault(json.dumps(rest, sort_keys=True, default=str), []).append(run)
+    groups: list[SeedGroup] = []
+    for each in found.values():
+        taken = sum(group.label.partition(" (")[0] == each[0].name for group in groups)
+        groups.append(SeedGroup(f"{each[0].name} ({taken + 1})" if taken else each[0].name, tuple(each)))
+    return groups
+
+
+def differences(groups: Sequence[SeedGroup]) -> dict[str, dict[str, Any]]:
+    """Return the settings that differ between groups: path -> label -> value; None where a file does not set it."""
+    settings = {group.label: group.runs[0].settings for group in groups}
+    paths = sorted({path for each in settings.values() for path in each} - set(BY_SEED))
+    found = {path: {label: each.get(path) for label, each in settings.items()} for path in paths}
+    return {path: each for path, each in found.items() if len({json.dumps(v, default=str) for v in each.values()}) > 1}
+
+
+def comparison(runs: Sequence[FinishedRun]) -> dict[str, Any]:
+    """Compare runs; the result is plain JSON."""
+    groups = grouped(runs)
+    metrics = {}
+    for metric in METRICS:
+        found = {group.label: group.estimate(metric) for group in groups}
+        if any(found.values()):
+            metrics[metric] = {label: each for label, each in found.items() if each is not None}
+    return {
+        "groups": {group.label: [str(run.folder) for run in group.runs] for group in groups},
+        "differences": differences(groups),
+        "metrics": metrics,
+        "winners": {task: _winner(each) for task, each in _tasks(groups).items()},
+    }
+
+
+def _tasks(groups: Sequence[SeedGroup]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the held-out estimates of each group, for all tasks and for each source: name -> label -> estimate."""
+    names = {"all": ""} | {
+        name: f"{name}/" for group in groups for run in group.runs for name in run.history.between("eval/", "/sampled")
+    }
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for task, prefix in names.items():
+        for metric in (f"eval/{prefix}sampled", f"eval/{prefix}greedy"):
+            held = {g.label: estimate for g in groups if (estimate := g.estimate(metric)) is not None}
+            if len(held) > 1:
+                found[task] = held
+                break
+    return found
+
+
+def _winner(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the group of the greatest mean, and whether its interval lies above all others."""
+    best = max(found, key=lambda label: found[label]["mean"])
+    low = found[best]["low"]
+    others = [each["high"] for label, each in found.items() if label != best]
+    clear = low is not None and all(high is not None and low > high for high in others)
+    return {"run": best, "mean": found[best]["mean"], "clear": clear}
+
+
+def comparison_page(runs: Sequence[FinishedRun]) -> str:
+    """Return a comparison as one page of HTML."""
+    found, groups = comparison(runs), grouped(runs)
+    charts = []
+    for metric in METRICS:
+        curves = {group.label: group.curve(metric) for group in groups}
+        bands = {label: band for label, (_, band) in curves.items() if band is not None}
+        charts.append(chart(metric, {label: mean for label, (mean, _) in curves.items()}, bands))
+    labels = [group.label for group in groups]
+    return page(
+        f"Comparison of {len(runs)} runs",
+        [
+            ("Runs", table(("group", "folders"), ((k, ", ".join(v)) for k, v in found["groups"].items()))),
+            ("Settings that differ", table(("setting", *labels), difference_rows(found))),
+            ("Results", table(("metric", *labels), metric_rows(found)) + f"<p>{INTERVALS}</p>"),
+            ("Winners on held-out tasks", table(("tasks", "winner", "mean", ""), winner_rows(found))),
+            ("Curves", "".join(charts)),
+        ],
+    )
+
+
+INTERVALS = "Means over the seeds with 95 % confidence intervals (Student's t); without one, there is a single seed."
+
+
+def difference_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the settings that differ, as rows of texts."""
+    shown = {path: each.values() for path, each in found["differences"].items()}
+    return [(path, *("–" if value is None else str(value) for value in values)) for path, values in shown.items()]
+
+
+def metric_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the results, as rows of texts."""
+    return [
+        (metric, *(_shown(each.get(label)) for label in found["groups"])) for metric, each in found["metrics"].items()
+    ]
+
+
+def winner_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the winners, as rows of texts."""
+    return [
+        (task, each["run"], f"{each['mean']:.4g}", "clear" if each["clear"] else "within chance, or one seed")
+        for task, each in found["winners"].items()
+    ]
+
+
+def _shown(estimate: Mapping[str, Any] | None) -> str:
+    if estimate is None:
+        return "–"
+    mean = f"{estimate['mean']:.4g}"
+    return mean if estimate["low"] is None else f"{mean} [{estimate['low']:.4g}, {estimate['high']:.4g}]"

@@ -1,0 +1,53 @@
+"""Pages: one file of HTML without scripts or links to the network; everything that is put into them is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+STYLE = """
+:root { color-scheme: light dark; --c0:#2563eb; --c1:#d97706; --c2:#059669; --c3:#db2777; --c4:#7c3aed; --c5:#0891b2 }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; background: Canvas;
+  color: CanvasText }
+h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2rem; border-bottom: 1px solid #8886 }
+pre { overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; background: #8881; padding: .6rem;
+  font-size: .85rem }
+.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .9rem; width: 100% }
+td, th { text-align: left; padding: .2rem .6rem .2rem 0; border-bottom: 1px solid #8883; vertical-align: top;
+  overflow-wrap: anywhere }
+figure { margin: 1rem 0 } svg { width: 100%; height: auto } polyline { fill: none; stroke-width: 2 }
+svg text { font-size: 11px; fill: currentColor } .band { stroke: none; opacity: .18 } .key { margin-left: 1em }
+.critical { color: #dc2626; font-weight: 600 } .warning { color: #b45309; font-weight: 600 }
+@media (prefers-color-scheme: dark) { .critical { color: #f87171 } .warning { color: #fbbf24 } }
+@media print { body { max-width: none; font-size: 11px } section, figure, tr { break-inside: avoid } }
+"""
+STYLE += "".join(f"polyline.c{i}{{stroke:var(--c{i})}} .band.c{i}{{fill:var(--c{i})}} .key.c{i}{{color:var(--c{i})}}\n"
+                 for i in range(6))  # fmt: skip
+
+
+def page(title: str, sections: Iterable[tuple[str, str]]) -> str:
+    """Return a page of sections, each a heading and its HTML; empty ones are left out."""
+    body = "".join(
+        f"<section><h2>{escape(heading)}</h2>{content}</section>" for heading, content in sections if content
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><h1>{escape(title)}</h1>{body}</body></html>\n"
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table of plain values; empty without rows."""
+    lines = ["".join(f"<td>{escape(str(value))}</td>" for value in row) for row in rows]
+    if not lines:
+        return ""
+    titles = "".join(f"<th>{escape(name)}</th>" for name in head)
+    return f'<div class="wide"><table><tr>{titles}</tr>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
+
+
+def text_block(text: str) -> str:
+    """Return a block of text as it is; empty for none."""
+    return f"<pre>{escape(text)}</pre>" if text else ""

@@ -1,0 +1,78 @@
+"""A run as reports read it: its configuration, metrics, summary and findings, as far as its folder holds them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml
+
+from rlsdk.config.tree import leaves
+from rlsdk.contracts import History
+from rlsdk.errors import ConfigError
+from rlsdk.runlog.alerts import Alert, read_alerts
+from rlsdk.runlog.metrics import METRICS, read_metrics
+
+HELD_OUT = ("eval/sampled", "eval/greedy")
+"""Held-out accuracies, the steadier first."""
+
+
+@attrs.frozen(eq=False)
+class FinishedRun:
+    """What the folder of a run says.
+
+    Attributes:
+        folder: Its folder.
+        config_text: Text of its `config.yaml`.
+        config: Content of that file.
+        summary: Content of its `summary.json`; empty while it trains.
+        history: Its metrics.
+        alerts: What diagnoses found while it trained.
+    """
+
+    folder: Path
+    config_text: str
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    history: History
+    alerts: tuple[Alert, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return str(self.config.get("name") or self.folder.name)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the configuration by their dotted paths."""
+        return dict(leaves(dict(self.config)))
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """Read the folder of a run.
+
+    Raises:
+        ConfigError: It is not a run's folder.
+    """
+    if not (folder / METRICS).is_file():
+        raise ConfigError([f"RUN: {folder} is no folder of a run: it has no {METRICS}"])
+    text = _text(folder / "config.yaml")
+    try:
+        config, summary = yaml.safe_load(text), json.loads(_text(folder / "summary.json") or "{}")
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError([f"RUN: {folder}: config.yaml or summary.json is damaged: {error}"]) from error
+    return FinishedRun(
+        folder=folder,
+        config_text=text,
+        config=config if isinstance(config, Mapping) else {},
+        summary=summary if isinstance(summary, Mapping) else {},
+        history=History.of(read_metrics(folder)),
+        alerts=tuple(read_alerts(folder) or ()),
+    )
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

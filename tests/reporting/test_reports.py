@@ -1,0 +1,156 @@
+"""Reports and comparisons of run folders made by hand."""
+
+from __future__ import annotations
+
+import json
+import logging
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from rlsdk.cli import root
+from rlsdk.errors import ConfigError
+from rlsdk.reporting import report as reporting
+from rlsdk.reporting.compare import comparison, comparison_page
+from rlsdk.reporting.reading import read_run
+from rlsdk.reporting.report import report_page, try_report, write_report
+from rlsdk.runlog.store import Address, RolloutStore
+from rlsdk.runlog.tables import Entry
+from rlsdk.types import Group, Rollout, Score, Task
+
+HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\ud800"
+
+
+def make_run(folder: Path, name: str, *, seed: int = 0, lr: float = 1e-3, end: float = 0.5) -> Path:
+    path = folder / name
+    path.mkdir()
+    config = {"name": name, "seed": seed, "learner": {"use": "deepspeed", "lr": lr}}
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    lines = [{"step": s, "reward/mean": end * s / 20, "time/step": 2.0} for s in range(1, 21)]
+    lines[-1] |= {"eval/sampled": end, "eval/easy/sampled": end / 2, "eval/hard/sampled": 1 - end}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+class Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+def test_a_report_is_one_page_without_scripts_and_what_a_model_wrote_is_escaped(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "mine")
+    summary = {"status": "failed", "error": HOSTILE, "warnings": [HOSTILE], "seconds": {"start": 1.0, "whole": 4.0}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    alert = {"step": 3, "name": "clip_share", "level": "warning", "message": HOSTILE, "advice": "lower it"}
+    (run / "alerts.jsonl").write_text(json.dumps(alert) + "\n")
+    store = RolloutStore(Address.make(run, None, None))
+    task = Task(id="t", prompt=HOSTILE)
+    rollout = Rollout.from_text(task, HOSTILE)
+    with store.transaction():
+        store.put(
+            [Entry(number=1, source="s", state="trained", step=1, uses=1, group=Group(task, [rollout], [Score(1)]))]
+        )
+    store.close()
+    path = write_report(run)
+    text = path.read_text()
+    tags = Tags(text)
+    assert not {"script", "img", "link", "iframe", "a"} & tags.found
+    assert not {name for name in tags.attributes if name.startswith("on")} | {"src", "href"} & tags.attributes
+    assert "http" not in text.replace("http-equiv", "")
+    assert text.count("&lt;script&gt;") >= 5  # error, warning, finding, prompt and response
+    assert "25%" in text  # of the time
+    assert "learner:" in text
+    assert "<polyline" in text
+    assert path.name == "report.html"
+
+
+def test_a_run_that_trains_still_has_a_report(tmp_path: Path) -> None:
+    assert "not ended" in report_page(read_run(make_run(tmp_path, "young")))
+
+
+def test_a_report_that_cannot_be_written_is_a_line_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(reporting, "report_page", full)
+    with caplog.at_level(logging.WARNING):
+        try_report(make_run(tmp_path, "mine"))
+    assert "report.html is not written: OSError: [Errno 28] No space left on device" in caplog.text
+
+
+def test_another_folder_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no folder of a run: it has no metrics\.jsonl"):
+        read_run(tmp_path)
+    found = CliRunner().invoke(root, ["report", str(tmp_path)])
+    assert found.exit_code == 2
+
+
+# --- comparisons
+
+
+def three(folder: Path) -> list[Path]:
+    return [
+        make_run(folder, "a", seed=0, end=0.5),
+        make_run(folder, "a2", seed=1, end=0.6),
+        make_run(folder, "fast", seed=0, lr=1e-2, end=0.2),
+    ]
+
+
+def test_seeds_are_one_group_with_a_confidence_interval(tmp_path: Path) -> None:
+    found = comparison([read_run(path) for path in three(tmp_path)])
+    assert {label: len(folders) for label, folders in found["groups"].items()} == {"a": 2, "fast": 1}
+    assert found["differences"] == {"learner.lr": {"a": 0.001, "fast": 0.01}}
+    held_out = found["metrics"]["eval/sampled"]
+    # mean 0.55, standard deviation 0.0707, standard error 0.05, t of one degree of freedom 12.706
+    low, high = pytest.approx(0.55 - 0.6353), pytest.approx(0.55 + 0.6353)
+    assert held_out["a"] == {"mean": pytest.approx(0.55), "low": low, "high": high, "seeds": 2}
+    assert held_out["fast"] == {"mean": 0.2, "low": None, "high": None, "seeds": 1}
+    assert found["metrics"]["reward/mean"]["fast"]["mean"] == pytest.approx(0.155)  # mean of steps 11 to 20
+
+
+def test_the_winner_is_named_by_task_and_one_seed_is_never_clear(tmp_path: Path) -> None:
+    winners = comparison([read_run(path) for path in three(tmp_path)])["winners"]
+    assert {task: each["run"] for task, each in winners.items()} == {"all": "a", "easy": "a", "hard": "fast"}
+    assert not any(each["clear"] for each in winners.values())
+
+
+def test_intervals_that_do_not_touch_are_clear(tmp_path: Path) -> None:
+    good = [make_run(tmp_path, f"g{i}", seed=i, end=0.9 + i / 1000) for i in range(3)]
+    bad = [make_run(tmp_path, f"b{i}", seed=i, lr=1.0, end=0.1 + i / 1000) for i in range(3)]
+    found = comparison([read_run(path) for path in (*good, *bad)])
+    assert found["winners"]["all"] == {"run": "g0", "mean": pytest.approx(0.901), "clear": True}
+
+
+def test_the_command_prints_tables_json_and_a_page(tmp_path: Path) -> None:
+    paths = [str(path) for path in three(tmp_path)]
+    page = tmp_path / "page.html"
+    shown = CliRunner().invoke(root, ["compare", *paths, "--html", str(page)])
+    assert shown.exit_code == 0, shown.output
+    assert "learner.lr" in shown.output
+    assert "0.55" in shown.output
+    assert "<polygon" in page.read_text()  # the band of the seeds
+    assert not {"script", "link"} & Tags(comparison_page([read_run(Path(p)) for p in paths])).found
+    found = CliRunner().invoke(root, ["compare", *paths, "--json"])
+    assert set(json.loads(found.output)) == {"groups", "differences", "metrics", "winners"}
+    assert CliRunner().invoke(root, ["compare", paths[0]]).exit_code == 2
+
+
+def test_a_report_imports_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, rlsdk.reporting.report, rlsdk.reporting.compare; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
