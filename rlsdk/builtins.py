@@ -47,6 +47,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "learner": ("rlsdk.learners.deepspeed",),
     "tracker": ("rlsdk.runlog.trackers",),
     "renderer": ("rlsdk.renderers.template",),
-    "tool_parser": ("rlsdk.tool_parsers.general", "rlsdk.tool_parsers.native"),
+    "tool_parser": ("rlsdk.tool_parsers.general", "rlsdk.tool_parsers.native", "rlsdk.tool_parsers.gemma"),
     "diagnosis": ("rlsdk.diagnoses.learning", "rlsdk.diagnoses.rollouts", "rlsdk.diagnoses.times"),
 }

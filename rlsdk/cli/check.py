@@ -96,7 +96,8 @@ def check(
 
 def _check_model(context: click.Context, path: str, how: Mapping[str, Any], engine: str | None, as_json: bool) -> None:
     from rlsdk.testing.model_agreement import ENGINE, agreement
-    from rlsdk.testing.model_check import check_model, open_subject
+    from rlsdk.testing.model_check import check_model
+    from rlsdk.testing.model_subject import open_subject
 
     try:
         subject = open_subject(path, **how)
@@ -122,7 +123,7 @@ def _check_model(context: click.Context, path: str, how: Mapping[str, Any], engi
 
 def _trace_model(context: click.Context, path: str, engine: str | None, trust_remote_code: bool, as_json: bool) -> None:
     from rlsdk.testing.model_agreement import ENGINE, traced
-    from rlsdk.testing.model_check import open_subject
+    from rlsdk.testing.model_subject import open_subject
     from rlsdk.testing.model_trace import first_difference, pick
 
     if engine not in (None, ENGINE):

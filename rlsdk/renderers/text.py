@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-import attrs
 import numpy as np
 
 from rlsdk.contracts import ParsedAnswer, TextCodec, ToolParser
 from rlsdk.errors import ConfigError
-from rlsdk.renderers.probes import ANSWERS, QUESTION, TEXT, THOUGHT, THOUGHT_KEYS, Between, Rewrite, alike
+from rlsdk.renderers.forms import images_of, plain, with_thought_or_text, with_written_arguments
+from rlsdk.renderers.probes import (
+    ANSWERS,
+    QUESTION,
+    RESULT,
+    RESULTS,
+    TEXT,
+    THOUGHT,
+    THOUGHT_KEYS,
+    Between,
+    Rewrite,
+    alike,
+)
 from rlsdk.renderers.thoughts import THINK, before_mark, marks_around, split
-from rlsdk.types import Image, Message
+from rlsdk.types import Message
 
 _log = logging.getLogger(__name__)
-_CALL_ENDS = ("<|call|>", "<|eom_id|>")
-"""Control tokens with which gpt-oss and Llama 3 end an answer that calls a tool."""
+_CALL_ENDS = ("<|call|>", "<|eom_id|>", "<|tool_response>")
+"""Control tokens with which gpt-oss, Llama 3 and Gemma 4 end an answer that calls a tool."""
 
 
 class TextRenderer:
@@ -64,7 +75,7 @@ class TextRenderer:
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
         """Return the tokens of a conversation with the next answer opened, or its last message left open."""
-        return self.codec.encode(self.codec.with_images(self.render(messages, tools), _images(messages)))
+        return self.codec.encode(self.codec.withimages_of(self.render(messages, tools), images_of(messages)))
 
     def generation_prompt(self) -> np.ndarray:
         """Return the tokens that open an answer."""
@@ -124,9 +135,9 @@ class TextRenderer:
         continue_final_message: bool = False,
     ) -> str:
         how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
-        given = [_plain(m) if isinstance(m, Message) else dict(m) for m in messages]
+        given = [plain(m) if isinstance(m, Message) else dict(m) for m in messages]
         refusal: Exception | None = None
-        for form in (dict, _with_written_arguments, _with_thought_or_text):
+        for form in (dict, with_written_arguments, with_thought_or_text):
             written = [form(message) for message in given]
             if refusal is None or written != given:
                 try:
@@ -168,7 +179,7 @@ class TextRenderer:
         written = self.between(messages, new, tools)
         if written is None:
             return None
-        text = self.codec.with_images(written.text, _images(messages[len(messages) - new :]))
+        text = self.codec.withimages_of(written.text, images_of(messages[len(messages) - new :]))
         ids, closing = self.codec.encode(text), self.codec.encode(written.closing)
         for count in range(min(len(closing), len(ended)), 0, -1):
             if np.array_equal(ids[:count], ended[len(ended) - count :]):
@@ -200,6 +211,8 @@ class TextRenderer:
                 raise error from None
         if not kept:
             return None
+        if any(m.role == "tool" for m in behind) and self.results_shown != "always":
+            return self._after_calls(before, behind, tools)
         mark = "rlsdkmark"
         while any(mark in m.text for m in messages):
             mark += "x"
@@ -208,10 +221,26 @@ class TextRenderer:
         text = self._render([*answered, *behind], tools, add_generation_prompt=True).partition(mark)[2]
         return Between(closed[: alike(closed, text)], text)
 
+    @cached_property
+    def results_shown(self) -> str:
+        """When results of tools are written: "always", only "after calls" (Gemma 4), or "never" (Phi-3)."""
+        for when, messages in RESULTS.items():
+            with suppress(ConfigError):
+                if RESULT in self.render_closed(messages):
+                    return when
+        return "never"
+
     def _after_calls(
         self, before: Sequence[Message], behind: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> Between | None:
         """Return the text after an answer that calls the tools whose results follow; None if its thought is dropped."""
+        if self.results_shown == "never":
+            raise ConfigError(
+                [
+                    f"{self.title} leaves out messages of the role tool, so that the policy would not see results. Let "
+                    "model.tokenizer name a folder whose template shows them, or give results as messages of the user"
+                ]
+            )
         results = [m for m in behind if m.role == "tool"]
         calls = [
             {"id": m.tool_call_id, "type": "function", "function": {"name": m.name, "arguments": {}}} for m in results
@@ -359,39 +388,6 @@ class TextRenderer:
 
 def _drop(text: str, names: Sequence[str]) -> str:
     return re.sub("|".join(map(re.escape, sorted(names, key=len, reverse=True))), "", text)
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    thought = dict.fromkeys(THOUGHT_KEYS, message.reasoning) if message.reasoning else {}
-    if message.images:  # a template writes a mark, and needs no bytes
-        parts = [{"type": "image"} if isinstance(p, Image) else {"type": "text", "text": p} for p in message.content]
-        message = attrs.evolve(message, content=message.text)
-        return {**message.as_json(), "content": parts} | thought
-    return {**message.as_json(), "content": message.text} | thought
-
-
-def _images(messages: Sequence[Message]) -> list[Image]:
-    return [image for message in messages for image in message.images]
-
-
-def _with_thought_or_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose text is part of its thought: gpt-oss refuses both beside a call."""
-    thought = message.get(THOUGHT_KEYS[0])
-    if not message.get("tool_calls") or not thought or not message["content"]:
-        return dict(message)
-    return {**message, "content": "", **dict.fromkeys(THOUGHT_KEYS, "\n".join((thought, message["content"])))}
-
-
-def _with_written_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with the arguments of its calls as JSON text, which DeepSeek's templates demand."""
-    if not message.get("tool_calls"):
-        return dict(message)
-    calls = []
-    for call in message["tool_calls"]:
-        arguments = call["function"]["arguments"]
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        calls.append({**call, "function": {**call["function"], "arguments": written}})
-    return {**message, "tool_calls": calls}
 
 
 def _thought_begun(opened: str) -> str:

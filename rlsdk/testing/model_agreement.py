@@ -18,7 +18,8 @@ from rlsdk.conversion import without_weights
 from rlsdk.engines.canary import TOLERANCE
 from rlsdk.errors import ConfigError, RlsdkError
 from rlsdk.plugins import Plugins
-from rlsdk.testing.model_check import ModelProperty, ModelSubject
+from rlsdk.testing.model_check import ModelProperty
+from rlsdk.testing.model_subject import ModelSubject
 from rlsdk.testing.samples import conversations
 
 NAME = "logprobs"

@@ -7,27 +7,21 @@ conversation, and counts as not applicable: what a template does not allow, nobo
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 import numpy as np
 
-from rlsdk.components import Use
-from rlsdk.config import defaults
 from rlsdk.contracts import Completion, Sampling
 from rlsdk.errors import ConfigError
-from rlsdk.plugins import load
-from rlsdk.renderers.text import TextRenderer
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
-from rlsdk.rollout.codec import NOTHING, ChatTokenizer
+from rlsdk.rollout.codec import NOTHING
 from rlsdk.testing.findings import NotApplicable
+from rlsdk.testing.model_subject import ModelSubject
 from rlsdk.testing.samples import conversations, describe
-from rlsdk.testing.tool_formats import round_trip_fault, tools_of
+from rlsdk.testing.tool_formats import round_trip_fault, tools_of, with_calls
 from rlsdk.types import Message, Task
 
 Held = bool | Literal["n/a"]
@@ -39,45 +33,6 @@ _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
-@attrs.frozen(eq=False, slots=False)
-class ModelSubject:
-    """A tokenizer with its renderer, and what is known of the model that it belongs to.
-
-    Attributes:
-        codec: Tokenizer and renderer.
-        tokenizer: The same tokenizer as transformers has it.
-        config: The model's `config.json`; empty if there is none.
-        stops: Ids of the tokens that end an answer.
-        max_length: `model.max_length` of the run that is planned; None if unknown.
-    """
-
-    codec: ChatTokenizer
-    tokenizer: Any
-    config: dict[str, Any] = attrs.field(factory=dict)
-    stops: frozenset[int] = frozenset()
-    max_length: int | None = None
-
-    @cached_property
-    def text(self) -> TextRenderer:
-        """The renderer as text: itself, or the tokenizer's own template where it makes tokens without text."""
-        if isinstance(self.codec.renderer, TextRenderer):
-            return self.codec.renderer
-        template: TextRenderer = load("renderer", defaults.RENDERER.name)
-        template.open(self.codec)
-        return template
-
-    @property
-    def ends(self) -> frozenset[int]:
-        """Ids of the tokens at which sampling stops in a run."""
-        return self.stops.union(self.codec.renderer.stop_tokens)
-
-    @property
-    def text_config(self) -> dict[str, Any]:
-        """Configuration of the language model, which some architectures nest."""
-        nested = self.config.get("text_config")
-        return nested if isinstance(nested, dict) else self.config
-
-
 @attrs.frozen
 class ModelProperty:
     """A property with its outcome: `ok` is True, False or "n/a", and `reason` says why where it is not True."""
@@ -85,44 +40,6 @@ class ModelProperty:
     name: str
     ok: Held
     reason: str = ""
-
-
-def open_subject(
-    path: str, *, trust_remote_code: bool = False, max_length: int | None = None, renderer: Use = defaults.RENDERER
-) -> ModelSubject:
-    """Read the tokenizer and the configuration in a model's folder, without its weights.
-
-    Args:
-        path: Folder of the model, or a hub id.
-        trust_remote_code: Run code that comes with the tokenizer.
-        max_length: `model.max_length` of the run that is planned.
-        renderer: Renderer of the run.
-
-    Raises:
-        ConfigError: There is no tokenizer, or a file is no JSON.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        said = str(error).splitlines()
-        raise ConfigError([f"{path!r} has no tokenizer that transformers can open: {(said or ['?'])[0]}"]) from error
-    config, generation = _read(Path(path) / "config.json"), _read(Path(path) / "generation_config.json")
-    given = (tokenizer.eos_token_id, config.get("eos_token_id"), generation.get("eos_token_id"))
-    stops = {stop for each in given for stop in (each if isinstance(each, list) else [each]) if stop is not None}
-    codec = ChatTokenizer(tokenizer, renderer=load("renderer", renderer.name, **renderer.options))
-    return ModelSubject(codec, tokenizer, config, frozenset(stops), max_length)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        read = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ConfigError([f"{path} is not JSON: {error}"]) from error
-    return read if isinstance(read, dict) else {}
 
 
 def check_model(subject: ModelSubject, *, seed: int = 0) -> list[ModelProperty]:
@@ -151,6 +68,8 @@ def _check(
 
 def _difference(subject: ModelSubject, expected: np.ndarray, got: np.ndarray) -> str | None:
     """Return the first token at which two sequences differ, in words."""
+    if np.array_equal(expected, got):
+        return None
     for i in range(max(len(expected), len(got))):
         left, right = expected[i : i + 1], got[i : i + 1]
         if not np.array_equal(left, right):
@@ -223,6 +142,10 @@ def bridges_equal_the_template(subject: ModelSubject, conversation: tuple[Messag
     for i, message in _followed_answers(conversation):
         end = next((j for j in range(i + 1, len(conversation)) if conversation[j].role == "assistant"), None)
         history = conversation[:end]
+        if any(m.role == "tool" for m in history) and (found := _results_after_calls(subject, history, i)) != "bare":
+            if found:
+                return found
+            continue
         rendered = subject.text.render(history).partition(message.text)
         if not rendered[1]:
             raise NotApplicable("the template does not render answers as they are")
@@ -240,6 +163,30 @@ def bridges_equal_the_template(subject: ModelSubject, conversation: tuple[Messag
             if found := _difference(subject, expected[1:], NOTHING if got is None else got):
                 return f"after an answer that ended: {found}"
     return None
+
+
+def _results_after_calls(subject: ModelSubject, history: tuple[Message, ...], answer: int) -> str | None:
+    """Where a template shows results of tools after calls alone, they are in the bridge, as the template writes them.
+
+    Returns:
+        What is wrong; None if all is well, and "bare" for a template that needs no calls.
+    """
+    words = [m.content.split()[0] for m in history if m.role == "tool"]
+    try:
+        if all(word in subject.text.render(history) for word in words):
+            return "bare"
+    except ConfigError:
+        pass  # gpt-oss and Mistral refuse such a conversation
+    called = with_calls(history)
+    rendered, new = subject.text.render(called), len(history) - answer - 1
+    bridge = subject.codec.bridge_tokens(called, new, plain=False)
+    if bridge is None:
+        raise NotApplicable("thoughts of earlier answers are dropped: the next turn begins another rollout")
+    shown = subject.codec.shown(bridge)
+    if not rendered.endswith(shown):
+        return f"after a call: expected the end of {rendered!r}, got {shown!r}"
+    lost = [m.content for m in history[answer + 1 :] if m.role == "tool" and m.content.split()[0] not in shown]
+    return f"after a call, the policy is not shown the result {lost[0]!r}" if lost else None
 
 
 def stop_token_is_sampled_and_trained(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:
@@ -296,12 +243,15 @@ def injected_control_tokens_are_text(subject: ModelSubject, conversation: tuple[
         said = [*messages[:-1], attrs.evolve(messages[-1], content=codec.as_data(text))]
         return sum(int(token) in controls for token in codec.prompt_tokens(said, plain=False))
 
-    plain = messages[-1].text
+    plain, names = messages[-1].text, sorted(codec.controls)
     harmless = counted(plain)
-    for name in sorted(codec.controls):
+    # All at once, since a rendering for each name would take most of the time; one by one, to say which comes through
+    if counted(f"{plain} {' '.join(names)} {plain}") == harmless:
+        return None
+    for name in names:
         if counted(f"{plain} {name} {plain}") != harmless:
             return f"{name!r} in a message of the role {messages[-1].role} becomes the control token"
-    return None
+    return f"names of control tokens, one after the other, in a message of the role {messages[-1].role} become some"
 
 
 def lengths_fit_the_positions(subject: ModelSubject, conversation: tuple[Message, ...]) -> str | None:

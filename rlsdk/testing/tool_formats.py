@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
+
+from rlsdk.messages import ToolCall
 from rlsdk.plugins import load
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing.findings import NotApplicable
@@ -50,3 +53,16 @@ def round_trip_fault(codec: ChatTokenizer, conversation: Sequence[Message]) -> s
         codec.renderer.write_calls([(call.name, call.arguments) for call in calls])
     )
     return None if got == calls else f"the parser {codec.tool_form!r} read {got}, but the template wrote {calls}"
+
+
+def with_calls(conversation: Sequence[Message]) -> list[Message]:
+    """Return a conversation in which a call stands before each result of a tool, in place of the answer's text."""
+    made, answer = list(conversation), -1
+    for i, message in enumerate(conversation):
+        if message.role == "assistant":
+            answer = i
+        elif message.role == "tool" and answer >= 0:
+            call = ToolCall(message.name, {}, f"call{i:05}")
+            made[answer] = attrs.evolve(made[answer], content="", tool_calls=(*made[answer].tool_calls, call))
+            made[i] = attrs.evolve(message, tool_call_id=call.id)
+    return made

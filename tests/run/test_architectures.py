@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 import architectures
 
-from tools.architectures import in_process, read_page
+from tools.architectures import RUNS, in_process, read_page
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 REWARD = '''
@@ -92,3 +92,15 @@ def test_a_sample_of_the_page_of_models_still_holds(name: str, head: str, dtype:
     tolerance = 1e-4 if dtype == "float32" else 0.25
     assert found["after"] < tolerance
     assert found["moved"] > 3 * tolerance  # else a sync that does nothing would pass
+
+
+WHOLE = {key: row for key, row in read_page(RUNS).items() if "error" not in row}
+
+
+@pytest.mark.parametrize(("name", "head", "dtype", "engine"), TODAY.sample(sorted(WHOLE), 2))
+def test_a_sample_of_the_whole_runs_still_trains_exports_and_resumes(
+    name: str, head: str, dtype: str, engine: str
+) -> None:
+    found = in_process(name, head, dtype, engine, RUNS)
+    assert "error" not in found, found["error"]
+    assert found["gap"] < 0.3 * found["moved"]  # else a sync that does nothing would pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,14 +11,14 @@ import attrs
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from rlsdk import nano
 from rlsdk.cli import root
 from rlsdk.renderers.template import TemplateRenderer
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.testing.model_check import PROPERTIES, ModelProperty, ModelSubject, check_model
+from rlsdk.testing.model_check import PROPERTIES, ModelProperty, check_model
+from rlsdk.testing.model_subject import ModelSubject
+from tests.chat_templates import byte_tokenizer, shipped, tried
 from tests.rollout.codecs import CHATML
 
 CALLS = (
@@ -38,17 +37,11 @@ CONFIG = {
 }
 
 
+CHATML_CONTROLS = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
+
+
 def tokenizer_of(template: str, **special: Any) -> Any:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=inner, **{"eos_token": "<|im_end|>", "pad_token": "<pad>", **special}
-    )
-    made.add_tokens(["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"], special_tokens=True)
-    made.chat_template = template
-    return made
+    return byte_tokenizer(template, CHATML_CONTROLS, **special)
 
 
 def subject(
@@ -196,27 +189,23 @@ def test_an_end_that_only_the_template_knows_is_stopped_at() -> None:
     assert broken(check_model(subject(eos_token="<|endoftext|>"))) == {}
 
 
-@functools.cache
-def shipped() -> dict[str, str]:
-    """Chat templates in TRL's wheel, beside the training variants."""
-    trl = pytest.importorskip("trl")
-    folder = Path(trl.__file__).parent / "chat_templates"
-    names = sorted(folder.glob("*.jinja"))
-    return {path.stem: path.read_text("utf-8") for path in names if not path.stem.endswith("_training")}
+PAGE = (Path(__file__).parents[2] / "docs" / "templates.md").read_text("utf-8")
+ROWS = {
+    cells[0]: tuple(cells[1:])
+    for line in PAGE.partition("## ")[0].splitlines()
+    if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 4 + len(PROPERTIES)
+}
+"""Cells of the page's table by the name of the template."""
 
 
-def test_the_templates_that_trl_ships() -> None:
-    refused = {}
-    for name, text in shipped().items():
-        made = tokenizer_of(text, eos_token="<|endoftext|>", bos_token="<s>")
-        config = {**CONFIG, "max_position_embeddings": 1 << 16}
-        found = broken(check_model(ModelSubject(ChatTokenizer(made), made, config, frozenset({made.eos_token_id}))))
-        found.pop("stop", None)  # TRL ships no tokenizers; this one has the tokens of ChatML alone
-        if found:
-            refused[name] = sorted(found)
-    for name in ("qwen3_5_think", "qwen3_6", "nemotron_3_nano", "glm4moe", "gptoss", "smolvlm", "llava_next"):
-        assert name not in refused
-    assert len(shipped()) - len(refused) >= 36, refused
+@pytest.mark.parametrize("name", shipped())
+def test_a_template_that_trl_ships_is_as_its_row_says(name: str) -> None:
+    assert tried(name).cells == ROWS[name]
+
+
+def test_all_properties_hold_for_at_least_36_of_the_templates() -> None:
+    named = [name for name in ROWS if name in shipped()]
+    assert sum("✗" not in ROWS[name] for name in named) >= min(36, len(shipped()))
 
 
 def command(*arguments: str) -> Any:

@@ -1,0 +1,122 @@
+"""The subject of `rlsdk check model`: a tokenizer with its renderer, and the configuration of its model."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk import preflight
+from rlsdk.components import Use
+from rlsdk.config import defaults
+from rlsdk.errors import ConfigError
+from rlsdk.plugins import load
+from rlsdk.renderers.text import TextRenderer
+from rlsdk.rollout.codec import ChatTokenizer
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
+"""Files of a hub model that are needed here; its weights are not downloaded."""
+
+
+@attrs.frozen(eq=False, slots=False)
+class ModelSubject:
+    """A tokenizer with its renderer, and what is known of the model that it belongs to.
+
+    Attributes:
+        codec: Tokenizer and renderer.
+        tokenizer: The same tokenizer as transformers has it.
+        config: The model's `config.json`; empty if there is none.
+        stops: Ids of the tokens that end an answer.
+        max_length: `model.max_length` of the run that is planned; None if unknown.
+    """
+
+    codec: ChatTokenizer
+    tokenizer: Any
+    config: dict[str, Any] = attrs.field(factory=dict)
+    stops: frozenset[int] = frozenset()
+    max_length: int | None = None
+
+    @cached_property
+    def text(self) -> TextRenderer:
+        """The renderer as text: itself, or the tokenizer's own template where it makes tokens without text."""
+        if isinstance(self.codec.renderer, TextRenderer):
+            return self.codec.renderer
+        template: TextRenderer = load("renderer", defaults.RENDERER.name)
+        template.open(self.codec)
+        return template
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids of the tokens at which sampling stops in a run."""
+        return self.stops.union(self.codec.renderer.stop_tokens)
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """Configuration of the language model, which some architectures nest."""
+        nested = self.config.get("text_config")
+        return nested if isinstance(nested, dict) else self.config
+
+
+def open_subject(
+    path: str, *, trust_remote_code: bool = False, max_length: int | None = None, renderer: Use = defaults.RENDERER
+) -> ModelSubject:
+    """Read the tokenizer and the configuration of a model, without its weights.
+
+    Args:
+        path: Folder of the model, or a hub id.
+        trust_remote_code: Run code that comes with the tokenizer.
+        max_length: `model.max_length` of the run that is planned.
+        renderer: Renderer of the run.
+
+    Raises:
+        ConfigError: There is no tokenizer, or a file is no JSON.
+    """
+    folder = _folder(path)
+    config, generation = _read(folder / "config.json"), _read(folder / "generation_config.json")
+    tokenizer = _tokenizer(path, folder, trust_remote_code)
+    given = (tokenizer.eos_token_id, config.get("eos_token_id"), generation.get("eos_token_id"))
+    stops = {stop for each in given for stop in (each if isinstance(each, list) else [each]) if stop is not None}
+    codec = ChatTokenizer(tokenizer, renderer=load("renderer", renderer.name, **renderer.options))
+    return ModelSubject(codec, tokenizer, config, frozenset(stops), max_length)
+
+
+def _folder(path: str) -> Path:
+    """Return the folder of a model; of a hub id, the one in this machine's cache, filled with all but the weights."""
+    if (folder := Path(path).expanduser()).is_dir():
+        return folder
+    if faults := preflight.hub_model(path):
+        raise ConfigError(faults)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(path, allow_patterns=list(_SMALL_FILES)))
+
+
+def _tokenizer(path: str, folder: Path, trust_remote_code: bool) -> Any:
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ConfigError(
+            [
+                f"{path!r} has no tokenizer: it holds none of {', '.join(_TOKENIZER_FILES)}. Copy these files from the "
+                "model that it was trained from, or write them with tokenizer.save_pretrained"
+            ]
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigError([f"transformers cannot open the tokenizer of {path!r}: {said}"]) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        read = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError([f"{path} is not JSON: {error}"]) from error
+    return read if isinstance(read, dict) else {}
