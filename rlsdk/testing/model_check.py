@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import attrs
@@ -20,7 +21,7 @@ from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
 from rlsdk.rollout.codec import NOTHING
 from rlsdk.testing.findings import NotApplicable
 from rlsdk.testing.model_subject import ModelSubject
-from rlsdk.testing.samples import conversations, describe
+from rlsdk.testing.samples import conversations, describe, smaller_conversations
 from rlsdk.testing.tool_formats import round_trip_fault, tools_of, with_calls
 from rlsdk.types import Message, Task
 
@@ -62,8 +63,22 @@ def _check(
         else:
             applied = True
             if found:
-                return ModelProperty(name, False, f"{found}; conversation: {describe(conversation)}")
+                shortest, found = _shrunk(fault, subject, conversation, found)
+                return ModelProperty(name, False, f"{found}; conversation: {describe(shortest)}")
     return ModelProperty(name, True) if applied else ModelProperty(name, "n/a", reason)
+
+
+def _shrunk(
+    fault: Callable[..., str | None], subject: ModelSubject, conversation: tuple[Message, ...], found: str
+) -> tuple[tuple[Message, ...], str]:
+    """Leave out messages and words while a conversation still breaks a property; returns it, and what is wrong."""
+    for smaller in smaller_conversations(conversation):
+        if not any(message.role == "user" for message in smaller):
+            continue
+        with suppress(NotApplicable, ConfigError):
+            if still := fault(subject, smaller):
+                return _shrunk(fault, subject, smaller, still)
+    return conversation, found
 
 
 def _difference(subject: ModelSubject, expected: np.ndarray, got: np.ndarray) -> str | None:
@@ -112,7 +127,11 @@ def later_messages_leave_answers_alone(subject: ModelSubject, conversation: tupl
         for role in dict.fromkeys(m.role for m in conversation[i + 1 :] if m.role != "assistant"):
             rewrite = None if text.keep_history else text.rewrite([role])
             if rewrite is not None and not rewrite.drops_thought:
-                return f"{rewrite.written!r} becomes {rewrite.found!r} once a message ({role}) follows"
+                expected, got = codec.encode(rewrite.written_whole), codec.encode(rewrite.found_whole)
+                return (
+                    f"{rewrite.written!r} becomes {rewrite.found!r} once a message ({role}) follows: "
+                    f"{_difference(subject, expected, got)}"
+                )
             if rewrite is not None:
                 history = (*conversation[: i + 1], Message(role, "R"))
                 if codec.bridge_tokens(history, 1, plain=False) is not None:

@@ -142,6 +142,19 @@ def conversations(count: int, seed: int = 0) -> list[tuple[Message, ...]]:
     return sorted(made, key=lambda messages: (len(messages), sum(len(m.text) for m in messages)))
 
 
+def smaller_conversations(messages: Sequence[Message]) -> Iterator[tuple[Message, ...]]:
+    """Yield conversations with fewer messages, or with one word less in one of them; the first words stay."""
+    for end in range(1, len(messages)):
+        yield tuple(messages[:end])
+    for begin in range(len(messages) - 1):
+        yield (*messages[:begin], *messages[begin + (1 if messages[begin].role == "system" else 2) :])
+    for i, message in enumerate(messages):
+        words = message.content.split(" ")
+        for left_out in range(1, len(words)):
+            content = " ".join(words[:left_out] + words[left_out + 1 :])
+            yield (*messages[:i], attrs.evolve(message, content=content), *messages[i + 1 :])
+
+
 def describe(messages: Sequence[Message]) -> str:
     """Write a conversation on one line."""
     return " | ".join(f"{message.role}: {message.text!r}" for message in messages)

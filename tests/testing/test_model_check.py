@@ -14,10 +14,12 @@ from click.testing import CliRunner
 
 from rlsdk import nano
 from rlsdk.cli import root
+from rlsdk.errors import ConfigError
 from rlsdk.renderers.template import TemplateRenderer
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.testing.model_check import PROPERTIES, ModelProperty, check_model
 from rlsdk.testing.model_subject import ModelSubject
+from rlsdk.types import Message
 from tests.chat_templates import byte_tokenizer, shipped, tried
 from tests.rollout.codecs import CHATML
 
@@ -177,6 +179,44 @@ def test_every_property_has_a_renderer_that_breaks_it() -> None:
 def test_the_shortest_conversation_is_shown() -> None:
     found = broken(check_model(subject(UPPER)))["prefix"]
     assert found.endswith("conversation: user: 'rlsdku0' | assistant: 'rlsdka1' | user: 'rlsdku2'")
+
+
+def test_a_conversation_is_shrunk_to_what_breaks_the_property() -> None:
+    shouts = TEMPLATE.replace(
+        "{{ m.content }}", "{{ m.content.replace('#!', '!!') if m.role == 'user' else m.content }}"
+    )
+    found = broken(check_model(subject(shouts)))["prompt"]
+    assert found.endswith("conversation: user: 'rlsdku0 #!'")
+
+
+RESULTS_AFTER_CALLS = TEMPLATE.replace(
+    "{{ m.content }}",
+    "{{ m.content if m.role != 'tool' or messages[:loop.index0] | selectattr('tool_calls') | list else '' }}",
+)
+
+
+def test_a_template_that_shows_results_after_calls_alone_holds() -> None:
+    assert [each for each in check_model(subject(RESULTS_AFTER_CALLS)) if each.ok is not True] == []
+
+
+class LosesResults(TemplateRenderer):
+    results_shown = "always"
+
+
+def test_a_result_that_the_policy_is_not_shown_breaks_the_bridge_and_no_other() -> None:
+    found = broken(check_model(subject(RESULTS_AFTER_CALLS, renderer=LosesResults)))
+    assert list(found) == ["bridge"]
+    assert found["bridge"].startswith("after a call: ")
+
+
+def test_a_template_without_results_is_refused_instead_of_leaving_them_out() -> None:
+    never = TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}")
+    made = subject(never)
+    with pytest.raises(ConfigError, match="leaves out messages of the role tool"):
+        made.codec.bridge_tokens(
+            [Message("user", "Q"), Message("assistant", "A"), Message("tool", "R", "lookup")], 1, plain=False
+        )
+    assert broken(check_model(made)) == {}
 
 
 def test_a_template_that_drops_thoughts_holds_since_its_turns_begin_anew() -> None:

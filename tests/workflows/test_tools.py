@@ -185,7 +185,7 @@ def test_options_are_checked(file: str) -> None:
         ({"tools": [f"{file}:add"] * 2}, "different names"),
         (
             {"tools": [f"{file}:add"], "parser": "xml"},
-            "parser: expected deepseek, glm, .* or FILE.py:FUNCTION",
+            "parser: expected deepseek, gemma, glm, .* or FILE.py:FUNCTION",
         ),
         ({"tools": [f"{file}:add"], "max_turns": 0}, "max_turns: expected a number above 0"),
     ):
