@@ -6,7 +6,7 @@ import datetime
 import sys
 from importlib import metadata
 
-from curves import ROOT, git
+from curves import ROOT
 
 sys.path.insert(0, str(ROOT))
 from rlsdk.testing.model_check import PROPERTIES
@@ -33,7 +33,7 @@ def page(results: dict[str, TemplateResult]) -> str:
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     columns = ["template", "a question follows", "a tool's result follows", "parser of calls"]
     columns += [f"`{name}`" for name in PROPERTIES]
-    lines = [HEAD, f"With {versions}, at {git('rev-parse', '--short', 'HEAD')} on {day}: {held} of {len(results)} ", ""]
+    lines = [HEAD, f"With {versions}, on {day}: {held} of {len(results)} ", ""]
     lines[1] += "templates keep every property."
     lines += ["| " + " | ".join(columns) + " |", "| --- " * 4 + "| :-: " * len(PROPERTIES) + "|"]
     lines += ["| " + " | ".join([name, *result.cells]) + " |" for name, result in results.items()]
