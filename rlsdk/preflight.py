@@ -169,14 +169,12 @@ def hub_model(name: str) -> list[str]:
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
 
     try:
-        validate_repo_id(name)
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return []
     except HFValidationError:
         return [f"there is no folder {name!r}, and that is no name of a model on the hub (ORG/NAME)"]
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return []
     try:
         if not hub_is_offline():
             get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_SECONDS)

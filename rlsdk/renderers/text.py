@@ -75,7 +75,7 @@ class TextRenderer:
 
     def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
         """Return the tokens of a conversation with the next answer opened, or its last message left open."""
-        return self.codec.encode(self.codec.withimages_of(self.render(messages, tools), images_of(messages)))
+        return self.codec.encode(self.codec.with_images(self.render(messages, tools), images_of(messages)))
 
     def generation_prompt(self) -> np.ndarray:
         """Return the tokens that open an answer."""
@@ -179,7 +179,7 @@ class TextRenderer:
         written = self.between(messages, new, tools)
         if written is None:
             return None
-        text = self.codec.withimages_of(written.text, images_of(messages[len(messages) - new :]))
+        text = self.codec.with_images(written.text, images_of(messages[len(messages) - new :]))
         ids, closing = self.codec.encode(text), self.codec.encode(written.closing)
         for count in range(min(len(closing), len(ended)), 0, -1):
             if np.array_equal(ids[:count], ended[len(ended) - count :]):

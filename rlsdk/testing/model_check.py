@@ -190,7 +190,7 @@ def _results_after_calls(subject: ModelSubject, history: tuple[Message, ...], an
     Returns:
         What is wrong; None if all is well, and "bare" for a template that needs no calls.
     """
-    words = [m.content.split()[0] for m in history if m.role == "tool"]
+    words = [m.text.split()[0] for m in history if m.role == "tool"]
     try:
         if all(word in subject.text.render(history) for word in words):
             return "bare"
@@ -204,7 +204,7 @@ def _results_after_calls(subject: ModelSubject, history: tuple[Message, ...], an
     shown = subject.codec.shown(bridge)
     if not rendered.endswith(shown):
         return f"after a call: expected the end of {rendered!r}, got {shown!r}"
-    lost = [m.content for m in history[answer + 1 :] if m.role == "tool" and m.content.split()[0] not in shown]
+    lost = [m.text for m in history[answer + 1 :] if m.role == "tool" and m.text.split()[0] not in shown]
     return f"after a call, the policy is not shown the result {lost[0]!r}" if lost else None
 
 

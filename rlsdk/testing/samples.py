@@ -149,7 +149,7 @@ def smaller_conversations(messages: Sequence[Message]) -> Iterator[tuple[Message
     for begin in range(len(messages) - 1):
         yield (*messages[:begin], *messages[begin + (1 if messages[begin].role == "system" else 2) :])
     for i, message in enumerate(messages):
-        words = message.content.split(" ")
+        words = message.text.split(" ")
         for left_out in range(1, len(words)):
             content = " ".join(words[:left_out] + words[left_out + 1 :])
             yield (*messages[:i], attrs.evolve(message, content=content), *messages[i + 1 :])
