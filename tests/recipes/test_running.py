@@ -14,7 +14,7 @@ from rlsdk.errors import ValueFault
 from rlsdk.recipes import catalogue, running
 from rlsdk.recipes.catalogue import Expected
 
-SHORT = ("longer-ways", "arithmetic", "reverse-text")
+SHORT = ("preference", "longer-ways", "arithmetic", "reverse-text")
 """Measured recipes for two cores from random weights, the cheapest first."""
 
 
