@@ -96,6 +96,7 @@ def test_the_band():
 
 @pytest.mark.stack
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_quick_run_trains_every_stage(tmp_path):
     done = recipe_run("longer-ways", "--quick", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
