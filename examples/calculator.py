@@ -53,7 +53,7 @@ def problems(
         split: `train`, or `test` (a tenth of all numbers).
         size: How many tasks; left out, 20,000 to train and 500 to test.
         largest: The greatest value.
-        seed: Other seeds give other tasks.
+        seed: Random seed of the tasks.
         demonstrations: Give each task a conversation to imitate: this share of them calls the calculator and answers
             what it says, the others answer any number at once.
 

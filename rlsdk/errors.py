@@ -145,11 +145,11 @@ class ConformanceFault(RlsdkError):
     Attributes:
         component: Kind, name and distribution.
         broken: Name of the property.
-        demand: What the property demands.
+        demand: Requirement of the property.
         given: The input that demonstrates the violation; empty if none is needed.
         expected: Expected result on that input.
         got: Actual result on that input.
-        remedy: What to do.
+        remedy: Advice on what to do.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ MANY = 12
 
 CONTINUATION = (
     "; it looks like a shell line that lost its continuation: end each line but the last with ' \\' and nothing "
-    "behind it"
+    "after it"
 )
 
 

@@ -40,7 +40,7 @@ class Schedule:
     shape: Shape = "linear"
 
     def at(self, train_step: int) -> float:
-        """The value after so many training steps."""
+        """The value after this number of training steps."""
         share = min(train_step / self.over, 1.0)
         if self.shape == "cosine":
             share = (1 - math.cos(math.pi * share)) / 2

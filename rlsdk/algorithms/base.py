@@ -34,7 +34,7 @@ class Algorithm:
         aggregate: How per-token losses become one number.
         norm: Length that `seq-mean-token-sum-norm` divides by; null is the run's `sampling.max_tokens`.
         filters: Which groups are trained on.
-        critic: Whether a critic is trained.
+        critic: True if a critic is trained.
         value_clip: How far a value may move from the old one (PPO's clipped value loss); null for no clipping.
         rollouts: Sampled from the policy, the tasks' demonstrations, or mixed: both, one demonstration for each task.
         passing: Reward from which on an answer is right, for a loss that reads `preferred` and no pairs.

@@ -108,7 +108,7 @@ def mix(
         clip_low: How far PPO's ratio may fall below 1.
         clip_high: How far it may rise above 1.
         dual_clip: As in ppo.
-        per: What the aggregation divides by: `token` for token-mean, `rollout` for the seq-mean modes; null follows
+        per: Divisor of the aggregation: `token` for token-mean, `rollout` for the seq-mean modes; null follows
             the run's aggregation.
     """
     own, metrics = ppo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)

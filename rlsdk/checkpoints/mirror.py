@@ -138,8 +138,8 @@ def mirrored(plan: Plan, *, resume: bool | int, overwrite: bool) -> Iterator[Mir
             elif overwrite:
                 _remove(remote)
             elif (remote.read("config.yaml") is not None) or copies.copies(remote):
-                ways = "go on with it by --resume, delete it by --overwrite, or choose another name=…"
-                raise ConfigError([f"name: {remote.url} holds a run already; {ways}"])
+                ways = "continue it with --resume, delete it with --overwrite, or choose another name=…"
+                raise ConfigError([f"name: {remote.url} already holds a run; {ways}"])
             remote.write(MARKER, b"")
     except BaseException:
         lock.release()
@@ -155,7 +155,7 @@ def _require_run_or_nothing(remote: RemoteFolder) -> None:
     if names and MARKER not in names:
         raise ConfigError(
             [
-                f"name: {remote.url} holds files, such as {min(names)}, and is no run of rlsdk (it holds no {MARKER}); "
+                f"name: {remote.url} has files, such as {min(names)}, but is not a run of rlsdk (it has no {MARKER}); "
                 "choose another name=…"
             ]
         )
@@ -199,7 +199,7 @@ def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[st
             copies.fetch(remote, copy, partial)
             Checkpoints(partial, 1).verify(copy.step)
         except DamagedCheckpointError as error:
-            notices.append(f"the checkpoint of step {copy.step} in {remote.url} is left out: {error}")
+            notices.append(f"the checkpoint of step {copy.step} in {remote.url} is skipped: {error}")
             shutil.rmtree(partial)
             continue
         except BaseException:

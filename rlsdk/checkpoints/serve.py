@@ -80,7 +80,7 @@ class CheckpointReader:
                 self._seen.add(stamp)
                 return self._read(step)
             except (CheckpointError, RunError, OSError) as error:  # the training may have removed it meanwhile
-                log.warning("the checkpoint of step %d is not served: %s", step, error)
+                log.warning("the checkpoint of step %d will not be served: %s", step, error)
         return None
 
     def _steps(self) -> list[int]:
@@ -200,7 +200,7 @@ class _Serving:
                 try:
                     clock = await engine.clock.remote()
                 except Exception as error:
-                    raise EngineError(f"engine {rank} failed while it served: {described(error)}") from error
+                    raise EngineError(f"engine {rank} failed while serving: {described(error)}") from error
                 for name, shown in _COUNTERS.items():
                     key = f'{shown}{{engine="{rank}"}}'
                     self._counters[key] = clock[name]
@@ -215,4 +215,4 @@ class _Serving:
     async def _load(self, weights: Weights) -> None:
         await load_weights(self._engines, weights)
         self._service.step = weights.version
-        log.info("the checkpoint of step %d is served", weights.version)
+        log.info("now serving the checkpoint of step %d", weights.version)

@@ -1,4 +1,4 @@
-"""What a step of a run amounts to, in words: rollouts, optimiser steps, micro-batches, memory."""
+"""A description of a step in words: rollouts, optimiser steps, micro-batches, memory."""
 
 from __future__ import annotations
 

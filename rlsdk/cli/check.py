@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlsdk.cli.listing import console
+from rlsdk.cli.parameters import plugin_files
 from rlsdk.components import Use
 from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponentError, ValueFault
 from rlsdk.kinds import KINDS, Kind
@@ -26,8 +27,8 @@ FAULTY = 1
 @click.command()
 @click.argument("plugin", metavar="PLUGIN | model")
 @click.argument("path", required=False, metavar="[PATH]")
-@click.option("--kind", type=click.Choice(KINDS), help="Check components of this kind alone.")
-@click.option("--component", metavar="NAME", help="Check components of this name alone.")
+@click.option("--kind", type=click.Choice(KINDS), help="Check only components of this kind.")
+@click.option("--component", metavar="NAME", help="Check only components of this name.")
 @click.option(
     "--option",
     "options",
@@ -42,7 +43,7 @@ FAULTY = 1
     multiple=True,
     help="A task that the plugin's rewards can score, such as '{prompt: 1 + 1?, answer: 2}'.",
 )
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@plugin_files
 @click.option("--max-length", type=click.IntRange(1), help="With `model`: the model.max_length of the run.")
 @click.option("--renderer", default="template", show_default=True, help="With `model`: the model.renderer of the run.")
 @click.option("--trust-remote-code", is_flag=True, help="With `model`: run code that comes with it.")

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlsdk.cli import listing
+from rlsdk.cli.parameters import plugin_files
 from rlsdk.config.json_schema import json_schema
 from rlsdk.config.reference import DEFAULTS, ConfigKey, of_component, settings
 from rlsdk.errors import UnknownComponentError
@@ -25,7 +26,7 @@ from rlsdk.plugins import CORE, Plugins
 @click.command()
 @click.argument("section", required=False)
 @click.option("--schema", is_flag=True, help="Print a JSON schema for editors, with the options of installed plugins.")
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@plugin_files
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def config(section: str | None, schema: bool, files: tuple[str, ...], as_json: bool) -> None:
     """Show every key of a configuration: type, default, unit and meaning.

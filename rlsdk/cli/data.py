@@ -27,8 +27,12 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
 
 @data.command()
 @click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Where to.")
-@click.option("--train-size", type=click.IntRange(1), default=327_680, show_default=True, help="Tasks to train on.")
-@click.option("--test-size", type=click.IntRange(1), default=1_024, show_default=True, help="Tasks to test with.")
+@click.option(
+    "--train-size", type=click.IntRange(1), default=327_680, show_default=True, help="Number of tasks to train on."
+)
+@click.option(
+    "--test-size", type=click.IntRange(1), default=1_024, show_default=True, help="Number of tasks to test with."
+)
 @click.option(
     "--numbers",
     metavar="N|N-M",
@@ -38,18 +42,18 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
     help="How many numbers a task offers.",
 )
 @click.option(
-    "--number-range", nargs=2, type=int, default=(1, 99), show_default=True, help="Least and greatest number."
+    "--number-range", nargs=2, type=int, default=(1, 99), show_default=True, help="Smallest and largest number."
 )
 @click.option(
-    "--target-range", nargs=2, type=int, default=(10, 100), show_default=True, help="Least and greatest target."
+    "--target-range", nargs=2, type=int, default=(10, 100), show_default=True, help="Smallest and largest target."
 )
-@click.option("--operators", default="+-*/", show_default=True, help="Which of +-*/ a solution may need.")
+@click.option("--operators", default="+-*/", show_default=True, help="Operators that solutions may need, of +-*/.")
 @click.option(
     "--template", type=click.Choice(get_args(Template)), default="base", show_default=True, help="Form of prompts."
 )
 @click.option("--demonstrations", type=float, help="Add answers to imitate, of which this share is right.")
-@click.option("--seed", default=0, show_default=True, help="Other seeds give other tasks.")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there.")
+@click.option("--seed", default=0, show_default=True, help="Random seed of the tasks.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files.")
 def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **options: Any) -> None:
     """Make Countdown tasks: DIR/train.parquet and DIR/test.parquet, in the columns that veRL and TinyZero read.
 
@@ -80,7 +84,7 @@ def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **opt
 
 @data.command()
 @click.argument("file")
-@click.option("-n", "count", type=click.IntRange(1), default=5, show_default=True, help="How many rows.")
+@click.option("-n", "count", type=click.IntRange(1), default=5, show_default=True, help="Number of rows to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def show(file: str, count: int, as_json: bool) -> None:
     """Show the first rows of FILE: parquet, or JSON lines (compressed or not)."""
@@ -137,7 +141,7 @@ def _json_rows(opened: Any, count: int) -> list[dict[str, Any]]:
                 f"line {number} is not JSON ({error}); expected parquet, or one JSON object a line"
             ) from error
         if not isinstance(row, dict):
-            raise DataError(f"line {number} is no JSON object")
+            raise DataError(f"line {number} is not a JSON object")
         rows.append(row)
     return rows
 

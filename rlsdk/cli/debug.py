@@ -12,10 +12,9 @@ import click
 from rlsdk.cli import transcripts
 from rlsdk.cli.listing import console
 from rlsdk.cli.modes import serve
+from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.config import check
-
-_PLUGIN = {"metavar": "FILE", "multiple": True, "help": "A Python file as a plugin, named by its stem."}
 
 
 @click.group()
@@ -26,7 +25,7 @@ def debug() -> None:
 @debug.command(cls=SettingsCommand)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option("--plugin", "files", **_PLUGIN)  # type: ignore[arg-type]
+@plugin_files
 def engine(config: Path, settings: tuple[str, ...], files: tuple[str, ...]) -> None:
     """Serve the engine of the YAML file CONFIG on this machine until Ctrl-C; nothing is trained."""
     serve(check(config, settings, files))
@@ -35,13 +34,17 @@ def engine(config: Path, settings: tuple[str, ...], files: tuple[str, ...]) -> N
 @debug.command(cls=SettingsCommand)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option("--plugin", "files", **_PLUGIN)  # type: ignore[arg-type]
+@plugin_files
 @click.option("--task", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of tasks.train.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Rollouts.")
 @click.option("--url", default="", help="Base URL of an OpenAI-compatible server.  [default: `debug engine`'s]")
-@click.option("--api-key", default="", envvar="RLSDK_API_KEY", show_envvar=True, help="For that server.")
-@click.option("--model", default="", metavar="NAME", help="The model's name there.  [default: the first that it lists]")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the rollouts here, as JSON lines.")
+@click.option("--api-key", default="", envvar="RLSDK_API_KEY", show_envvar=True, help="API key for that server.")
+@click.option(
+    "--model", default="", metavar="NAME", help="Name of the model on that server.  [default: the first that it lists]"
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the rollouts to this file, as JSON lines."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the rollouts as JSON.")
 def workflow(
     config: Path,

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import click
 
-from rlsdk.cli.runs import RunPath
+from rlsdk.cli.parameters import RunPath
 from rlsdk.errors import ConfigError
 
 

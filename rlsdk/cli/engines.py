@@ -11,12 +11,14 @@ import click
 from rlsdk.errors import ConfigError, RunError
 from rlsdk.runlog.engine_scaling import read_status, request_engines, requested_engines
 
-_AGAIN = "resume it by rlsdk train --resume"
+_AGAIN = "resume it with rlsdk train --resume"
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--count", type=click.IntRange(1), help="How many engines the run is to have, from its next step on.")
+@click.option(
+    "--count", type=click.IntRange(1), help="Number of engines that the run shall have, from its next step on."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def engines(run: Path, count: int | None, as_json: bool) -> None:
     """Show the engines of the run in the folder RUN; with --count, have it start some, or send some home.
@@ -26,7 +28,7 @@ def engines(run: Path, count: int | None, as_json: bool) -> None:
     be asked.
     """
     if not (run / "config.yaml").is_file():
-        raise ConfigError([f"RUN: {run} is no folder of a run: it has no config.yaml"])
+        raise ConfigError([f"RUN: {run} is not the folder of a run: it has no config.yaml"])
     state = read_status(run)
     over = "" if state is None else state.over
     if count is not None:
@@ -39,10 +41,10 @@ def engines(run: Path, count: int | None, as_json: bool) -> None:
         click.echo(json.dumps({"asked": wish, "state": found}, indent=2))
         return
     if over:
-        click.echo(f"The run is over ({over}); its engines are gone. To go on with it, {_AGAIN}.")
+        click.echo(f"The run has ended ({over}), and so have its engines. To continue it, {_AGAIN}.")
         return
     if state is None:
-        click.echo("The run has not said yet which engines it has.")
+        click.echo("The run has not reported its engines yet.")
     else:
         ranks = ", ".join(map(str, state.alive)) or "none"
         click.echo(f"{state.wanted} engines, of which get requests: {ranks}; {state.lost} died so far.")

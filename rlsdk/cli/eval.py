@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from rlsdk.cli.listing import console
-from rlsdk.cli.runs import RunPath
+from rlsdk.cli.parameters import RunPath, plugin_files
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.config import check, read
 from rlsdk.errors import ConfigError
@@ -30,10 +30,14 @@ from rlsdk.errors import ConfigError
     metavar="PATH",
     help="A run's folder or URL, one of its checkpoints, or a model's folder.  [default: model.path of CONFIG]",
 )
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where to.  [default: in the run's folder]")
-@click.option("--overwrite", is_flag=True, help="Delete what an earlier evaluation left there.")
-@click.option("--pictures", type=click.IntRange(0), default=8, show_default=True, help="Episodes to draw of a source.")
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder to write to.  [default: in the run's folder]"
+)
+@click.option("--overwrite", is_flag=True, help="Delete an earlier evaluation there first.")
+@click.option(
+    "--pictures", type=click.IntRange(0), default=8, show_default=True, help="Number of tasks to draw from each source."
+)
+@plugin_files
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def eval(  # noqa: A001 - the command's name
     config: Path,
@@ -79,7 +83,7 @@ def _prepare(folder: Path, *, overwrite: bool) -> None:
     if overwrite and (folder / "evaluation.json").is_file():
         shutil.rmtree(folder)
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError([f"--out: {folder} holds something already; choose another folder, or --overwrite"])
+        raise ConfigError([f"--out: {folder} is not empty; choose another folder, or give --overwrite"])
 
 
 def _show(found: dict[str, Any]) -> None:

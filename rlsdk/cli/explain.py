@@ -19,6 +19,7 @@ from rlsdk import preflight
 from rlsdk.cli.arithmetic import batch, memory
 from rlsdk.cli.lazy import WRONG_INPUT
 from rlsdk.cli.listing import brief, console, show
+from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.components import Use
 from rlsdk.config import Plan, TaskSource, check
@@ -40,8 +41,8 @@ NEVER_RUN = (
 @click.command(cls=SettingsCommand)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
-@click.option("--full", is_flag=True, help="Show every value and where it comes from, the batch arithmetic and memory.")
+@plugin_files
+@click.option("--full", is_flag=True, help="Show every value and where it was set, the batch arithmetic and memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(config: Path, settings: tuple[str, ...], files: tuple[str, ...], full: bool, as_json: bool) -> None:
     """Check the YAML file CONFIG with the settings KEY=VALUE, and say what it would run; nothing starts.

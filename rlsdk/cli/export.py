@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from rlsdk.cli.runs import RunPath
+from rlsdk.cli.parameters import RunPath
 
 
 @click.command()
 @click.argument("run", type=RunPath())
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(min=0), help="Of the checkpoint.  [default: the newest whole one]")
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file that the run had as a plugin.")
+@click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the newest complete one]")
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file that the run used as a plugin.")
 def export(run: str, folder: Path, step: int | None, files: tuple[str, ...]) -> None:
     """Write the model of the run in the folder (or at the URL) RUN to the folder DIR, which transformers opens.
 

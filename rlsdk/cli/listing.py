@@ -169,7 +169,7 @@ def show(content: RenderableType, unlimited: int = TEXT_WIDTH) -> None:
     """Print to standard output, without the blanks that fill the lines of a table.
 
     Args:
-        content: What to print.
+        content: Object to print.
         unlimited: Columns if neither a terminal nor COLUMNS limits them.
     """
     out = console(unlimited)
@@ -194,7 +194,7 @@ def print_offers(offers: Offers, usual: UsualAlgorithm) -> None:
     """Show components as a table, with a row for each option, and what is broken.
 
     Args:
-        offers: What to show.
+        offers: Components to show.
         usual: Usual algorithm: defaults that another one shares with it are left out.
     """
     kinds = dict.fromkeys(component.kind for _, component in offers.components)

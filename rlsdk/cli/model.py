@@ -19,7 +19,7 @@ def new() -> None:
 
 @new.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--seed", default=0, show_default=True, help="Of the random weights.")
+@click.option("--seed", default=0, show_default=True, help="Random seed of the weights.")
 @click.option("--layers", default=2, show_default=True, help="Transformer layers.")
 @click.option("--hidden", default=128, show_default=True, help="Width.")
 @click.option("--heads", default=4, show_default=True, help="Attention heads; they divide the width.")
@@ -28,13 +28,13 @@ def new() -> None:
 @click.option("--letters", is_flag=True, help="The letters a to z are one token each, too.")
 @click.option("--initializer-range", default=0.05, show_default=True, help="Standard deviation of the weights.")
 @click.option("--experts", default=0, show_default=True, help="Experts of each layer, at least 2; 0: a dense model.")
-@click.option("--overwrite", is_flag=True, help="Write into a folder that holds something.")
+@click.option("--overwrite", is_flag=True, help="Write into a folder that is not empty.")
 def nano(folder: Path, overwrite: bool, letters: bool, **shape: int) -> None:
     """Make a small Llama-shaped model for machines without an accelerator; its tokenizer reads numbers whole."""
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise click.UsageError(f"{folder} is not empty; choose another folder, or write into it with --overwrite")
     if shape["hidden"] % shape["heads"]:
-        raise click.UsageError(f"--hidden {shape['hidden']} is no multiple of --heads {shape['heads']}")
+        raise click.UsageError(f"--hidden {shape['hidden']} is not a multiple of --heads {shape['heads']}")
     if shape["experts"] < 0 or shape["experts"] == 1:
         raise click.UsageError(f"--experts {shape['experts']}: a token chooses two of them; give 2 or more, or 0")
     from rlsdk.nano import create

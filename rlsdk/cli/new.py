@@ -49,13 +49,13 @@ FOLDER = click.option(
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(),
-    help="Write into this folder; left out, into the working one.",
+    help="Write into this folder.  [default: the working folder]",
 )
 
 
 @new.command()
 @click.argument("name")
-@click.option("--kind", type=click.Choice(KINDS), default="reward", show_default=True, help="Kind of its component.")
+@click.option("--kind", type=click.Choice(KINDS), default="reward", show_default=True, help="Kind of the component.")
 @FOLDER
 def plugin(name: str, kind: Kind, folder: Path) -> None:
     """Write a package NAME with one component."""

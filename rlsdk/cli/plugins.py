@@ -8,6 +8,7 @@ import attrs
 import click
 
 from rlsdk.cli import listing
+from rlsdk.cli.parameters import plugin_files
 from rlsdk.errors import UnknownComponentError
 from rlsdk.kinds import KINDS
 from rlsdk.options import nearest
@@ -16,7 +17,7 @@ from rlsdk.plugins import Plugins
 
 @click.command()
 @click.argument("what", metavar="[KIND|NAME]", required=False)
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@plugin_files
 @click.option("--all", "whole", is_flag=True, help="Of algorithms, show also the defaults that they share with grpo.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plugins(what: str | None, files: tuple[str, ...], whole: bool, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import click
 
-from rlsdk.cli.runs import RunPath
+from rlsdk.cli.parameters import RunPath
 from rlsdk.errors import ValueFault
 
 SHOWN = ("step", "source", "task", "rollout", "state", "uses", "reward", "status", "tokens")
@@ -21,16 +21,22 @@ _MOST = 400
 
 @click.command()
 @click.argument("run", type=RunPath())
-@click.option("--where", metavar="CONDITION", default="", help='As in SQL: "reward < 0.5 and step >= 10".')
-@click.option("--order-by", metavar="COLUMN", default="", help='By default step; "reward desc": the greatest first.')
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows at most.")
+@click.option(
+    "--where", metavar="CONDITION", default="", help='Condition in SQL, such as "reward < 0.5 and step >= 10".'
+)
+@click.option(
+    "--order-by", metavar="COLUMN", default="", help='Column to sort by, such as "reward desc".  [default: step]'
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Largest number of rows to show."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="For the query.",
+    help="Time limit for the query, in seconds.",
 )
 @click.option("--eval", "evaluations", is_flag=True, help="The answers of evaluations instead of the training's.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, with all columns.")

@@ -13,6 +13,7 @@ import click
 
 from rlsdk.cli import offline
 from rlsdk.cli.listing import console
+from rlsdk.cli.parameters import plugin_files
 from rlsdk.contracts import RewardSpec, ScoringLimits
 from rlsdk.errors import ConfigError, DataError, OptionError, PluginError
 
@@ -21,21 +22,37 @@ from rlsdk.errors import ConfigError, DataError, OptionError, PluginError
 @click.argument("file")
 @click.option("--reward", "name", required=True, metavar="NAME", help="The reward: countdown, mylab/exact.")
 @click.option("--option", "options", metavar="KEY=VALUE", multiple=True, help="An option of the reward; repeatable.")
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
-@click.option("--response", default="response", show_default=True, metavar="COLUMN", help="What was answered.")
+@plugin_files
+@click.option("--response", default="response", show_default=True, metavar="COLUMN", help="Column of the responses.")
 @click.option("--prompt", metavar="COLUMN", help="Text or messages.  [default: prompt]")
-@click.option("--answer", metavar="COLUMN", help="The task's.  [default: reward_model.ground_truth, or answer]")
-@click.option("--source", metavar="COLUMN", help="Of the data.  [default: data_source]")
-@click.option("--task", metavar="COLUMN", help="Equal in answers to one task.  [default: prompt, answer and source]")
-@click.option("--score", "compare", metavar="COLUMN", help="Scores to compare with; the worst disagreements are shown.")
-@click.option("--worst", type=click.IntRange(1), default=5, show_default=True, help="How many disagreements.")
+@click.option(
+    "--answer",
+    metavar="COLUMN",
+    help="Column of the reference answers.  [default: reward_model.ground_truth, or answer]",
+)
+@click.option("--source", metavar="COLUMN", help="Column that names the data source.  [default: data_source]")
+@click.option(
+    "--task",
+    metavar="COLUMN",
+    help="Column that is equal for all responses to one task.  [default: prompt, answer and source]",
+)
+@click.option(
+    "--score", "compare", metavar="COLUMN", help="Column of scores to compare with; the largest differences are shown."
+)
+@click.option("--worst", type=click.IntRange(1), default=5, show_default=True, help="Number of differences to show.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write a JSON line for each row here.")
 @click.option("--overwrite", is_flag=True, help="Replace a file that --out names.")
-@click.option("--skip-bad", is_flag=True, help="Go on where rows cannot be read.")
+@click.option("--skip-bad", is_flag=True, help="Skip rows that cannot be read.")
 @click.option(
-    "--workers", type=click.IntRange(0), default=0, help="Processes that score.  [default: one for each core]"
+    "--workers", type=click.IntRange(0), default=0, help="Number of scoring processes.  [default: one for each core]"
 )
-@click.option("--timeout", default=10.0, show_default=True, metavar="SECONDS", help="For one call of the reward.")
+@click.option(
+    "--timeout",
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit for one call of the reward, in seconds.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def score(
     file: str,

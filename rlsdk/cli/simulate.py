@@ -11,6 +11,7 @@ import attrs
 import click
 
 from rlsdk.cli.listing import console
+from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.errors import ConfigError
 
@@ -25,21 +26,21 @@ COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle"
 @click.command(cls=SettingsCommand)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
-@click.option("--engines", type=click.IntRange(1), help="Engines; left out, those of the config's placement.")
-@click.option("--learners", type=click.IntRange(1), help="Ranks of the learner; left out, those of the placement.")
+@plugin_files
+@click.option("--engines", type=click.IntRange(1), help="Number of engines.  [default: placement.engines]")
+@click.option("--learners", type=click.IntRange(1), help="Number of learner ranks.  [default: placement.learners]")
 @click.option("--gpus", metavar="N,…", help="Numbers of GPUs to divide among engines and learner, such as 8,64,1024.")
 @click.option(
-    "--learner-share", type=click.FloatRange(0, 1), default=0.25, show_default=True, help="Of the GPUs of --gpus."
+    "--learner-share", type=click.FloatRange(0, 1), default=0.25, show_default=True, help="Type of the GPUs of --gpus."
 )
 @click.option(
     "--per-gpu", type=click.IntRange(1), help="With --gpus: tasks of a step for each, in place of batch_size."
 )
-@click.option("--rates", "run", type=click.Path(path_type=Path), help="Folder of a run to measure rates in.")
+@click.option("--rates", "run", type=click.Path(path_type=Path), help="Measure rates from the run in this folder.")
 @click.option(
     "--rate", "given", metavar="NAME=VALUE", multiple=True, help="A rate by name; see docs/howto/simulate.md."
 )
-@click.option("--against", type=click.Path(path_type=Path), help="Folder of a run to show beside the prediction.")
+@click.option("--against", type=click.Path(path_type=Path), help="Show the run in this folder beside the prediction.")
 @click.option("--steps", type=click.IntRange(4), default=16, show_default=True, help="Steps to simulate.")
 @click.option("--whole", is_flag=True, help="Simulate every engine of a large training, not a slice of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from rlsdk.cli.lazy import INTERRUPTED
+from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
 
 
@@ -52,23 +53,29 @@ class _Step(click.ParamType[int]):
     help="both: train. explore and train: make rollouts, and train on them, as two programs on one Ray cluster. bench: "
     "evaluate the model it started from and each checkpoint. serve: answer requests with the newest checkpoint.",
 )
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@plugin_files
 @click.option(
     "--resume",
     type=_Step(),
     metavar="[=STEP]",
     default=False,
-    help="Go on from the run's newest whole checkpoint, or from that of a step; newer ones are set aside.",
+    help="Continue from the run's newest complete checkpoint, or from the one of this step; newer ones are set aside.",
 )
-@click.option("--overwrite", is_flag=True, help="Delete what an earlier run left in the run's folder.")
-@click.option("--allow-changes", is_flag=True, help="Resume with settings that make it another training, too.")
+@click.option("--overwrite", is_flag=True, help="Delete an earlier run in the same folder first.")
+@click.option("--allow-changes", is_flag=True, help="Resume even if changed settings make it a different training.")
 @click.option(
-    "--show", type=click.IntRange(min=0), metavar="N", default=0, help="Print N rollouts after each step: text, reward."
+    "--show",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    help="Print N rollouts after each step, with their rewards.",
 )
-@click.option("--host", help="--mode serve: address to listen at.  [default: 127.0.0.1]")
+@click.option("--host", help="--mode serve: address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="--mode serve: port; 0: any free one.  [default: 8000]")
-@click.option("--served-name", "name", metavar="NAME", help="--mode serve: the model's name.  [default: model.path]")
-@click.option("--api-key", metavar="KEY", help="--mode serve: key that clients send.  [default: $RLSDK_API_KEY]")
+@click.option(
+    "--served-name", "name", metavar="NAME", help="--mode serve: name of the model in requests.  [default: model.path]"
+)
+@click.option("--api-key", metavar="KEY", help="--mode serve: key that clients must send.  [default: $RLSDK_API_KEY]")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output.")
 def train(
     config: Path,
@@ -92,17 +99,19 @@ def train(
     """
     resumes = resume is not False
     if resumes and overwrite:
-        raise click.UsageError("--resume keeps what --overwrite deletes; give one of them.")
+        raise click.UsageError("--resume keeps what --overwrite deletes; give only one of them.")
     if allow_changes and not resumes:
-        raise click.UsageError("--allow-changes is about a run that is resumed; give --resume, too.")
+        raise click.UsageError("--allow-changes applies only to a resumed run; give --resume, too.")
     server = {name: value for name, value in server.items() if value is not None}
     if server and mode != "serve":
-        raise click.UsageError("--host, --port, --served-name and --api-key are for --mode serve.")
+        raise click.UsageError("--host, --port, --served-name and --api-key apply only to --mode serve.")
     if show and mode != "both":
-        raise click.UsageError("--show is for a training in one program; `rlsdk rollouts RUN` shows those of others.")
+        raise click.UsageError(
+            "--show works only with --mode both; `rlsdk rollouts RUN` shows the rollouts of any run."
+        )
     if mode not in ("both", "train"):
         if resumes or overwrite:
-            raise click.UsageError(f"--mode {mode} writes no checkpoints; leave --resume and --overwrite out.")
+            raise click.UsageError(f"--mode {mode} writes no checkpoints; leave out --resume and --overwrite.")
         from rlsdk.cli import modes
 
         if mode == "explore":

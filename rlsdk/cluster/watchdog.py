@@ -227,7 +227,7 @@ class Watchdog:
                 with self._looking:
                     self.look()
             except Exception:  # a watchdog that fails must not end a run
-                log.exception("the watchdog failed; it looks again")
+                log.exception("the watchdog failed, and tries again")
 
     def look(self) -> None:
         """Look once at everything that is watched."""
@@ -273,12 +273,12 @@ class Watchdog:
             if watched.identity is None and now - watched.asked >= self._warn and not watched.told:
                 watched.told = True
                 log.warning(
-                    "%s has not begun to work %.0f s after its start; Ray may have no room for it; its log is %s",
+                    "%s is not working yet, %.0f s after its start; Ray may lack resources for it; its log is %s",
                     *(watched, now - watched.asked, watched.log),
                 )
             return
         if watched.identity is None and watched.told:
-            log.warning("%s has begun to work", watched)
+            log.warning("%s is working now", watched)
             watched.told = False
         watched.identity, watched.asked = found, None
 
@@ -298,7 +298,9 @@ class Watchdog:
         found = self._silence(watched, vitals, now, measured=measured)
         if found is None:
             if watched.told:
-                log.warning("%s goes on, after %.0f s of silence", watched, now - (watched.silent or (now, ""))[0])
+                log.warning(
+                    "%s is responding again, after %.0f s of silence", watched, now - (watched.silent or (now, ""))[0]
+                )
             watched.silent, watched.told = None, False
             return
         if watched.silent is None or watched.silent[1] != found[1]:
@@ -315,7 +317,7 @@ class Watchdog:
         if vitals.state == "stopped":
             return now, _STOPPED
         if vitals.state == "unknown":
-            return now, "cannot be looked at, for its node does not answer"
+            return now, "cannot be inspected, because its node does not answer"
         if watched.vital:  # the processes below Ray's are watched themselves
             return None
         if not measured:
@@ -339,13 +341,13 @@ class Watchdog:
     def _stacks(self, watched: Watched) -> str:
         if watched.identity is not None and self._prober.write_stacks(watched.identity):
             return "which now ends with its Python stacks"
-        return "and its Python stacks cannot be had now"
+        return "and its Python stacks cannot be read now"
 
     def _end_silent(self, watched: Watched, seconds: float) -> None:
         said, identity = self._said(watched, seconds), watched.identity
         assert identity is not None
         if watched.replaced:
-            log.error("%s; it is killed, and another takes its place", said)
+            log.error("%s; it will be killed and replaced", said)
             self.remove_actor(watched.actor)
         else:
             self.condemn(f"{said}; watchdog.end={self._end:g} s is the limit")
@@ -376,7 +378,7 @@ class Watchdog:
         if self.verdict:
             return
         self.verdict = f"{what}; the run was {self.stage}"
-        log.error("%s: this step is finished and saved, if possible, and the run ends", self.verdict)
+        log.error("%s: the run will finish and save this step if possible, then end", self.verdict)
         run = self._run
         if run is None:
             self._schedule_end(0.0)

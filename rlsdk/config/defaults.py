@@ -11,7 +11,7 @@ BUFFER = Use("fifo")
 STOP = Use("all")
 RENDERER = Use("template")
 TOOL_PARSER = Use("hermes")
-"""Where the renderer writes no tool calls that a parser recognises."""
+"""Parser for renderers whose tool calls no parser recognises."""
 WORKFLOW = Use("single_turn")
 """Also used by evaluations during a training on demonstrations, and by the trial of rewards before a run."""
 DEMONSTRATION = Use("demonstration")

@@ -1,4 +1,4 @@
-"""Where each value of a run comes from: a line of its file, an override, the algorithm, or a default."""
+"""The origin of each value of a run: a line of its file, an override, the algorithm, or a default."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Origin:
     Attributes:
         path: Dotted path of its key.
         value: The value; a component is its name.
-        origin: Where it comes from.
+        origin: File and line, override, algorithm or default.
     """
 
     path: str
@@ -164,7 +164,7 @@ def _beside(plan: Plan, written: _Written) -> Iterator[Origin]:
 
 
 class _Written:
-    """What a file and its overrides say, by path."""
+    """Values of a configuration file and its overrides, by path."""
 
     def __init__(self, source: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> None:
         """Read both; they were checked before.

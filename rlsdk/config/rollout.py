@@ -42,7 +42,7 @@ class StorageSection:
 
 @attrs.frozen(kw_only=True)
 class RolloutSection:
-    """How far rollouts may run ahead of training; with the defaults they do not, and training is synchronous.
+    """Limits on how far rollouts run ahead of training; by default they do not, and training is synchronous.
 
     Attributes:
         max_staleness: Maximum number of weight syncs that a group may be behind when it is trained; 1: the next batch

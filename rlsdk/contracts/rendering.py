@@ -19,7 +19,7 @@ __all__ = ["Call", "Malformed", "ParsedAnswer", "Renderer", "TextCodec", "ToolPa
 
 @attrs.frozen
 class ParsedAnswer:
-    """What an answer's tokens say.
+    """Content, thought and tool calls of an answer.
 
     Attributes:
         content: Text for the reader.

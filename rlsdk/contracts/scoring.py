@@ -1,4 +1,4 @@
-"""How the parts of a reward are combined, and the limits that they run under."""
+"""Combination of the parts of a reward, and the limits that they run under."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def batch_of(reward: Any) -> Batch:
 
 @attrs.frozen
 class RewardSpec:
-    """How one part of a reward is combined with the others.
+    """One part of a reward, and how it is combined with the others.
 
     Attributes:
         name: Name under which it is logged.

@@ -63,7 +63,7 @@ class _Box:
 
 STEP = ("step_seconds", "steps", "running", "running_squared", "running_seconds")
 CLOCK = (*STEP, "tokens", "prompt_tokens", "load_seconds")
-"""What an engine counts; the first are of its steps."""
+"""Counters of an engine, those of its steps first."""
 
 
 class EngineActor(RunActor):

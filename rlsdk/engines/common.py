@@ -48,9 +48,8 @@ def check_requests(requests: Sequence[Request], *, max_length: int, vocabulary: 
         elif len(ids) >= max_length:
             problem = f"its prompt has {len(ids)} tokens, and model.max_length {max_length} must hold a response too"
         elif int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
-            problem = (
-                f"its prompt holds ids {int(ids.min())} to {int(ids.max())}; the model knows 0 to {vocabulary - 1}"
-            )
+            least, greatest = int(ids.min()), int(ids.max())
+            problem = f"its prompt has token ids from {least} to {greatest}; the model knows 0 to {vocabulary - 1}"
         elif request.n < 1 or sampling.max_tokens < 1:
             problem = f"n and max_tokens must be at least 1; got n={request.n}, max_tokens={sampling.max_tokens}"
         elif sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:

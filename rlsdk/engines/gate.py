@@ -74,7 +74,7 @@ class PausableClient:
         nothing is shown to `watch`, since tokens shown before would not be part of it.
 
         Args:
-            request: What to sample.
+            request: Request to sample.
             begun: The part of the answer that already exists; it is not part of the prompt.
 
         Returns:
@@ -117,7 +117,9 @@ class PausableClient:
                     await asyncio.wait_for(self._idle.wait(), min(wait, left))
                 wait = min(2 * wait, again)
             if self._asked:
-                log.warning("%d requests did not end within %g s: they go on as they are", self._asked, patience)
+                log.warning(
+                    "%d requests did not end within %g s: they continue with the new weights", self._asked, patience
+                )
             yield
         finally:
             self._through.set()

@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 PATIENCE = 60.0
 """Seconds that an engine may take to come back before the log says what it may be waiting for; and again, and again."""
 SHOWN = 20
-"""Reasons in the summary."""
+"""Most reasons that the summary lists."""
 COUNTED = (*STEP, "tokens")
-"""What is read of an actor's clock."""
+"""Counters of an actor that are read after each step."""
 
 Start = Callable[[int, int], tuple[Any, Any]]
-"""Begins to start the engine of a rank, given how often that was done before: its handle, and what to wait for."""
+"""Starts the engine of a rank, given the number of earlier starts; returns its handle, and what to wait for."""
 
 
 class WeightSource(Protocol):
-    """Whose weights engines get, as `learners.group.LearnerGroup`; asked from threads."""
+    """Source of the weights that engines load, such as `learners.group.LearnerGroup`; called from threads."""
 
     def weights(self, version: int) -> Any:
         """An `ObjectRef` of the weights."""
@@ -118,7 +118,7 @@ class EngineGroup:
         return tuple(sorted(self._actors.keys() - self._leaving))
 
     def resize(self, count: int) -> str:
-        """Begin to have so many engines, and not wait for it: some start, or the last leave.
+        """Begin to change the number of engines, without waiting: some start, or the last ones are drained.
 
         Args:
             count: At least 1.
@@ -130,7 +130,7 @@ class EngineGroup:
         if revival is None or count == self._wanted:
             return ""
         if self._leaving or self._revivals:
-            return f"{count} engines: others are on their way here or home, one thing after the other"
+            return f"{count} engines: other engines are still starting or being drained; try again after that"
         if count < self._wanted:
             self._leaving = set(range(count, self._wanted))
             for rank in sorted(self._leaving):
@@ -305,9 +305,9 @@ class EngineGroup:
             )
             return
         if rank in self._leaving:
-            log.warning("engine lost on its way home: %s", said)
+            log.warning("engine died while being drained; its requests are sampled again: %s", said)
             return
-        log.warning("engine lost, another takes its place: %s", said)
+        log.warning("engine died and will be replaced: %s", said)
         self._background(self._revive(revival, rank))
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -326,7 +326,7 @@ class EngineGroup:
                 self._forget(rank)
                 kill(actor)
         self._leaving.discard(rank)
-        log.info("engine %d has left", rank)
+        log.info("engine %d was removed", rank)
 
     async def _revive(self, revival: RestartPolicy, rank: int) -> None:
         """Restart an engine, send it the current weights, compare, and only then route requests to it."""
@@ -352,7 +352,7 @@ class EngineGroup:
             else:
                 self._fail(error if isinstance(error, CanaryError) else self._named(rank, "start", error))
             return
-        log.info("engine %d gets requests", rank)
+        log.info("engine %d is ready", rank)
 
     def _fail(self, error: Exception) -> None:
         """Have the run fail: whoever samples or calls engines gets the error."""
@@ -370,7 +370,7 @@ async def _patiently(rank: int, ready: Any) -> None:
     try:
         while not (await asyncio.wait({start}, timeout=PATIENCE))[0]:
             free = {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
-            log.warning("engine %d is not here yet; Ray has free: %s", rank, free)
+            log.warning("engine %d has not started yet; free in Ray: %s", rank, free)
         start.result()
     finally:
         start.cancel()

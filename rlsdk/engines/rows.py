@@ -12,7 +12,7 @@ from rlsdk.contracts import Completion, Finish, Request, Sampled, Sampling
 from rlsdk.engines.common import StopStrings, stack_top
 
 _COLUMNS = 64
-"""Token arrays grow by so many columns."""
+"""Number of columns by which token arrays grow."""
 
 
 @attrs.define(eq=False)

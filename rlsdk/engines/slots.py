@@ -18,7 +18,7 @@ from rlsdk.vision import offsets
 See = Callable[[torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]]
 _ATTENTION = "rlsdk_shared_heads"
 _FEW, _MANY = 16, 64
-"""The cache grows by so many columns: by few while rows are short, which then lie closer together in memory."""
+"""Number of columns by which the cache grows: few, so that short rows lie close together in memory."""
 
 
 class Cursor:

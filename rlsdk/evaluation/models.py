@@ -243,7 +243,7 @@ def _intact_steps(checkpoints: Checkpoints) -> list[int]:
         try:
             checkpoints.verify(step, "model")
         except DamagedCheckpointError as error:
-            log.warning("%s; it is left out", error)
+            log.warning("%s; skipped", error)
         else:
             found.append(step)
     if not found:

@@ -107,7 +107,7 @@ class ForkServer:
         """Describe a server without starting it.
 
         Args:
-            what: What the forks are, in the plural, for messages.
+            what: Name of the forks in messages, in the plural.
             prepare: Function of a module, called in the server with `argument`.
             argument: Value that can be pickled.
             memory: Bytes of address space that a fork may use beyond its initial size (Linux); 0 for no limit.
@@ -128,7 +128,7 @@ class ForkServer:
         self.enter_loop()
         async with self._starting:  # those who come meanwhile wait for the same server
             if self._process is not None and self._process.poll() is not None:
-                log.warning("the process that forks %s ended; it is started again", self._what)
+                log.warning("the process that forks %s ended; a new one is started", self._what)
                 self.close()
             if self._process is None:
                 await self._start()
@@ -164,7 +164,7 @@ class ForkServer:
                     await self._told.wait()
         code = self._endings.pop(fork.pid, None)
         if code is None:
-            return "nobody saw how"
+            return "cause unknown"
         return f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
     def enter_loop(self) -> None:

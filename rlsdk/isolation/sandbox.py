@@ -32,7 +32,7 @@ _GRACE = 2.0
 """Seconds beyond its time for the sandbox to start and to end by itself."""
 
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
-"""What Python's own modules load: libraries, and names of time zones."""
+"""Files of the system that Python's own modules load: libraries, and names of time zones."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _BOOT = """

@@ -234,7 +234,7 @@ class DeepSpeedLearner(DeepSpeedOptions):
 
     @property
     def adapter(self) -> Adapter | None:
-        """The shape of the adapter that engines may be sent; None if whole models are to be sent."""
+        """The shape of the adapter that can be sent to engines; None if whole models are sent."""
         return self.lora.adapter if self.lora and self.lora.sync == "adapter" else None
 
     def adapter_weights(self, version: int) -> Weights | None:

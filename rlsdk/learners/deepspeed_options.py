@@ -26,9 +26,9 @@ class DeepSpeedOptions:
     """Options of `DeepSpeedLearner`.
 
     Attributes:
-        zero_stage: What ranks share out: 0 nothing, 1 the optimiser's state, 2 gradients too, 3 weights too. In
+        zero_stage: Parts that ranks divide: 0 nothing, 1 the optimiser's state, 2 gradients too, 3 weights too. In
             bfloat16, 0 works as 1, because DeepSpeed's stage 0 sums gradients in bfloat16.
-        offload: What lies in main memory in place of the GPU's: none, optimizer (stage 1 and up), all (stage 3).
+        offload: Parts kept in main memory instead of the GPU's: none, optimizer (stage 1 and up), all (stage 3).
         lr: Peak learning rate of the actor.
         critic_lr: Peak learning rate of the critic; left out, ten times the actor's.
         betas: Decay rates of AdamW's two moments.
@@ -141,7 +141,7 @@ class DeepSpeedOptions:
         """Say which options stand in the way of `model.exact`."""
         reasons = {
             "compile: true fuses operations, which rounds otherwise than the engine": self.compile,
-            "lora multiplies by the adapter apart, the engine by merged weights": self.lora is not None,
+            "lora multiplies by the adapter separately, the engine by merged weights": self.lora is not None,
             f"sequence_parallel: {self.sequence_parallel} splits what the engine reads": self.sequence_parallel > 1,
             f"rows: {self.rows} lays several rollouts out together": self.rows != "padded",
             f"attention: {self.attention} sums in another order than the engine's sdpa": self.attention != "sdpa",

@@ -93,7 +93,7 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
         folder: Made if missing.
         model: The transformers model, for its config.
         tensors: All of its tensors, whole.
-        source: Where model and tokenizer came from.
+        source: Path or hub id of the original model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, state_dict=dict(tensors))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _NAME = "default"
-"""What peft calls an adapter that nobody named."""
+"""Name that peft gives an adapter by default."""
 _A, _B, _BASE = f"lora_A.{_NAME}.weight", f"lora_B.{_NAME}.weight", "base_layer."
 
 
@@ -34,10 +34,10 @@ class Lora:
     There is no dropout: logprobs of the learner must be those of the engine, and of its own earlier pass.
 
     Attributes:
-        rank: Of `A` `[rank, in]`, random at first, and `B` `[out, rank]`, zero at first.
+        rank: Rank of the adapter: `A` is `[rank, in]` and starts at random, `B` is `[out, rank]` and starts at zero.
         alpha: Numerator of the scale `alpha / rank`.
         targets: Layers that get an adapter: all-linear (all but the output head), or names or ends of names.
-        sync: What engines get: the adapter alone where they take one, or merged weights in any case.
+        sync: Whether engines get the adapter, if they can load one, or always merged weights.
     """
 
     rank: int = attrs.field(default=16, validator=attrs.validators.gt(0))

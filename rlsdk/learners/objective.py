@@ -183,7 +183,7 @@ class Objective:
             if kind in state and state[kind]["name"] == self._name(kind):
                 memory.restore(state[kind]["state"])
             else:
-                log.warning("the checkpoint holds no state of %s %s: it starts afresh", kind, self._name(kind))
+                log.warning("the checkpoint holds no state of %s %s: it starts without one", kind, self._name(kind))
 
     def _name(self, kind: str) -> str:
         reference: ComponentRef = getattr(self.spec, kind)

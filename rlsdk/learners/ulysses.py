@@ -107,7 +107,7 @@ class Sequences:
 
 
 def _exchange(rows: int, heads: int, key_heads: int, size: int, group: Any) -> Any:
-    """DeepSpeed's all-to-all around torch's attention, for so many rows and heads."""
+    """DeepSpeed's all-to-all around torch's attention, for a number of rows and heads."""
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
     from transformers import AttentionInterface
 

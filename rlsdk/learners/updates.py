@@ -118,7 +118,7 @@ class Updates:
         """Return the metrics of optimiser steps over all ranks; a collective.
 
         Args:
-            tally: What the optimiser steps returned on this rank, merged.
+            tally: Merged results of the optimiser steps on this rank.
             roles: Roles that took them.
         """
         merged = MetricAccumulator()

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 Schedule = Literal["constant", "linear", "cosine"]
 Offload = Literal["none", "optimizer", "all"]
 _DERIVED = ("loss_scaler", "param_slice_mappings")
-"""What DeepSpeed puts into an optimiser's state beside tensors and plain values; it is the same in a fresh engine."""
+"""Entries of an optimiser's state that hold objects of DeepSpeed's own; a fresh engine has the same."""
 
 
 @attrs.frozen(kw_only=True)

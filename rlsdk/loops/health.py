@@ -1,4 +1,4 @@
-"""Health of one event loop: how long it has stood still, and whose code blocks it."""
+"""Health of one event loop: how long it has been blocked, and by whose code."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class LoopHealth:
         if self.blocked_for < (self._limit if self._said is None else 2 * self._said):
             return ""
         self._said = self.blocked_for
-        return f"{self.describe()}, and all that runs on it waits:\n{stack(self._thread).rstrip()}"
+        return f"{self.describe()}, and everything on it waits:\n{stack(self._thread).rstrip()}"
 
     def idle_for(self, now: float) -> float:
-        """Seconds for which the loop has stood still while its thread used no CPU."""
+        """Seconds for which the loop has been blocked while its thread used no CPU."""
         asked = self._asked  # the loop's own thread clears it
         if asked is None or self._thread.native_id is None:
             return 0.0
@@ -76,8 +76,10 @@ class LoopHealth:
         return min(now - self._idle, now - asked)
 
     def describe(self) -> str:
-        """Say for how long the loop has stood still, and in whose code."""
-        return f"the event loop of {self._name} has stood still for {self.blocked_for:.0f} s in {culprit(self._thread)}"
+        """Say for how long the loop has been blocked, and by whose code."""
+        return (
+            f"the event loop of {self._name} has been blocked for {self.blocked_for:.0f} s in {culprit(self._thread)}"
+        )
 
     def _tick(self) -> None:
         self._cpu = self._spent(threading.get_native_id())

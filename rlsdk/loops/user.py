@@ -66,7 +66,7 @@ class UserLoop:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            log.warning("left behind at the end of the run, since it still runs: %s", culprit(self._thread))
+            log.warning("user code is still running at the end of the run, and is abandoned: %s", culprit(self._thread))
 
     def _between(self) -> tuple[LoopBridge, LoopBridge]:
         """Return the bridges from the running loop to this one, and back."""
@@ -78,7 +78,7 @@ class UserLoop:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._closed:
-            raise RuntimeError("the event loop of users' code is closed: its run has ended")
+            raise RuntimeError("the event loop of user code is closed, because its run has ended")
         if self._loop is None:
             self._loop = loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._work, args=(loop,), name="rlsdk-user-code", daemon=True)
@@ -94,7 +94,7 @@ class UserLoop:
                 try:
                     runner.run(self._wait())
                 except BaseException:  # raised by a task that nobody awaits, such as SystemExit: the others go on
-                    log.exception("a task of user code ended the event loop of users' code; it goes on")
+                    log.exception("a task of user code stopped the event loop of user code; it is running again")
 
     async def _wait(self) -> Any:
         await self._stop.wait()

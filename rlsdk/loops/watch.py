@@ -58,13 +58,13 @@ class LoopWatch:
                 blocked = True
                 seconds = time.monotonic() - began
                 log.warning(
-                    "the event loop of %s has stood still for %.0f s, and all that runs on it with it: %s. Await "
-                    "something there that does not block, or write a plain function, which runs in a thread.\n%s",
+                    "the event loop of %s has been blocked for %.0f s, and everything on it waits: %s. Await "
+                    "something that does not block, or write a plain function, which rlsdk runs in a thread.\n%s",
                     *(self._name, seconds, culprit(self._thread), stack(self._thread)),
                 )
                 limit = seconds  # twice as long in all
             if blocked and turned.is_set():
-                log.warning("the event loop of %s goes on after %.0f s", self._name, time.monotonic() - began)
+                log.warning("the event loop of %s is running again, after %.0f s", self._name, time.monotonic() - began)
 
 
 def culprit(thread: threading.Thread) -> str:

@@ -37,7 +37,7 @@ class KeyReport:
         value: Its value; `***` for a secret.
         status: How it was converted.
         to: Resulting settings, as `path=value`.
-        note: What changed, what to do, or why nothing is needed.
+        note: Explanation: the change of meaning, the advice, or the reason why nothing is needed.
     """
 
     key: str
@@ -56,7 +56,7 @@ class Migration:
         config: The configuration for rlsdk.
         entries: Reports on the keys that were given.
         defaults: Reports on keys that were not given, whose defaults are set because rlsdk's differ.
-        notes: What could not be read, and further remarks.
+        notes: Parts that could not be read, and further remarks.
     """
 
     framework: Framework

@@ -52,7 +52,7 @@ def read(
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError([f"{name} is no valid Python: {str(error) or 'it is nested too deeply'}"]) from error
+        raise ConfigError([f"{name} is not valid Python: {str(error) or 'it is nested too deeply'}"]) from error
     reader = _Reader(environ)
     try:
         reader.run(module.body)

@@ -31,7 +31,7 @@ class ForeignConfig:
 
     Attributes:
         tree: Nested values, with interpolations resolved.
-        notes: What could not be read, and why.
+        notes: Parts that could not be read, and why.
     """
 
     tree: Mapping[str, Any]

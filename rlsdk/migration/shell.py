@@ -21,7 +21,7 @@ class Command:
 
     Attributes:
         words: Its words; variables that the script sets are filled in.
-        notes: What could not be read.
+        notes: Parts that could not be read.
     """
 
     words: tuple[str, ...]

@@ -261,8 +261,8 @@ class _Examination:
             return  # a run says it of the conversation that has such a turn
         text = (
             "drops the thoughts of earlier answers: a conversation in which the user speaks again trains as several "
-            "rollouts of one trajectory, each behind the prompt that is rendered at its turn (model.keep_history: true "
-            "goes on with the tokens as sampled)"
+            "rollouts of one trajectory, each after the prompt that is rendered for its turn (model.keep_history: true "
+            "keeps the tokens as sampled)"
         )
         finding = PlanFinding("model.renderer", text)
         if anew and finding not in self.warnings:

@@ -14,10 +14,10 @@ class Diagnosis:
     """Result of one check.
 
     Attributes:
-        name: What was checked.
+        name: Name of the check.
         status: `ok`; `warn`: something works badly or not at all; `fail`: no training can run.
-        found: What was found.
-        remedy: What to do; empty if nothing is wrong.
+        found: Result of the check.
+        remedy: Advice on what to do; empty if nothing is wrong.
     """
 
     name: str

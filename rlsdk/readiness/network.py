@@ -18,7 +18,7 @@ SECONDS = 2.0
 """Time limit of a connection, and of a name lookup."""
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")
-"""Where Ray writes the address of the cluster that was started on this machine."""
+"""File to which Ray writes the address of the cluster that was started on this machine."""
 
 
 def loopback() -> Diagnosis:

@@ -40,9 +40,9 @@ class CodeTests:
         tolerance: By how much numbers may differ: absolutely below 1, relatively above; null compares exactly.
         timeout: Seconds for all tests of a response together. A pool ends a call after `scoring.timeout` seconds, which
             makes the score invalid: stay below that by 3 seconds at least.
-        limits: What the code may use: `cpu` seconds; `memory`, `disk`, `file`, `output` in MiB; `processes`, `files`.
+        limits: Limits on the code: `cpu` seconds; `memory`, `disk`, `file`, `output` in MiB; `processes`, `files`.
         prelude: Python that goes before the response's, such as `from typing import *`.
-        packages: Whether the packages of this Python can be imported, such as numpy.
+        packages: Allow the code to import the packages of this Python, such as numpy.
         isolation: `namespaces`, or `none` where the kernel grants none: then the code can do whatever you can.
     """
 

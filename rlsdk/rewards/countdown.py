@@ -30,7 +30,7 @@ def countdown(
     `+ - * /` (or `− × ÷`) and brackets, and may end with `= TARGET`. The comparison is exact.
 
     Args:
-        rollout: What to score; its task's answer holds the target and the numbers.
+        rollout: Rollout to score; its task's answer holds the target and the numbers.
         format_score: For an answer that is wrong: other numbers, another value, no expression, division by zero.
         score: For a right answer.
         zero_truncated: Give 0 to a response that was cut off at a limit, whatever it holds: without it nothing teaches

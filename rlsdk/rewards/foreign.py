@@ -31,12 +31,12 @@ class Foreign:
 
     Attributes:
         path: `my_file.py:function` or `package.module:function`; after the colon also a class, or `object.method`.
-        style: Whose convention it follows; `auto` recognises it.
+        style: Convention that the function follows; `auto` recognises it.
         arguments: More arguments for each call (veRL's `reward_kwargs`); of a class, for its constructor (Trinity's
             `reward_fn_args`).
         batch: Rollouts of one call, where the convention takes many: `group`, all of one task, or `any`, those that
             wait together, for functions that score each by itself.
-        none: What None means: an invalid score, or zero, which adds nothing to a sum of rewards (as TRL counts it).
+        none: Meaning of None: an invalid score, or zero, which adds nothing to a sum of rewards (as TRL counts it).
     """
 
     path: str

@@ -43,7 +43,7 @@ class Judge:
             task's prompt, what the policy wrote and the task's answer. How the score is written is added by itself.
         verdict: How the judge writes its score: as JSON with `score` (and `reason`), as `[[7]]`, or as its last number.
         scale: Its least and its greatest score, which become 0 and 1.
-        where: What is judged: the last message, or the whole response (all turns).
+        where: Text that is judged: the last message, or the whole response (all turns).
         temperature: Sampling temperature of the judge; null leaves it out of the request.
         max_tokens: Most tokens of the judge's answer; null leaves it out of the request.
         extra: Further fields of the request, such as `{reasoning_effort: low}`.

@@ -33,10 +33,10 @@ def exact_match(
     Texts are compared in Unicode's normal form NFC, so that it does not matter how an accent is written.
 
     Args:
-        rollout: What to score; its task's answer is text, a number, or a list of them of which one must be met.
+        rollout: Rollout to score; its task's answer is text, a number, or a list of them of which one must be met.
         where: The last message, the whole response (all turns), or what the last `<answer>…</answer>` holds.
-        ignore_case: Whether `Paris` and `PARIS` are the same.
-        ignore_punctuation: Whether `Paris.` and `Paris` are the same: only letters, digits and spaces count.
+        ignore_case: Treat `Paris` and `PARIS` as equal.
+        ignore_punctuation: Treat `Paris.` and `Paris` as equal: only letters, digits and spaces count.
 
     Returns:
         A score with the metric `correct` (0 or 1); its reason says why it is 0.

@@ -27,7 +27,7 @@ def math_answer(rollout: Rollout, *, strict: bool = True, tolerance: float = 0.0
     the answer and by the size of what is computed; nothing is simplified, and nothing is run.
 
     Args:
-        rollout: What to score; its task's answer is text or LaTeX, a number, or a list of them of which one must be
+        rollout: Rollout to score; its task's answer is text or LaTeX, a number, or a list of them of which one must be
             met.
         strict: Only what is boxed is an answer. Otherwise, where there is none: what the last `<answer>…</answer>`
             holds, what follows `####`, what "the answer is" says, or the last number.

@@ -30,8 +30,8 @@ class LengthPenalty:
     Attributes:
         limit: Length from which the whole penalty is due.
         free: Length up to which there is none.
-        penalty: What is taken off at most.
-        unit: What is counted: sampled tokens, words (between white space) or characters.
+        penalty: Largest penalty.
+        unit: Unit of length: sampled tokens, words (between white space) or characters.
     """
 
     limit: int
@@ -72,7 +72,7 @@ class RepetitionPenalty:
 
     Attributes:
         ngram: Units in a row that are one n-gram.
-        penalty: What is taken off at most.
+        penalty: Largest penalty.
         unit: Unit of the n-grams: sampled tokens, words (between white space) or characters, which suit languages
             that write without spaces.
     """

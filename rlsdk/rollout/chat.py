@@ -159,7 +159,7 @@ class TokenChat:
             ValueFault: The policy has written already.
         """
         if self._turn:
-            raise ValueFault(f"task {self._prompt.task.id!r}: tools are offered before the first answer, not behind it")
+            raise ValueFault(f"task {self._prompt.task.id!r}: tools must be offered before the first answer")
         if self._plain or not self._setting.codec.renderer.shows_tools(tools):
             if describe:
                 self.say(Dialect.of(parser or self._setting.codec.tool_parser).introduce(tools))
@@ -388,7 +388,7 @@ class TokenChat:
         if not self._turn and not self._talk.new:
             return ValueFault(f"{where} leave no room in model.max_length")
         self._status = "truncated"
-        return OutOfRoomError(f"{where} and what was said behind them leave no room in model.max_length")
+        return OutOfRoomError(f"{where} and the messages after them leave no room in model.max_length")
 
     def _request_seed(self) -> int | None:
         # Only first answers to equal prompts in a group share one request, whose continuations differ by themselves.

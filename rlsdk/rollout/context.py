@@ -1,4 +1,4 @@
-"""What the rollouts of a batch share, and the prompt that those of a group share."""
+"""The context that all rollouts of a batch share, and the prompt that those of a group share."""
 
 from __future__ import annotations
 

@@ -352,7 +352,7 @@ class RolloutScheduler:
         if self._most_dropped is not None and self._dropped_in_a_row >= self._most_dropped:
             raise RunError(
                 f"buffer: its policy dropped {self._dropped_in_a_row} groups in a row (as many as max_empty_steps "
-                "batches have), so no batch gets full; let it return a priority for some, or choose another policy"
+                "batches have), so no batch can be filled; let it return a priority for some, or choose another policy"
             )
 
     def _fill(self) -> None:

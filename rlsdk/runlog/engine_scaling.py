@@ -39,7 +39,7 @@ class EngineScaling:
 
     @property
     def over(self) -> str:
-        """How the run ended; `killed` if its driver ran on this machine and is gone; empty while it runs."""
+        """The run's final status; `killed` if its driver ran on this machine and is gone; empty while it runs."""
         if not self.ended and self.host == platform.node() and not psutil.pid_exists(self.driver):
             return "killed"
         return self.ended

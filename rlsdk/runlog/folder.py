@@ -65,7 +65,7 @@ def _acquire(lease: SoftFileLease, path: Path) -> None:
             lease.acquire(timeout=0)
             return
         log.warning(
-            "process %s on %s holds this run; looking for %.0f s whether it is alive", pid, host, 1.5 * LEASE_SECONDS
+            "process %s on %s holds this run; checking for %.0f s whether it is alive", pid, host, 1.5 * LEASE_SECONDS
         )
         lease.acquire(timeout=1.5 * LEASE_SECONDS)
 
@@ -115,7 +115,7 @@ def remove_run(folder: Path) -> None:
     if folder.is_symlink() or is_foreign(folder):
         raise ConfigError(
             [
-                f"name: {folder} is no folder that rlsdk made (it holds no file {MARKER}), so --overwrite does not "
+                f"name: {folder} was not made by rlsdk (it has no file {MARKER}), so --overwrite does not "
                 "delete it; delete it yourself, or choose another name=…"
             ]
         )

@@ -27,7 +27,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     found = list(_lines(folder / METRICS))
     for line in found:
         if line.fault:
-            log.warning("%s; the line is left out", line.fault)
+            log.warning("%s; the line is skipped", line.fault)
     return [line.content for line in found if line.content]
 
 
@@ -44,7 +44,7 @@ class _Line:
         text: Text of the line, without the line break.
         content: Parsed content; None if the line is garbled.
         whole: True if it ends with a line break; otherwise a kill cut it off, or it is being written.
-        fault: What is wrong, and where; empty for a good line and for one that was cut off.
+        fault: Description of the fault; empty for a good line and for one that was cut off.
     """
 
     text: str

@@ -152,7 +152,9 @@ class RolloutStore:
                     raise
                 if not said:
                     who = lock_holder(Path(self.address.file)) or "another process"
-                    log.warning("%s has been locked by %s for %.0f s; the run waits", self.address.file, who, seconds)
+                    log.warning(
+                        "%s has been locked by %s for %.0f s; the run is waiting", self.address.file, who, seconds
+                    )
                     said = True
                 continue
             if said:

@@ -1,4 +1,4 @@
-"""Where metrics go: the file `metrics.jsonl` of every run, and the services named in the config."""
+"""Outputs of metrics: the file `metrics.jsonl` of every run, and the services named in the config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the files of a new plugin depend on the kind of its component: imports of tests, settings that use it."""
+"""Parts of a new plugin's files that depend on the kind of its component: imports of tests, settings that use it."""
 
 from __future__ import annotations
 

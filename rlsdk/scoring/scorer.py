@@ -55,7 +55,7 @@ class RewardTerm:
 
     @property
     def where(self) -> Where:
-        """Where it runs: in this process if it is async, has state, or cannot be found by another process."""
+        """Process that runs the reward: this one if it is async, has state, or another process cannot import it."""
         component = component_of(self.reward)
         if component is None:
             return "driver"
@@ -302,8 +302,8 @@ def _cause(error: FailedError, part: RewardTerm) -> str:
     if not modules:
         return str(error)
     return (
-        f"{error}; it was the first call in its process, which had to import {', '.join(modules)}: declare "
-        f"@rlsdk.reward(…, imports={tuple(modules)!r}), and that is done once, before any call"
+        f"{error}; this was the first call in its process, which first imported {', '.join(modules)}: declare "
+        f"@rlsdk.reward(…, imports={tuple(modules)!r}) to import them once, before any call"
     )
 
 

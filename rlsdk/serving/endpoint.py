@@ -80,7 +80,7 @@ class Endpoint:
         mounted = self._mounted.get(_digest(secret))
         if mounted is None:
             raise APIError(
-                "this URL serves nothing: it is not one that rlsdk gave, or it belonged to a rollout that has ended",
+                "nothing is served at this URL: it was not given by rlsdk, or belonged to a rollout that has ended",
                 status=404,
                 code="rollout_ended",
             )

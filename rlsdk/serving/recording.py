@@ -178,7 +178,7 @@ class Recorder:
         """
         if not self._nodes:
             why = f"its last request was refused: {self.refusal}" if self.refusal else "pass it `base_url`"
-            raise RuntimeError(f"the agent has had no answer from the policy; {why}")
+            raise RuntimeError(f"the agent asked the policy for nothing; {why}")
         leaves = [node for node in self._nodes if not node.children]
         metrics = {"calls": float(self.calls), "conversations": float(len(leaves)), **changes.pop("metrics", {})}
         word = changes.pop("answer", None)
@@ -203,12 +203,14 @@ class Recorder:
     async def _answer(self, body: Any) -> HttpReply:
         asked = read_chat(body)
         if asked.n != 1:
-            raise APIError("n: one answer a request is served; ask again for another", param="n")
+            raise APIError("n: this server gives one answer for each request; ask again for another", param="n")
         if self._closed:
             raise _ended()
         if self._max_turns is not None and self.calls >= self._max_turns:
             self.cut = True
-            raise APIError(f"the rollout has had its {self._max_turns} answers (max_turns)", code="max_turns")
+            raise APIError(
+                f"the rollout has reached its limit of {self._max_turns} answers (max_turns)", code="max_turns"
+            )
         expect_room(asked, self._setting)
         self.calls += 1
         serial = next(self._serial)

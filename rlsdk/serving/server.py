@@ -50,7 +50,7 @@ class ServerOptions:
         if not self.api_key and not _is_loopback(self.host):
             raise ConfigError(
                 [
-                    f"--host {self.host} lets other machines in, and nobody would need a key: give --api-key KEY, or "
+                    f"--host {self.host} admits other machines without a key: give --api-key KEY, or "
                     "set RLSDK_API_KEY, or leave --host out (127.0.0.1)"
                 ]
             )
@@ -69,8 +69,8 @@ class ServerOptions:
         except OSError as error:
             reason = error.strerror or error
             raise EnvironmentFault(
-                f"cannot listen at {self.host}, port {self.port}: {reason}; choose another by --host and --port (0: "
-                "any port that is free)"
+                f"cannot listen on {self.host}, port {self.port}: {reason}; choose others with --host and --port (0: "
+                "any free port)"
             ) from error
         return taken
 
@@ -128,19 +128,19 @@ class PublicServer:
         """Refuse whoever has no key; without a key, whatever a page in somebody's browser could send here.
 
         Raises:
-            APIError: The request is not let in.
+            APIError: The request is not admitted.
         """
         if self._key:
             if not hmac.compare_digest(_digest(request.headers.get("authorization", "")), self._key):
                 raise APIError(
-                    "this server wants its API key: `Authorization: Bearer KEY`", status=401, code="invalid_api_key"
+                    "this server requires its API key: `Authorization: Bearer KEY`", status=401, code="invalid_api_key"
                 )
             return
         # A page cannot forge these: the host is the name that it asked for, and JSON is sent elsewhere only if allowed.
         host = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdigit() else request.host
         if not _is_loopback(host.strip("[]")):
             raise APIError(
-                f"without an API key this server is asked by 127.0.0.1 or localhost alone, not by {request.host!r}",
+                f"without an API key this server only serves 127.0.0.1 or localhost, not {request.host!r}",
                 status=403,
                 code="wrong_host",
             )

@@ -197,7 +197,7 @@ def _stop_begins(text: str, stops: Sequence[str]) -> int:
 def _rest(whole: str, sent: str) -> str:
     if not whole.startswith(sent):
         raise EngineError(
-            "the answer was sampled again, since its engine died or the connection to it was lost, and is not the "
-            "one of which a part was sent; ask again"
+            "the engine died or the connection to it was lost, and the answer was sampled again; it differs from the "
+            "part that was already sent. Ask again"
         )
     return whole[len(sent) :]

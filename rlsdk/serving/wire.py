@@ -88,7 +88,7 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 def _arguments(text: str) -> Mapping[str, Any]:
-    """Return the arguments of a call; what is no JSON object stands under `arguments`."""
+    """Return the arguments of a call; if they are not a JSON object, under the key `arguments`."""
     try:
         read = json.loads(text or "{}")
     except (ValueError, RecursionError):

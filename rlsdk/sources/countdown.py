@@ -55,8 +55,8 @@ def countdown(
         split: `train`, or `test` (a tenth of all problems).
         size: Number of tasks; left out, 327,680 to train and 1,024 to test.
         numbers: How many numbers are given, or a range (least, most).
-        number_range: Least and greatest number.
-        target_range: Least and greatest target.
+        number_range: Smallest and largest number.
+        target_range: Smallest and largest target.
         operators: Those of `+-*/` that a solution may need.
         natural: Make tasks from solutions whose intermediate values are whole numbers, at least 0.
         seed: Random seed of the tasks.

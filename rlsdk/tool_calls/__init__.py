@@ -46,7 +46,7 @@ class Dialect:
 
     @property
     def instructions(self) -> str:
-        """The same as `how`, as a `ToolParser` has it."""
+        """Instructions for the policy; equal to `how`, under the name that `ToolParser` has for it."""
         return self.how
 
     @classmethod

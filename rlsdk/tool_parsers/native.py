@@ -1,4 +1,4 @@
-"""How single families of models write tool calls. Each parser takes hostile and cut-off text, and never raises.
+"""Parsers for the tool calls of single families of models. They accept hostile and cut-off text, and never raise.
 
 Special tokens may be missing in the text of a prompt or of another server, so each form is read with and without those
 that mark it.

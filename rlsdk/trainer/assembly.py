@@ -68,7 +68,7 @@ def steps_of(plan: Plan, tasks: Sequence[Sequence[Task]] | None = None) -> int:
 
 @attrs.frozen
 class Parts:
-    """What a trainer trains with.
+    """Rollouts and learner of a trainer.
 
     Attributes:
         rollouts: Source of rollouts, ready.

@@ -92,7 +92,7 @@ class Scaling(Callback):
 
 
 class RolloutStorage(Callback):
-    """Store the groups of every so many steps, and those that a checkpoint refers to."""
+    """Store the groups of every `save_rollouts` steps, and those that a checkpoint refers to."""
 
     def __init__(self, store: RolloutStore) -> None:
         self._store = store
@@ -146,7 +146,7 @@ def _store_step(entries: Sequence[Entry], store: RolloutStore, *, step: int, eve
 
 
 class Evaluating(Callback):
-    """Evaluate before training, every so many steps and after the last one, as the configuration says."""
+    """Evaluate before training, every `evaluation.every` steps and after the last one, as the configuration says."""
 
     def __init__(self, console: Console, storage: RolloutStorage | None = None) -> None:
         self._console, self._storage = console, storage
@@ -231,7 +231,7 @@ class Logging(Callback):
 
 
 class Saving(Callback):
-    """Save a checkpoint every so many steps, after the last one, and when somebody asks for it."""
+    """Save a checkpoint every `checkpoint.every` steps, after the last one, and when somebody asks for it."""
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
         """Save if this step is due."""

@@ -138,6 +138,6 @@ class Refills:
         if self.limit is not None and self.dropped >= self.limit:
             raise RunError(
                 f"rollout.dynamic_sampling: algorithm.filters left out {self.dropped} groups in a row (as many as "
-                "max_empty_steps batches have), so no batch gets full; the model may solve all tasks or none, or the "
-                "filters are too strict"
+                "max_empty_steps batches have), so no batch can be filled; the model may solve all tasks or none, or "
+                "the filters are too strict"
             )

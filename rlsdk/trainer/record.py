@@ -116,7 +116,7 @@ class RunRecord:
         try:
             engine_scaling.mark_ended(self.plan.folder, status)
         except OSError as error:  # a disk that is full or read-only must not hide why the run ended
-            log.warning("that the run has %s is not written down: %s", status, error)
+            log.warning("cannot record that the run has %s: %s", status, error)
         self.observers.tell("rlsdk_run_end", status=status, summary=summary)
         for name, fate in self.observers.close().items():
             log.warning("%s: %s", name, fate)
@@ -147,7 +147,7 @@ def open_run(
     observers = Observers(plan.plugins)
 
     def abandon(verdict: str) -> None:
-        log.error("the run did not end when it was told to; its process exits: %s", verdict)
+        log.error("the run was asked to end and did not; its process exits now: %s", verdict)
         write_summary(plan.folder, _failure(plan, verdict))
         engine_scaling.mark_ended(plan.folder, "failed")
 
@@ -166,7 +166,7 @@ def open_run(
             mirror.begin(prepared.step)
         if rehearsed is not None:
             rehearsed.log()
-        log.info("waiting for Ray; what follows is logged in full in %s", plan.folder / "logs" / "driver.log")
+        log.info("starting Ray; the full log is %s", plan.folder / "logs" / "driver.log")
         record = RunRecord(plan, console, checkpoints, observers, mirror, None, 0, prepared.step, opened)
         try:
             with kept_rollouts(plan) as record.store, reaped(), ray_cluster(plan) as record.gpus:
@@ -193,7 +193,7 @@ def _explained(error: BaseException, checkpoints: Checkpoints) -> BaseException:
         return error
     what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
     where = error.filename or "while writing"
-    return RunError(f"{what} ({where}); {_kept(checkpoints)}. {REMEDIES[error.errno]}, then go on with --resume")
+    return RunError(f"{what} ({where}); {_kept(checkpoints)}. {REMEDIES[error.errno]}, then continue with --resume")
 
 
 def _kept(checkpoints: Checkpoints) -> str:

@@ -68,7 +68,7 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
         return Rehearsal()
     workflow = plan.plugins.component(plan.workflow)
     if workflow.rewards:
-        return Rehearsal((f"the reward is not tried before the start: workflow {workflow.name!r} gives it",))
+        return Rehearsal((f"the reward is not tried out before the start: workflow {workflow.name!r} gives it",))
     parts = {
         "reward" if len(plan.rewards) == 1 else f"reward[{i}]": RewardTerm(
             each.rule, plan.plugins.resolve(each.reference), each.reference
@@ -85,7 +85,7 @@ async def rehearse(plan: Plan, tasks: Sequence[Sequence[Task]]) -> Rehearsal:
     if faults and workflow.one_answer and plan.config.max_invalid < 1:
         raise ConfigError(faults)
     names = {path: parts[path].rule.name for path in reasons}
-    skipped = (f"{path}: {names[path]!r} is not tried before the start: {why}" for path, why in reasons.items())
+    skipped = (f"{path}: {names[path]!r} is not tried out before the start: {why}" for path, why in reasons.items())
     return Rehearsal(tuple(skipped), tuple(faults))
 
 
@@ -107,7 +107,7 @@ def _kept_from(part: RewardTerm) -> str:
         return "it runs in an actor of its own"
     component = component_of(part.reward)
     if component is not None and component.is_async:
-        return "it is async, and may ask a server"
+        return "it is async, and may call a server"
     return ""
 
 
@@ -142,6 +142,5 @@ async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> l
     return [
         f"{part.rule.name!r} could score none of {len(rollouts)} made-up answers to task {rollouts[0].task.id!r}, its "
         f"reference answer among them: {scores[0].reason}. A wrong answer is worth a low number, never an error. "
-        "Repair the reward (`rlsdk score` tries it on texts of yours), or start without this trial: "
-        "scoring.trial=false"
+        "Repair the reward (`rlsdk score` tries it on texts of your own), or skip this trial: scoring.trial=false"
     ]

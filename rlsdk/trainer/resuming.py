@@ -124,7 +124,7 @@ def _stem(file: str) -> str:
 
 
 def _left_out(file: str) -> str:
-    return f"the run was started with the plugin file {file}, and this command leaves it out; add --plugin {file}"
+    return f"the run was started with the plugin file {file}, which this command lacks; add --plugin {file}"
 
 
 def prepare_folder(
@@ -149,10 +149,10 @@ def prepare_folder(
         remove_run(folder)
     used = (folder / KEPT).exists()
     if used and not resumes:
-        ways = "go on with it by --resume, delete it by --overwrite, or choose another name=…"
-        raise ConfigError([f"name: {folder} holds a run already; {ways}"])
+        ways = "continue it with --resume, delete it with --overwrite, or choose another name=…"
+        raise ConfigError([f"name: {folder} already holds a run; {ways}"])
     if not used and is_foreign(folder):
-        raise ConfigError([f"name: {folder} holds files that are no run of rlsdk; choose another name=…"])
+        raise ConfigError([f"name: {folder} holds files, but not a run of rlsdk; choose another name=…"])
     found = differences(plan) if used else []
     grave = [each for each in found if not each.harmless]
     if grave and not allow_changes:
@@ -166,8 +166,8 @@ def prepare_folder(
         aside = checkpoints.set_aside(later, "damaged" if fault else "superseded")
         notices.append(f"{fault or f'the checkpoint of step {later} is superseded'}; it is kept as {aside.name}")
     if newer:
-        which = "" if _asked(resume) else ", the newest that is whole"
-        notices.append(f"the run goes on from the checkpoint of step {step}{which}")
+        which = "" if _asked(resume) else ", the newest intact one"
+        notices.append(f"the run continues from the checkpoint of step {step}{which}")
     if resumes:
         _remove_compiled(folder)
         notices += [*_unreadable(plan), *_run_code(plan)]
@@ -179,7 +179,7 @@ def prepare_folder(
         ]
         aside = next(folder / name for name in names if not (folder / name).exists())
         shutil.copyfile(folder / KEPT, aside)
-        notices.append(f"the configuration up to now is kept as {aside.name}")
+        notices.append(f"the previous configuration is kept as {aside.name}")
     if found or not used:
         partial = folder / f".{KEPT}.partial"
         partial.write_text(_kept_text(plan), encoding="utf-8")
@@ -220,24 +220,24 @@ def _run_code(plan: Plan) -> list[str]:
 
 def _unreadable(plan: Plan) -> list[str]:
     """Set a damaged database of rollouts aside; returns log lines about it and about garbled lines of metrics."""
-    notices = [f"{fault}; the line is left out" for fault in garbled_lines(plan.folder / METRICS)]
+    notices = [f"{fault}; the line is skipped" for fault in garbled_lines(plan.folder / METRICS)]
     if plan.config.save_rollouts and plan.config.rollout.storage.url is None:
         file = plan.folder / DATABASE
         if fault := damage_of(file):
             aside = set_aside(file)
-            lost = "groups that waited at the checkpoint are made again, and none is trained again from before"
-            notices.append(f"{file} cannot be read ({fault}); it is kept as {aside.name}, and a new one begins: {lost}")
+            lost = "waiting groups will be sampled again, and earlier ones cannot be trained again"
+            notices.append(
+                f"{file} cannot be read ({fault}); it is kept as {aside.name} and a new one is started: {lost}"
+            )
     return notices
 
 
 def _refusal(folder: Path, grave: Sequence[Difference], harmless: Sequence[Difference]) -> str:
-    lines = [
-        f"name: the run in {folder} was started with other settings, so that to resume it would mix two trainings:"
-    ]
+    lines = [f"name: the run in {folder} was started with other settings; to resume it would mix two trainings:"]
     lines += [f"      {each}" for each in grave]
     if harmless:
-        lines += ["    changed, too, and harmless:", *(f"      {each}" for each in harmless)]
-    ways = "go on with them by --allow-changes, set them back, or begin another run with name=…"
+        lines += ["    also changed, but harmless:", *(f"      {each}" for each in harmless)]
+    ways = "accept them with --allow-changes, restore the old values, or start another run with name=…"
     return "\n".join([*lines, f"    {ways}"])
 
 
@@ -260,7 +260,7 @@ def differences(plan: Plan) -> list[Difference]:
     """
     kept = yaml.safe_load((plan.folder / KEPT).read_text(encoding="utf-8")) or {}
     if not isinstance(kept, dict):
-        raise ConfigError([f"name: {plan.folder / KEPT} is not the configuration of a run; bring it back from a copy"])
+        raise ConfigError([f"name: {plan.folder / KEPT} is not the configuration of a run; restore it from a copy"])
     kept, given = current(kept), plain(plan.tree)
     for tree in (kept, given):
         tree.pop("plugins", None)  # they only observe; their code is compared with the checkpoint's
@@ -359,9 +359,9 @@ def _same_code(plan: Plan, then: Mapping[str, Any], *, allow_changes: bool) -> l
         raise PluginError(
             "\n".join(
                 [
-                    f"the run in {plan.folder} cannot be resumed with other code than its checkpoint was made with:",
+                    f"the run in {plan.folder} cannot be resumed, because its code has changed since the checkpoint:",
                     *(f"  - {each}" for each in wrong),
-                    "bring back what it was made with, or begin another run with name=…",
+                    "restore that code, or start another run with name=…",
                 ]
             )
         )

@@ -38,7 +38,10 @@ from rlsdk.trainer.two_process.agreement import PeerInfo, require_cluster, spawn
 from rlsdk.trainer.two_process.remote import ExplorerRegistry, RemoteExplorer
 
 log = logging.getLogger(__name__)
-NOTICE = "interrupted: the trainer finishes and saves its step, then both end; again ends this at once"
+NOTICE = (
+    "interrupted: the trainer finishes and saves its step, then both programs end; "
+    "interrupt again to end this one at once"
+)
 
 
 def train(
@@ -147,13 +150,13 @@ def explore(
     log_to(plan, console)
     rehearsed.log()
     with watching(
-        plan.config.watchdog, partial(log.error, "the explorer did not end when it was told to: %s")
+        plan.config.watchdog, partial(log.error, "the explorer was asked to end and did not: %s")
     ) as watchdog:
         try:
             with ray_cluster(plan) as gpus:
                 return run_async(_explorer(plan, ExplorerSetup(config, overrides, plugins, gpus)))
         except BaseException as error:
-            cause = watchdog.explain(first_error(error), "the trainer has the checkpoints")
+            cause = watchdog.explain(first_error(error), "the trainer keeps the checkpoints")
             if cause is error:
                 raise
             raise cause from error
@@ -190,7 +193,9 @@ async def _explorer(plan: Plan, setup: ExplorerSetup) -> str:
     except Exception as error:
         await shown
         if died(error):
-            raise RunError(f"this explorer is gone, or the trainer has given it up: {reason(error)}") from error
+            raise RunError(
+                f"this explorer has ended, or the trainer has stopped waiting for it: {reason(error)}"
+            ) from error
         raise cause_of(error) from error
     finally:
         shown.cancel()

@@ -81,8 +81,10 @@ async def restore(trainer: Trainer, step: int, store: RolloutStore | None) -> No
     back, again = await trainer.rollouts.restore(step, state, {n: groups[n] for *_, n in kept if n in groups})
     trainer.replay.restore(replay, groups)
     trainer.version = step
-    log.info("%d groups that waited at the checkpoint are restored, %d unfinished tasks are sampled again", back, again)
-    log.info("going on from step %d", step)
+    log.info(
+        "restored %d groups that were waiting at the checkpoint; %d unfinished tasks will be sampled again", back, again
+    )
+    log.info("continuing from step %d", step)
 
 
 def rewind(store: RolloutStore, step: int, kept: Mapping[int, tuple[str, int | None, int]]) -> None:

@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from rlsdk.runlog.tables import Entry
 
 log = logging.getLogger(__name__)
-NOTICE = "interrupted: this step is finished and saved, then the run ends; again ends it at once"
+NOTICE = "interrupted: the run will finish and save this step, then end; interrupt again to end it at once"
 
 
 class Trainer:
     """Train a policy.
 
-    `step` is one training step, and nothing else: a line for each stage. `train` runs the steps that are left, with the
+    `step` is one training step, and nothing else: a line for each stage. `train` runs the remaining steps, with the
     callbacks around each; `evaluate` and `save` do so once. Every stage is a method, so that a subclass changes one and
     keeps the others.
 
@@ -340,7 +340,7 @@ class Trainer:
 
     @property
     def sync_due(self) -> bool:
-        """True if the weights are to be published now: every so many steps, and after the last one."""
+        """True if the weights must be published now: every `rollout.sync_interval` steps, and after the last one."""
         return self.version % self.plan.config.rollout.sync_interval == 0 or self.version == self.steps
 
     async def publish(self) -> float:
@@ -403,7 +403,7 @@ class Trainer:
         return self.version >= self.steps or self.monitor.stuck
 
     def train(self) -> dict[str, Any]:
-        """Train the steps that are left, or until somebody interrupts, and return the summary.
+        """Train the remaining steps, or until somebody interrupts, and return the summary.
 
         Works in a script and, where an event loop runs already, in a notebook.
         """
@@ -498,12 +498,12 @@ class Trainer:
         """End the training after the step that runs, with a checkpoint."""
         if not self.interrupted:
             self.interrupted = True
-            log.info("interrupted: %d steps are done; what has begun is finished and saved", self.version)
+            log.info("interrupted after %d steps: the step in progress will be finished and saved", self.version)
 
     def save_soon(self) -> None:
         """Save a checkpoint after the step that runs."""
         self.save_requested = True
-        log.info("asked to save: there will be a checkpoint of step %d", self.version + 1)
+        log.info("asked to save: a checkpoint of step %d will be written", self.version + 1)
 
     def close(self) -> None:
         """End everything that `from_config` started."""

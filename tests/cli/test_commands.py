@@ -102,7 +102,7 @@ def test_a_mistyped_option_is_answered_with_the_option():
 
 def test_resume_and_overwrite_contradict():
     ran = run("train", "a.yaml", "--resume", "--overwrite")
-    assert (ran.exit_code, "give one of them" in ran.output) == (2, True)
+    assert (ran.exit_code, "give only one of them" in ran.output) == (2, True)
 
 
 @pytest.mark.parametrize("mode", ["explore", "bench", "serve"])

@@ -30,9 +30,9 @@ def engines(*arguments: str) -> tuple[int, str]:
 
 def test_it_asks_and_shows_what_the_run_says(tmp_path: Path) -> None:
     code, said = engines(str(tmp_path), "--count", "3")
-    assert code == 2 and "no folder of a run" in said and requested_engines(tmp_path) is None
+    assert code == 2 and "not the folder of a run" in said and requested_engines(tmp_path) is None
     (tmp_path / "config.yaml").touch()
-    assert engines(str(tmp_path)) == (0, "The run has not said yet which engines it has.\n")
+    assert engines(str(tmp_path)) == (0, "The run has not reported its engines yet.\n")
     assert engines(str(tmp_path), "--count", "0")[0] == 2
     assert "Asked for: 3." in engines(str(tmp_path), "--count", "3")[1] and requested_engines(tmp_path) == 3
     state = EngineScaling(wanted=2, alive=(1,), lost=1, refused="3 engines: there is no room", driver=7)
@@ -59,7 +59,7 @@ def test_a_run_that_is_over_says_so_and_can_be_asked_for_nothing(tmp_path: Path,
     finished(tmp_path)
     mark_ended(tmp_path, status)
     code, said = engines(str(tmp_path))
-    assert code == 0 and said.startswith(f"The run is over ({status}); its engines are gone.")
+    assert code == 0 and said.startswith(f"The run has ended ({status}), and so have its engines.")
     code, said = engines(str(tmp_path), "--count", "3")
     assert code == 1 and f"is over ({status})" in said and "--resume" in said
     assert requested_engines(tmp_path) is None
@@ -71,13 +71,13 @@ def test_a_run_that_is_over_says_so_and_can_be_asked_for_nothing(tmp_path: Path,
 def test_a_run_that_failed_before_its_first_step_is_over(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     mark_ended(tmp_path, "failed")
-    assert "The run is over (failed)" in engines(str(tmp_path))[1]
+    assert "The run has ended (failed)" in engines(str(tmp_path))[1]
 
 
 def test_a_run_whose_driver_was_killed_on_this_machine_is_over(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
     finished(tmp_path, driver=gone.pid)
-    assert "The run is over (killed)" in engines(str(tmp_path))[1]
+    assert "The run has ended (killed)" in engines(str(tmp_path))[1]
     finished(tmp_path, driver=gone.pid, host="elsewhere")  # nothing is known of another machine's processes
     assert "2 engines, of which get requests: 0, 1" in engines(str(tmp_path))[1]

@@ -110,7 +110,7 @@ def test_arguments_of_trls_script_are_read(tmp_path):
         ("a.yaml", "a: !!python/object/apply:os.system [ls]", "not valid YAML"),
         ("a.yaml", "[" * 5000, "nested too deeply"),
         ("a.yaml", "a: 1" + "0" * 5000, "not valid YAML"),
-        ("a.py", "def (", "no valid Python"),
+        ("a.py", "def (", "not valid Python"),
         ("a.py", "x = 1", "no keys"),
         ("a.py", "x = " + "-" * 100_000 + "1", "nested too deeply"),
         ("a.sh", "", "no command"),

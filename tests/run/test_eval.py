@@ -31,7 +31,7 @@ def test_a_checkpoint_is_as_good_as_its_run_said(runner: Any) -> None:
     assert all(row["messages"][-1]["role"] == "assistant" and any(row["loss_mask"]) for row in rows)
     again = subprocess.run([*command, "--checkpoint", str(checkpoint)], capture_output=True, text=True, check=False)
     assert again.returncode == 2
-    assert "holds something already" in again.stderr
+    assert "is not empty" in again.stderr
     every = [sys.executable, "-m", "rlsdk.cli", "train", str(runner.config), *short, "--mode", "bench", "--json"]
     ran = subprocess.run(every, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -34,9 +34,9 @@ def test_killed_while_rollouts_run_ahead_the_run_goes_on_with_the_groups_that_wa
     assert {4, None} <= {row["step"] for row in killed}
     runner.train(*SETTINGS, "--resume")
     log = (runner.path() / "logs" / "driver.log").read_text()
-    back = [line for line in log.splitlines() if "groups that waited at the checkpoint are restored" in line]
+    back = [line for line in log.splitlines() if "groups that were waiting at the checkpoint" in line]
     assert len(back) == 1
-    assert " 0 groups that waited" not in back[0]
+    assert "restored 0 groups" not in back[0]
 
     rows, summary = query(runner.path()), runner.summary()
     groups: dict[int, Any] = {row["number"]: row for row in rows}

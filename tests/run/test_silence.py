@@ -91,7 +91,7 @@ def test_stopped_parts_and_a_locked_store_are_named_and_the_run_goes_on_until_it
         said = f"{name} (pid {stopped.pid} on "
         wait_for(partial(says, runner, said), 60, process)
         os.kill(stopped.pid, signal.SIGCONT)
-        wait_for(partial(says, runner, said, "goes on, after"), 60, process)
+        wait_for(partial(says, runner, said, "is responding again, after"), 60, process)
     with subprocess.Popen(
         [sys.executable, "-c", LOCK, str(runner.path() / "rollouts.db")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
@@ -101,8 +101,8 @@ def test_stopped_parts_and_a_locked_store_are_named_and_the_run_goes_on_until_it
     wait_for(lambda: "is free again" in log_of(runner), 60, process)
     engine = part(process, "ray::EngineActor")
     engine.suspend()
-    wait_for(lambda: "engine 0 (pid" in log_of(runner) and "another takes its place" in log_of(runner), 60, process)
-    wait_for(lambda: "engine 0 gets requests" in log_of(runner), 120, process)
+    wait_for(lambda: "it will be killed and replaced" in log_of(runner), 60, process)
+    wait_for(lambda: "engine 0 is ready" in log_of(runner), 120, process)
     learner.suspend()
     ends(process, family)
     error = runner.summary()["error"]
@@ -140,7 +140,7 @@ def test_a_workflow_that_blocks_its_loop_is_named_and_ends_the_run(runner: Any) 
     ends(process, [])
     assert "nap_lab.py, line 10" in log_of(runner) and "time.sleep(10_000)" in log_of(runner)
     error = runner.summary()["error"]
-    assert "the event loop of users' code has stood still for" in error and "nap_lab.py, line 10" in error
+    assert "the event loop of users' code has been blocked for" in error and "nap_lab.py, line 10" in error
 
 
 def test_an_address_without_ray_is_refused_at_once(runner: Any) -> None:
@@ -179,5 +179,5 @@ def test_an_engine_that_is_silent_beside_no_training_is_named_and_ends_the_progr
     assert process.returncode == 1
     assert said.startswith(f"rlsdk: engine 0 (pid {engine.pid} on ") and silence in said
     assert said.endswith("watchdog.end=4 s is the limit")
-    assert "another takes its place" not in console.read_text()
+    assert "will be killed and replaced" not in console.read_text()
     wait_for(lambda: not alive(family), 60)

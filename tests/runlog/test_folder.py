@@ -94,7 +94,7 @@ def test_only_a_folder_that_rlsdk_made_is_deleted(tmp_path):
     thesis.mkdir()
     remove_run(thesis)  # nothing in it
     (thesis / "chapter.tex").write_text("Ten years")
-    with pytest.raises(ConfigError, match="is no folder that rlsdk made"):
+    with pytest.raises(ConfigError, match="was not made by rlsdk"):
         remove_run(thesis)
     assert (thesis / "chapter.tex").read_text() == "Ten years"
 

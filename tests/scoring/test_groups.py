@@ -390,8 +390,8 @@ def module_scorers() -> Iterator[dict[str, Scorer]]:
 def test_a_call_that_is_killed_while_it_imports_says_so(scorer: Make, task: Task) -> None:
     (late,) = group(scorer("group_lab/imports_late", timeout=0.2), answers(task, "a"))
     assert late.reason == (
-        "imports_late: it took longer than 0.2 s and was killed; it was the first call in its process, which had to "
-        "import torch: declare @rlsdk.reward(…, imports=('torch',)), and that is done once, before any call"
+        "imports_late: it took longer than 0.2 s and was killed; this was the first call in its process, which first "
+        "imported torch: declare @rlsdk.reward(…, imports=('torch',)) to import them once, before any call"
     )
     (declared,) = group(scorer("group_lab/imports_declared", timeout=0.2), answers(task, "a"))
     assert declared.reason == "imports_declared: it took longer than 0.2 s and was killed"

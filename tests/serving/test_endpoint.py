@@ -414,7 +414,7 @@ def test_connections_beyond_the_limit_are_refused(monkeypatch):
         reader, _ = await asyncio.open_connection(url.host, url.port)
         assert b"503" in await asyncio.wait_for(reader.readline(), 60)
 
-    with pytest.raises(RuntimeError, match="no answer"):
+    with pytest.raises(RuntimeError, match="asked the policy for nothing"):
         serve(agent)
 
 
@@ -492,7 +492,7 @@ def test_plain_text_without_a_template():
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"n": 2}, "n", "one answer a request"),
+    ({"n": 2}, "n", "this server gives one answer for each request"),
     ({"messages": []}, "messages", "expected at least one message"),
     ({"messages": "hello"}, "messages", "expected a list, got a text"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", "got 'function'"),
@@ -662,7 +662,7 @@ def test_sampling_ends_with_the_client_that_waits():
                 break
         assert policy.futures[0].cancelled()
 
-    with pytest.raises(RuntimeError, match="no answer"):
+    with pytest.raises(RuntimeError, match="asked the policy for nothing"):
         serve(agent, policy=policy)
 
 
@@ -695,7 +695,7 @@ def test_the_openai_client():
             parts = await ask.create(model="any", messages=history, tools=[ADD], stream=True)
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in parts])
             assert text == "It is 3."
-            with pytest.raises(openai.BadRequestError, match="one answer a request"):
+            with pytest.raises(openai.BadRequestError, match="this server gives one answer for each request"):
                 await ask.create(model="any", messages=[SAY], n=3)
             with pytest.raises(openai.NotFoundError, match="chat/completions"):
                 await client.embeddings.create(model="any", input="x")

@@ -205,7 +205,7 @@ def test_a_prompt_that_an_engine_refuses_is_a_bad_request():
     class RemoteError(Exception):
         """As Ray raises what an actor raised."""
 
-        cause = ValueFault("its prompt holds ids 0 to 900; the model knows 0 to 800")
+        cause = ValueFault("its prompt has token ids from 0 to 900; the model knows 0 to 800")
 
     def refused(text: str) -> str:
         raise RemoteError("a traceback with paths")

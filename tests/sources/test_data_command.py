@@ -136,7 +136,7 @@ def test_show_lines(tmp_path):
     [
         (None, "no such file"),
         (b"{", "line 1 is not JSON"),
-        (b"[1]", "no JSON object"),
+        (b"[1]", "not a JSON object"),
         (b"PAR1", "cannot be read"),
         (b"PAR1" + b"\x00" * 50, "cannot be read"),
         (b"\xff\xfe\x00", "not JSON"),

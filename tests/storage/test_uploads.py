@@ -334,7 +334,7 @@ def test_overwrite_deletes_nothing_that_rlsdk_did_not_make(plan: Callable[..., P
     remote = RemoteFolder(memory)
     remote.write("thesis.tex", b"years")
     for how in ({"overwrite": True}, {"resume": True}, {}):
-        with pytest.raises(ConfigError, match=r"holds files, such as thesis\.tex, and is no run"):
+        with pytest.raises(ConfigError, match=r"has files, such as thesis\.tex, but is not a run"):
             run(plan(memory), **how)
     assert list(remote.names()) == ["thesis.tex"]
 

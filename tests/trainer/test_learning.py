@@ -72,7 +72,7 @@ def test_filters_that_drop_all_that_takes_the_place_of_what_they_dropped_end_the
     refills = Refills(3)
     for kept in (False, False, True, False, False):
         refills.note(kept=kept)
-    with pytest.raises(RunError, match=r"left out 3 groups in a row .* no batch gets full"):
+    with pytest.raises(RunError, match=r"left out 3 groups in a row .* no batch can be filled"):
         refills.note(kept=False)
     endless = Refills(None)
     for _ in range(1000):

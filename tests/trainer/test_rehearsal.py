@@ -143,7 +143,7 @@ def test_a_wrong_answer_is_fine_and_so_is_a_reward_that_fails_on_some(lab: Path,
 @pytest.mark.parametrize(("name", "why"), [("asks", "it is async"), ("large", "it runs in an actor of its own")])
 def test_what_cannot_be_tried_here_is_skipped_and_said(lab: Path, name: str, why: str) -> None:
     (skipped,) = rehearsed(plan_of(lab, f"[countdown, trial_lab/{name}]")).skipped
-    assert skipped.startswith(f"reward[1]: 'trial_lab/{name}' is not tried before the start: {why}")
+    assert skipped.startswith(f"reward[1]: 'trial_lab/{name}' is not tried out before the start: {why}")
 
 
 def test_a_part_behind_a_gate_is_tried_and_one_for_other_sources_is_not(lab: Path) -> None:

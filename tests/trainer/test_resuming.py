@@ -67,7 +67,7 @@ def test_a_folder_of_somebody_else_is_neither_used_nor_deleted(run: Run) -> None
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     for how in ({}, {"resume": True}, {"overwrite": True}):
-        with pytest.raises(ConfigError, match=r"no run of rlsdk|no folder that rlsdk made"):
+        with pytest.raises(ConfigError, match=r"not a run of rlsdk|was not made by rlsdk"):
             run.prepare(run.plan(), **how)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
@@ -125,7 +125,7 @@ def test_with_leave_it_goes_on_and_the_old_file_is_kept(run: Run) -> None:
     assert found.step == 4
     assert found.notices == (
         "changed since the run was last started: learner.lr: was 0.0001, is 0.001",
-        "the configuration up to now is kept as config.step-4.yaml",
+        "the previous configuration is kept as config.step-4.yaml",
     )
     assert run.text("config.step-4.yaml") == before and "lr: 0.001" in run.text()
     run.resume("learner.lr=0.01", allow_changes=True)
@@ -272,7 +272,7 @@ def test_a_step_is_resumed_and_newer_checkpoints_are_set_aside(run: Run) -> None
         8,
         (
             "the checkpoint of step 12 is superseded; it is kept as step-12.superseded",
-            "the run goes on from the checkpoint of step 8",
+            "the run continues from the checkpoint of step 8",
         ),
     )
     assert checkpoints.steps() == [4, 8] and (checkpoints.path(12).with_name("step-12.superseded")).is_dir()
@@ -350,7 +350,7 @@ def test_garbled_lines_of_metrics_are_named_before_anything_starts(run: Run) -> 
     metrics.write_text('{"step": 1}\n{"step": 2, "rew\n{"step": 3}\n')
     (notice,) = run.resume().notices
     assert notice == (
-        f'{metrics}, line 2: expected a JSON object with a step, got \'{{"step": 2, "rew\'; the line is left out'
+        f'{metrics}, line 2: expected a JSON object with a step, got \'{{"step": 2, "rew\'; the line is skipped'
     )
 
 

@@ -38,4 +38,4 @@ def test_a_line_is_one_line_and_acts_on_no_terminal():
 def test_other_modes_are_refused():
     ran = CliRunner().invoke(root, ["train", "x.yaml", "--mode", "train", "--show", "2"])
     assert ran.exit_code == 2
-    assert "--show is for a training in one program" in ran.stderr
+    assert "--show works only with --mode both" in ran.stderr

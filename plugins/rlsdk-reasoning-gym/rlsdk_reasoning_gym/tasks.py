@@ -66,7 +66,7 @@ def tasks(
         config: Fields of the dataset's configuration, where there is one dataset; those left out keep its defaults.
         split: `train` or `test`.
         size: How many tasks; left out, 10,000 to train and 500 to test.
-        seed: Other seeds give other tasks.
+        seed: Random seed of the tasks.
         hold_out: `seeds`: the splits use different seeds, yet a dataset with few possible questions may ask the same in
             both. `questions`: a hash of the question decides its split, so that no question of the tests is trained on;
             a task of the tests takes ten draws.

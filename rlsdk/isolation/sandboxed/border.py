@@ -39,7 +39,7 @@ _DO: dict[str, Callable[..., Any]] = {
     "truth": bool,
     "text": str,
 }
-"""What the tests can ask of an object of the answer."""
+"""Operations that tests may apply to an object of the answer."""
 
 # StopIteration would end loops of the tests early; what is not an Exception would end the tests.
 _RAISED = {

@@ -11,7 +11,7 @@ _NAMESPACES = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | ker
 _NOBODY = 65534
 _DEVICES = ("null", "zero", "random", "urandom")
 _BASE = "/tmp"
-"""Where the new root is put together: a folder that every Linux has. What it holds stays visible to the mounts."""
+"""Folder in which the new root is built; every Linux has it, and mounts still see its content."""
 
 WORK = "/sandbox"
 """The one folder that can be written to."""

@@ -14,7 +14,7 @@ import attrs
 MAX_CHARACTERS = 1_000
 MAX_TOKENS = 400
 MAX_DIGITS = 200
-"""Of one number."""
+"""Most digits of one number."""
 
 
 class UnreadableError(ValueError):

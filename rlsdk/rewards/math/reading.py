@@ -28,7 +28,7 @@ from rlsdk.rewards.math.latex import Token, UnknownCommandError, UnreadableError
 from rlsdk.rewards.math.quantities import read_quantity
 
 _MAX_DEPTH = 6
-"""Of lists, sets and tuples in each other."""
+"""Greatest nesting of lists, sets and tuples."""
 
 _RELATIONS = frozenset({"=", "!=", "<", ">", "<=", ">="})
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}

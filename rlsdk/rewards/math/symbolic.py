@@ -29,7 +29,7 @@ MAX_NESTING = 8
 MAX_BARS = 8
 """Most bars of absolute values, each of which may open or close one."""
 MAX_DIGITS = 50
-"""Of one number."""
+"""Most digits of one number."""
 MAX_EXPONENT = 1_000
 """Product of all exponents of an answer, since a power of a power multiplies them."""
 MAX_SYMBOLIC_EXPONENT = 100

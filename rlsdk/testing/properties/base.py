@@ -24,7 +24,7 @@ def _any(_: Component) -> bool:
 
 
 def no_input(_: Subject) -> Iterable[Case[Any] | None]:
-    """For rules that look at the component alone."""
+    """Return the single input of rules that look only at the component."""
     return (None,)
 
 

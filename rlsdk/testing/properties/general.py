@@ -163,7 +163,7 @@ def defaults_valid(subject: Subject, _: Any) -> None:
     makes=False,
 )
 def contract(subject: Subject, _: Any) -> None:
-    """It has what its kind is called by: its parameters, or its methods."""
+    """The component has the parameters or methods by which its kind is called."""
     fault = fault_of(subject.component)
     if fault:
         raise Violated("form", *fault)

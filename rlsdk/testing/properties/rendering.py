@@ -166,7 +166,7 @@ def reads_what_it_writes(subject: Subject, calls: list[Call]) -> None:
 @holds(
     "never-raises",
     "tool_parser",
-    remedy="return Malformed(reason) for what cannot be read: the policy is told, and the rollout goes on",
+    remedy="return Malformed(reason) for what cannot be read: the policy is told, and the rollout continues",
 )
 def never_raises(subject: Subject, _: Any) -> None:
     """Hostile answers, and calls that are cut off anywhere, are read without an exception."""

@@ -222,7 +222,7 @@ def degenerate_groups(subject: Subject, held: Group) -> None:
     "deterministic",
     "filter",
     inputs=lambda _: samples.ordinary_groups(),
-    remedy="let the group alone decide; what is random makes a run that cannot be done again",
+    remedy="let the group alone decide; random choices make a run that cannot be repeated",
     after=("keeps-a-part",),
 )
 def same_answer(subject: Subject, held: Group) -> None:

@@ -73,7 +73,7 @@ class ExplorerAnswer:
     """ExplorerAnswer to a call of the trainer.
 
     Attributes:
-        value: What the method returns.
+        value: Result of the method.
         sources: Counts of each source of tasks.
         interrupted: True if somebody asked this program to end.
     """
@@ -85,7 +85,7 @@ class ExplorerAnswer:
 
 @attrs.frozen
 class ExplorerSetup:
-    """What an explorer's actor takes over from the program that starts it: configuration and surroundings.
+    """Configuration, working folder and environment that an explorer's actor gets from the program that starts it.
 
     Attributes:
         config: A YAML file, or a mapping.
@@ -165,13 +165,13 @@ class ExplorerActor(RunActor):
         relay = _LogRelay(self._records)
         try:
             plan = await asyncio.to_thread(self._setup.plan)
-            abandon = partial(log.error, "the explorer did not end when it was told to: %s")
+            abandon = partial(log.error, "the explorer was asked to end and did not: %s")
             with watching(plan.config.watchdog, abandon) as watchdog:
                 self._context = contextvars.copy_context()
                 try:
                     return await self._explore(plan, relay)
                 except BaseException as error:
-                    cause = watchdog.explain(first_error(error), "the trainer has the checkpoints")
+                    cause = watchdog.explain(first_error(error), "the trainer keeps the checkpoints")
                     raise portable(cause) from error
         finally:
             relay.enqueue(None)
@@ -269,7 +269,7 @@ class ExplorerActor(RunActor):
         """Settle what the trainer settled since its last call, and do what it asks for.
 
         Raises:
-            Exception: What failed; the explorer itself, if it did not start.
+            Exception: The method failed, or the explorer did not start.
         """
         await self._ready.wait()
         self._asked.set()
@@ -284,7 +284,7 @@ class ExplorerActor(RunActor):
                 batch = self._taken.pop(0)
                 there = [ticket.number for ticket in batch.tickets]
                 if there != list(numbers):
-                    raise RunError(f"the trainer settles the tickets {list(numbers)}; it was given {there}")
+                    raise RunError(f"the trainer settles the records {list(numbers)}; it was given {there}")
                 explorer.settle(batch, states)
             return await work(explorer)
 
@@ -373,7 +373,7 @@ class ExplorerActor(RunActor):
             if not self._status:
                 raise RunError(
                     f"the trainer, {trainer.where}, is gone: {gone.result()}. Its log is logs/driver.log in the run's "
-                    "folder; go on with both halves, the trainer with --resume"
+                    "folder; start both programs again, the trainer with --resume"
                 )
             status = self._status
             await explorer.close()

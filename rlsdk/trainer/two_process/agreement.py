@@ -1,4 +1,4 @@
-"""How the two programs of a run find each other on a Ray cluster, agree, and see that the other has ended."""
+"""Meeting of the two programs of a run on a Ray cluster: finding each other, comparing settings, noticing an end."""
 
 from __future__ import annotations
 

@@ -72,9 +72,9 @@ class ExplorerRegistry:
                     await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError as error:
             raise RunError(
-                f"no explorer came to the run {self._plan.folder.resolve()} within placement.partner_timeout={limit:g} "
-                "s; start one by rlsdk train CONFIG --mode explore, on the same Ray and with the same settings, and go "
-                "on with --resume"
+                f"no explorer connected to the run {self._plan.folder.resolve()} within "
+                f"placement.partner_timeout={limit:g} s; start one with rlsdk train CONFIG --mode explore, on the same "
+                "Ray and with the same settings, and continue with --resume"
             ) from error
 
     async def _agrees(self, name: str, explorer: Any) -> bool:
@@ -86,7 +86,7 @@ class ExplorerRegistry:
             if not died(error):  # a name may outlive its actor
                 if not isinstance(cause, RlsdkError):
                     raise
-                log.warning("an explorer came that cannot work for this run: %s", cause)
+                log.warning("an explorer cannot work for this run: %s", cause)
             return False
         log.info("the explorer is %s", where)
         return True
@@ -191,7 +191,7 @@ class RemoteExplorer:
         try:
             self._now = await self._ask("counters")
         except GoneError as gone:
-            log.debug("nobody to ask how much was sampled: %s", gone)
+            log.debug("cannot ask the explorer how much was sampled: %s", gone)
         return added(self._past, self._now)
 
     async def scale(self, engines: int | None) -> EngineStatus:
@@ -209,7 +209,7 @@ class RemoteExplorer:
         try:
             summary = await self._ask("pause")
         except GoneError as gone:
-            log.warning("the explorer is gone: %s", gone)
+            log.warning("the explorer has ended: %s", gone)
             self._lost.append(str(gone))
         return attrs.evolve(summary, explorers_lost=tuple(self._lost[:_SHOWN]))
 
@@ -225,7 +225,7 @@ class RemoteExplorer:
         except Exception as error:
             if not died(error):
                 raise
-            log.debug("no explorer is told that the run has ended: %s", reason(error))
+            log.debug("cannot tell the explorer that the run has ended: %s", reason(error))
 
     async def _call(self, name: str, *content: Any) -> Any:
         """Return the answer of the explorer, or of its replacement."""
@@ -237,7 +237,7 @@ class RemoteExplorer:
 
     async def _ask(self, name: str, *content: Any) -> Any:
         if self._explorer is None:
-            raise GoneError("it has ended, and no other has come")
+            raise GoneError("it has ended, and no other has connected")
         settled, self._settled = self._settled, []  # should it be lost on the way, the remembered state has it
         try:
             answer: ExplorerAnswer = await getattr(self._explorer, name).remote(settled, *content)
@@ -257,7 +257,7 @@ class RemoteExplorer:
             RunError: No explorer came in time.
         """
         while True:
-            log.warning("the explorer is gone: %s", gone)
+            log.warning("the explorer has ended: %s", gone)
             if self._explorer is not None:
                 kill(self._explorer)  # what cannot be reached may live; it ends by this
             self._lost.append(str(gone))

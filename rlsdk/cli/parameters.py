@@ -1,4 +1,4 @@
-"""Arguments that name a run: a folder, or the URL of one."""
+"""Parameters that several commands share."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+plugin_files = click.option(
+    "--plugin",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    help="Load a Python file as a plugin, under the file's name without .py; repeatable.",
+)
+
 
 class RunPath(click.ParamType[str]):
-    """A folder, or a URL, which `click.Path` would take apart."""
+    """Path of a run: a folder, or a URL, which `click.Path` would take apart."""
 
     name = "path"
 
