@@ -3,21 +3,89 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import traceback
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
+import attrs
 import click
 
 from rlsdk import preflight
-from rlsdk.cli import external
-from rlsdk.errors import ConfigError, RlsdkError, install_command
+from rlsdk.errors import ConfigError, PluginError, RlsdkError, install_command
 from rlsdk.options import nearest
+from rlsdk.plugins.entries import declared
 
+GROUP = "rlsdk.v1.commands"
+"""Entry points of plugins' commands."""
 FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
 """Exit status by which a shell reports a process ended by SIGINT."""
+
+
+@attrs.frozen
+class PluginCommand:
+    """A plugin's command, read from package metadata without importing it.
+
+    Attributes:
+        name: Name of the command as typed.
+        origins: The distributions that declare it, with their versions; more than one is a clash.
+        point: The entry point.
+        shadows: True if rlsdk has a command of the same name, which then takes precedence.
+    """
+
+    name: str
+    origins: tuple[str, ...]
+    point: importlib.metadata.EntryPoint
+    shadows: bool = False
+
+    @property
+    def summary(self) -> str:
+        """One line for the listing."""
+        if self.shadows:
+            return f"broken: the name belongs to rlsdk; {self.origins[0]} must choose another"
+        if len(self.origins) > 1:
+            return f"broken: claimed by {' and '.join(self.origins)}"
+        return f"of {self.origins[0]}"
+
+    def load(self) -> click.Command:
+        """Import the command.
+
+        Raises:
+            PluginError: Two distributions claim it, it fails to import, or it is not a click command.
+        """
+        if len(self.origins) > 1:
+            raise PluginError(
+                f"command {self.name!r} is claimed by {' and '.join(self.origins)}; uninstall one of them"
+            )
+        try:
+            found = self.point.load()
+        except Exception as error:  # a plugin's import may raise anything; the user learns whose fault it is
+            cause = f"{type(error).__name__}: {error}"
+            raise PluginError(f"command {self.name!r} of {self.origins[0]} is broken: {cause}") from error
+        if not isinstance(found, click.Command):
+            raise PluginError(
+                f"command {self.name!r} of {self.origins[0]} is broken: {self.point.value} is a "
+                f"{type(found).__name__}; expected a click command"
+            )
+        return found
+
+
+def plugin_commands(builtin: Container[str]) -> dict[str, PluginCommand]:
+    """Every command that installed distributions declare, by name; nothing is imported.
+
+    Args:
+        builtin: Names that nobody else may take.
+    """
+    found: dict[str, dict[str, importlib.metadata.EntryPoint]] = {}
+    for point in declared(GROUP):
+        origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        found.setdefault(point.name, {}).setdefault(origin, point)  # once for an egg-info beside a dist-info
+    return {
+        name: PluginCommand(name, tuple(claims), next(iter(claims.values())), name in builtin)
+        for name, claims in sorted(found.items())
+    }
 
 
 class LazyGroup(click.Group):
@@ -32,7 +100,7 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, those of plugins last."""
-        return [*sorted(self._builtin), *(n for n in external.commands(self._builtin) if n not in self._builtin)]
+        return [*sorted(self._builtin), *(n for n in plugin_commands(self._builtin) if n not in self._builtin)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
@@ -42,7 +110,7 @@ class LazyGroup(click.Group):
             module = importlib.import_module(f"rlsdk.cli.{cmd_name}")
             command: click.Command = getattr(module, cmd_name)
             return command
-        found = external.commands(self._builtin).get(cmd_name)
+        found = plugin_commands(self._builtin).get(cmd_name)
         return found.load() if found else None
 
     def resolve_command(
@@ -60,7 +128,7 @@ class LazyGroup(click.Group):
         """List the commands without importing one."""
         with formatter.section("Commands"):
             formatter.write_dl(sorted(self._builtin.items()))
-        others = external.commands(self._builtin)
+        others = plugin_commands(self._builtin)
         if others:
             with formatter.section("Commands of plugins"):
                 formatter.write_dl([(name, command.summary) for name, command in others.items()])

@@ -1,15 +1,18 @@
-"""Batching of scoring calls over several rollouts."""
+"""Batching of scoring calls over several rollouts, and a cache of their scores."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import math
-from collections import deque
+import pickle
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlsdk.types import Rollout
+from rlsdk.scoring.outcome import as_score
+from rlsdk.types import Rollout, Score
 
 Take = Callable[[], Sequence[Rollout]]
 """Gives what waits to be scored, once: in one call all of it, or as many as the call should have."""
@@ -107,3 +110,36 @@ class _BatchShare:
             self._asked = True
             self.taken = self._ask()
         return [rollout for rollout, _ in self.taken]
+
+
+ENTRIES = 100_000
+"""Scores that are kept, those used last."""
+
+
+class Cache:
+    """Runs a reward once per distinct task, messages and status; failed calls are repeated."""
+
+    def __init__(self, run: Callable[[Rollout], Any], entries: int = ENTRIES) -> None:
+        self._run = run
+        self._entries = entries
+        self._kept: OrderedDict[bytes, Score] = OrderedDict()
+
+    async def __call__(self, rollout: Rollout) -> Score:
+        """The score of one rollout."""
+        key = _key(rollout)
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return kept
+        result = self._run(rollout)
+        result = await result if inspect.isawaitable(result) else result
+        score = as_score(result)
+        if score.valid:
+            self._kept[key] = score
+            while len(self._kept) > self._entries:
+                self._kept.popitem(last=False)
+        return score
+
+
+def _key(rollout: Rollout) -> bytes:
+    content = pickle.dumps((rollout.task, rollout.messages, rollout.status), protocol=5)
+    return hashlib.blake2b(content, digest_size=16).digest()

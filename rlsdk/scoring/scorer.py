@@ -20,8 +20,7 @@ from rlsdk.contracts import HasTimeout, RewardSpec, ScoringLimits, batch_of, mem
 from rlsdk.errors import DataError, ScoringError, described
 from rlsdk.loops import UserLoop
 from rlsdk.plugins import ComponentRef
-from rlsdk.scoring.batching import Batcher, Take
-from rlsdk.scoring.cache import Cache
+from rlsdk.scoring.batching import Batcher, Cache, Take
 from rlsdk.scoring.combine import Scored, combine, rewards_tokens
 from rlsdk.scoring.outcome import as_score, as_scores, imported_within
 from rlsdk.scoring.pool import FailedError, Pool, TooLongError

@@ -178,7 +178,7 @@ class Recorder:
         """
         if not self._nodes:
             why = f"its last request was refused: {self.refusal}" if self.refusal else "pass it `base_url`"
-            raise RuntimeError(f"the agent asked the policy for nothing; {why}")
+            raise RuntimeError(f"the agent got no answer from the policy; {why}")
         leaves = [node for node in self._nodes if not node.children]
         metrics = {"calls": float(self.calls), "conversations": float(len(leaves)), **changes.pop("metrics", {})}
         word = changes.pop("answer", None)

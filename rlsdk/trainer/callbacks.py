@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 from rich.console import Console
+from rich.text import Text
 
 from rlsdk.config import defaults
 from rlsdk.contracts import Run
@@ -29,12 +31,15 @@ from rlsdk.runlog.ledger_file import note_ledger
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.report import figure_text
+from rlsdk.runlog.rollouts import prompt_text, visible
 from rlsdk.runlog.store import RolloutStore
 from rlsdk.runlog.tables import EVALUATED, Entry, evaluated_entries
 from rlsdk.runlog.writer import RolloutWriter
+from rlsdk.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from rlsdk.trainer.trainer import Trainer
+
 
 log = logging.getLogger(__name__)
 Metrics = dict[str, float | None]
@@ -274,3 +279,36 @@ def named_trackers(resolve: Callable[[ComponentRef], Any], trackers: Sequence[Co
 
 def _available(metrics: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if value is not None}
+
+
+class ShowSamples(Callback):
+    """Print a few rollouts after each step, one line each: prompt, response, reward."""
+
+    def __init__(self, console: Console, count: int) -> None:
+        """Choose how many.
+
+        Args:
+            console: Console for a person.
+            count: Rollouts of each step, from as many groups, spread evenly over the batch.
+        """
+        self._console, self._count = console, count
+
+    async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Print rollouts of the groups that ended in this step."""
+        entries = [entry for entry in trainer.closed if entry.step == trainer.version and entry.group.rollouts]
+        for line in sample_lines(entries, self._count):
+            self._console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+
+
+def sample_lines(entries: Sequence[Entry], count: int) -> list[Text]:
+    """Return a line for the first rollout of each of `count` groups, or of all if there are fewer."""
+    lines = []
+    for i in np.linspace(0, len(entries), min(count, len(entries)), endpoint=False, dtype=int):
+        rollout, score = entries[i].group.rollouts[0], entries[i].group.scores[0]
+        line = Text("  ")
+        line.append(f"reward {score.value:.3f}  " if score.valid else "not scored  ", style="bold")
+        line.append(visible(prompt_text(rollout.task)))
+        line.append(" -> ", style="dim")
+        line.append(visible(rollout.response))
+        lines.append(line)
+    return lines

@@ -27,11 +27,11 @@ from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.progress import log_console
 from rlsdk.trainer.assembly import Parts, examined, layout_apart, started, steps_of
+from rlsdk.trainer.callbacks import ShowSamples
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.record import RunRecord, open_run
 from rlsdk.trainer.rehearsal import rehearse
 from rlsdk.trainer.resuming import check_resumed
-from rlsdk.trainer.showing import ShowSamples
 from rlsdk.trainer.trainer import Trainer
 from rlsdk.trainer.two_process.actor import ExplorerActor, ExplorerSetup
 from rlsdk.trainer.two_process.agreement import PeerInfo, require_cluster, spawn_named

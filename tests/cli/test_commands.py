@@ -230,7 +230,7 @@ def test_a_model_is_made_once(tmp_path):
     assert (ran.exit_code, ran.stdout.splitlines()[-1]) == (0, f"{folder}: {_parameters(folder):,} parameters")
     again = run("model", "new", "nano", str(folder))
     assert (again.exit_code, "is not empty" in again.output) == (2, True)
-    assert "no multiple of --heads 3" in run("model", "new", "nano", str(tmp_path / "x"), "--heads", "3").output
+    assert "not a multiple of --heads 3" in run("model", "new", "nano", str(tmp_path / "x"), "--heads", "3").output
     other = run("model", "new", "nano", str(folder), "--overwrite", "--hidden", "32", "--heads", "2", "--layers", "1")
     assert other.exit_code == 0
 

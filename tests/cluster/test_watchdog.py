@@ -178,7 +178,7 @@ def test_an_actor_that_never_begins_is_said_and_does_not_end_the_run(
     bench.processes.dumb = {"engine"}
     bench.run(2000)
     [said] = caplog.messages
-    assert "engine 0 has not begun to work" in said and "Ray may lack resources for it" in said
+    assert "engine 0 is not working yet" in said and "Ray may lack resources for it" in said
     bench.processes.dumb = set()
     bench.run(2)
     assert "is working now" in caplog.messages[-1] and not bench.dog.verdict

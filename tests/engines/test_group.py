@@ -188,7 +188,7 @@ def test_requests_of_the_dead_are_sampled_again_and_who_takes_their_place_has_th
         done = await asyncio.gather(*last)
         assert sorted(answer.engine for answer in done) == [0, 0, 1, 1]
         assert {version for answer in done for version in answer.completion.versions} == {4, 5}
-        while (refused := stand.engines.resize(4)).startswith("4 engines: others"):  # noqa: ASYNC110
+        while (refused := stand.engines.resize(4)).startswith("4 engines: other engines"):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         assert refused == "4 engines: there is no room for 3 more, the test allows three"
         assert stand.engines.report()["lost"] == 3 and len(stand.engines) == 1

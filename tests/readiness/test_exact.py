@@ -52,7 +52,7 @@ def test_a_plan_that_can_be_exact_has_no_faults(model: Path) -> None:
         ("model.dtype=bfloat16", "model.dtype: model.exact needs float32, got bfloat16"),
         ("engine.compile=true", "engine: model.exact: compile: true fuses operations"),
         ("learner.compile=true", "learner: model.exact: compile: true fuses operations"),
-        ("learner.lora={rank: 2, alpha: 4}", "learner: model.exact: lora multiplies by the adapter apart"),
+        ("learner.lora={rank: 2, alpha: 4}", "learner: model.exact: lora multiplies by the adapter separately"),
         ("learner.sequence_parallel=2", "learner: model.exact: sequence_parallel: 2"),
         ("learner.rows=packed", "learner: model.exact: rows: packed"),
         ("learner.attention=eager", "learner: model.exact: attention: eager"),

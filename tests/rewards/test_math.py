@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import rlsdk
 from rlsdk.errors import DataError
-from rlsdk.rewards.extraction import last_boxed
 from rlsdk.rewards.math.symbolic import over_limits
+from rlsdk.rewards.math_answer import last_boxed
 
 
 def judge(reference, text, **options):

@@ -414,7 +414,7 @@ def test_connections_beyond_the_limit_are_refused(monkeypatch):
         reader, _ = await asyncio.open_connection(url.host, url.port)
         assert b"503" in await asyncio.wait_for(reader.readline(), 60)
 
-    with pytest.raises(RuntimeError, match="asked the policy for nothing"):
+    with pytest.raises(RuntimeError, match="no answer from the policy"):
         serve(agent)
 
 
@@ -662,7 +662,7 @@ def test_sampling_ends_with_the_client_that_waits():
                 break
         assert policy.futures[0].cancelled()
 
-    with pytest.raises(RuntimeError, match="asked the policy for nothing"):
+    with pytest.raises(RuntimeError, match="no answer from the policy"):
         serve(agent, policy=policy)
 
 

@@ -323,7 +323,7 @@ def test_a_damaged_newest_upload_is_left_out(plan: Callable[..., Plan], memory: 
 
 def test_a_remote_run_is_not_overwritten_unasked(plan: Callable[..., Plan], memory: str) -> None:
     run(plan(memory), 1)
-    with pytest.raises(ConfigError, match=r"holds a run already; go on with it by --resume"):
+    with pytest.raises(ConfigError, match=r"already holds a run; continue it with --resume"):
         run(plan(memory, machine="two"), 1)
     assert LOCK not in RemoteFolder(memory).names()
     run(plan(memory, machine="two"), overwrite=True)

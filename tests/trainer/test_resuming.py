@@ -188,7 +188,7 @@ def test_a_plugin_that_only_observed_and_is_left_out_is_named_with_its_file(run:
     with pytest.raises(PluginError) as refused:
         run.resume()
     said = str(refused.value)
-    assert "started with the plugin file lab.py, and this command leaves it out; add --plugin lab.py" in said
+    assert "started with the plugin file lab.py, which this command lacks; add --plugin lab.py" in said
     assert "{" not in said
     assert run.resume(plugins=("lab.py",)).step == 4
     assert run.resume(allow_changes=True).notices == ("plugin lab is left out",)
@@ -200,7 +200,7 @@ def test_a_plugin_that_the_configuration_needs_is_named_before_what_it_lacks(run
     run.begin(plugins=("lab.py",))
     with pytest.raises(ConfigError) as refused:
         check_resumed(run.common, (), ())
-    assert refused.value.faults[0].endswith("this command leaves it out; add --plugin lab.py")
+    assert refused.value.faults[0].endswith("this command lacks; add --plugin lab.py")
     assert "reward" in refused.value.faults[1]
     assert check_resumed(run.common, (), ("lab.py",)).folder == run.plan(plugins=("lab.py",)).folder
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rlsdk.cli import root
 from rlsdk.runlog.tables import Entry
-from rlsdk.trainer.showing import sample_lines
+from rlsdk.trainer.callbacks import sample_lines
 from rlsdk.types import Group, Message, Rollout, Score, Task
 
 
