@@ -30,7 +30,7 @@ class PausableEngines(Sampler, Protocol):
     """Interface of the engines that a `PausableClient` wraps, such as `engines.client.EngineClient`."""
 
     def abort(self) -> None:
-        """End all that runs."""
+        """End all running requests."""
         ...
 
 
@@ -91,6 +91,7 @@ class PausableClient:
             await self._through.wait()
             if self._interrupted:
                 return self._answer(nothing() if kept is None else attrs.evolve(kept, finish="abort"), None)
+            # The same seed again would draw the random numbers of the first part once more.
             seed = request.seed
             own = seed if seed is None or last is None else derive(seed, last.request, last.index)
             answer = await self._ask(attrs.evolve(request, seed=own), kept)
@@ -110,6 +111,7 @@ class PausableClient:
         self._through.clear()
         try:
             loop = asyncio.get_running_loop()
+            # An abort may reach an engine before the request that it should end, so it is repeated, ever more rarely.
             until, wait = loop.time() + patience, min(again, 0.05)
             while self._asked and (left := until - loop.time()) > 0:
                 self.engines.abort()
@@ -146,7 +148,7 @@ class PausableClient:
     async def _ask(self, request: GenerateRequest, kept: Completion | None) -> Answer:
         if kept is not None:
             watch, sampling, count = request.watch, request.sampling, len(kept.token_ids)
-            if watch is not None:  # its end may not have been shown
+            if watch is not None:  # the last tokens of the first part may not have been shown
                 names = ("token_ids", "logprobs", "versions", "top")
                 watch(Sampled(request="", index=0, start=0, **{name: getattr(kept, name) for name in names}))
             self.resumed += 1

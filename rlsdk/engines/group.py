@@ -73,35 +73,35 @@ class _Clock:
 
 
 class EngineGroup:
-    """The engines' actors, called together.
+    """The actors of all engines, called together; engines that die are replaced.
 
     Attributes:
-        step: The step that is worked on, for messages.
-        lost: Which engines died, and why.
+        step: Current step, for messages.
+        lost: A sentence for each death: which engine, when and why.
     """
 
-    def __init__(self, actors: Sequence[Any], *, shared: bool, revival: RestartPolicy | None = None) -> None:
+    def __init__(self, actors: Sequence[Any], *, shared: bool, restarts: RestartPolicy | None = None) -> None:
         """Create a group of started engines.
 
         Args:
             actors: Actor handles, by rank.
             shared: True if engines share devices with the learner and sleep while it works.
-            revival: Restart policy; with None, the death of an engine is an error.
+            restarts: Restart policy; with None, the death of an engine is an error.
         """
         self._actors = dict(enumerate(actors))
         self.shared = shared
         self.step = 0
         self.lost: list[str] = []
-        self._revival = revival
-        if revival is not None:
-            revival.client.lost = self._lose
+        self._restarts = restarts
+        if restarts is not None:
+            restarts.client.lost = self._lose
         self._deaths: dict[int, list[str]] = {rank: [] for rank in self._actors}
         self._clocks = {rank: _Clock() for rank in self._actors}
         self._starts = dict.fromkeys(self._actors, 1)
         self._started: list[Any] = []
         self._wanted = len(self._actors)
         self._leaving: set[int] = set()
-        self._revivals: set[asyncio.Task[None]] = set()
+        self._changes: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._awake, self._syncing = asyncio.Event(), asyncio.Lock()
         self._awake.set()
@@ -114,34 +114,34 @@ class EngineGroup:
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Ranks of those that get requests."""
+        """Ranks of the engines that get requests."""
         return tuple(sorted(self._actors.keys() - self._leaving))
 
     def resize(self, count: int) -> str:
         """Begin to change the number of engines, without waiting: some start, or the last ones are drained.
 
         Args:
-            count: At least 1.
+            count: Number of engines, at least 1.
 
         Returns:
-            Why not, as a sentence; empty where it is done, or will be.
+            A sentence that says why the number cannot change now; empty if it will.
         """
-        revival = self._revival
-        if revival is None or count == self._wanted:
+        restarts = self._restarts
+        if restarts is None or count == self._wanted:
             return ""
-        if self._leaving or self._revivals:
+        if self._leaving or self._changes:
             return f"{count} engines: other engines are still starting or being drained; try again after that"
         if count < self._wanted:
             self._leaving = set(range(count, self._wanted))
             for rank in sorted(self._leaving):
-                self._background(self._retire(revival, rank))
-        elif lacking := revival.missing(count - self._wanted):
+                self._background(self._drain(restarts, rank))
+        elif lacking := restarts.missing(count - self._wanted):
             return f"{count} engines: there is no room for {count - self._wanted} more, {lacking}"
         for rank in range(self._wanted, count):
             self._clocks.setdefault(rank, _Clock())
             self._deaths[rank] = []
             self._starts.setdefault(rank, 0)
-            self._background(self._revive(revival, rank))
+            self._background(self._restart(restarts, rank))
         log.info("%d engines from now on, instead of %d", count, self._wanted)
         self._wanted = count
         return ""
@@ -159,9 +159,9 @@ class EngineGroup:
         return {rank: answers[0] for rank, answers in zip(ranks, found, strict=True) if answers}
 
     async def sleep(self) -> None:
-        """Free the device that they share with the learner; those that are on their way back arrive before."""
-        while self._revivals:
-            await asyncio.wait(self._revivals)
+        """Free the device that engines share with the learner, after engines that are starting have started."""
+        while self._changes:
+            await asyncio.wait(self._changes)
         await self.all("sleep")
         self._awake.clear()
 
@@ -193,12 +193,14 @@ class EngineGroup:
         if not len(self):
             return 0.0
         async with self._syncing:
-            self._published = None  # those of the last time need not be kept beside these
+            self._published = None  # so that Ray's store need not hold two versions at once
             weights = await asyncio.to_thread(learner.weights, version)
             if self.shared:
                 self._awake.set()
                 await self.all("wake")
             ids = canary.token_ids
+            # Engines compute the canary as part of loading, before any other request sees the new weights; the learner
+            # computes its own meanwhile.
             loads, forward = self.all("load_weights", weights, ids), asyncio.to_thread(learner.canary, ids)
             seen, own = await asyncio.gather(loads, forward)
             try:
@@ -207,7 +209,7 @@ class EngineGroup:
                 received = await self._call(min(seen), "checksums", weights)
                 sent = await asyncio.to_thread(learner.checksums)
                 raise CanaryError(f"{error}\n{describe_checksums(sent, *(received or ({},)))}") from error
-            self._published = weights, canary
+            self._published = weights, canary  # an engine that is replaced later loads these
             return gap
 
     async def clock(self) -> dict[str, float]:
@@ -229,11 +231,11 @@ class EngineGroup:
             "tokens": float(by_rank["tokens"].sum()),
         }
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Metrics: engines that live, deaths so far, continuations that were sampled again for them."""
-        if self._revival is None:
+        if self._restarts is None:
             return {}
-        again = self._revival.client.sampled_again
+        again = self._restarts.client.sampled_again
         return {
             "engines/alive": float(len(self.alive)),
             "engines/lost": float(len(self.lost)),
@@ -242,13 +244,13 @@ class EngineGroup:
 
     def report(self) -> dict[str, Any]:
         """Return engine deaths, their causes and resampled requests for the run summary."""
-        again = self._revival.client.sampled_again if self._revival is not None else 0
+        again = self._restarts.client.sampled_again if self._restarts is not None else 0
         return {"lost": len(self.lost), "reasons": self.lost[:SHOWN], "sampled_again": again}
 
     def close(self) -> None:
-        """End those that came in the place of others."""
-        for revival in self._revivals:
-            revival.cancel()
+        """Stop the engines that this group started."""
+        for change in self._changes:
+            change.cancel()
         for actor in self._started:
             kill(actor)
 
@@ -257,14 +259,14 @@ class EngineGroup:
             raise self._failure
 
     async def _call(self, rank: int, method: str, *arguments: Any) -> tuple[Any, ...]:
-        """The answer of an engine; none of one that has died."""
+        """Call an engine; returns its answer in a tuple, which is empty if the engine has died."""
         actor = self._actors.get(rank)
         if actor is None:
             return ()
         try:
             return (await getattr(actor, method).remote(*arguments),)
         except Exception as error:
-            if self._revival is not None and died(error):
+            if self._restarts is not None and died(error):
                 self._lose(rank, actor, error)
                 return ()
             raise self._named(rank, method, error) from error
@@ -273,33 +275,33 @@ class EngineGroup:
         return EngineError(f"step {self.step}: engine {rank} failed in {method}: {described(error)}")
 
     def _lose(self, rank: int, actor: Any, error: Exception) -> None:
-        """Take note of a death, whoever met it first; further calls to the same actor say nothing new."""
-        if self._actors.get(rank) is not actor or self._revival is None:
+        """Handle the death of an actor once, however many calls to it failed."""
+        if self._actors.get(rank) is not actor or self._restarts is None:
             return
-        self._revival.client.dismiss(rank)
+        self._restarts.client.dismiss(rank)
         self._forget(rank)
-        self._bury(self._revival, rank, actor, error)
+        self._handle_death(self._restarts, rank, actor, error)
 
     def _count(self, rank: int, counted: Mapping[str, float]) -> None:
-        if rank in self._actors:  # else what it counted until it was lost stands in the past
+        if rank in self._actors:  # the counts of a dead engine are already in `past`
             self._clocks[rank].now = np.array([counted[name] for name in COUNTED])
 
     def _forget(self, rank: int) -> None:
-        """Call an engine no more; what it counted still counts."""
+        """Stop calling an engine, and keep its counts."""
         del self._actors[rank]
         clock = self._clocks[rank]
         clock.past, clock.now = clock.past + clock.now, np.zeros(len(COUNTED))
 
-    def _bury(self, revival: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
-        kill(actor)  # what cannot be reached may live
+    def _handle_death(self, restarts: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
+        kill(actor)  # an actor that cannot be reached may still be running
         deaths, said = self._deaths[rank], f"step {self.step}: engine {rank}: {reason(error)}"
         deaths.append(said)
         self.lost.append(said)
-        if len(deaths) > revival.most:
+        if len(deaths) > restarts.most:
             all_of_them = "\n".join(f"  {each}" for each in deaths)
             self._fail(
                 EngineError(
-                    f"engine {rank} died {len(deaths)} times; placement.engine_restarts={revival.most} is the most "
+                    f"engine {rank} died {len(deaths)} times; placement.engine_restarts={restarts.most} is the most "
                     f"that a run survives. Its log is logs/engine-{rank}.log:\n{all_of_them}"
                 )
             )
@@ -308,16 +310,16 @@ class EngineGroup:
             log.warning("engine died while being drained; its requests are sampled again: %s", said)
             return
         log.warning("engine died and will be replaced: %s", said)
-        self._background(self._revive(revival, rank))
+        self._background(self._restart(restarts, rank))
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._revivals.add(task)
-        task.add_done_callback(self._revivals.discard)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
 
-    async def _retire(self, revival: RestartPolicy, rank: int) -> None:
-        """Have an engine answer what it has, and end it."""
-        await revival.client.drain(rank)
+    async def _drain(self, restarts: RestartPolicy, rank: int) -> None:
+        """Let an engine finish its requests, then stop it."""
+        await restarts.client.drain(rank)
         async with self._syncing:
             for counted in await self._call(rank, "clock"):
                 self._count(rank, counted)
@@ -328,14 +330,14 @@ class EngineGroup:
         self._leaving.discard(rank)
         log.info("engine %d was removed", rank)
 
-    async def _revive(self, revival: RestartPolicy, rank: int) -> None:
+    async def _restart(self, restarts: RestartPolicy, rank: int) -> None:
         """Restart an engine, send it the current weights, compare, and only then route requests to it."""
         await self._awake.wait()
-        life = self._starts[rank]
+        incarnation = self._starts[rank]
         self._starts[rank] += 1
         actor = None
         try:
-            actor, ready = revival.start(rank, life)
+            actor, ready = restarts.start(rank, incarnation)
             self._started.append(actor)
             await _patiently(rank, ready)
             async with self._syncing:
@@ -343,27 +345,27 @@ class EngineGroup:
                     weights, canary = self._published
                     canary.join(rank, await actor.load_weights.remote(weights, canary.token_ids))
                 if self._seeding is not None:
-                    await actor.reseed.remote(_seeds([*self._seeding, rank, life], 1)[0])
+                    await actor.reseed.remote(_seeds([*self._seeding, rank, incarnation], 1)[0])
                 self._actors[rank] = actor
-                revival.client.admit(rank, actor)
+                restarts.client.admit(rank, actor)
         except Exception as error:  # noqa: BLE001 - kept for whoever calls engines next
             if died(error):
-                self._bury(revival, rank, actor, error)
+                self._handle_death(restarts, rank, actor, error)
             else:
                 self._fail(error if isinstance(error, CanaryError) else self._named(rank, "start", error))
             return
         log.info("engine %d is ready", rank)
 
     def _fail(self, error: Exception) -> None:
-        """Have the run fail: whoever samples or calls engines gets the error."""
+        """Fail the run: whoever samples or calls engines next gets the error."""
         self._failure = self._failure or error
         log.error("%s", error)
-        if self._revival is not None:
-            self._revival.client.fail(self._failure)
+        if self._restarts is not None:
+            self._restarts.client.fail(self._failure)
 
 
 async def _patiently(rank: int, ready: Any) -> None:
-    """Wait for an engine's start; say in the log what it may be waiting for."""
+    """Wait for an engine's start, and log which resources are free while it takes long."""
     import ray
 
     start = asyncio.ensure_future(_awaited(ready))

@@ -23,7 +23,7 @@ def start_engines(
 
 
 def start_engine(
-    plan: Plan, found: Layout, adapter: Adapter | None, rank: int, life: int = 0, *, replaced: bool | None = None
+    plan: Plan, found: Layout, adapter: Adapter | None, rank: int, incarnation: int = 0, *, replaced: bool | None = None
 ) -> tuple[Any, Any]:
     """Start one engine without waiting until it is ready.
 
@@ -32,7 +32,7 @@ def start_engine(
         found: Threads and resources of each actor.
         adapter: Shape of the adapter it will receive instead of whole models; None for whole models.
         rank: Rank of the engine.
-        life: Number of earlier starts; placement, caches and log file stay the same.
+        incarnation: Number of earlier starts; placement, caches and log file stay the same.
         replaced: False if what runs ends with the engine; None: as `placement.engine_restarts` has it.
 
     Returns:
@@ -43,7 +43,8 @@ def start_engine(
     common = placed_everywhere(plan, found)
     place = ActorSpec(role="engine", rank=rank, world_size=world, threads=found.engine_threads, cache=cache, **common)
     # Ray gives a name back when the last handle of a dead actor is gone, whenever that is.
-    name, path = f"engine-{rank}" + (f"-life-{life + 1}" if life else ""), folder / "logs" / f"engine-{rank}.log"
+    name = f"engine-{rank}" + (f"-life-{incarnation + 1}" if incarnation else "")
+    path = folder / "logs" / f"engine-{rank}.log"
     engine = launch_engine(
         plan.engine,
         place,

@@ -92,6 +92,7 @@ class TaskLedger:
         Raises:
             RunError: The transition is not legal: a task would end twice, or be lost.
         """
+        # A group that the trainer has cannot expire: it is trained, filtered or failed in this step.
         legal = LEGAL[ticket.state] - ({TaskStatus.EXPIRED} if ticket.taken else set())
         live = self._live[ticket.source]
         if to not in legal or live[ticket.state].get(ticket.number) is not ticket:

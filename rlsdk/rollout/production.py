@@ -205,6 +205,7 @@ class RolloutScheduler:
         batch = self._ask(step)
         self._sift(step)
         expired = {s: len(self._ledger.tickets(s, TaskStatus.EXPIRED)) for s in self._streams.names}
+        # From here to the next step these sources run nothing but what expired and was aborted, without a reserve.
         self._tails = frozenset(s for s, count in expired.items() if 0 < self._limits.tail <= count)
         while True:
             if self.failure is not None:
@@ -301,9 +302,11 @@ class RolloutScheduler:
 
     def _ask(self, step: int) -> Mapping[str, int]:
         """Request every batch for which groups begun now are fresh enough; returns the parts of the batch of `step`."""
+        # Tasks sample with the weights of the last sync, hence the step is rounded down to it.
         while self._asked <= step - step % self._limits.interval + self._limits.ahead:
             parts = self._batches[self._asked] = dict(self._streams.divide(self._batch))
             for source, count in parts.items():
+                # Groups that were missing from an earlier batch were requested then, and are not requested twice.
                 owed = min(self._owed[source], count)
                 self._owed[source] -= owed
                 self._ledger.ask(source, self._ledger.counts(source).target + count - owed)
@@ -363,6 +366,7 @@ class RolloutScheduler:
             batch = self._batches[min(self._batches)].get(source, 0) if self._batches else 0
             tail = source in self._tails
             wanted = self._ledger.wanted(source, batch, 0.0 if tail else self._limits.oversample)
+            # Expired tasks go first, as they have waited longest; with `tail_batch`, only when they fill one.
             first = () if self._limits.tail and not tail else (TaskStatus.EXPIRED,)
             again = self._ledger.tickets(source, *first, TaskStatus.ABORTED, TaskStatus.INIT)[:wanted] if wanted else []
             for i in range(wanted):
@@ -385,6 +389,7 @@ class RolloutScheduler:
     def _ended(self, ticket: TaskRecord, running: asyncio.Task[tuple[TaskStatus, Group]]) -> None:
         self._running.discard(running)
         error = None if running.cancelled() else running.exception()
+        # A task that was cancelled or failed keeps the part that an earlier attempt sampled.
         to, group = (TaskStatus.ABORTED, ticket.group) if running.cancelled() or error else running.result()
         if isinstance(error, UnfinishedError):
             group, error = error.group, None

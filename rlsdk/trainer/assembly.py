@@ -232,7 +232,7 @@ def _engines(plan: Plan, actors: Sequence[Any], layout: Layout, client: EngineCl
     start = partial(start_engine, plan, layout, exchanged_adapter(plan))
     most, missing = plan.config.placement.engine_restarts, partial(no_room, plan, layout)
     return EngineGroup(
-        actors, shared=shared, revival=RestartPolicy(client=client, start=start, most=most, missing=missing)
+        actors, shared=shared, restarts=RestartPolicy(client=client, start=start, most=most, missing=missing)
     )
 
 

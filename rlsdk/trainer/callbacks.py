@@ -35,11 +35,9 @@ from rlsdk.runlog.rollouts import prompt_text, visible
 from rlsdk.runlog.store import RolloutStore
 from rlsdk.runlog.tables import EVALUATED, Entry, evaluated_entries
 from rlsdk.runlog.writer import RolloutWriter
-from rlsdk.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from rlsdk.trainer.trainer import Trainer
-
 
 log = logging.getLogger(__name__)
 Metrics = dict[str, float | None]
@@ -285,11 +283,11 @@ class ShowSamples(Callback):
     """Print a few rollouts after each step, one line each: prompt, response, reward."""
 
     def __init__(self, console: Console, count: int) -> None:
-        """Choose how many.
+        """Create a callback that prints to a console.
 
         Args:
-            console: Console for a person.
-            count: Rollouts of each step, from as many groups, spread evenly over the batch.
+            console: Console to print to.
+            count: Number of rollouts per step, each from another group, spread evenly over the batch.
         """
         self._console, self._count = console, count
 

@@ -176,16 +176,16 @@ class Explorer:
         tickets = await self.production.take(version)
         greedy = {t.number: self._baselines.pop(t.number) for t in tickets if t.number in self._baselines}
         made, self._made = self._made, []
-        figures = {
+        metrics = {
             "tasks/dropped": float(self._streams.dropped),
-            **self.engines.figures(),
+            **self.engines.metrics(),
             **raw_metrics(made if self._plan.scored else ()),
         }
         experts: list[Group] = []
         if self._demonstrator is not None:  # the experts' demonstrations of the same tasks
             tasks = [ticket.task for ticket in tickets]
             experts = await self._demonstrator.produce(tasks, self._setting, 1, f"step {self._done + 1} expert")
-        return TakenBatch(tickets=tuple(tickets), greedy=greedy, experts=tuple(experts), metrics=figures)
+        return TakenBatch(tickets=tuple(tickets), greedy=greedy, experts=tuple(experts), metrics=metrics)
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
         """Set the final status of a batch that was taken, whose step is done."""

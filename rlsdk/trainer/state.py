@@ -76,6 +76,7 @@ async def restore(trainer: Trainer, step: int, store: RolloutStore | None) -> No
         used = {u["number"]: ("trained", u["step"], u["uses"]) for u in replay}
         places = {n: (source, position) for source, position, n in kept} | trainer.replay.places(replay)
         tasks = await trainer.rollouts.tasks(places)
+        # Rows of steps after the checkpoint go first: their numbers are given again.
         await asyncio.to_thread(rewind, store, step, {**waiting, **used})
         groups = await asyncio.to_thread(store.recall, tasks, step)
     back, again = await trainer.rollouts.restore(step, state, {n: groups[n] for *_, n in kept if n in groups})

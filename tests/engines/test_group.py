@@ -120,13 +120,15 @@ class Stand:
         self.again = again
         actors = [self.start(rank, 0)[0] for rank in range(count)]
         self.client = EngineClient(actors, lambda ids: ["x" for _ in ids])
-        revival = RestartPolicy(client=self.client, start=self.start, most=most, missing=self.missing)
-        self.engines = EngineGroup(actors, shared=False, revival=revival)
+        restarts = RestartPolicy(client=self.client, start=self.start, most=most, missing=self.missing)
+        self.engines = EngineGroup(actors, shared=False, restarts=restarts)
         self.learner, self.canary = Learner(), Canary(np.arange(3), 0.5)
 
-    def start(self, rank: int, life: int) -> tuple[Any, Any]:
+    def start(self, rank: int, incarnation: int) -> tuple[Any, Any]:
         actor = launch(Plugins().reference("engine", Walker), ActorSpec(role="engine", rank=rank), cpus=0)
-        return actor, actor.start.remote(Model(path=self.again if life else ""), ActorSpec(role="engine", rank=rank))
+        return actor, actor.start.remote(
+            Model(path=self.again if incarnation else ""), ActorSpec(role="engine", rank=rank)
+        )
 
     @staticmethod
     def missing(count: int) -> str:
@@ -142,7 +144,7 @@ class Stand:
 
     async def until(self, alive: int) -> None:
         async with asyncio.timeout(60):
-            while self.engines.figures()["engines/alive"] != alive:  # noqa: ASYNC110 - nothing tells
+            while self.engines.metrics()["engines/alive"] != alive:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.05)
 
     def ask(self, count: int, tokens: int) -> list[Any]:

@@ -183,9 +183,15 @@ def test_the_score_of_the_last_conversation_is_that_of_all(file):
         ("raises", "workflow failed: KeyError: 'no such tool'"),
         ("never_asks", "pass it `base_url`"),
         ("odd", "expected None, a number"),
-        ("refused", "workflow failed: RefusedError: the agent's last request was refused: n: this server gives one answer for each request"),
+        (
+            "refused",
+            "workflow failed: RefusedError: the agent's last request was refused: n: this server gives one answer for each request",
+        ),
         ("refused", "agent_lab.py, line 10)"),
-        ("never_answered", "no answer from the policy; its last request was refused: n: this server gives one answer for each request"),
+        (
+            "never_answered",
+            "no answer from the policy; its last request was refused: n: this server gives one answer for each request",
+        ),
         ("wordy", "no answer from the policy; its last request was refused: task 't': "),
         ("wordy", "leave no room in model.max_length"),
         ("recovers", "workflow failed: KeyError: 'no such tool'"),
