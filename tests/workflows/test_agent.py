@@ -185,7 +185,7 @@ def test_the_score_of_the_last_conversation_is_that_of_all(file):
         ("odd", "expected None, a number"),
         (
             "refused",
-            "workflow failed: RefusedError: the agent's last request was refused: n: this server gives one answer for each request",
+            "workflow failed: RefusedError: the agent's last request was refused: n: this server gives one",
         ),
         ("refused", "agent_lab.py, line 10)"),
         (
