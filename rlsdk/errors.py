@@ -228,10 +228,12 @@ def place_of(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_shown(error.filename)}, line {error.lineno}"
     frames = [(frame.f_globals.get("__name__"), frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [(package(str(name)), frame, line) for name, frame, line in frames if package(str(name)) not in _CALLERS]
-    if not own:
+    frames_of_users = [
+        (package(str(name)), frame, line) for name, frame, line in frames if package(str(name)) not in _CALLERS
+    ]
+    if not frames_of_users:
         return ""
-    _, frame, line = [each for each in own if each[0] == own[0][0]][-1]
+    _, frame, line = [each for each in frames_of_users if each[0] == frames_of_users[0][0]][-1]
     return f"{_shown(frame.f_code.co_filename)}, line {line}"
 
 

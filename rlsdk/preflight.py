@@ -216,12 +216,12 @@ def _runs(arch: str, capability: tuple[int, int]) -> bool:
     if kind not in ("sm", "compute"):  # not CUDA: nothing is known about it
         return True
     digits = version.rstrip("af")
-    own = (int(digits[:-1]), int(digits[-1]))
+    built = (int(digits[:-1]), int(digits[-1]))
     if kind == "compute":
-        return own <= capability
+        return built <= capability
     if version.endswith("a"):
-        return own == capability
-    return own[0] == capability[0] and own <= capability
+        return built == capability
+    return built[0] == capability[0] and built <= capability
 
 
 def require(faults: Iterable[str]) -> None:

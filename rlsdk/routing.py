@@ -105,12 +105,12 @@ class _Router(TorchFunctionMode):
         if func not in _TOPK or args[0].shape[-1] != self._count or found[1].shape[-1] != self._k:
             return found
         # DeepSeek's routers choose groups of experts first; the choice of `k` among all experts comes last.
-        own = found[1]
+        chosen = found[1]
         if self._forced is None:
-            self.experts = own
+            self.experts = chosen
             return found
-        given = self._forced.to(own.device, own.dtype).view(own.shape)
-        self.experts = torch.where(given >= 0, given, own)
+        given = self._forced.to(chosen.device, chosen.dtype).view(chosen.shape)
+        self.experts = torch.where(given >= 0, given, chosen)
         return type(found)((args[0].gather(-1, self.experts), self.experts))
 
 

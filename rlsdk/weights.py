@@ -82,10 +82,10 @@ def pack(tensor: torch.Tensor, *, dtype: DType | None = None, copy: bool = True)
     """One tensor as a contiguous array of its shape; bfloat16 as uint16 of the same bits."""
     import torch
 
-    there = tensor.detach()
-    if dtype is not None and there.is_floating_point():
-        there = there.to(getattr(torch, dtype))
-    here = there.cpu().contiguous()
+    values = tensor.detach()
+    if dtype is not None and values.is_floating_point():
+        values = values.to(getattr(torch, dtype))
+    here = values.cpu().contiguous()
     if copy and here.data_ptr() == tensor.data_ptr():
         here = here.clone()
     array: np.ndarray = (here.view(torch.uint16) if here.dtype == torch.bfloat16 else here).numpy()

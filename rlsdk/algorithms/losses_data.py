@@ -111,10 +111,10 @@ def mix(
         per: Divisor of the aggregation: `token` for token-mean, `rollout` for the seq-mean modes; null follows
             the run's aggregation.
     """
-    own, metrics = ppo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    clipped, metrics = ppo(x, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     experts, others, both = _shares(x.whole, per or _per(x.aggregate))
     by_expert = x.expert[x.segments]
-    loss = torch.where(by_expert, mu * (both / experts) * sft(x), (1 - mu) * (both / others) * own)
+    loss = torch.where(by_expert, mu * (both / experts) * sft(x), (1 - mu) * (both / others) * clipped)
     return loss, metrics
 
 

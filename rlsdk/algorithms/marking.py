@@ -67,16 +67,20 @@ def _as_fields(name: str, cls: C) -> C:
     base = next(each for each in cls.__mro__ if "__attrs_attrs__" in vars(each))
     attrs.resolve_types(base)
     types = {field.name: field.type for field in attrs.fields(base)}
-    own = {key: value for key, value in vars(cls).items() if key in types or not _is_method_or_private(key, value)}
+    attributes = {
+        key: value for key, value in vars(cls).items() if key in types or not _is_method_or_private(key, value)
+    }
     annotations = inspect.get_annotations(cls)
-    computes = any(getattr(value, "takes_self", False) for value in own.values())
-    if strange := [key for key in {**own, **annotations} if key not in types and not (computes and key in annotations)]:
+    computes = any(getattr(value, "takes_self", False) for value in attributes.values())
+    if strange := [
+        key for key in {**attributes, **annotations} if key not in types and not (computes and key in annotations)
+    ]:
         raise PluginError(f"@rlsdk.algorithm({name!r}): {unknown('field', strange[0], types)}")
-    for key, value in own.items():
+    for key, value in attributes.items():
         if key in types and not isinstance(value, _FIELD | attrs.Factory):
             setattr(cls, key, _structured(name, key, value, types[key]))
     new = {key: kind for key, kind in annotations.items() if key not in types}
-    cls.__annotations__ = {**new, **{key: types[key] for key in own if key in types}}
+    cls.__annotations__ = {**new, **{key: types[key] for key in attributes if key in types}}
     return attrs.frozen(kw_only=True)(cls)
 
 

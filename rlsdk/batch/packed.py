@@ -70,8 +70,8 @@ class Packed:
     def _rebuilt(self, held: dict[str, Any]) -> Self:
         """Create a copy from attributes of this object."""
         extra = self.extra.keys()
-        own = {name.lstrip("_"): value for name, value in held.items() if name not in extra}
-        made = type(self)(**own)
+        arguments = {name.lstrip("_"): value for name, value in held.items() if name not in extra}
+        made = type(self)(**arguments)
         return made.with_extra(**{name: held[name] for name in extra if name in held}) if extra else made
 
     def replace(self, **changes: Any) -> Self:
@@ -82,8 +82,8 @@ class Packed:
         """A copy with the optional fields `needs` and those of `ALWAYS`; reading another is an error that names it."""
         keep = {*self.ALWAYS, *needs}
         fields = attrs.fields(type(self))  # type: ignore[arg-type]
-        own = [f.name for f in fields if f.kw_only and f.name[0] != "_"]
-        return self.replace(**{name: None for name in (*own, *self.extra) if name not in keep})
+        optional = [f.name for f in fields if f.kw_only and f.name[0] != "_"]
+        return self.replace(**{name: None for name in (*optional, *self.extra) if name not in keep})
 
     @property
     def clock(self) -> dict[str, int]:

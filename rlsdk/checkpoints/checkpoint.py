@@ -175,14 +175,14 @@ class Checkpoints:
         Raises:
             CheckpointError: There is no checkpoint of this step, or one of its files is missing or changed.
         """
-        there = self.steps()
-        if step not in there:
-            known = f"there are: {', '.join(map(str, there))}" if there else "there is none at all"
+        steps = self.steps()
+        if step not in steps:
+            known = f"there are: {', '.join(map(str, steps))}" if steps else "there is none at all"
             raise CheckpointError(f"{self._folder} has no checkpoint of step {step}; {known}")
         try:
             self.verify(step, part)
         except DamagedCheckpointError as error:
-            others = ", ".join(str(other) for other in there if other != step)
+            others = ", ".join(str(other) for other in steps if other != step)
             raise DamagedCheckpointError(f"{error}; other steps there: {others or 'none'}") from error
 
     def verify(self, step: int, part: Part = "learner") -> None:
@@ -210,20 +210,20 @@ class Checkpoints:
 
     def _learner_fault(self, step: int, state: Mapping[str, Any]) -> str:
         files, learner = state.get("files", {}), self.path(step) / LEARNER
-        there = _sizes(learner)
-        if short := [name for name, size in files.items() if there.get(name) != size]:
+        sizes = _sizes(learner)
+        if short := [name for name, size in files.items() if sizes.get(name) != size]:
             return f"missing, or not as long as written: {', '.join(short)}"
-        with _shown(learner, sum(there.values())) as seen:
+        with _shown(learner, sum(sizes.values())) as seen:
             return find_damage(learner, seen)
 
     def _export_fault(self, step: int, state: Mapping[str, Any]) -> str:
         digests, folder = state.get("export"), self.path(step) / EXPORT
         if not digests:  # checkpoints of rlsdk 0.1 have no hashes of their export
             return ""
-        there = _sizes(folder)
-        if off := sorted(digests.keys() ^ there.keys()):
+        sizes = _sizes(folder)
+        if off := sorted(digests.keys() ^ sizes.keys()):
             return f"missing in {EXPORT}, or new there: {', '.join(off)}"
-        with _shown(folder, sum(there.values())) as seen:
+        with _shown(folder, sum(sizes.values())) as seen:
             return find_changed(folder, digests, seen)
 
     def read(self, step: int) -> dict[str, Any]:

@@ -59,11 +59,11 @@ class Mirror:
             known=lambda upload: note_known(folder, upload),
         )
         with reached(self._remote):
-            there = copies.copies(self._remote)
-            copies.withdraw(self._remote, *(each for each in there if each > (step or 0)))
+            uploaded = copies.copies(self._remote)
+            copies.withdraw(self._remote, *(each for each in uploaded if each > (step or 0)))
             copies.remove_unfinished(self._remote)
             self._uploader.send_own_files()
-        if step is not None and step not in there:
+        if step is not None and step not in uploaded:
             self._uploader.submit(step)
 
     def saved(self, step: int) -> None:
@@ -180,18 +180,18 @@ def pull(remote: RemoteFolder, folder: Path, step: int | None = None) -> list[st
     """
     for left in folder.parent.glob(f".{folder.name}.download-*"):
         shutil.rmtree(left)
-    there = copies.copies(remote)
-    newest = there[max(there)] if there else None
+    uploaded = copies.copies(remote)
+    newest = uploaded[max(uploaded)] if uploaded else None
     here = Checkpoints(folder, 1).steps()
     if newest is None:
         return []
     if newest.id in known(folder) and (step in here if step is not None else here and here[-1] >= newest.step):
         return []
-    if step is not None and step not in there:
-        listed = ", ".join(map(str, there))
+    if step is not None and step not in uploaded:
+        listed = ", ".join(map(str, uploaded))
         raise CheckpointError(f"{remote.url} has no complete checkpoint of step {step}; there are: {listed}")
     notices: list[str] = []
-    wanted = [there[step]] if step is not None else list(reversed(there.values()))
+    wanted = [uploaded[step]] if step is not None else list(reversed(uploaded.values()))
     for copy in wanted:
         partial = folder.parent / f".{folder.name}.download-{uuid.uuid4().hex[:8]}"
         partial.mkdir(parents=True)

@@ -48,12 +48,14 @@ def local_copy(run: str | Path, *, step: int | None = None, checkpoint: bool = T
     base.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=base, prefix="run-") as scratch:
         with reached(remote):
-            there = copies.copies(remote)
-            if not there or (step is not None and step not in there):
+            uploaded = copies.copies(remote)
+            if not uploaded or (step is not None and step not in uploaded):
                 which = "has no complete checkpoint" + ("" if step is None else f" of step {step}")
-                listed = f"; there are: {', '.join(map(str, there))}" if there else ""
+                listed = f"; there are: {', '.join(map(str, uploaded))}" if uploaded else ""
                 raise CheckpointError(f"{remote.url} {which}{listed}")
-            copies.fetch(remote, there[max(there) if step is None else step], Path(scratch), checkpoint=checkpoint)
+            copies.fetch(
+                remote, uploaded[max(uploaded) if step is None else step], Path(scratch), checkpoint=checkpoint
+            )
         yield Path(scratch)
 
 

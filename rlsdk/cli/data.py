@@ -67,9 +67,11 @@ def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **opt
     from rlsdk.sources.verl import tinyzero_columns, write
 
     files = {split: out / f"{split}.parquet" for split in ("train", "test")}
-    there = [str(file) for file in files.values() if file.exists()]
-    if there and not overwrite:
-        raise click.UsageError(f"{' and '.join(there)} exist; choose another folder, or replace them with --overwrite")
+    existing = [str(file) for file in files.values() if file.exists()]
+    if existing and not overwrite:
+        raise click.UsageError(
+            f"{' and '.join(existing)} exist; choose another folder, or replace them with --overwrite"
+        )
     sizes = {"train": train_size, "test": test_size}
     tasks = {split: tasks_of(split=split, size=sizes[split], **options) for split in files}  # type: ignore[arg-type]
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -59,15 +59,15 @@ def explain(config: Path, settings: tuple[str, ...], files: tuple[str, ...], ful
         sys.exit(WRONG_INPUT)
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output
         found = examine(plan, starts=False)
-    told: dict[str, Any] = describe(plan)
+    plan_text: dict[str, Any] = describe(plan)
     if full:
-        told |= {"batch": batch(plan), "memory": memory(plan, found.disk)}
+        plan_text |= {"batch": batch(plan), "memory": memory(plan, found.disk)}
     if as_json:
         values = [attrs.asdict(each, recurse=False) for each in origins(config, settings, plan)] if full else None
-        _print_json(told, found.faults, found.warnings, found.disk, values)
+        _print_json(plan_text, found.faults, found.warnings, found.disk, values)
         sys.exit(WRONG_INPUT if found.faults else 0)
     if not found.faults:
-        _print({**told, **({"disk": in_words(plan, found.disk)} if found.disk else {})})
+        _print({**plan_text, **({"disk": in_words(plan, found.disk)} if found.disk else {})})
         if full:
             _print_values(origins(config, settings, plan))
     for warning in found.warnings:
@@ -219,8 +219,8 @@ def _algorithm(plan: Plan) -> dict[str, Any]:
 
 
 def _sources(sources: Sequence[TaskSource]) -> str | list[str]:
-    told = [_reference(s.reference) + (f", weight {s.weight:g}" if len(sources) > 1 else "") for s in sources]
-    return "none" if not told else told[0] if len(told) == 1 else told
+    texts = [_reference(s.reference) + (f", weight {s.weight:g}" if len(sources) > 1 else "") for s in sources]
+    return "none" if not texts else texts[0] if len(texts) == 1 else texts
 
 
 def _reference(reference: ComponentRef | None) -> str:
@@ -251,13 +251,13 @@ def _never_run(plan: Plan) -> list[str]:
 
 def _part(rule: RewardSpec, reference: ComponentRef) -> str:
     """Describe a part of the reward and how it is combined with the others."""
-    told = [
+    details = [
         f"values from {rule.range[0]:g} to {rule.range[1]:g}" if rule.range else "",
         f"gate at {rule.gate:g}" if rule.gate is not None else "",
         f"for {', '.join(rule.sources)}" if rule.sources else "",
     ]
     head = "factor" if rule.multiply else f"{rule.weight:g} ×"
-    return ", ".join([f"{head} {_reference(reference)}", *filter(None, told)])
+    return ", ".join([f"{head} {_reference(reference)}", *filter(None, details)])
 
 
 def batch(plan: Plan) -> dict[str, str]:

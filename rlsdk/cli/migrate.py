@@ -91,14 +91,14 @@ def _as_json(found: Migration, faults: Sequence[str]) -> dict[str, Any]:
 
 
 def _print(found: Migration, faults: Sequence[str], out: Path | None, *, to_stderr: bool) -> None:
-    told = console()
-    told.stderr = to_stderr
+    output = console()
+    output.stderr = to_stderr
     title = found.framework.title
     for status, heading in STATUSES.items():
         if entries := [entry for entry in found.entries if entry.status == status]:
-            told.print(_table(f"{heading} ({len(entries)})", entries))
+            output.print(_table(f"{heading} ({len(entries)})", entries))
     if found.defaults:
-        told.print(_table(f"not given: {title}'s defaults, where rlsdk's may differ", found.defaults))
+        output.print(_table(f"not given: {title}'s defaults, where rlsdk's may differ", found.defaults))
     counts = Counter(entry.status for entry in found.entries)
     summary = ", ".join(f"{counts[status]} {heading}" for status, heading in STATUSES.items() if counts[status])
     click.echo(f"{len(found.entries)} keys: {summary}", err=to_stderr)
@@ -121,8 +121,8 @@ def _table(title: str, entries: Iterable[KeyReport]) -> Table:
     for entry in entries:
         value = str(entry.value)
         shown = value if len(value) <= 40 else value[:37] + "…"
-        told = " ".join(
+        remark = " ".join(
             filter(None, [", ".join(entry.to), f"({entry.note})" if entry.to and entry.note else entry.note])
         )
-        table.add_row(Text(f"{entry.key}={shown}"), Text(told))
+        table.add_row(Text(f"{entry.key}={shown}"), Text(remark))
     return table

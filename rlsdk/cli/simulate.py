@@ -92,10 +92,10 @@ def simulate(
             predictions.append(prediction.predict(setup, count, most=most, told=show))
             bar.remove_task(line)
     if as_json:
-        told: dict[str, Any] = {"rates": attrs.asdict(rates), "predictions": [p.as_json() for p in predictions]}
+        report: dict[str, Any] = {"rates": attrs.asdict(rates), "predictions": [p.as_json() for p in predictions]}
         if beside is not None:
-            told["measured"] = attrs.asdict(beside, filter=attrs.filters.exclude("rates", "lengths"))
-        click.echo(json.dumps(told, indent=2))
+            report["measured"] = attrs.asdict(beside, filter=attrs.filters.exclude("rates", "lengths"))
+        click.echo(json.dumps(report, indent=2))
     else:
         _show(predictions, beside)
 

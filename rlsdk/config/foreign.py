@@ -30,12 +30,12 @@ def explained(source: str | Path | Mapping[str, Any], tree: Mapping[str, Any], f
             f"{name} looks like a config of {table.title}; `rlsdk migrate {table.name} {file}` converts it to one of "
             "rlsdk and reports on every key"
         ]
-    told = []
+    texts = []
     for fault in faults:
         match = _UNKNOWN.fullmatch(fault)
         known = []
         if match:
             below = [path for path, _ in leaves(tree) if path.startswith((f"{match['path']}.", f"{match['path']}["))]
             known = list(dict.fromkeys(filter(None, map(hint, below or [match["path"]]))))
-        told.append(f"{match['path']}: {match['says']}{''.join(known)}" if match and known else fault)
-    return told
+        texts.append(f"{match['path']}: {match['says']}{''.join(known)}" if match and known else fault)
+    return texts

@@ -59,8 +59,8 @@ def names_only(tree: Mapping[str, Any], known: Mapping[str, Any], harmless: Coll
     Returns:
         False if `tree` holds text that may name code and does not occur in `known`.
     """
-    there = set(_texts(known, ()))
-    return all(text in there or _WORD.fullmatch(text) for text in _texts(tree, harmless))
+    names = set(_texts(known, ()))
+    return all(text in names or _WORD.fullmatch(text) for text in _texts(tree, harmless))
 
 
 def _texts(tree: Mapping[str, Any], left_out: Collection[str]) -> Iterator[str]:

@@ -143,9 +143,9 @@ def _part(plan: Plan, path: str, use: Use, kind: Any, written: _Written) -> Iter
     yield Origin(path, name, origin or f"algorithm {_name(plan.config.algorithm.name)}")
     for option in of_component(component, path):
         key = option.path.removeprefix(f"{path}.")
-        own = f"algorithm {_name(plan.config.algorithm.name)}" if key in use.options and not origin else None
+        algorithm = f"algorithm {_name(plan.config.algorithm.name)}" if key in use.options and not origin else None
         value = use.options.get(key, option.default)
-        yield Origin(option.path, value, written.origin(option.path) or own or f"default of {name}")
+        yield Origin(option.path, value, written.origin(option.path) or algorithm or f"default of {name}")
 
 
 def _beside(plan: Plan, written: _Written) -> Iterator[Origin]:

@@ -80,13 +80,13 @@ def merge_parts(defaults: Any, options: dict[str, Any]) -> dict[str, Any]:
         options: The configuration's `algorithm` section; modified and returned.
     """
     for part in PARTS:
-        given, own = options.get(part), getattr(defaults, part, None)
-        if own is None or given is None:
+        given, default = options.get(part), getattr(defaults, part, None)
+        if default is None or given is None:
             continue
-        if isinstance(given, str) and given == own.name:
-            options[part] = own
-        elif isinstance(given, Mapping) and given.get("use", own.name) == own.name:
-            options[part] = {"use": own.name, **own.options, **{k: v for k, v in given.items() if k != "use"}}
+        if isinstance(given, str) and given == default.name:
+            options[part] = default
+        elif isinstance(given, Mapping) and given.get("use", default.name) == default.name:
+            options[part] = {"use": default.name, **default.options, **{k: v for k, v in given.items() if k != "use"}}
     for part in PART_LISTS:
         if part in options and not isinstance(options[part], list | tuple):
             options[part] = [options[part]]
@@ -123,10 +123,10 @@ def with_defaults(tree: Tree, defaults: Mapping[str, Any]) -> tuple[Tree, dict[s
 def default_faults(defaults: Mapping[str, Any]) -> list[Fault]:
     """Find wrong defaults of an algorithm for other sections: unknown paths, and invalid values."""
     fault = "is a part of the algorithm itself; set its field"
-    own = [(path, fault) for path in defaults if path.partition(".")[0] == "algorithm"]
+    faults = [(path, fault) for path in defaults if path.partition(".")[0] == "algorithm"]
     least = {"name": "run", "model": {"path": "model"}, "tasks": {"train": ["tasks"]}}
     _, wrong = structure(with_defaults(least, defaults)[0], RunConfig)
-    return own or [(path.lstrip("."), text) for path, text in wrong]
+    return faults or [(path.lstrip("."), text) for path, text in wrong]
 
 
 def completed(
@@ -155,9 +155,9 @@ def facts_of(config: RunConfig, algorithm: AlgorithmDefaults, *, one_answer: boo
         algorithm: Algorithm with the parts that the configuration replaced.
         one_answer: True if a rollout consists of one answer.
     """
-    own, reference, room = config.model.path, config.model.reference, config.model.max_length - 1
+    path, reference, room = config.model.path, config.model.reference, config.model.max_length - 1
     return RunFacts(
-        teacher=reference is not None and located(reference) != located(own),
+        teacher=reference is not None and located(reference) != located(path),
         max_tokens=config.sampling.max_tokens,
         longest_response=min(config.sampling.max_tokens, room) if one_answer else room,
         group_size=config.group_size,

@@ -202,9 +202,9 @@ class EngineGroup:
             # Engines compute the canary as part of loading, before any other request sees the new weights; the learner
             # computes its own meanwhile.
             loads, forward = self.all("load_weights", weights, ids), asyncio.to_thread(learner.canary, ids)
-            seen, own = await asyncio.gather(loads, forward)
+            seen, expected = await asyncio.gather(loads, forward)
             try:
-                gap = canary.check(version, own, seen, updated=updated)
+                gap = canary.check(version, expected, seen, updated=updated)
             except CanaryError as error:
                 received = await self._call(min(seen), "checksums", weights)
                 sent = await asyncio.to_thread(learner.checksums)

@@ -161,9 +161,10 @@ def env_worker_pools(plan: Plan) -> Iterator[EnvWorkerPools]:
         options = attrs.asdict(section)
         return EnvWorkerPool(plan.plugins, **options, name=name, log_dir=plan.folder.resolve() / "logs")
 
-    own = plan.config.eval.environments
+    evaluation = plan.config.eval.environments
     pools = EnvWorkerPools(
-        create(plan.config.environments, "environments"), None if own is None else create(own, "eval-environments")
+        create(plan.config.environments, "environments"),
+        None if evaluation is None else create(evaluation, "eval-environments"),
     )
     try:
         yield pools

@@ -166,7 +166,7 @@ def trajectory_means(trajectories: Sequence[Sequence[Mapping[str, float]]]) -> d
     """
     names = sorted({name for rollouts in trajectories for metrics in rollouts for name in metrics})
     found = {name: [[m[name] for m in rollouts if name in m] for rollouts in trajectories] for name in names}
-    return {name: _plain_mean([_plain_mean(own) for own in votes if own]) for name, votes in found.items()}
+    return {name: _plain_mean([_plain_mean(values) for values in votes if values]) for name, votes in found.items()}
 
 
 def _plain_mean(values: Sequence[float]) -> float:

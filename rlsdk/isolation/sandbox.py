@@ -227,11 +227,11 @@ def _request(
 def _visible(extra: Sequence[str]) -> list[str]:
     """Return the paths that the code can read, without paths nested in others."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}  # not those of a virtual environment
-    own = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
+    folders = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
     library = sysconfig.get_config_var("LIBDIR")
     if library and Path(library).is_relative_to(sys.base_prefix):
-        own.append(library)
-    paths = sorted({path for path in (*own, *extra, *_SYSTEM) if os.path.exists(path)})
+        folders.append(library)
+    paths = sorted({path for path in (*folders, *extra, *_SYSTEM) if os.path.exists(path)})
     return [path for path in paths if not any(Path(other) in Path(path).parents for other in paths)]
 
 

@@ -85,7 +85,7 @@ class LearnerGroup:
         template = Plugins().resolve(reference)
         actors, logs, places = [], [], []
         for rank in range(place.world_size):
-            own = attrs.evolve(place, rank=rank, cache=str(cache / f"learner-{rank}") if cache else place.cache)
+            spec = attrs.evolve(place, rank=rank, cache=str(cache / f"learner-{rank}") if cache else place.cache)
             logs.append(log_dir / f"learner-{rank}.log")
             actors.append(
                 spawn(
@@ -94,12 +94,12 @@ class LearnerGroup:
                     cpus=cpus,
                     gpus=gpus,
                     resources=resources,
-                    environment=template.environment(own),
+                    environment=template.environment(spec),
                     watched_as=f"learner rank {rank}",
                     log_path=logs[-1].resolve(),
                 )
             )
-            places.append(own)
+            places.append(spec)
         group = cls(actors, places, logs)
         group._see(log_dir)
         group._meet()
@@ -110,8 +110,8 @@ class LearnerGroup:
         """Check that all ranks see the driver's folder, since ranks write checkpoints and the driver reads them."""
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-by-all-") as mark:
             seen = self._wait("start", [a.sees.remote(str(Path(mark.name).resolve())) for a in self.actors])
-        for rank, (host, there) in enumerate(seen):
-            if not there:
+        for rank, (host, visible) in enumerate(seen):
+            if not visible:
                 self.stop()
                 raise LearnerError(
                     f"learner rank {rank}, on node {host}, does not see the driver's {folder}: checkpoints would be "

@@ -186,5 +186,5 @@ def write_adapter(folder: Path, model: Any, tensors: Mapping[str, Tensor], sourc
     config.base_model_name_or_path = source.path
     config.task_type = "CAUSAL_LM"
     config.save_pretrained(folder)
-    own = {name: tensor.cpu().contiguous() for name, tensor in peft_names(tensors).items()}
-    save_file(own, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+    contents = {name: tensor.cpu().contiguous() for name, tensor in peft_names(tensors).items()}
+    save_file(contents, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})

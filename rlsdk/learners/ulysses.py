@@ -69,8 +69,8 @@ class Sequences:
 
         Gradients of the results are summed over the group: each rank may weigh them as it likes.
         """
-        own, places = self._slice(rows)
-        results = model(own, *args)
+        share, places = self._slice(rows)
+        results = model(share, *args)
         given = results if isinstance(results, tuple) else (results,)
         # In one exchange, which runs in the backward pass of every rank or of none.
         stacked = torch.stack([result for result in given if result is not None])

@@ -91,12 +91,12 @@ class DeepSpeedConfig:
 
     @property
     def _zero(self) -> dict[str, Any]:
-        there = {"device": "cpu", "pin_memory": self.device == "cuda"}
+        device = {"device": "cpu", "pin_memory": self.device == "cuda"}
         zero: dict[str, Any] = {"stage": self.stage, "overlap_comm": self.device == "cuda"}
         if self.offload != "none":
-            zero["offload_optimizer"] = there
+            zero["offload_optimizer"] = device
         if self.offload == "all":
-            zero["offload_param"] = there
+            zero["offload_param"] = device
         return zero
 
 
@@ -197,8 +197,8 @@ class Trained:
         if rank == self._source(rank, 3):
             module = engine.module_state_dict(exclude_frozen_parameters=not frozen)
             counts = {name: getattr(engine, name) for name in ("global_steps", "global_samples", "skipped_steps")}
-            own = {"updates": self.updates, "skipped": self.skipped, "peak_lr": self.peak_lr, **state}
-            write_state(folder / f"model-{rank}.safetensors", {"module": module, "engine": counts, "run": own})
+            run = {"updates": self.updates, "skipped": self.skipped, "peak_lr": self.peak_lr, **state}
+            write_state(folder / f"model-{rank}.safetensors", {"module": module, "engine": counts, "run": run})
         if rank == self._source(rank, 1):
             kept = {name: value for name, value in optimizer.state_dict().items() if name not in _DERIVED}
             write_state(folder / f"optimizer-{rank}.safetensors", kept)

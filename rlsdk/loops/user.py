@@ -72,8 +72,8 @@ class UserLoop:
         """Return the bridges from the running loop to this one, and back."""
         caller = asyncio.get_running_loop()
         if caller not in self._bridges:
-            own = self._started()
-            self._bridges[caller] = LoopBridge(caller, own), LoopBridge(own, caller)
+            loop = self._started()
+            self._bridges[caller] = LoopBridge(caller, loop), LoopBridge(loop, caller)
         return self._bridges[caller]
 
     def _started(self) -> asyncio.AbstractEventLoop:

@@ -175,8 +175,8 @@ def _entry(
         return KeyReport(key, shown, "missing", (), f"{error}{wanted}")
     for path, setting in outcome.values.items():
         put(config, path, setting)
-    told = tuple(f"{path.removesuffix('[]')}={_brief(setting)}" for path, setting in outcome.values.items())
-    return KeyReport(key, shown, outcome.status, told, outcome.note)
+    settings = tuple(f"{path.removesuffix('[]')}={_brief(setting)}" for path, setting in outcome.values.items())
+    return KeyReport(key, shown, outcome.status, settings, outcome.note)
 
 
 def _used(entry: KeyReport, row: KeyRule | None, config: Mapping[str, Any]) -> KeyReport:
@@ -184,9 +184,9 @@ def _used(entry: KeyReport, row: KeyRule | None, config: Mapping[str, Any]) -> K
     if row is None or not row.to or entry.to or entry.status not in ("mapped", "changed"):
         return entry
     found = {path: _at(config, path) for path in row.to}
-    there = tuple(path for path, value in found.items() if value is False or value not in (None, [], {}, 0))
-    if there:
-        return attrs.evolve(entry, to=there)
+    set_paths = tuple(path for path, value in found.items() if value is False or value not in (None, [], {}, 0))
+    if set_paths:
+        return attrs.evolve(entry, to=set_paths)
     return attrs.evolve(entry, status="ignored", note="no effect with the other settings")
 
 
@@ -217,5 +217,5 @@ def _brief(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {_brief(below)}" for key, below in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_brief, value)) + "]"
-    told = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return told if len(told) <= 60 else told[:57] + "…"
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -159,8 +159,10 @@ def _yaml(content: str, name: str) -> dict[str, Any]:
         found = yaml.load(content, _Loader)
         size = _size(found)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        told = "its values are nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise ConfigError([f"{name} is not valid YAML: {told}"]) from error
+        reason = (
+            "its values are nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        )
+        raise ConfigError([f"{name} is not valid YAML: {reason}"]) from error
     if size > MOST:
         raise ConfigError([f"{name} holds more than {MOST:,} values, which no configuration does"])
     if not isinstance(found, dict):

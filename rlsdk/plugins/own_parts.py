@@ -46,7 +46,7 @@ def _with_prefix(plugins: Plugins, plugin: str, kind: Kind, use: Use) -> Use:
     offered = plugins.components(plugin, kind)
     component = None if isinstance(use.name, str) else component_of(use.name)
     name = use.name if component is None else component.name
-    own = offered.get((kind, name))
-    if own is None or (component is not None and own is not component):
+    offer = offered.get((kind, name))
+    if offer is None or (component is not None and offer is not component):
         return use
     return attrs.evolve(use, name=f"{plugin}/{name}")

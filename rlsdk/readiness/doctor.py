@@ -137,15 +137,15 @@ def _gpu() -> list[Diagnosis]:
         silent = isinstance(error, subprocess.TimeoutExpired)
     if ran is None or ran.returncode != 0:
         if ran is None and not silent:
-            there = "no NVIDIA driver (nvidia-smi)"
+            driver = "no NVIDIA driver (nvidia-smi)"
         else:
-            there = "nvidia-smi does not answer" if ran is None else next(iter(ran.stdout.splitlines()), "no GPU")
+            driver = "nvidia-smi does not answer" if ran is None else next(iter(ran.stdout.splitlines()), "no GPU")
         if torch_cuda:
             remedy = "install the NVIDIA driver, or train with placement.device=cpu"
             return [
-                Diagnosis(name="gpu", status="warn", found=f"{there}; torch is for CUDA {torch_cuda}", remedy=remedy)
+                Diagnosis(name="gpu", status="warn", found=f"{driver}; torch is for CUDA {torch_cuda}", remedy=remedy)
             ]
-        return [Diagnosis(name="gpu", status="ok", found=f"{there}; torch is for CPUs, too")]
+        return [Diagnosis(name="gpu", status="ok", found=f"{driver}; torch is for CPUs, too")]
     gpus = "; ".join(line.strip() for line in ran.stdout.splitlines() if line.strip())
     if not torch_cuda:
         remedy = "install a build of torch for CUDA: pip install 'rlsdk[gpu]'"

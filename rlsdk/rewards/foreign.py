@@ -123,10 +123,10 @@ class Foreign:
         missing = sorted(self._parameters.required - filled - set(offered))
         if missing:
             task = chunk[0].task
-            there = ", ".join(map(str, task.metadata)) or "none"
+            columns = ", ".join(map(str, task.metadata)) or "none"
             raise DataError(
                 f"task {task.id!r}: {self.path} asks for {', '.join(missing)}, which the task does not have; its "
-                f"columns: {there}"
+                f"columns: {columns}"
             )
         if self._parameters.others:
             return {name: value for name, value in offered.items() if name not in filled}

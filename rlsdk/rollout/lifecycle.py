@@ -74,10 +74,10 @@ class TaskLedger:
         Raises:
             KeyError: There is no such source.
         """
-        there = self._live[source][TaskStatus.INIT]
+        fresh = self._live[source][TaskStatus.INIT]
         ticket = TaskRecord(self._next if number is None else number, source, task, position)
         self._next = max(self._next, ticket.number + 1)
-        there[ticket.number] = ticket
+        fresh[ticket.number] = ticket
         return ticket
 
     def move(self, ticket: TaskRecord, to: TaskStatus, group: Group | None = None) -> None:

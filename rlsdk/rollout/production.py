@@ -314,8 +314,8 @@ class RolloutScheduler:
         return self._batches[step]
 
     def _enough(self, batch: Mapping[str, int]) -> bool:
-        there = {source: min(count, self._ledger.counts(source).available) for source, count in batch.items()}
-        available, target = sum(there.values()), sum(batch.values())
+        ready = {source: min(count, self._ledger.counts(source).available) for source, count in batch.items()}
+        available, target = sum(ready.values()), sum(batch.values())
         if available == target or self._stop is None:
             return available == target
         return available > 0 and bool(self._stop(available=available, target=target))

@@ -129,8 +129,8 @@ class Observers:
             thread = ObserverThread(f"plugin {name}")
             self._threads.append(thread)
             for caller in callers:
-                own = plugins.subset_hook_caller(caller.name, [other for other in registered if other is not plugin])
-                self._hooks.setdefault(caller.name, []).append((thread, own))
+                hook = plugins.subset_hook_caller(caller.name, [other for other in registered if other is not plugin])
+                self._hooks.setdefault(caller.name, []).append((thread, hook))
 
     def observes(self, hook: str) -> bool:
         """Return whether any plugin implements a hook."""

@@ -68,8 +68,8 @@ def source_lines(sources: Mapping[str, SourceProgress]) -> list[str]:
         name: {"available": s.available, "in flight": s.scheduled, "filtered": s.filtered, "stale": s.expired}
         for name, s in sources.items()
     }
-    told = {name: [f"{label} {count:,}" for label, count in each.items() if count] for name, each in counts.items()}
-    return [f"{name:{width}}  {'  '.join(each)}" for name, each in told.items() if each]
+    texts = {name: [f"{label} {count:,}" for label, count in each.items() if count] for name, each in counts.items()}
+    return [f"{name:{width}}  {'  '.join(each)}" for name, each in texts.items() if each]
 
 
 def fitting(parts: Sequence[str], room: int) -> str:

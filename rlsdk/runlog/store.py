@@ -233,10 +233,10 @@ class RolloutStore:
         return found
 
     def _delete(self, which: sa.ColumnElement[bool]) -> None:
-        own = (GROUPS.c.run == self._run) & which
-        numbers = sa.select(GROUPS.c.number).where(own)
+        rows = (GROUPS.c.run == self._run) & which
+        numbers = sa.select(GROUPS.c.number).where(rows)
         self._connection.execute(ROLLOUTS.delete().where(ROLLOUTS.c.run == self._run, ROLLOUTS.c.number.in_(numbers)))
-        self._connection.execute(GROUPS.delete().where(own))
+        self._connection.execute(GROUPS.delete().where(rows))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

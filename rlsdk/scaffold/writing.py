@@ -117,8 +117,8 @@ def _values(kind: Kind, name: str) -> dict[str, str]:
     written = [whole.get(key, "{}").format(text) for key, text in usage.items()]
     release = re.match(r"(?!0\+)(\d+)\.(\d+)", version())
     # What a plugin relies on is kept within a minor version.
-    own = f"rlsdk>={release[0]},<{release[1]}.{int(release[2]) + 1}" if release else "rlsdk"
-    requirements = [own, *(REQUIREMENTS[each] for each in new.imports)]
+    requirement = f"rlsdk>={release[0]},<{release[1]}.{int(release[2]) + 1}" if release else "rlsdk"
+    requirements = [requirement, *(REQUIREMENTS[each] for each in new.imports)]
     return {
         **sections,
         **usage,

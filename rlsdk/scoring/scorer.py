@@ -291,8 +291,8 @@ class Scorer:
         return begin
 
     def _timeout(self, part: RewardTerm) -> float:
-        own = part.reward.timeout if isinstance(part.reward, HasTimeout) else None
-        return max(self._limits.timeout, own + _GRACE) if isinstance(own, int | float) else self._limits.timeout
+        limit = part.reward.timeout if isinstance(part.reward, HasTimeout) else None
+        return max(self._limits.timeout, limit + _GRACE) if isinstance(limit, int | float) else self._limits.timeout
 
 
 def _cause(error: FailedError, part: RewardTerm) -> str:

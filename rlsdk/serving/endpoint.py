@@ -94,8 +94,8 @@ class Endpoint:
     async def _routed(self, request: web.Request, path: str, routes: Routes) -> HttpReply:
         answer = routes.get(f"{request.method} /{path.removeprefix('v1/')}") if path.startswith("v1/") else None
         if answer is None:
-            there = ", ".join(each.replace(" /", " …/v1/") for each in routes)
-            raise APIError(f"there is no {request.method} …/{path}; there are: {there}", status=404, code="not_found")
+            offered = ", ".join(each.replace(" /", " …/v1/") for each in routes)
+            raise APIError(f"there is no {request.method} …/{path}; there are: {offered}", status=404, code="not_found")
         return await answer(await read_json(request) if request.method == "POST" else None)
 
 

@@ -116,9 +116,9 @@ class PublicServer:
         route = f"{request.method} {path.removeprefix('/v1')}" if path.startswith("/v1/") else ""
         answer = self._service.routes.get(route)
         if answer is None:
-            there = ", ".join(each.replace(" /", " /v1/") for each in self._service.routes)
+            offered = ", ".join(each.replace(" /", " /v1/") for each in self._service.routes)
             raise APIError(
-                f"there is no {request.method} {path}; there are: {there}, GET /health, GET /metrics",
+                f"there is no {request.method} {path}; there are: {offered}, GET /health, GET /metrics",
                 status=404,
                 code="not_found",
             )

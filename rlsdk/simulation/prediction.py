@@ -187,11 +187,11 @@ def divided(gpus: int, share: float, each: int) -> tuple[int, int]:
 
 def defaults_of(plan: Plan) -> tuple[Rates, Lengths]:
     """Return default rates and lengths; the size of the weights, slots and limits come from the config."""
-    config, own = plan.config, Rates()
+    config, defaults = plan.config, Rates()
     engine = plan.plugins.resolve(plan.engine)
-    slots = engine.max_num_seqs if isinstance(engine, LimitsConcurrency) else own.slots
+    slots = engine.max_num_seqs if isinstance(engine, LimitsConcurrency) else defaults.slots
     weights = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
-    rates = attrs.evolve(own, slots=slots, weights_bytes=float(weights or own.weights_bytes))
+    rates = attrs.evolve(defaults, slots=slots, weights_bytes=float(weights or defaults.weights_bytes))
     limit = config.sampling.max_tokens
     return rates, Lengths(median=max(1.0, limit / MEDIAN), limit=limit)
 

@@ -59,10 +59,10 @@ def copies(remote: RemoteFolder) -> dict[int, Copy]:
 def _read(remote: RemoteFolder, step: int) -> Copy | None:
     name = _manifest(step)
     try:
-        told: dict[str, Any] = json.loads(remote.read(name) or b"")
-        if told["format"] != FORMAT:
-            raise ValueError(f"format {told['format']}; this rlsdk reads {FORMAT}")
-        return Copy(int(told["step"]), {str(k): int(v) for k, v in told["files"].items()}, str(told["id"]))
+        manifest: dict[str, Any] = json.loads(remote.read(name) or b"")
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"format {manifest['format']}; this rlsdk reads {FORMAT}")
+        return Copy(int(manifest["step"]), {str(k): int(v) for k, v in manifest["files"].items()}, str(manifest["id"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("%s/%s is not a manifest, and its checkpoint is ignored: %s", remote.url, name, error)
         return None
@@ -101,11 +101,11 @@ def fetch(remote: RemoteFolder, copy: Copy, folder: Path, *, checkpoint: bool = 
     Raises:
         DamagedCheckpointError: A file is missing, or has another size than the manifest says.
     """
-    own, run = f"step-{copy.step}/", f"step-{copy.step}.run/"
+    prefix, run = f"step-{copy.step}/", f"step-{copy.step}.run/"
     for name, size in copy.files.items():
         if name.startswith(run):
             file = folder / name.removeprefix(run)
-        elif checkpoint and name.startswith(own):
+        elif checkpoint and name.startswith(prefix):
             file = folder / "checkpoints" / name
         else:
             continue
@@ -115,8 +115,10 @@ def fetch(remote: RemoteFolder, copy: Copy, folder: Path, *, checkpoint: bool = 
             remote.download(f"checkpoints/{name}", file)
         except FileNotFoundError as error:
             raise DamagedCheckpointError(f"{remote.url}/checkpoints/{name} is missing") from error
-        if (there := file.stat().st_size) != size:
-            raise DamagedCheckpointError(f"{remote.url}/checkpoints/{name} has {there} bytes; its manifest says {size}")
+        if (written := file.stat().st_size) != size:
+            raise DamagedCheckpointError(
+                f"{remote.url}/checkpoints/{name} has {written} bytes; its manifest says {size}"
+            )
 
 
 def _manifest(step: int) -> str:

@@ -76,10 +76,10 @@ def stage(run: Path, step: int, database: str) -> Staged:
     try:
         checkpoint = f"step-{step}"
         shutil.copytree(run / "checkpoints" / checkpoint, staged.folder / checkpoint, copy_function=_link_or_copy)
-        own = staged.folder / f"step-{step}.run"
-        own.mkdir()
+        extra = staged.folder / f"step-{step}.run"
+        extra.mkdir()
         for path in own_files(run, database):
-            target = own / path.relative_to(run)
+            target = extra / path.relative_to(run)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
         if (run / database).is_file():

@@ -55,5 +55,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'rlsdk.testing' has no attribute {name!r}")
-    module, _, there = _LAZY[name].partition(":")
-    return getattr(importlib.import_module(module), there or name)
+    module, _, attribute = _LAZY[name].partition(":")
+    return getattr(importlib.import_module(module), attribute or name)

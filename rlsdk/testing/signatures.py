@@ -58,9 +58,9 @@ def _hidden_options(obj: Any, arguments: Sequence[str]) -> Fault | None:
     """Parameters that look like options and cannot be set, because they are not keyword-only."""
     if inspect.isclass(obj) and (attrs.has(obj) or obj.__init__ is object.__init__):
         return None
-    function, own = (obj.__init__, 1) if inspect.isclass(obj) else (obj, len(arguments))
+    function, count = (obj.__init__, 1) if inspect.isclass(obj) else (obj, len(arguments))
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    more = [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds][own:]
+    more = [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds][count:]
     return ("options after a '*', keyword-only", f"positional ones: {', '.join(more)}") if more else None
 
 

@@ -78,8 +78,8 @@ class Dialect:
 
     def introduce(self, schemas: Sequence[Mapping[str, Any]]) -> str:
         """Describe the tools and the call syntax to a policy whose chat template does not."""
-        told = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
-        return f"You may call these tools:\n{told}\n{self.how}".rstrip()
+        functions = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
+        return f"You may call these tools:\n{functions}\n{self.how}".rstrip()
 
 
 def is_users(parser: str | None) -> bool:

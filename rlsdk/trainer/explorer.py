@@ -277,13 +277,13 @@ class Explorer:
         size, key, setting = self._plan.config.group_size, f"task {ticket.number}.{ticket.attempts}", self._setting
         async with asyncio.TaskGroup() as running:
             group = self._producer.group(ticket.task, setting, size, key, self._done + 1, ticket.group)
-            own = running.create_task(group)
+            task = running.create_task(group)
             greedy = None
             if "baseline_rewards" in self._plan.needs:
                 plain = attrs.evolve(setting, sampling=attrs.evolve(setting.sampling, temperature=0.0))
                 greedy = running.create_task(self._evaluator.group(ticket.task, plain, 1, f"{key} greedy"))
         if greedy is not None and greedy.result().rollouts[0].status == "aborted":
-            raise UnfinishedError(own.result())
+            raise UnfinishedError(task.result())
         if greedy is not None and greedy.result().scores[0].valid:
             self._baselines[ticket.number] = greedy.result().scores[0].value
-        return own.result()
+        return task.result()

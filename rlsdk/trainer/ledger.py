@@ -108,8 +108,8 @@ def _learned_of(group: Group, learned: Mapping[int, Mapping[str, np.ndarray]]) -
 
 def used_entry(used: ReplayedGroup, kept_at: int | None = None) -> Entry:
     """Return the store entry of a group that may be trained on again; `kept_at`: for the checkpoint of that step."""
-    told = {name: getattr(used, name) for name in ("number", "source", "step", "uses", "group")}
-    return Entry(state=TaskStatus.TRAINED, kept_at=kept_at, **told)
+    fields = {name: getattr(used, name) for name in ("number", "source", "step", "uses", "group")}
+    return Entry(state=TaskStatus.TRAINED, kept_at=kept_at, **fields)
 
 
 def waiting_entry(ticket: TaskRecord, kept_at: int) -> Entry:

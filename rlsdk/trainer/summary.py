@@ -55,8 +55,8 @@ class RunCounters:
         often = dict(self.unscored.most_common(MOST_REASONS))
         rest = self.unscored.total() - sum(often.values())
         reasons = {**often, OTHER: often.get(OTHER, 0) + rest} if rest else often
-        told = {"scored": self.scored, "reused": self.reused, "skipped_updates": dict(self.skipped_updates)}
-        return {**told, "unscored": reasons}
+        counts = {"scored": self.scored, "reused": self.reused, "skipped_updates": dict(self.skipped_updates)}
+        return {**counts, "unscored": reasons}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`; counts missing in a checkpoint of an earlier version begin at zero."""

@@ -68,9 +68,9 @@ def parts_merge(subject: Subject, _: Any) -> None:
             raise Violated("form", f"{part}: {option} to be taken", str(error)) from error
         for field in attrs.fields(type(defaults)):
             here = merged if field.name == part else getattr(defaults, field.name)
-            there = getattr(found, field.name)
-            if here != there:
-                raise Violated("value", f"{field.name}: {_written(here)}, with {part}: {option} set", _written(there))
+            got = getattr(found, field.name)
+            if here != got:
+                raise Violated("value", f"{field.name}: {_written(here)}, with {part}: {option} set", _written(got))
 
 
 @holds(

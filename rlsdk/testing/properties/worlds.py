@@ -82,8 +82,8 @@ def same_world(subject: Subject, seed: int) -> None:
     for what, again in (("after a second reset", world), ("in another instance", subject.make())):
         second = _play(subject, again, seed, ACTIONS)
         if first != second:
-            here, there = next(pair for pair in itertools.zip_longest(first, second) if pair[0] != pair[1])
-            raise Violated("value", f"{here} {what}", f"{there}")
+            here, got = next(pair for pair in itertools.zip_longest(first, second) if pair[0] != pair[1])
+            raise Violated("value", f"{here} {what}", f"{got}")
 
 
 @holds(
@@ -148,9 +148,9 @@ def same_tasks(subject: Subject, _: Any) -> None:
     if len(second) != len(first):
         raise Violated("value", f"{len(first)} tasks again", f"{len(second)}")
     ahead, back = [first[i] for i in index], [second[i] for i in index[::-1]][::-1]
-    for i, here, there in zip(index, ahead, back, strict=True):
-        if here != there:
-            raise Violated("value", f"task {i}: {here}", f"{there}")
+    for i, here, got in zip(index, ahead, back, strict=True):
+        if here != got:
+            raise Violated("value", f"task {i}: {here}", f"{got}")
 
 
 def _source(subject: Subject) -> Any:

@@ -282,9 +282,9 @@ class ExplorerActor(RunActor):
         async def answer() -> Any:
             for numbers, states in settled:
                 batch = self._taken.pop(0)
-                there = [ticket.number for ticket in batch.tickets]
-                if there != list(numbers):
-                    raise RunError(f"the trainer settles the records {list(numbers)}; it was given {there}")
+                known = [ticket.number for ticket in batch.tickets]
+                if known != list(numbers):
+                    raise RunError(f"the trainer settles the records {list(numbers)}; it was given {known}")
                 explorer.settle(batch, states)
             return await work(explorer)
 

@@ -162,8 +162,8 @@ class RemoteExplorer:
             return 0.0
         self._sent = None  # the last ones need not be kept beside these
         weights = await asyncio.to_thread(learner.weights, version)
-        own = await asyncio.to_thread(learner.canary, self._canary_ids)
-        sent = WeightUpdate(version, weights, own)
+        logprobs = await asyncio.to_thread(learner.canary, self._canary_ids)
+        sent = WeightUpdate(version, weights, logprobs)
         try:
             self._gap = await self._ask("publish", sent, updated)
             self._sent = sent
