@@ -1,7 +1,8 @@
 """The configuration of a run: read and checked as a whole before anything starts, with all faults reported at once."""
 
 from rlsdk.config.parts import RewardPart, TaskSource
-from rlsdk.config.resolve import Plan, check
+from rlsdk.config.plan import Plan
+from rlsdk.config.resolve import check
 from rlsdk.config.schema import RunConfig
 from rlsdk.config.tree import read
 

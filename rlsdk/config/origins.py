@@ -10,9 +10,9 @@ import attrs
 import yaml
 
 from rlsdk.components import Use
+from rlsdk.config.plan import Plan
 from rlsdk.config.reference import of_component, settings
 from rlsdk.config.renamed import RENAMED
-from rlsdk.config.resolve import Plan
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS
 from rlsdk.config.tree import apply_override, leaves
 from rlsdk.kinds import PART_LISTS, PARTS

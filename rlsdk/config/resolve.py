@@ -19,13 +19,13 @@ from rlsdk.config.parts import (
     TaskSource,
     completed,
     facts_of,
-    located,
     merge_parts,
     part_faults,
     reward_readers,
     with_lengths,
 )
 from rlsdk.config.paths import found_beside
+from rlsdk.config.plan import Plan
 from rlsdk.config.rules import compared_with_nothing, cross_checks, limits
 from rlsdk.config.schema import (
     COMPONENT_KEYS,
@@ -38,135 +38,17 @@ from rlsdk.config.schema import (
     normalise,
 )
 from rlsdk.config.tree import Tree, read
-from rlsdk.contracts import AlgorithmDefaults, DrivesOtherCode, LossSpec, Model, batch_of
+from rlsdk.contracts import AlgorithmDefaults, LossSpec, batch_of
 from rlsdk.errors import ConfigError, OptionError, PluginError
 from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.options import structure, unknown
-from rlsdk.plugins import ComponentRef, Fingerprint, Plugins, short_name
+from rlsdk.plugins import ComponentRef, Plugins, short_name
 from rlsdk.schedules import Schedule, Scheduled, with_greatest
-from rlsdk.storage.location import is_url, mirror_of
 
 T = TypeVar("T")
 COEFFICIENTS = ("kl_coef", "entropy_coef", "norm", "value_clip")
 """Numbers that an algorithm hands to the loss."""
-
-
-@attrs.frozen(kw_only=True)
-class Plan:
-    """A checked configuration: nothing in it can turn out to be misspelt later.
-
-    Attributes:
-        config: The typed values.
-        plugins: The plugins that were found.
-        algorithm: The algorithm's parts, defaults and overrides merged.
-        tasks_train: Sources of tasks to train on.
-        tasks_eval: Sources of tasks to evaluate on.
-        workflow: Turns a task into rollouts.
-        rewards: The parts of the reward.
-        shaping: Reward shapings, in order of application.
-        advantage: Turns rewards into advantages.
-        filters: Group filters, in order of application.
-        loss: Objective of an update.
-        buffer: Order in which groups are trained.
-        engine: Generates tokens.
-        learner: Updates the model.
-        renderer: Turns conversations into tokens, and answers into messages.
-        tool_parser: Reads and writes tool calls; None: found from the renderer.
-        stop: Rule that decides when enough of a batch is complete.
-        trackers: Destinations of metrics.
-        diagnoses: Rules that look for trouble in the metrics.
-        needs: Optional inputs that the parts read.
-        fields: Fields among them that plugins declare.
-        schedules: Options that change over the training, by their path below `algorithm`: `policy_loss.clip_high`. The
-            field of `algorithm` for `kl_coef`, or another of its own, holds the greatest value that it takes.
-        defaulted: Values of other sections that the algorithm set, by path: what the configuration left open.
-        tree: The configuration as plain values, for `config.yaml`; with the algorithm's defaults.
-    """
-
-    config: RunConfig
-    plugins: Plugins
-    algorithm: AlgorithmDefaults
-    tasks_train: tuple[TaskSource, ...]
-    tasks_eval: tuple[TaskSource, ...]
-    workflow: ComponentRef
-    rewards: tuple[RewardPart, ...]
-    shaping: tuple[ComponentRef, ...]
-    advantage: ComponentRef
-    filters: tuple[ComponentRef, ...]
-    loss: LossSpec
-    buffer: ComponentRef
-    engine: ComponentRef
-    learner: ComponentRef
-    renderer: ComponentRef
-    tool_parser: ComponentRef | None
-    stop: ComponentRef
-    trackers: tuple[ComponentRef, ...]
-    diagnoses: tuple[ComponentRef, ...]
-    needs: frozenset[str]
-    fields: tuple[Field, ...]
-    schedules: Mapping[str, Schedule]
-    defaulted: Mapping[str, Any]
-    tree: Tree
-
-    @property
-    def folder(self) -> Path:
-        """The run's local folder; where `out` is a URL, the mirror of `location`."""
-        out = self.config.out
-        return (mirror_of(out, self.config.mirror) if is_url(out) else Path(out)) / self.config.name
-
-    @property
-    def location(self) -> str:
-        """Folder or URL of the run."""
-        out = self.config.out
-        return f"{out.rstrip('/')}/{self.config.name}" if is_url(out) else str(self.folder)
-
-    @property
-    def model(self) -> Model:
-        """The model as actors read it."""
-        section = attrs.asdict(self.config.model)
-        section |= {key: located(section[key]) for key in ("path", "tokenizer") if section[key]}
-        return Model(**{field.name: section[field.name] for field in attrs.fields(Model)})
-
-    @property
-    def reference(self) -> Model:
-        """The reference model, where one is held."""
-        return attrs.evolve(self.model, path=located(self.config.model.reference or self.config.model.path))
-
-    @property
-    def code(self) -> dict[str, dict[str, str]]:
-        """Name -> what identifies the code of every plugin that the run uses, and of what its rewards drive."""
-        found: dict[str, Fingerprint] = self.plugins.used()
-        for part in self.rewards:
-            reward = self.plugins.resolve(part.reference)
-            found |= reward.marks if isinstance(reward, DrivesOtherCode) else {}
-        return {name: attrs.asdict(mark) for name, mark in found.items()}
-
-    @property
-    def sampled(self) -> bool:
-        """True if any rollouts are sampled from the policy (otherwise all are demonstrations)."""
-        return self.algorithm.rollouts != "demonstrations"
-
-    @property
-    def scored(self) -> bool:
-        """True if sampled rollouts get rewards."""
-        return self.sampled and bool(self.rewards)
-
-    @property
-    def needs_reference(self) -> bool:
-        """True if a reference model is loaded."""
-        return "ref_logprobs" in self.needs
-
-    @property
-    def replays_routing(self) -> bool:
-        """True if engines return the experts that tokens chose, and the learner uses them."""
-        return "routed_experts" in self.needs
-
-    @property
-    def needs_engine(self) -> bool:
-        """True if the run generates anything, in training or evaluation."""
-        evaluates = self.config.eval.before or self.config.eval.after or self.config.eval.every
-        return self.sampled or bool(self.tasks_eval and evaluates)
 
 
 def check(
@@ -298,21 +180,18 @@ class _Resolver:
                     self.reference(path if alone else f"{path}[{i}]", kind, part if isinstance(part, Use) else part.use)
 
     def plan(self, config: RunConfig, tree: Tree) -> Plan | None:
+        """Resolve every component of a configuration; None if there are faults."""
         algorithm = self.algorithm(config.algorithm)
         config, tree, defaulted, wrong = completed(config, tree, algorithm)
         self.faults += wrong
         self.max_tokens = config.sampling.max_tokens
         train = self.sources("tasks.train", config.tasks.train)
         held_out = self.sources("tasks.eval", config.tasks.eval)
-        engine = self.reference("engine", "engine", config.engine)
-        learner = self.reference("learner", "learner", config.learner)
-        renderer = self.reference("model.renderer", "renderer", config.model.renderer)
+        single = self.single_components(config)
         parser = config.model.tool_parser
         tool_parser = None if parser is None else self.reference("model.tool_parser", "tool_parser", parser)
-        stop = self.reference("rollout.stop", "stop", config.rollout.stop)
         trackers = self.many("trackers", "tracker", config.trackers)
         diagnoses = self.diagnoses(config.diagnoses)
-        buffer = self.reference("rollout.buffer", "buffer", config.rollout.buffer)
         self.faults += limits(config)
         if algorithm is None:
             self.rewards(config, None)
@@ -323,19 +202,10 @@ class _Resolver:
         rewards = self.rewards(config, workflow)
         parts = self.parts(algorithm)
         if algorithm.aggregate == NORMED and algorithm.norm is None:
-            algorithm = attrs.evolve(algorithm, norm=float(self.max_tokens))
-        readers = [] if config.reward or rewards or workflow is None else reward_readers(self.chosen)
-        self.faults += cross_checks(config, algorithm, self.needs, unrewarded=readers)
-        one_answer = workflow is not None and self.plugins.component(workflow).one_answer
-        facts = facts_of(config, algorithm, one_answer=one_answer)
-        self.faults += part_faults(config, algorithm, self.chosen, facts)
-        comparing = [p.rule.name for p in rewards if batch_of(self.plugins.resolve(p.reference)) == "group"]
-        self.faults += compared_with_nothing(comparing, self.needs)
-        if not self.faults:
-            self.faults += self.lone(config.group_size, algorithm, parts)
-        if self.faults or engine is None or learner is None or workflow is None or buffer is None or stop is None:
-            return None
-        if renderer is None:
+            algorithm = attrs.evolve(algorithm, norm=float(config.sampling.max_tokens))
+        self.check_together(config, algorithm, workflow, rewards, parts)
+        found = {name: reference for name, reference in single.items() if reference is not None}
+        if self.faults or workflow is None or len(found) < len(single):
             return None
         return Plan(
             config=config,
@@ -348,20 +218,9 @@ class _Resolver:
             shaping=parts["shaping"],
             filters=parts["filters"],
             advantage=parts["advantage"],
-            loss=LossSpec(
-                policy_loss=parts["policy_loss"],
-                correction=parts["correction"],
-                kl=parts["kl"] if algorithm.kl_coef else None,
-                aggregate=algorithm.aggregate,
-                **{n: self.schedules.get(n, getattr(algorithm, n)) for n in COEFFICIENTS},
-                temperature=config.sampling.temperature if sampled else 1.0,
-            ),
-            buffer=buffer,
-            engine=engine,
-            learner=learner,
-            renderer=renderer,
+            loss=self.loss(algorithm, parts, config.sampling.temperature if sampled else 1.0),
+            **found,
             tool_parser=tool_parser,
-            stop=stop,
             trackers=trackers,
             diagnoses=diagnoses,
             needs=frozenset(self.needs),
@@ -370,6 +229,48 @@ class _Resolver:
             defaulted=defaulted,
             tree=tree,
         )
+
+    def single_components(self, config: RunConfig) -> dict[str, ComponentRef | None]:
+        """Resolve the components of which every run has exactly one, by their names in `Plan`."""
+        return {
+            "engine": self.reference("engine", "engine", config.engine),
+            "learner": self.reference("learner", "learner", config.learner),
+            "renderer": self.reference("model.renderer", "renderer", config.model.renderer),
+            "stop": self.reference("rollout.stop", "stop", config.rollout.stop),
+            "buffer": self.reference("rollout.buffer", "buffer", config.rollout.buffer),
+        }
+
+    def loss(self, algorithm: AlgorithmDefaults, parts: Mapping[str, Any], temperature: float) -> LossSpec:
+        return LossSpec(
+            policy_loss=parts["policy_loss"],
+            correction=parts["correction"],
+            kl=parts["kl"] if algorithm.kl_coef else None,
+            aggregate=algorithm.aggregate,
+            **{n: self.schedules.get(n, getattr(algorithm, n)) for n in COEFFICIENTS},
+            temperature=temperature,
+        )
+
+    def check_together(
+        self,
+        config: RunConfig,
+        algorithm: AlgorithmDefaults,
+        workflow: ComponentRef | None,
+        rewards: Sequence[RewardPart],
+        parts: Mapping[str, Any],
+    ) -> None:
+        """Find the faults of values and components that are right alone, but not together."""
+        readers = [] if config.reward or rewards or workflow is None else reward_readers(self.chosen)
+        self.faults += cross_checks(config, algorithm, self.needs, unrewarded=readers)
+        one_answer = workflow is not None and self.plugins.component(workflow).one_answer
+        facts = facts_of(config, algorithm, one_answer=one_answer)
+        self.faults += part_faults(config, algorithm, self.chosen, facts)
+        comparing = [p.rule.name for p in rewards if batch_of(self.plugins.resolve(p.reference)) == "group"]
+        self.faults += compared_with_nothing(comparing, self.needs)
+        # A group that is too small to learn from; demonstrations teach whatever their group.
+        if not self.faults and algorithm.rollouts != "demonstrations":
+            advantage = self.plugins.resolve(parts["advantage"]) if algorithm.rollouts == "sampled" else None
+            filters = [self.plugins.resolve(each) for each in parts["filters"]]
+            self.faults += group_faults(config.group_size, advantage, filters)
 
     def diagnoses(self, uses: Sequence[Use]) -> tuple[ComponentRef, ...]:
         """The diagnoses of a run: those that are named, and where `builtin` stands, all other built-in ones."""
@@ -427,13 +328,6 @@ class _Resolver:
         except PluginError as error:
             self.report("algorithm", error)
         return None
-
-    def lone(self, size: int, algorithm: AlgorithmDefaults, parts: Mapping[str, Any]) -> list[str]:
-        """Faults of groups that are too small to learn from; demonstrations teach whatever their group."""
-        if algorithm.rollouts == "demonstrations":
-            return []
-        advantage = self.plugins.resolve(parts["advantage"]) if algorithm.rollouts == "sampled" else None
-        return group_faults(size, advantage, [self.plugins.resolve(each) for each in parts["filters"]])
 
     def parts(self, algorithm: AlgorithmDefaults) -> dict[str, Any]:
         found: dict[str, Any] = {}

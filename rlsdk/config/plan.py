@@ -1,0 +1,135 @@
+"""The plan of a run: a configuration in which every value is typed and every component found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.config.parts import RewardPart, TaskSource, located
+from rlsdk.config.schema import RunConfig
+from rlsdk.config.tree import Tree
+from rlsdk.contracts import AlgorithmDefaults, DrivesOtherCode, LossSpec, Model
+from rlsdk.fields import Field
+from rlsdk.plugins import ComponentRef, Fingerprint, Plugins
+from rlsdk.schedules import Schedule
+from rlsdk.storage.location import is_url, mirror_of
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """A checked configuration: nothing in it can turn out to be misspelt later.
+
+    Attributes:
+        config: The typed values.
+        plugins: The plugins that were found.
+        algorithm: The algorithm's parts, defaults and overrides merged.
+        tasks_train: Sources of tasks to train on.
+        tasks_eval: Sources of tasks to evaluate on.
+        workflow: Turns a task into rollouts.
+        rewards: The parts of the reward.
+        shaping: Reward shapings, in order of application.
+        advantage: Turns rewards into advantages.
+        filters: Group filters, in order of application.
+        loss: Objective of an update.
+        buffer: Order in which groups are trained.
+        engine: Generates tokens.
+        learner: Updates the model.
+        renderer: Turns conversations into tokens, and answers into messages.
+        tool_parser: Reads and writes tool calls; None: found from the renderer.
+        stop: Rule that decides when enough of a batch is complete.
+        trackers: Destinations of metrics.
+        diagnoses: Rules that look for trouble in the metrics.
+        needs: Optional inputs that the parts read.
+        fields: Fields among them that plugins declare.
+        schedules: Options that change over the training, by their path below `algorithm`: `policy_loss.clip_high`. The
+            field of `algorithm` for `kl_coef`, or another of its own, holds the greatest value that it takes.
+        defaulted: Values of other sections that the algorithm set, by path: what the configuration left open.
+        tree: The configuration as plain values, for `config.yaml`; with the algorithm's defaults.
+    """
+
+    config: RunConfig
+    plugins: Plugins
+    algorithm: AlgorithmDefaults
+    tasks_train: tuple[TaskSource, ...]
+    tasks_eval: tuple[TaskSource, ...]
+    workflow: ComponentRef
+    rewards: tuple[RewardPart, ...]
+    shaping: tuple[ComponentRef, ...]
+    advantage: ComponentRef
+    filters: tuple[ComponentRef, ...]
+    loss: LossSpec
+    buffer: ComponentRef
+    engine: ComponentRef
+    learner: ComponentRef
+    renderer: ComponentRef
+    tool_parser: ComponentRef | None
+    stop: ComponentRef
+    trackers: tuple[ComponentRef, ...]
+    diagnoses: tuple[ComponentRef, ...]
+    needs: frozenset[str]
+    fields: tuple[Field, ...]
+    schedules: Mapping[str, Schedule]
+    defaulted: Mapping[str, Any]
+    tree: Tree
+
+    @property
+    def folder(self) -> Path:
+        """The run's local folder; where `out` is a URL, the mirror of `location`."""
+        out = self.config.out
+        return (mirror_of(out, self.config.mirror) if is_url(out) else Path(out)) / self.config.name
+
+    @property
+    def location(self) -> str:
+        """Folder or URL of the run."""
+        out = self.config.out
+        return f"{out.rstrip('/')}/{self.config.name}" if is_url(out) else str(self.folder)
+
+    @property
+    def model(self) -> Model:
+        """The model as actors read it."""
+        section = attrs.asdict(self.config.model)
+        section |= {key: located(section[key]) for key in ("path", "tokenizer") if section[key]}
+        return Model(**{field.name: section[field.name] for field in attrs.fields(Model)})
+
+    @property
+    def reference(self) -> Model:
+        """The reference model, where one is held."""
+        return attrs.evolve(self.model, path=located(self.config.model.reference or self.config.model.path))
+
+    @property
+    def code(self) -> dict[str, dict[str, str]]:
+        """Name -> what identifies the code of every plugin that the run uses, and of what its rewards drive."""
+        found: dict[str, Fingerprint] = self.plugins.used()
+        for part in self.rewards:
+            reward = self.plugins.resolve(part.reference)
+            found |= reward.marks if isinstance(reward, DrivesOtherCode) else {}
+        return {name: attrs.asdict(mark) for name, mark in found.items()}
+
+    @property
+    def sampled(self) -> bool:
+        """True if any rollouts are sampled from the policy (otherwise all are demonstrations)."""
+        return self.algorithm.rollouts != "demonstrations"
+
+    @property
+    def scored(self) -> bool:
+        """True if sampled rollouts get rewards."""
+        return self.sampled and bool(self.rewards)
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if a reference model is loaded."""
+        return "ref_logprobs" in self.needs
+
+    @property
+    def replays_routing(self) -> bool:
+        """True if engines return the experts that tokens chose, and the learner uses them."""
+        return "routed_experts" in self.needs
+
+    @property
+    def needs_engine(self) -> bool:
+        """True if the run generates anything, in training or evaluation."""
+        evaluates = self.config.eval.before or self.config.eval.after or self.config.eval.every
+        return self.sampled or bool(self.tasks_eval and evaluates)
