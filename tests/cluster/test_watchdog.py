@@ -123,7 +123,7 @@ def test_a_process_that_is_continued_goes_on_with_a_line(bench: Bench, caplog: p
     bench.processes.found[LEARNER] = Vitals("running")
     bench.run(700)
     assert len(caplog.messages) == 2
-    assert caplog.messages[1] == "learner rank 0 (pid 11 on box, node node1234) is responding again, after 100 s of silence"
+    assert caplog.messages[1].endswith("is responding again, after 100 s of silence")
     assert not bench.dog.verdict
 
 
