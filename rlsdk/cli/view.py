@@ -8,7 +8,7 @@ import webbrowser
 
 import click
 
-from rlsdk.cli.runs import RunPath
+from rlsdk.cli.parameters import RunPath
 
 PORT = 7842
 """Port of the page, if it is free."""
