@@ -33,6 +33,7 @@ COMMANDS = {
     "rollouts": "Show the rollouts of a run, those that meet a condition.",
     "score": "Score the responses in a file with a reward.",
     "simulate": "Predict a training's times in virtual time; nothing starts.",
+    "trace": "Write the times of a run as a trace, which Perfetto opens.",
     "train": "Train a model.",
     "view": "Show runs on a local web page, also while they train.",
 }

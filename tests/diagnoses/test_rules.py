@@ -1,9 +1,11 @@
-"""Each rule finds what it is for and is silent on a healthy run; all traces are made by hand."""
+"""Each rule finds what it is for and is silent on a healthy run; traces are made by hand, but for two recorded ones."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,3 +178,23 @@ def test_a_history_by_steps_is_that_of_all_lines() -> None:
 def test_names_between_a_beginning_and_an_end() -> None:
     trace = history(2, source__a__share=0.5, **{"source/b/c/share": 0.5, "source/a/reward": 1.0, "source//share": 1.0})
     assert sorted(trace.between("source/", "/share")) == ["a", "b/c"]
+
+
+# --- runs that took place: metrics.jsonl as they were written
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    path = Path(__file__).parent / "traces" / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_that_collapsed_is_found_out() -> None:
+    """examples/quickstart.yaml with learner.lr=6e-3, passes=4, batch_size=8 and group_size=8: it ended with nothing."""
+    found = {alert.name: alert.step for alert in diagnose(recorded("collapsed"), rules())}
+    assert found["repeated_phrases"] == 7
+    assert found["dead_groups"] == 10
+
+
+def test_nothing_is_found_in_a_run_that_learned() -> None:
+    """examples/quickstart.yaml with steps=12, batch_size=8 and group_size=4."""
+    assert diagnose(recorded("quickstart"), rules()) == []
