@@ -42,7 +42,7 @@ class APIError(Exception):
 
 
 @attrs.frozen
-class ToolCall:
+class ChatToolCall:
     """A call of a tool; `arguments` are JSON, as it was written."""
 
     id: str
@@ -77,7 +77,7 @@ class ChatMessage:
 
     role: Role
     content: str
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[ChatToolCall, ...] = ()
     call_id: str = ""
     name: str = ""
     reasoning: str = ""
@@ -142,7 +142,7 @@ def read_message(value: Any, where: str) -> ChatMessage:
     if not isinstance(role, str) or role not in _ROLES:
         raise APIError(f"{where}.role: expected {', '.join(_ROLES)}, got {role!r}", param=f"{where}.role")
     content = _content(value.get("content"), f"{where}.content")
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[ChatToolCall, ...] = ()
     if role == "assistant":
         given = read_list(value, "tool_calls", optional=True)
         calls = tuple(_call(each, f"{where}.tool_calls[{i}]") for i, each in enumerate(given))
@@ -174,13 +174,13 @@ def _content(value: Any, where: str) -> str:
     return "".join(texts)
 
 
-def _call(value: Any, where: str) -> ToolCall:
+def _call(value: Any, where: str) -> ChatToolCall:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise APIError(f'{where}: expected {{"id": …, "function": {{"name": …, "arguments": …}}}}', param=where)
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments if arguments is not None else {})
-    return ToolCall(str(value.get("id") or ""), function["name"], text)
+    return ChatToolCall(str(value.get("id") or ""), function["name"], text)
 
 
 def read_tool(value: Any, where: str) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from rlsdk.engines.client import Watch
 from rlsdk.errors import ConfigError, ValueFault
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.serving.messages import APIError, ChatMessage, ToolCall
+from rlsdk.serving.messages import APIError, ChatMessage, ChatToolCall
 from rlsdk.serving.replies import AnswerHead, TokenLogprobs, chat_logprobs, tokens_used
 from rlsdk.serving.streaming import LiveChatAnswer, sampled_live, without_prefill
 from rlsdk.serving.wire import ChatCompletionRequest
@@ -245,13 +245,13 @@ def answered(
     read = partial(codec.renderer.parse, token_ids, prefill=asked.prefill, continued=continued)
     parsed = read(parser=dialect if asked.calling else None)
     number = sum(message.role == "assistant" for message in asked.messages) + (not asked.prefill)
-    told: list[ToolCall] = []
+    told: list[ChatToolCall] = []
     for i, call in enumerate(parsed.calls):
         named = None if isinstance(call, Malformed) else _arguments(call.name, call.positional, call.arguments, asked)
         if isinstance(call, Malformed) or named is None:
             parsed, told = read(), []  # the agent sees what cannot be read as a call, and says so or gives up
             break
-        told.append(ToolCall(call_id(number, i), call.name, json.dumps(named, ensure_ascii=False)))
+        told.append(ChatToolCall(call_id(number, i), call.name, json.dumps(named, ensure_ascii=False)))
     content, thought = without_prefill(parsed, asked, codec)
     return ChatMessage(
         "assistant", until_stop(content, asked.stop), tuple(told), reasoning=until_stop(thought, asked.stop)
