@@ -148,7 +148,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'rlsdk' has no attribute {name!r}")
+        if name.startswith("_"):
+            raise AttributeError(f"module 'rlsdk' has no attribute {name!r}")
+        return importlib.import_module("rlsdk.deprecation").replacement("rlsdk", name)
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value

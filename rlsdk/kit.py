@@ -19,6 +19,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rlsdk.deprecation import NAMES, replacement
+
 if TYPE_CHECKING:
     from rlsdk.algorithms.base import Aggregation
     from rlsdk.algorithms.losses_data import mix, per_fits
@@ -90,6 +92,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
+        if f"rlsdk.kit.{name}" in NAMES:
+            return replacement("rlsdk.kit", name)
         raise AttributeError(f"module 'rlsdk.kit' has no attribute {name!r}; it offers: {', '.join(__all__)}")
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlsdk.deprecation import Deprecation
 from rlsdk.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def current_overrides(overrides: Sequence[str]) -> list[str]:
 
 def _noted(section: str) -> str:
     if section in RENAMED:
-        log.warning("the section %s is now called %s; please rename it", section, RENAMED[section])
+        log.warning("the section %s", Deprecation(old=section, new=RENAMED[section], since="0.1", until="1.0"))
     return RENAMED.get(section, section)
 
 

@@ -281,6 +281,18 @@ def zero_where_equal(logprobs, ref_logprobs):
     return (logprobs - ref_logprobs).abs() + 1
 
 
+@rlsdk.kl("positive-on-average")
+def positive_on_average(logprobs, ref_logprobs):
+    """The KL with its sign turned round."""
+    return ref_logprobs - logprobs
+
+
+@rlsdk.policy_loss("follows-the-advantage")
+def follows_the_advantage(x):
+    """A reward to be maximised, where a loss is minimised."""
+    return x.advantages * x.logprobs
+
+
 # --- rewards and filters
 
 

@@ -44,6 +44,7 @@ WITHOUT_INPUT = {
     "parts-resolve",
     "parts-merge",
     "defaults-fit",
+    "positive-on-average",
 }
 """Properties of a component alone, or of what it makes."""
 
@@ -382,6 +383,7 @@ def test_a_report_counts():
     assert {name for _, name in report.by_component()} == {
         "broken_lab/gradient-only-through-logprobs",
         "broken_lab/zero-where-equal",
+        "broken_lab/positive-on-average",
     }
     assert report.counts()["failed"] == 2
     described = report.describe()
@@ -404,3 +406,57 @@ async def undefined(x: rlsdk.CreditInputs) -> torch.Tensor:
 def test_an_async_advantage_is_awaited_and_held_to_the_same_properties() -> None:
     assert len(check_component(asked)) > 10 and not failed(asked)
     assert "expected: finite rewards" in str(failed(undefined)["shapes"])
+
+
+# --- mistakes of a trainer for GRPO, as plugins
+
+
+def one_late(x):
+    """The mask of the tokens, shifted by one."""
+    mask = torch.cat([x.loss_mask.new_zeros(1), x.loss_mask[:-1]])
+    return torch.where(mask, -x.advantages * (x.logprobs - x.old_logprobs).exp(), 0.0 * x.logprobs)
+
+
+def over_padding(x):
+    """Divided by the length to which the batch is padded."""
+    return x.to_padded(-x.advantages * (x.logprobs - x.old_logprobs).exp()).sum(1)[x.segments] / x.segments.numel()
+
+
+def over_batch(x):
+    """Averaged over the tokens of the micro-batch, which the core does over all."""
+    return -x.advantages * (x.logprobs - x.old_logprobs).exp() / x.loss_mask.sum().clamp(min=1)
+
+
+def wrong_sign(x):
+    """The objective itself, which grows."""
+    return x.advantages * (x.logprobs - x.old_logprobs).exp()
+
+
+def backwards(logprobs, ref_logprobs):
+    """The k3 estimator, of the other direction's sign."""
+    return ref_logprobs - logprobs
+
+
+def across_groups(x):
+    """The deviation over groups, where the one over a group's members is meant."""
+    table = x.outcomes.view(-1, 3) if len(x.outcomes) % 3 == 0 else x.outcomes[None]
+    spread = (table - table.mean(0, keepdim=True)).square().mean(0, keepdim=True).sqrt()
+    return ((table - table.mean(1, keepdim=True)) / (spread + 1e-6)).reshape(-1)
+
+
+@pytest.mark.parametrize(
+    ("mark", "function", "rule", "words"),
+    [
+        (rlsdk.policy_loss, one_late, "permutation", "use x.groups or x.segments to tell rollouts apart"),
+        (rlsdk.policy_loss, over_padding, "micro-batches", "as unsplit"),
+        (rlsdk.policy_loss, over_batch, "micro-batches", "let a token's value depend on its own rollout alone"),
+        (rlsdk.policy_loss, wrong_sign, "follows-the-advantage", "a loss is minimised: return -x.advantages"),
+        (rlsdk.kl, backwards, "positive-on-average", "drives the policy away from the reference"),
+        (rlsdk.advantage, across_groups, "permutation", "never their place in the batch"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_mistake_that_trains_on_is_caught_in_words(mark, function, rule, words):
+    faults = failed(mark(function.__name__)(function))
+    assert rule in faults
+    assert words in " ".join(str(faults[rule]).split())

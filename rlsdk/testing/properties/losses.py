@@ -15,7 +15,7 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.memory import Memory
 from rlsdk.testing import inputs
 from rlsdk.testing.evaluate import Results, check_same, results
-from rlsdk.testing.findings import Violated
+from rlsdk.testing.findings import NotApplicable, Violated
 from rlsdk.testing.parts import places, select, units
 from rlsdk.testing.properties.base import LOSSES, holds
 from rlsdk.testing.properties.packed import FIXED, FORM, ordinary
@@ -185,3 +185,47 @@ def zero_where_equal(subject: Subject, x: LossInputs) -> None:
     values = results(subject, x).values["values"]
     if bool(values.abs().max() > 1e-6):
         raise Violated("value", "0 for each token", numbers(values))
+
+
+@holds(
+    "positive-on-average",
+    "kl",
+    remedy="estimate KL(policy ‖ reference), so log_ratio = logprobs - ref_logprobs; with the sign turned round, the "
+    "penalty drives the policy away from the reference",
+    after=(*FORM, "zero-where-equal"),
+)
+def positive_on_average(subject: Subject, _: Any) -> None:
+    """Averaged over tokens that the policy samples, the distance from another policy is above zero."""
+    policy, reference = torch.tensor([0.7, 0.3]), torch.tensor([0.4, 0.6])
+    values = subject.call(subject.make(), policy.log(), reference.log()).detach()
+    average = float((policy * values).sum())
+    if not average > 0:
+        where = "two tokens, of probabilities 0.7 and 0.3 by the policy, 0.4 and 0.6 by the reference"
+        raise Violated("value", f"an average above 0 (the KL is 0.184) for {where}", f"{average:.3g}")
+
+
+@holds(
+    "follows-the-advantage",
+    "policy_loss",
+    inputs=lambda _: inputs.on_policy_losses(),
+    remedy="a loss is minimised: return -x.advantages * …, and let one sign of the advantage raise a token's probability "
+    "and the other lower it",
+    after=(*FIXED, "gaps", "gradient-only-through-logprobs"),
+)
+def follows_the_advantage(subject: Subject, x: LossInputs) -> None:
+    """Tokens become no less likely by an advantage of 1 than by one of -1, while the policy is as it was sampled."""
+    if not bool(x.loss_mask.any()):
+        raise NotApplicable("nothing is trained")
+    up, down = (_push(subject, x, advantage) for advantage in (1.0, -1.0))
+    if up > down + 1e-6:
+        raise Violated(
+            "value",
+            "a gradient by the logprobs that is lower where the advantage is 1 than where it is -1",
+            f"{up:.3g} for 1 and {down:.3g} for -1, summed over the trained tokens",
+        )
+
+
+def _push(subject: Subject, x: LossInputs, advantage: float) -> float:
+    """The gradient of the loss by the logprobs, summed over trained tokens, if all advantages were alike."""
+    found = results(subject, x.replace(advantages=torch.full_like(x.advantages, advantage))).gradient
+    return 0.0 if found is None else float(found[x.loss_mask].sum())

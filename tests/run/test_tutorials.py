@@ -1,0 +1,50 @@
+"""Tutorials, run as a reader would type them: titled blocks are files, `sh` blocks are commands, in order of the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_metrics_page import undocumented
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def follow(page: str, folder: Path, *, until: str = "\n## On a larger scale") -> None:
+    """Write the files and type the commands of a page in a folder that has the repository's examples."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, command in {"rlsdk": "-m rlsdk.cli", "python": ""}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {command} "$@"\n')
+        (programs / name).chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    text = (ROOT / page).read_text().split(until)[0]
+    for language, title, body in re.findall(r'^```(\w+)(?: title="(.*?)")?\n(.*?)^```', text, re.DOTALL | re.MULTILINE):
+        if title:
+            (folder / title).write_text(body)
+        elif language == "sh":
+            shell = ["sh", "-ec", body]
+            ran = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            assert ran.returncode == 0, f"{body}\n{ran.stdout[-2000:]}\n{ran.stderr[-4000:]}"
+
+
+def test_my_model_on_my_data(tmp_path: Path) -> None:
+    follow("docs/howto/train.md", tmp_path)
+    summary = json.loads((tmp_path / "runs" / "mine" / "summary.json").read_text())
+    assert summary["accuracy_after"]["sampled"] > summary["accuracy_before"]["sampled"] + 0.05
+    lines = (tmp_path / "runs" / "mine" / "metrics.jsonl").read_text().splitlines()
+    assert undocumented({key for line in lines for key in json.loads(line)} - {"step"}) == []
+    assert (tmp_path / "trained" / "config.json").is_file()
