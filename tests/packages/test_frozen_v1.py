@@ -12,7 +12,7 @@ import rlsdk
 from rlsdk.kinds import KINDS
 
 FROZEN = Path(__file__).parent / "frozen_v1"
-"""Written by `rlsdk new KIND my_KIND --file` at commit 2ac8a07; the promise of docs/api_policy.md is that these work."""
+"""Written by `rlsdk new KIND my_KIND --file` at commit 2ac8a07; docs/api_policy.md promises that these work."""
 NEEDS = {"tasks": {}, "engine": {}}
 
 

@@ -385,7 +385,7 @@ def test_a_report_counts():
         "broken_lab/zero-where-equal",
         "broken_lab/positive-on-average",
     }
-    assert report.counts()["failed"] == 2
+    assert report.counts()["failed"] == 3
     described = report.describe()
     assert described["findings"][0]["component"].startswith("broken_lab/")
     assert any(finding.get("got") for finding in described["findings"])

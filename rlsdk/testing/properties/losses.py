@@ -208,7 +208,7 @@ def positive_on_average(subject: Subject, _: Any) -> None:
     "follows-the-advantage",
     "policy_loss",
     inputs=lambda _: inputs.on_policy_losses(),
-    remedy="a loss is minimised: return -x.advantages * …, and let one sign of the advantage raise a token's probability "
+    remedy="a loss is minimised: return -x.advantages * …, and let one sign of the advantage raise a probability "
     "and the other lower it",
     after=(*FIXED, "gaps", "gradient-only-through-logprobs"),
 )
