@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlsdk.algorithms import Algorithm, algorithm
     from rlsdk.batch import Credit, CreditInputs, LossInputs, Totals, aggregate
     from rlsdk.components import Use
+    from rlsdk.config import Config
     from rlsdk.errors import ConfigError, PluginError, RlsdkError
     from rlsdk.hookspecs import hookimpl
     from rlsdk.limits import above, at_least, at_most, below
@@ -46,6 +47,7 @@ _NAMES = {
     "rlsdk.algorithms": ("Algorithm", "algorithm"),
     "rlsdk.batch": ("Credit", "CreditInputs", "LossInputs", "Totals", "aggregate"),
     "rlsdk.components": ("Use",),
+    "rlsdk.config": ("Config",),
     "rlsdk.marks": (
         "advantage",
         "buffer",
@@ -93,6 +95,7 @@ _LAZY = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
     "Algorithm",
     "Callback",
+    "Config",
     "ConfigError",
     "Credit",
     "CreditInputs",

@@ -160,9 +160,11 @@ class Bound:
         return self.component.name
 
 
-@attrs.frozen
+@attrs.frozen(init=False)
 class Use:
     """A choice of a component in a config: `grpo`, `{use: mylab/soft_clip, temperature: 0.3}`, or a marked object.
+
+    In Python: `Use("mylab/soft_clip", temperature=0.3)`, or `Use("mylab/soft_clip", {"temperature": 0.3})`.
 
     Attributes:
         name: `name`, `plugin/name`, or a marked object.
@@ -172,7 +174,11 @@ class Use:
     TYPE_NAME: ClassVar[str] = "component"
 
     name: Any
-    options: Mapping[str, Any] = attrs.field(factory=dict)
+    options: Mapping[str, Any]
+
+    def __init__(self, name: Any, options: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "options", {**(options or {}), **more})
 
 
 def _structure_use(value: Any, _: Any) -> Use:

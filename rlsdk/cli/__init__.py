@@ -33,6 +33,8 @@ COMMANDS = {
     "rollouts": "Show the rollouts of a run, those that meet a condition.",
     "score": "Score the responses in a file with a reward.",
     "simulate": "Predict a training's times in virtual time; nothing starts.",
+    "sweep": "Train a configuration with every combination of some settings, and compare.",
+    "tournament": "Compare algorithms over a suite of tasks and several seeds.",
     "trace": "Write the times of a run as a trace, which Perfetto opens.",
     "train": "Train a model.",
     "view": "Show runs on a local web page, also while they train.",
@@ -41,7 +43,9 @@ COMMANDS = {
 
 EXIT_SECONDS = 60.0
 """Time that threads and exit hooks of plugins and libraries get once a command has ended."""
-READS_MODELS = frozenset({"data", "debug", "eval", "explain", "export", "migrate", "model", "simulate", "train"})
+READS_MODELS = frozenset(
+    {"data", "debug", "eval", "explain", "export", "migrate", "model", "simulate", "sweep", "tournament", "train"}
+)
 """Commands that import transformers, and so meet a torchvision that does not fit this torch."""
 
 

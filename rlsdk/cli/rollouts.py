@@ -90,11 +90,11 @@ def _why_none(folder: Path, run: str, where: str) -> str:
 def _saved_every(run: Path) -> int:
     import yaml
 
-    from rlsdk.config import RunConfig
+    from rlsdk.config import Config
 
     file = run / "config.yaml"
     kept = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    default: Any = attrs.fields(RunConfig).save_rollouts.default
+    default: Any = attrs.fields(Config).save_rollouts.default
     return int((kept or {}).get("save_rollouts", default))
 
 

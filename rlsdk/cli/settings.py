@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import attrs
 import click
 
-from rlsdk.config import RunConfig
+from rlsdk.config import Config
 
-_SETTINGS = frozenset(field.name for field in attrs.fields(RunConfig))
+_SETTINGS = frozenset(field.name for field in attrs.fields(Config))
 
 
 class SettingsCommand(click.Command):

@@ -3,7 +3,7 @@
 from rlsdk.config.parts import RewardPart, TaskSource
 from rlsdk.config.plan import Plan
 from rlsdk.config.resolve import check
-from rlsdk.config.schema import RunConfig
-from rlsdk.config.tree import read
+from rlsdk.config.schema import Config
+from rlsdk.config.tree import Source, read
 
-__all__ = ["Plan", "RewardPart", "RunConfig", "TaskSource", "check", "read"]
+__all__ = ["Config", "Plan", "RewardPart", "Source", "TaskSource", "check", "read"]

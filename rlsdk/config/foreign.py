@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from rlsdk.config.tree import leaves
+from rlsdk.config.schema import Config
+from rlsdk.config.tree import Source, leaves
 
 _UNKNOWN = re.compile(r"(?P<path>[\w.\[\]@-]+): (?P<says>unknown (?:key|option) '(?P<name>[^']+)').*", re.DOTALL)
 
 
-def explained(source: str | Path | Mapping[str, Any], tree: Mapping[str, Any], faults: Sequence[str]) -> list[str]:
+def explained(source: Source, tree: Mapping[str, Any], faults: Sequence[str]) -> list[str]:
     """Replace the faults of another trainer's configuration, or add what its keys are called in rlsdk.
 
     Args:
-        source: File or mapping that was checked.
+        source: Configuration that was checked.
         tree: Its content, with overrides.
         faults: Faults that were found.
     """
     from rlsdk.migration.aliases import hint, recognise  # imported only if something is wrong
 
-    table = recognise(source)
+    table = None if isinstance(source, Config) else recognise(source)
     if table is not None:
         name = "this mapping" if isinstance(source, Mapping) else str(source)
         file = "FILE" if isinstance(source, Mapping) else name

@@ -15,7 +15,7 @@ from rlsdk.config import defaults
 from rlsdk.config.reference import DEFAULTS, beside_keys, limited, section_of
 from rlsdk.config.renamed import RENAMED
 from rlsdk.config.rules import LEAST
-from rlsdk.config.schema import COMPONENT_KEYS, LISTS, RunConfig
+from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.limits import Limit
 from rlsdk.options import Option, options_of
@@ -59,7 +59,7 @@ def json_schema(components: Components) -> Schema:
     return {
         "$schema": DRAFT,
         "title": "Configuration of a training with rlsdk",
-        **writer.section(RunConfig, ""),
+        **writer.section(Config, ""),
         "definitions": writer.definitions(),
     }
 
@@ -159,7 +159,7 @@ class _Writer:
         """Return the schema of a mapping with the keys of a class."""
         options = options_of(cls)
         properties = {option.name: self.key(option, f"{prefix}{option.name}") for option in options}
-        if cls is RunConfig:
+        if cls is Config:
             properties |= {old: {"deprecationMessage": f"now {new}", **properties[new]} for old, new in RENAMED.items()}
         return {
             "type": "object",
@@ -197,7 +197,7 @@ def _beside(kind: Kind) -> Sequence[Option]:
     for path, listed in LISTS.items():
         if listed == kind:
             section, _, key = path.partition(".")
-            owner: Any = RunConfig if not key else section_of({o.name: o for o in options_of(RunConfig)}[section].type)
+            owner: Any = Config if not key else section_of({o.name: o for o in options_of(Config)}[section].type)
             return beside_keys({o.name: o.type for o in options_of(owner)}[key or section])
     return ()
 

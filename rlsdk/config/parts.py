@@ -10,7 +10,7 @@ import attrs
 
 from rlsdk.components import Component
 from rlsdk.config.renamed import current_path
-from rlsdk.config.schema import RunConfig
+from rlsdk.config.schema import Config
 from rlsdk.config.tree import Tree
 from rlsdk.contracts import AlgorithmDefaults, RewardSpec, RunFacts
 from rlsdk.kinds import PART_LISTS, PARTS
@@ -125,20 +125,20 @@ def default_faults(defaults: Mapping[str, Any]) -> list[Fault]:
     fault = "is a part of the algorithm itself; set its field"
     faults = [(path, fault) for path in defaults if path.partition(".")[0] == "algorithm"]
     least = {"name": "run", "model": {"path": "model"}, "tasks": {"train": ["tasks"]}}
-    _, wrong = structure(with_defaults(least, defaults)[0], RunConfig)
+    _, wrong = structure(with_defaults(least, defaults)[0], Config)
     return faults or [(path.lstrip("."), text) for path, text in wrong]
 
 
 def completed(
-    config: RunConfig, tree: Tree, algorithm: AlgorithmDefaults | None
-) -> tuple[RunConfig, Tree, dict[str, Any], list[str]]:
+    config: Config, tree: Tree, algorithm: AlgorithmDefaults | None
+) -> tuple[Config, Tree, dict[str, Any], list[str]]:
     """Apply an algorithm's defaults for other sections: (configuration, its tree, defaults used, faults)."""
     if algorithm is None or not algorithm.defaults:
         return config, tree, {}, []
     if wrong := default_faults(algorithm.defaults):
         return config, tree, {}, [f"algorithm.defaults: {path}: {text}" for path, text in wrong]
     tree, taken = with_defaults(tree, algorithm.defaults)
-    return CONVERTER.structure(tree, RunConfig), tree, taken, []
+    return CONVERTER.structure(tree, Config), tree, taken, []
 
 
 def located(path: str) -> str:
@@ -147,7 +147,7 @@ def located(path: str) -> str:
     return str(folder.resolve()) if folder.is_dir() else path
 
 
-def facts_of(config: RunConfig, algorithm: AlgorithmDefaults, *, one_answer: bool) -> RunFacts:
+def facts_of(config: Config, algorithm: AlgorithmDefaults, *, one_answer: bool) -> RunFacts:
     """Collect the facts of the run that the checks of components receive.
 
     Args:
@@ -166,9 +166,7 @@ def facts_of(config: RunConfig, algorithm: AlgorithmDefaults, *, one_answer: boo
     )
 
 
-def part_faults(
-    config: RunConfig, algorithm: AlgorithmDefaults, chosen: Sequence[Chosen], run: RunFacts
-) -> Iterator[str]:
+def part_faults(config: Config, algorithm: AlgorithmDefaults, chosen: Sequence[Chosen], run: RunFacts) -> Iterator[str]:
     """Yield faults of parts that contradict each other or can have no effect in the run."""
     for part in chosen:
         allowed = part.component.aggregates
@@ -196,7 +194,7 @@ def reward_readers(chosen: Sequence[Chosen]) -> list[str]:
     return [str(part) for part in chosen if reads(part.component)]
 
 
-def _no_effect(part: Chosen, config: RunConfig, algorithm: AlgorithmDefaults) -> Iterator[str]:
+def _no_effect(part: Chosen, config: Config, algorithm: AlgorithmDefaults) -> Iterator[str]:
     """Yield faults of parts that weight by old policy over sampler when both have the same logprobs."""
     if part.component.corrects != "old" or algorithm.rollouts == "mixed":  # mixed: always recomputed
         return

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from rlsdk.config.parts import RewardPart, TaskSource, located
-from rlsdk.config.schema import RunConfig
+from rlsdk.config.schema import Config
 from rlsdk.config.tree import Tree
 from rlsdk.contracts import AlgorithmDefaults, DrivesOtherCode, LossSpec, Model
 from rlsdk.fields import Field
@@ -50,7 +50,7 @@ class Plan:
         tree: The configuration as plain values, for `config.yaml`; with the algorithm's defaults.
     """
 
-    config: RunConfig
+    config: Config
     plugins: Plugins
     algorithm: AlgorithmDefaults
     tasks_train: tuple[TaskSource, ...]

@@ -11,7 +11,7 @@ import attrs
 from rlsdk.components import Component, Use
 from rlsdk.config import defaults
 from rlsdk.config.rules import LEAST
-from rlsdk.config.schema import COMPONENT_KEYS, LISTS, RULE_KEYS, RewardUse, RunConfig, SourceUse
+from rlsdk.config.schema import COMPONENT_KEYS, LISTS, RULE_KEYS, Config, RewardUse, SourceUse
 from rlsdk.contracts import RewardSpec
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.limits import Limit
@@ -147,7 +147,7 @@ def limited(kind: Any, least: float | None) -> Any:
 
 def settings() -> list[ConfigKey]:
     """Return every key that does not depend on the components of a run, sections before their keys."""
-    return list(_of_class(RunConfig, ""))
+    return list(_of_class(Config, ""))
 
 
 def of_component(component: Component, path: str) -> list[ConfigKey]:

@@ -32,12 +32,12 @@ from rlsdk.config.schema import (
     LISTS,
     RULE_KEYS,
     SOURCE_KEYS,
+    Config,
     RewardUse,
-    RunConfig,
     SourceUse,
     normalise,
 )
-from rlsdk.config.tree import Tree, read
+from rlsdk.config.tree import Source, Tree, read
 from rlsdk.contracts import AlgorithmDefaults, LossSpec, batch_of
 from rlsdk.errors import ConfigError, OptionError, PluginError
 from rlsdk.fields import Field
@@ -51,13 +51,12 @@ COEFFICIENTS = ("kl_coef", "entropy_coef", "norm", "value_clip")
 """Numbers that an algorithm hands to the loss."""
 
 
-def check(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), plugins: Sequence[str | Path] = ()
-) -> Plan:
+def check(source: Source, overrides: Sequence[str] = (), plugins: Sequence[str | Path] = ()) -> Plan:
     """Read and check a configuration; nothing is started.
 
     Args:
-        source: A YAML file, or a mapping. Relative paths in it are looked for in the working folder, then beside it.
+        source: A YAML file, a mapping, or a typed configuration. Relative paths in a file are looked for in the working
+            folder, then beside it.
         overrides: `key=value` texts.
         plugins: Files of plugins, beside those that the configuration names.
 
@@ -69,10 +68,10 @@ def check(
     except ConfigError as error:
         raise ConfigError(explained(source, {}, error.faults)) from error
     tree = normalise(tree)
-    if not isinstance(source, Mapping):
+    if isinstance(source, str | Path):
         tree = found_beside(tree, Path(source))
     broken = {fault.partition(":")[0] for fault in faults}
-    values, wrong = structure(tree, RunConfig)
+    values, wrong = structure(tree, Config)
     faults += [f"{path.lstrip('.')}: {text}" for path, text in wrong if path.lstrip(".") not in broken]
     resolver = _Resolver(faults)
     resolver.activate([*plugins, *_items(tree.get("plugins"))])
@@ -179,7 +178,7 @@ class _Resolver:
                     alone = len(items) == 1 and kind not in ("tracker", "diagnosis")
                     self.reference(path if alone else f"{path}[{i}]", kind, part if isinstance(part, Use) else part.use)
 
-    def plan(self, config: RunConfig, tree: Tree) -> Plan | None:
+    def plan(self, config: Config, tree: Tree) -> Plan | None:
         """Resolve every component of a configuration; None if there are faults."""
         algorithm = self.algorithm(config.algorithm)
         config, tree, defaulted, wrong = completed(config, tree, algorithm)
@@ -230,7 +229,7 @@ class _Resolver:
             tree=tree,
         )
 
-    def single_components(self, config: RunConfig) -> dict[str, ComponentRef | None]:
+    def single_components(self, config: Config) -> dict[str, ComponentRef | None]:
         """Resolve the components of which every run has exactly one, by their names in `Plan`."""
         return {
             "engine": self.reference("engine", "engine", config.engine),
@@ -252,7 +251,7 @@ class _Resolver:
 
     def check_together(
         self,
-        config: RunConfig,
+        config: Config,
         algorithm: AlgorithmDefaults,
         workflow: ComponentRef | None,
         rewards: Sequence[RewardPart],
@@ -297,7 +296,7 @@ class _Resolver:
             found.append(TaskSource(name, reference, part.weight, renamed=bool(part.source)))
         return tuple(found)
 
-    def rewards(self, config: RunConfig, workflow: ComponentRef | None) -> tuple[RewardPart, ...]:
+    def rewards(self, config: Config, workflow: ComponentRef | None) -> tuple[RewardPart, ...]:
         given = config.reward
         if not given and workflow is not None:
             component = component_of(workflow.obj) or self.plugins.find("workflow", workflow.name)[1]

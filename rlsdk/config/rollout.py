@@ -6,11 +6,12 @@ import attrs
 
 from rlsdk.components import Use
 from rlsdk.config import defaults
+from rlsdk.config.section import Section, used
 from rlsdk.plugins import short_name
 
 
 @attrs.frozen(kw_only=True)
-class ReplaySection:
+class ReplaySection(Section):
     """Groups that are trained more than once.
 
     Attributes:
@@ -27,7 +28,7 @@ class ReplaySection:
 
 
 @attrs.frozen(kw_only=True)
-class StorageSection:
+class StorageSection(Section):
     """The database that keeps rollouts.
 
     Attributes:
@@ -41,7 +42,7 @@ class StorageSection:
 
 
 @attrs.frozen(kw_only=True)
-class RolloutSection:
+class RolloutSection(Section):
     """Limits on how far rollouts run ahead of training; by default they do not, and training is synchronous.
 
     Attributes:
@@ -67,14 +68,14 @@ class RolloutSection:
     sync_interval: int = 1
     oversample: float = 0.0
     dynamic_sampling: bool = False
-    buffer: Use = defaults.BUFFER
+    buffer: Use = attrs.field(default=defaults.BUFFER, converter=used)
     replay: ReplaySection = ReplaySection()
     storage: StorageSection = StorageSection()
     in_flight: bool = True
     partial_rollouts: bool = True
     max_token_staleness: int | None = None
     tail_batch: int = 0
-    stop: Use = defaults.STOP
+    stop: Use = attrs.field(default=defaults.STOP, converter=used)
     pause_timeout: float = 5.0
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlsdk.config.rollout import StorageSection
-from rlsdk.config.schema import RunConfig
+from rlsdk.config.schema import Config
 from rlsdk.contracts import AlgorithmDefaults
 from rlsdk.storage.location import is_url, url_fault
 
@@ -61,7 +61,7 @@ LONGEST_NAME = 200
 """Maximum bytes of a run's name: file systems allow 255, and names of files beside the folder are longer."""
 
 
-def limits(config: RunConfig) -> list[str]:
+def limits(config: Config) -> list[str]:
     """Return faults of values that are visible without the algorithm."""
     return [
         *_name(config.name),
@@ -76,7 +76,7 @@ def limits(config: RunConfig) -> list[str]:
 
 
 def cross_checks(
-    config: RunConfig, algorithm: AlgorithmDefaults, needs: Iterable[str], *, unrewarded: Sequence[str]
+    config: Config, algorithm: AlgorithmDefaults, needs: Iterable[str], *, unrewarded: Sequence[str]
 ) -> list[str]:
     """Return faults of values in combination with the algorithm.
 
@@ -116,7 +116,7 @@ def _name(name: str) -> list[str]:
     return []
 
 
-def _out(config: RunConfig) -> list[str]:
+def _out(config: Config) -> list[str]:
     if is_url(config.out):
         fault = url_fault(config.out)
         return [f"out: {fault}"] if fault else []
@@ -125,7 +125,7 @@ def _out(config: RunConfig) -> list[str]:
     return []
 
 
-def _at(config: RunConfig, path: str) -> Any:
+def _at(config: Config, path: str) -> Any:
     """Return the value under a dotted path; None if a section of it is null."""
     value: Any = config
     for key in path.split("."):
@@ -133,7 +133,7 @@ def _at(config: RunConfig, path: str) -> Any:
     return value
 
 
-def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
+def _sizes(config: Config) -> list[tuple[bool, str]]:
     rollouts = config.batch_size * config.group_size
     path, share = config.model.path, config.max_invalid
     # Whether a hub id exists, only the hub can tell.
@@ -168,7 +168,7 @@ def _sizes(config: RunConfig) -> list[tuple[bool, str]]:
     ]
 
 
-def _rollout(config: RunConfig) -> list[tuple[bool, str]]:
+def _rollout(config: Config) -> list[tuple[bool, str]]:
     section = config.rollout
     token, group = section.max_token_staleness, section.max_staleness
     share = section.replay.share
@@ -208,7 +208,7 @@ def _rollout(config: RunConfig) -> list[tuple[bool, str]]:
     ]
 
 
-def fresh_groups(config: RunConfig) -> int:
+def fresh_groups(config: Config) -> int:
     """Groups of a batch that are trained for the first time."""
     return config.rollout.replay.fresh(config.batch_size)
 
@@ -232,7 +232,7 @@ def url_faults(section: StorageSection) -> list[str]:
     return faults
 
 
-def _sampling(config: RunConfig, algorithm: AlgorithmDefaults, unrewarded: Sequence[str]) -> list[tuple[bool, str]]:
+def _sampling(config: Config, algorithm: AlgorithmDefaults, unrewarded: Sequence[str]) -> list[tuple[bool, str]]:
     sampled = algorithm.rollouts != "demonstrations"
     section, length = config.sampling, config.model.max_length
     return [

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
 
 import attrs
 
 from rlsdk.components import Isolation, Use
 from rlsdk.config import defaults
-from rlsdk.config.rollout import RolloutSection
+from rlsdk.config.rollout import ReplaySection, RolloutSection, StorageSection
+from rlsdk.config.section import Named, Section, all_used, listed, used, used_or_none
 from rlsdk.contracts import DType, HeadDType, RewardSpec, ScoringLimits
 from rlsdk.kinds import Kind
 from rlsdk.options import CONVERTER, Mismatches, structure
 
 
 @attrs.frozen(kw_only=True)
-class ModelSection:
+class ModelSection(Section):
     """The model that is trained.
 
     Attributes:
@@ -49,8 +51,13 @@ class ModelSection:
     reference: str | None = None
     separator: str = "\n"
     keep_history: bool = False
-    renderer: Use = defaults.RENDERER
-    tool_parser: Use | None = None
+    renderer: Use = attrs.field(default=defaults.RENDERER, converter=used)
+    tool_parser: Use | None = attrs.field(default=None, converter=used_or_none)
+
+
+def _model(value: str | Path | ModelSection) -> ModelSection:
+    """Return the section of a model that may be given by its path alone."""
+    return ModelSection(path=str(value)) if isinstance(value, str | Path) else value
 
 
 @attrs.frozen
@@ -69,8 +76,17 @@ class SourceUse:
     weight: float = 1.0
 
 
+SourceLike: TypeAlias = Named | SourceUse
+
+
+def _sources(value: SourceLike | Sequence[SourceLike] | None) -> tuple[SourceUse, ...]:
+    """Return a list of task sources, or one alone; what is none is kept, and reported with its path by `check`."""
+    found = ((each, structure(each, SourceUse)) for each in listed(value))
+    return tuple(cast("SourceUse", each if faults else use) for each, (use, faults) in found)
+
+
 @attrs.frozen(kw_only=True)
-class TasksSection:
+class TasksSection(Section):
     """Where tasks come from: one source, or a list, each with its `weight` and `source` beside `use`.
 
     Attributes:
@@ -78,8 +94,8 @@ class TasksSection:
         eval: Task sources to evaluate on; null for no evaluation.
     """
 
-    train: tuple[SourceUse, ...]
-    eval: tuple[SourceUse, ...] = ()
+    train: tuple[SourceUse, ...] = attrs.field(converter=_sources)
+    eval: tuple[SourceUse, ...] = attrs.field(default=(), converter=_sources)
 
 
 @attrs.frozen
@@ -96,8 +112,17 @@ class RewardUse:
     rule: RewardSpec = RewardSpec()
 
 
+RewardLike: TypeAlias = Named | RewardUse
+
+
+def _rewards(value: RewardLike | Sequence[RewardLike] | None) -> tuple[RewardUse, ...]:
+    """Return a list of rewards, or one alone; what is none is kept, and reported with its path by `check`."""
+    found = ((each, structure(each, RewardUse)) for each in listed(value))
+    return tuple(cast("RewardUse", each if faults else use) for each, (use, faults) in found)
+
+
 @attrs.frozen(kw_only=True)
-class SamplingSection:
+class SamplingSection(Section):
     """Sampling of rollouts.
 
     Attributes:
@@ -119,7 +144,7 @@ class SamplingSection:
 
 
 @attrs.frozen(kw_only=True)
-class EnvironmentsSection:
+class EnvironmentsSection(Section):
     """The workers that host environments; they start when a workflow first asks for one.
 
     Attributes:
@@ -137,7 +162,7 @@ class EnvironmentsSection:
 
 
 @attrs.frozen(kw_only=True)
-class EvalSection:
+class EvalSection(Section):
     """Evaluation on held-out tasks: greedy once, and sampled at temperature 1.
 
     Attributes:
@@ -160,7 +185,7 @@ class EvalSection:
 
 
 @attrs.frozen(kw_only=True)
-class CheckpointSection:
+class CheckpointSection(Section):
     """Checkpoints and exports.
 
     Attributes:
@@ -175,7 +200,7 @@ class CheckpointSection:
 
 
 @attrs.frozen(kw_only=True)
-class PlacementSection:
+class PlacementSection(Section):
     """Counts and devices only.
 
     Attributes:
@@ -211,7 +236,7 @@ class PlacementSection:
 
 
 @attrs.frozen(kw_only=True)
-class CanarySection:
+class CanarySection(Section):
     """The comparison of engine and learner on fixed tokens after every weight sync.
 
     Attributes:
@@ -224,7 +249,7 @@ class CanarySection:
 
 
 @attrs.frozen(kw_only=True)
-class WatchdogSection:
+class WatchdogSection(Section):
     """Limits after which the watchdog of a run says that a process is silent, and ends it.
 
     A process is silent if it is stopped, or uses neither CPU nor a disk and does not answer. One that works is never
@@ -241,7 +266,7 @@ class WatchdogSection:
 
 
 @attrs.frozen(kw_only=True)
-class RunConfig:
+class Config(Section):
     """A whole run.
 
     Attributes:
@@ -288,8 +313,24 @@ class RunConfig:
         watchdog: Time limits after which a silent process is reported, and after which it ends the run.
     """
 
+    Model = ModelSection
+    Tasks = TasksSection
+    Source = SourceUse
+    Environments = EnvironmentsSection
+    Reward = RewardUse
+    Scoring = ScoringLimits
+    Sampling = SamplingSection
+    Rollout = RolloutSection
+    Replay = ReplaySection
+    Storage = StorageSection
+    Eval = EvalSection
+    Checkpoint = CheckpointSection
+    Canary = CanarySection
+    Placement = PlacementSection
+    Watchdog = WatchdogSection
+
     name: str
-    model: ModelSection
+    model: ModelSection = attrs.field(converter=_model)
     tasks: TasksSection
     out: str = "runs"
     mirror: str | None = None
@@ -298,17 +339,17 @@ class RunConfig:
     plugins: tuple[Any, ...] = ()
     max_prompt_tokens: int = 512
     long_prompts: Literal["drop", "error"] = "drop"
-    workflow: Use | None = None
+    workflow: Use | None = attrs.field(default=None, converter=used_or_none)
     environments: EnvironmentsSection = EnvironmentsSection()
-    reward: tuple[RewardUse, ...] = ()
+    reward: tuple[RewardUse, ...] = attrs.field(default=(), converter=_rewards)
     scoring: ScoringLimits = ScoringLimits()
     max_invalid: float = 0.2
     max_empty_steps: int | None = 10
-    algorithm: Use = defaults.ALGORITHM
+    algorithm: Use = attrs.field(default=defaults.ALGORITHM, converter=used)
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()
-    engine: Use = defaults.ENGINE
-    learner: Use = defaults.LEARNER
+    engine: Use = attrs.field(default=defaults.ENGINE, converter=used)
+    learner: Use = attrs.field(default=defaults.LEARNER, converter=used)
     steps: int | None = None
     epochs: float | None = None
     batch_size: int = 64
@@ -318,8 +359,8 @@ class RunConfig:
     old_logprobs: Literal["learner", "rollout"] = "learner"
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
-    trackers: tuple[Use, ...] = ()
-    diagnoses: tuple[Use, ...] = (defaults.DIAGNOSES,)
+    trackers: tuple[Use, ...] = attrs.field(default=(), converter=all_used)
+    diagnoses: tuple[Use, ...] = attrs.field(default=(defaults.DIAGNOSES,), converter=all_used)
     save_rollouts: int = 1
     canary: CanarySection = CanarySection()
     placement: PlacementSection = PlacementSection()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -13,23 +13,26 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlsdk.components import component_of
 from rlsdk.config.renamed import RENAMED, current, current_overrides
-from rlsdk.config.schema import COMPONENT_KEYS, LISTS
+from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
+from rlsdk.config.written import as_tree
 from rlsdk.errors import ConfigError
 from rlsdk.kinds import PART_LISTS, PARTS
 from rlsdk.options import CONTINUATION
 
 Tree = dict[str, Any]
+Source: TypeAlias = str | Path | Mapping[str, Any] | Config
+"""A configuration: a YAML file, a mapping in which marked objects may stand for names, or the typed `rlsdk.Config`."""
 _LISTS = (*(f"algorithm.{part}" for part in PART_LISTS), *LISTS)
 _NAMES = [*COMPONENT_KEYS, *(f"algorithm.{part}" for part in PARTS), *_LISTS]
 _SHORTHAND = re.compile("|".join([*map(re.escape, _NAMES), *(rf"{re.escape(name)}\.\d+" for name in _LISTS)]))
 """Pattern of the paths under which a name is short for `{use: NAME}`."""
 
 
-def read(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Tree, list[str]]:
+def read(source: Source, overrides: Sequence[str] = ()) -> tuple[Tree, list[str]]:
     """Read a configuration.
 
     Args:
-        source: A YAML file, or a mapping.
+        source: A YAML file, a mapping, or a typed configuration.
         overrides: `key=value` texts; the value is YAML.
 
     Returns:
@@ -71,7 +74,8 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _load(source: str | Path | Mapping[str, Any]) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
+def _load(source: Source) -> tuple[Tree, dict[tuple[str | int, ...], Any]]:
+    source = as_tree(source) if isinstance(source, Config) else source
     if isinstance(source, Mapping):
         objects: dict[tuple[str | int, ...], Any] = {}
         return _take_objects(source, (), objects), objects

@@ -49,4 +49,4 @@ def _with_prefix(plugins: Plugins, plugin: str, kind: Kind, use: Use) -> Use:
     offer = offered.get((kind, name))
     if offer is None or (component is not None and offer is not component):
         return use
-    return attrs.evolve(use, name=f"{plugin}/{name}")
+    return Use(f"{plugin}/{name}", use.options)

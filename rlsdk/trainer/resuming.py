@@ -13,7 +13,7 @@ import attrs
 import yaml
 
 from rlsdk.checkpoints.checkpoint import Checkpoints
-from rlsdk.config import Plan, check, read
+from rlsdk.config import Plan, Source, check, read
 from rlsdk.config.named_code import names_only
 from rlsdk.config.renamed import current
 from rlsdk.config.schema import normalise
@@ -87,13 +87,11 @@ class Difference:
         return f"{self.path}: was {self.was}, is {self.now}"
 
 
-def check_resumed(
-    config: str | Path | Mapping[str, Any], overrides: Sequence[str], files: Sequence[str | Path]
-) -> Plan:
+def check_resumed(config: Source, overrides: Sequence[str], files: Sequence[str | Path]) -> Plan:
     """Check the configuration of a run to be resumed; a plugin file that the run had and that is missing is named.
 
     Args:
-        config: A YAML file, or a mapping.
+        config: A YAML file, an `rlsdk.Config` or a mapping.
         overrides: `key=value` texts.
         files: Files of plugins.
 

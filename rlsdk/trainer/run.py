@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from rlsdk import preflight
 from rlsdk.cluster.actors import cause_of, died, kill, reason
 from rlsdk.cluster.placement import Layout, ray_cluster
 from rlsdk.cluster.watched import watching
-from rlsdk.config import Plan, check
+from rlsdk.config import Plan, Source, check
 from rlsdk.engines.starting import exchanged_adapter
 from rlsdk.errors import RunError
 from rlsdk.isolation.watching import stage
@@ -45,7 +45,7 @@ NOTICE = (
 
 
 def train(
-    config: str | Path | Mapping[str, Any],
+    config: Source,
     *overrides: str,
     plugins: Sequence[str | Path] = (),
     resume: bool | int = False,
@@ -57,7 +57,7 @@ def train(
     """Train a model.
 
     Args:
-        config: A YAML file, or a mapping in which marked objects may stand where names stand.
+        config: A YAML file, an `rlsdk.Config`, or a mapping; marked objects may stand in place of names.
         *overrides: `key=value` texts.
         plugins: Files of plugins.
         resume: Continue from the run's newest whole checkpoint (from the beginning, if there is none), or, given a
@@ -121,7 +121,7 @@ def train_apart(
 
 
 def explore(
-    config: str | Path | Mapping[str, Any],
+    config: Source,
     *overrides: str,
     plugins: Sequence[str | Path] = (),
     console: Console | None = None,
@@ -129,7 +129,7 @@ def explore(
     """Sample rollouts for a trainer in another program, until its run ends.
 
     Args:
-        config: A YAML file, or a mapping; the trainer's is the same.
+        config: A YAML file, an `rlsdk.Config` or a mapping; the trainer's is the same.
         *overrides: `key=value` texts.
         plugins: Files of plugins.
         console: Console for the log; left out, standard error.

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from rlsdk.checkpoints.checkpoint import Checkpoints
-from rlsdk.config import Plan, check
+from rlsdk.config import Plan, Source, check
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts.rollouts import RolloutCounters, Rollouts, TakenBatch
 from rlsdk.contracts.training import LearnerHandle
@@ -142,7 +142,7 @@ class Trainer:
     @classmethod
     def from_config(
         cls,
-        config: str | Path | Mapping[str, Any],
+        config: Source,
         *overrides: str,
         plugins: Sequence[str | Path] = (),
         resume: bool | int = False,
@@ -156,7 +156,7 @@ class Trainer:
         Close it with `close`, or use it as a context manager.
 
         Args:
-            config: YAML file, or a mapping in which marked objects may stand in place of names.
+            config: A YAML file, an `rlsdk.Config`, or a mapping; marked objects may stand in place of names.
             *overrides: Settings as `key=value` texts.
             plugins: Files of plugins.
             resume: Continue from the run's newest whole checkpoint or, given a number, from that of this step.

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from rlsdk.config import check
-from rlsdk.config.schema import RunConfig
+from rlsdk.config.schema import Config
 from rlsdk.migration import FRAMEWORKS, Migration, framework
 from rlsdk.migration.convert import convert
 from rlsdk.migration.reading import ForeignConfig, flattened, nested
@@ -127,7 +127,7 @@ def test_the_least_configuration_of_each_trainer_is_accepted(folder, name):
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_paths_of_a_table_exist(name):
-    fields = {field.name for field in attrs.fields(RunConfig)}
+    fields = {field.name for field in attrs.fields(Config)}
     assert {path.partition(".")[0] for row in framework(name).rows for path in row.to} <= fields
 
 

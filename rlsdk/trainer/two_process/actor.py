@@ -19,7 +19,7 @@ import numpy as np
 from rlsdk import weights as transport
 from rlsdk.cluster.actors import RunActor, kill
 from rlsdk.cluster.watched import watching
-from rlsdk.config import Plan, check
+from rlsdk.config import Plan, Source, check
 from rlsdk.contracts.rollouts import TakenBatch, TaskCounts, TaskStatus
 from rlsdk.engines.starting import exchanged_adapter, start_engines, started_engines
 from rlsdk.errors import RunError
@@ -88,7 +88,7 @@ class ExplorerSetup:
     """Configuration, working folder and environment that an explorer's actor gets from the program that starts it.
 
     Attributes:
-        config: A YAML file, or a mapping.
+        config: A YAML file, an `rlsdk.Config` or a mapping.
         overrides: `key=value` texts.
         plugins: Files of plugins.
         gpus: Number of Ray's GPUs.
@@ -96,7 +96,7 @@ class ExplorerSetup:
         environment: Environment variables.
     """
 
-    config: str | Path | Mapping[str, Any]
+    config: Source
     overrides: Sequence[str]
     plugins: Sequence[str | Path]
     gpus: int

@@ -1,0 +1,122 @@
+"""`rlsdk sweep`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.table import Column, Table
+
+from rlsdk.cli import listing
+from rlsdk.cli.lazy import INTERRUPTED
+from rlsdk.cli.settings import SettingsCommand
+from rlsdk.sweeps.results import Failure, Row
+from rlsdk.sweeps.running import Outcome
+from rlsdk.sweeps.statistics import Estimate
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("settings", metavar="[KEY=VALUES]...", nargs=-1)
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each combination.")
+@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Runs at the same time.")
+@click.option(
+    "--metric", help="What to compare.  [default: eval/sampled or, without held-out tasks, reward/mean]", metavar="NAME"
+)
+@click.option("--minimize", is_flag=True, help="The lowest value is the best.")
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON on standard output.")
+def sweep(
+    config: Path,
+    settings: tuple[str, ...],
+    seeds: int,
+    parallel: int,
+    metric: str | None,
+    minimize: bool,
+    files: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Train the YAML file CONFIG with every combination of settings, and compare the results.
+
+    KEY=a,b,c is a list of values, KEY=log:1e-6:1e-3 a range of 3 values with equal ratios, KEY=lin:0:1:5 one of 5 with
+    equal distances; KEY=VALUE is the same for all. Seeds count up from the configuration's.
+
+    All combinations are checked before the first one starts. Each run has its own process, log and folder, in the
+    folder NAME-sweep of `out`. The same command again keeps the runs that are finished and resumes the others. The exit
+    status is 1 if a run failed.
+    """
+    from rlsdk.runlog.folder import held
+    from rlsdk.sweeps.planning import sweep_of
+    from rlsdk.sweeps.results import EVALUATED, TRAINED, failures_of, require_metric, rows_of, write
+    from rlsdk.sweeps.results import as_json as plain
+    from rlsdk.sweeps.running import Interrupted, train_all
+
+    folder, runs, plans = sweep_of(config, settings, files, seeds=seeds)
+    metric = metric or (EVALUATED if all(plan.tasks_eval for plan in plans.values()) else TRAINED)
+    click.echo(f"{len(runs)} runs in {folder}", err=True)
+    try:
+        with held(folder):
+            outcomes = train_all(runs, plans, Lines(len(runs)), parallel=parallel)
+    except Interrupted:
+        click.echo("rlsdk: interrupted; the same command again goes on with what is left", err=True)
+        sys.exit(INTERRUPTED)
+    rows, failed = rows_of(outcomes, metric, minimize=minimize), failures_of(outcomes)
+    require_metric(outcomes, rows, metric)
+    found = plain(folder, metric, rows, failed)
+    file = write(folder, found)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        listing.show(_table(rows, metric))
+        click.echo(f"written: {file}")
+    tell_failures(failed, len(runs))
+    if failed:
+        sys.exit(1)
+
+
+class Lines:
+    """Prints a line when a run begins and when it ends."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._ended = count, 0
+
+    def __call__(self, event: str, outcome: Outcome) -> None:
+        """Print what happens to a run."""
+        run = outcome.run
+        if event in ("begins", "goes on"):
+            click.echo(f"{run.name}: {event}, log {run.log}", err=True)
+            return
+        self._ended += 1
+        took = "" if outcome.kept else f" after {outcome.seconds:.0f} s"
+        reason = f": {run.failure()}" if event == "failed" else ""
+        click.echo(f"[{self._ended}/{self._count}] {run.name}: {event}{took}{reason}", err=True)
+
+
+def tell_failures(failed: Sequence[Failure], count: int) -> None:
+    """List the runs that failed, each with its reason and log."""
+    if failed:
+        click.echo(f"rlsdk: {len(failed)} of {count} runs failed; the same command again tries them again:", err=True)
+    for failure in failed:
+        click.echo(f"  - {failure.run}: {failure.reason} (log: {failure.log})", err=True)
+
+
+def told(estimate: Estimate | None) -> str:
+    """A value and its interval, as a table shows them."""
+    if estimate is None:
+        return "-"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.4g}"
+    return f"{estimate.value:.4g}  [{estimate.low:.4g}, {estimate.high:.4g}]"
+
+
+def _table(rows: Sequence[Row], metric: str) -> Table:
+    columns = [Column(key, overflow="fold") for key in rows[0].group]
+    title = f"{metric}: mean over seeds [95 % confidence interval]"
+    table = Table(*columns, Column("mean", justify="right"), Column("runs", justify="right"), box=None, pad_edge=False)
+    table.title, table.title_justify = title, "left"
+    for row in rows:
+        table.add_row(*row.group.values(), told(row.estimate).replace("[", r"\["), f"{len(row.values)}/{len(row.runs)}")
+    return table

@@ -1,0 +1,104 @@
+"""`rlsdk tournament`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.markup import escape
+from rich.table import Column, Table
+
+from rlsdk.cli import listing
+from rlsdk.cli.lazy import INTERRUPTED
+from rlsdk.cli.settings import SettingsCommand
+from rlsdk.cli.sweep import Lines, tell_failures, told
+from rlsdk.sweeps.results import EVALUATED
+from rlsdk.sweeps.tournament import Standing
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("entries", metavar="ALGORITHM... [KEY=VALUE]...", nargs=-1, required=True)
+@click.option(
+    "--suite", default="nano", show_default=True, metavar="NAME", help="Tasks: a suite, or a folder of YAML files."
+)
+@click.option(
+    "--seeds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each algorithm on each task."
+)
+@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Runs at the same time.")
+@click.option(
+    "--metric", default=EVALUATED, show_default=True, metavar="NAME", help="Score of a run; higher is better."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of all runs.  [default: runs/tournament-SUITE]",
+)
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON on standard output.")
+def tournament(
+    entries: tuple[str, ...],
+    suite: str,
+    seeds: int,
+    parallel: int,
+    metric: str,
+    out: Path | None,
+    files: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Train with each ALGORITHM on every task of a suite, over several seeds, and rank them.
+
+    An algorithm is a name such as grpo or mylab/msoft, or a mapping with options: '{use: grpo, kl_coef: 0.0}'. It keeps
+    its own defaults; everything else comes from the suite's files, with KEY=VALUE on top.
+
+    The ranking is by the interquartile mean over tasks and seeds, with a 95 % confidence interval by stratified
+    bootstrap (arXiv:2108.13264). The same command again keeps the runs that are finished and resumes the others. The
+    exit status is 1 if a run failed.
+    """
+    from rlsdk.runlog.folder import held
+    from rlsdk.sweeps import tournament as room
+    from rlsdk.sweeps.results import failures_of, write
+    from rlsdk.sweeps.running import Interrupted, train_all
+    from rlsdk.sweeps.suites import suite_tasks
+
+    algorithms, settings = room.parted(entries)
+    tasks = suite_tasks(suite)
+    folder = out or Path("runs") / f"tournament-{Path(suite).name}"
+    runs, plans = room.tournament_of(algorithms, tasks, folder, settings=settings, plugins=files, seeds=seeds)
+    click.echo(
+        f"{len(algorithms)} algorithms × {len(tasks)} tasks × {seeds} seeds: {len(runs)} runs in {folder}", err=True
+    )
+    try:
+        with held(folder):
+            outcomes = train_all(runs, plans, Lines(len(runs)), parallel=parallel)
+    except Interrupted:
+        click.echo("rlsdk: interrupted; the same command again goes on with what is left", err=True)
+        sys.exit(INTERRUPTED)
+    ranking, failed = room.standings(outcomes, metric), failures_of(outcomes)
+    found = room.as_json(suite, metric, seeds, ranking, failed)
+    file = write(folder, found)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        listing.show(_table(ranking, list(tasks), metric))
+        click.echo(f"written: {file}")
+    tell_failures(failed, len(runs))
+    if failed:
+        sys.exit(1)
+
+
+def _table(ranking: Sequence[Standing], tasks: Sequence[str], metric: str) -> Table:
+    columns = [Column(task, justify="right", overflow="fold") for task in tasks]
+    table = Table(
+        Column("algorithm", overflow="fold"), Column("all tasks", justify="right"), *columns, box=None, pad_edge=False
+    )
+    table.title = f"{metric}: interquartile mean over tasks and seeds; mean over seeds for each task \\[95 % interval]"
+    table.title_justify = "left"
+    for each in ranking:
+        missing = f" ({len(each.missing)} runs missing)" if each.missing else ""
+        cells = [escape(told(estimate)) for estimate in (each.whole, *(each.task(task) for task in tasks))]
+        table.add_row(escape(each.algorithm) + missing, *cells)
+    return table

@@ -1,0 +1,113 @@
+"""Results of a sweep: a row for each combination of settings, over its seeds, best first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.errors import RunError
+from rlsdk.sweeps.running import Outcome
+from rlsdk.sweeps.statistics import Estimate, mean
+
+EVALUATED = "eval/sampled"
+"""Metric of runs with held-out tasks: their accuracy at temperature 1."""
+TRAINED = "reward/mean"
+"""Metric of runs without."""
+FILE = "sweep.json"
+
+
+@attrs.frozen
+class Row:
+    """A combination of settings.
+
+    Attributes:
+        group: Its settings: key -> value.
+        values: Seed -> value of the metric; a run without a value is left out.
+        runs: Names of its runs.
+    """
+
+    group: Mapping[str, str]
+    values: Mapping[int, float]
+    runs: tuple[str, ...]
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """Mean over the seeds; None if there is no value."""
+        return mean([*self.values.values()]) if self.values else None
+
+
+@attrs.frozen
+class Failure:
+    """A run that failed: its name, why, and where its log is."""
+
+    run: str
+    reason: str
+    log: Path
+
+
+def rows_of(outcomes: Sequence[Outcome], metric: str, *, minimize: bool = False) -> list[Row]:
+    """Collect the metric of each combination, the best first and those without a value last."""
+    groups: dict[tuple[tuple[str, str], ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(tuple(outcome.run.group.items()), []).append(outcome)
+    rows = []
+    for group, some in groups.items():
+        values = {each.run.seed: each.run.result(metric) for each in some if each.status == 0}
+        found = {seed: value for seed, value in values.items() if value is not None}
+        rows.append(Row(dict(group), found, tuple(each.run.name for each in some)))
+    sign = 1 if minimize else -1
+
+    def rank(row: Row) -> tuple[bool, float]:
+        return row.estimate is None, sign * row.estimate.value if row.estimate else 0.0
+
+    return sorted(rows, key=rank)
+
+
+def require_metric(outcomes: Sequence[Outcome], rows: Sequence[Row], metric: str) -> None:
+    """Refuse a metric that no finished run has.
+
+    Raises:
+        RunError: With the metrics that there are.
+    """
+    done = [outcome.run for outcome in outcomes if outcome.status == 0]
+    if not done or any(row.values for row in rows):
+        return
+    there = sorted({name for run in done for name in run.metrics()})
+    raise RunError(f"--metric: no run has {metric!r}; there are: {', '.join(there)}")
+
+
+def failures_of(outcomes: Sequence[Outcome]) -> list[Failure]:
+    """Return the runs that failed, with the reason that each gave."""
+    return [Failure(each.run.name, each.run.failure(), each.run.log) for each in outcomes if each.status]
+
+
+def as_json(folder: Path, metric: str, rows: Sequence[Row], failures: Sequence[Failure]) -> dict[str, Any]:
+    """Return the results as plain values."""
+    return {
+        "folder": str(folder),
+        "metric": metric,
+        "rows": [
+            {
+                "settings": dict(row.group),
+                "mean": row.estimate.value if row.estimate else None,
+                "low": row.estimate.low if row.estimate else None,
+                "high": row.estimate.high if row.estimate else None,
+                "values": {str(seed): value for seed, value in row.values.items()},
+                "runs": list(row.runs),
+            }
+            for row in rows
+        ],
+        "failed": [{"run": each.run, "reason": each.reason, "log": str(each.log)} for each in failures],
+    }
+
+
+def write(folder: Path, results: Mapping[str, Any]) -> Path:
+    """Write results as `sweep.json` into the sweep's folder."""
+    file = folder / FILE
+    partial = file.with_name(f".{FILE}.partial")
+    partial.write_text(json.dumps(results, indent=2), encoding="utf-8")
+    return partial.replace(file)

@@ -1,0 +1,116 @@
+"""Runs each of a sweep's runs in a process of its own, and continues where an earlier sweep stopped."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import attrs
+
+from rlsdk.config import Plan
+from rlsdk.sweeps.runs import SweepRun
+
+POLL_SECONDS = 0.2
+INTERRUPTED = 130
+ENDS = {0: "finished", INTERRUPTED: "interrupted"}
+"""Exit status -> word for it."""
+
+
+@attrs.define
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        run: The run.
+        status: Exit status of its process; 0 also for a run that an earlier sweep finished.
+        seconds: Time that it took now.
+        kept: True if an earlier sweep finished it.
+    """
+
+    run: SweepRun
+    status: int
+    seconds: float = 0.0
+    kept: bool = False
+
+
+Told = Callable[[str, Outcome], None]
+"""Called with "begins", "goes on", "finished", "kept", "interrupted" or "failed", and the run."""
+
+
+class Interrupted(Exception):
+    """Somebody ended the sweep; what had begun is saved."""
+
+
+def train_all(runs: Sequence[SweepRun], plans: Mapping[str, Plan], told: Told, *, parallel: int = 1) -> list[Outcome]:
+    """Train every run that has not been trained, and return what became of each, in their order.
+
+    Args:
+        runs: The runs.
+        plans: Name -> plan of each.
+        told: Called when a run begins and ends.
+        parallel: Most processes at once.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM; the processes have finished their step and saved.
+    """
+    waiting, working = list(runs), dict[str, tuple[Outcome, subprocess.Popen[bytes], float]]()
+    ended: dict[str, Outcome] = {}
+    passed_on = 0
+    with _asked_to_end() as asked:
+        while waiting or working:
+            while waiting and len(working) < parallel and not asked:
+                run = waiting.pop(0)
+                if run.finished(plans[run.name]):
+                    ended[run.name] = Outcome(run, 0, kept=True)
+                    told("kept", ended[run.name])
+                    continue
+                outcome = Outcome(run, 0)
+                told("goes on" if run.begun else "begins", outcome)
+                working[run.name] = (outcome, _started(run), time.monotonic())
+            if asked:
+                waiting.clear()
+            while passed_on < len(asked):  # the first signal ends a run after its step, a second one at once
+                passed_on += 1
+                for _, process, _ in working.values():
+                    process.send_signal(signal.SIGINT)
+            for name, (outcome, process, began) in list(working.items()):
+                if process.poll() is not None:
+                    del working[name]
+                    outcome.status, outcome.seconds = process.returncode, time.monotonic() - began
+                    ended[name] = outcome
+                    told(ENDS.get(outcome.status, "failed"), outcome)
+            if working:
+                time.sleep(POLL_SECONDS)
+    if asked:
+        raise Interrupted
+    return [ended[run.name] for run in runs]
+
+
+def _started(run: SweepRun) -> subprocess.Popen[bytes]:
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    plugins = [argument for file in run.plugins for argument in ("--plugin", file)]
+    resume = ["--resume"] if run.begun else []
+    command = [sys.executable, "-m", "rlsdk.cli", "train", str(run.config), *run.overrides, *plugins, *resume]
+    with run.log.open("ab") as log:
+        # A session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on.
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[list[int]]:
+    """Collect the signals that ask for an end while the block runs."""
+    asked: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, _: asked.append(number))
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

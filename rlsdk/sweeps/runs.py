@@ -1,0 +1,152 @@
+"""The runs of a sweep: what each trains, where, and what has become of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.config import Plan, check
+from rlsdk.errors import ConfigError
+from rlsdk.runlog.metrics import read_metrics
+from rlsdk.trainer.resuming import differences
+
+LONGEST_NAME = 80
+LENGTH = frozenset({"steps", "epochs"})
+"""Settings with which a finished run goes on instead of being kept as it is."""
+
+
+@attrs.frozen
+class SweepRun:
+    """One run of a sweep.
+
+    Attributes:
+        name: Name of the run, and of its folder.
+        folder: Folder of the sweep.
+        config: Configuration file.
+        settings: Overrides, without name, folder and seed.
+        seed: Random seed.
+        plugins: Files of plugins.
+        group: What the run is one seed of: name -> value.
+    """
+
+    name: str
+    folder: Path
+    config: Path
+    settings: tuple[str, ...]
+    seed: int
+    plugins: tuple[str, ...] = ()
+    group: Mapping[str, str] = {}
+
+    @property
+    def path(self) -> Path:
+        """Folder of the run."""
+        return self.folder / self.name
+
+    @property
+    def log(self) -> Path:
+        """File with everything that the run prints."""
+        return self.folder / "logs" / f"{self.name}.log"
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """All settings on top of the configuration."""
+        out = f"out={json.dumps(str(self.folder))}"
+        return (*self.settings, f"seed={self.seed}", out, f"name={json.dumps(self.name)}")
+
+    def check(self) -> Plan:
+        """Check the run's configuration.
+
+        Raises:
+            ConfigError: With every fault.
+        """
+        return check(self.config, self.overrides, self.plugins)
+
+    @property
+    def begun(self) -> bool:
+        """True if an earlier sweep began it."""
+        return (self.path / "config.yaml").is_file()
+
+    def finished(self, plan: Plan) -> bool:
+        """Return whether it has been trained as its plan says."""
+        if not self.begun or self.summary().get("status") != "finished":
+            return False
+        changed = differences(plan)
+        return not any(each.path in LENGTH or not each.harmless for each in changed)
+
+    def summary(self) -> dict[str, Any]:
+        """Summary of the run; empty if it has none."""
+        try:
+            found = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def metrics(self) -> set[str]:
+        """Names of all numbers in the run's `metrics.jsonl`."""
+        lines = read_metrics(self.path)
+        return {name for line in lines for name, value in line.items() if isinstance(value, int | float)}
+
+    def result(self, metric: str) -> float | None:
+        """Return a metric at the end of the run: an evaluation's last value, otherwise the mean of the last tenth."""
+        lines = [line for line in read_metrics(self.path) if isinstance(line.get(metric), int | float)]
+        if not lines:
+            return None
+        if metric.startswith("eval/"):
+            return float(lines[-1][metric])
+        last = [line[metric] for line in lines if line["step"] > 0.9 * lines[-1]["step"]]
+        return float(sum(last) / len(last))
+
+    def failure(self) -> str:
+        """Return why the run failed, in the words of its log."""
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+        except OSError:
+            return "it left no log"
+        said = [i for i, line in enumerate(lines) if line.startswith("rlsdk: ")]
+        told = lines[said[-1] :] if said else lines[-1:]
+        return " ".join(" ".join(told).removeprefix("rlsdk: ").split())[:400]
+
+
+def run_name(group: Mapping[str, str], seed: int) -> str:
+    """Name a run by its settings and seed, in characters that every file system takes."""
+    keys = [key.rpartition(".")[2] for key in group]
+    whole = "_".join(f"{key}={value}" for key, value in zip(keys, group.values(), strict=True))
+    plain = re.sub(r"[^\w.=,+-]+", "-", whole).strip("-")
+    if plain != whole or len(plain) > LONGEST_NAME or len(set(keys)) < len(keys):
+        digest = hashlib.sha256(repr(sorted(group.items())).encode()).hexdigest()[:6]
+        plain = f"{plain[:LONGEST_NAME]}-{digest}"
+    return "_".join(filter(None, [plain, f"seed={seed}"]))
+
+
+def check_all(runs: Sequence[SweepRun]) -> dict[str, Plan]:
+    """Check every run before any starts: name -> plan.
+
+    Raises:
+        ConfigError: With every fault once, and the combinations that have it unless all have.
+    """
+    plans: dict[str, Plan] = {}
+    faults: dict[str, list[SweepRun]] = {}
+    for run in runs:
+        try:
+            plans[run.name] = run.check()
+        except ConfigError as error:
+            for fault in error.faults:
+                faults.setdefault(fault, []).append(run)
+    if faults:
+        raise ConfigError([_told(fault, wrong, len(runs)) for fault, wrong in faults.items()])
+    return plans
+
+
+def _told(fault: str, wrong: Sequence[SweepRun], count: int) -> str:
+    if len(wrong) == count:
+        return fault
+    groups = dict.fromkeys(", ".join(f"{key}={value}" for key, value in run.group.items()) for run in wrong)
+    shown = [*groups][:3]
+    more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
+    return f"{fault} (with {'; '.join(shown)}{more})"

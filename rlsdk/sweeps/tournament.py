@@ -1,0 +1,145 @@
+"""Algorithms compared over tasks and seeds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.config import Plan
+from rlsdk.errors import ConfigError
+from rlsdk.sweeps.results import Failure
+from rlsdk.sweeps.running import Outcome
+from rlsdk.sweeps.runs import SweepRun, check_all, run_name
+from rlsdk.sweeps.statistics import Estimate, interquartile_mean, mean
+
+SETTING = re.compile(r"[\w.\[\]]+=")
+
+
+@attrs.frozen
+class Standing:
+    """Scores of an algorithm.
+
+    Attributes:
+        algorithm: As it was given.
+        scores: Task -> seed -> score; a run without a score is left out.
+        missing: Runs without a score.
+    """
+
+    algorithm: str
+    scores: Mapping[str, Mapping[int, float]]
+    missing: tuple[str, ...]
+
+    @property
+    def whole(self) -> Estimate | None:
+        """Interquartile mean over tasks and seeds; None if a task has no score at all."""
+        if not all(self.scores.values()):
+            return None
+        return interquartile_mean({task: [*each.values()] for task, each in self.scores.items()})
+
+    def task(self, name: str) -> Estimate | None:
+        """Mean over the seeds of a task; None without a score."""
+        return mean([*self.scores[name].values()]) if self.scores[name] else None
+
+
+def parted(entries: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide what was typed into algorithms and settings.
+
+    Raises:
+        ConfigError: There is no algorithm, or one is given twice.
+    """
+    settings = [entry for entry in entries if SETTING.match(entry)]
+    algorithms = [entry for entry in entries if not SETTING.match(entry)]
+    if not algorithms:
+        raise ConfigError(["ALGORITHM: give at least one; `rlsdk plugins algorithm` lists them"])
+    if twice := sorted({each for each in algorithms if algorithms.count(each) > 1}):
+        raise ConfigError([f"ALGORITHM: {', '.join(twice)} is given twice; --seeds N repeats every run"])
+    return algorithms, settings
+
+
+def tournament_of(
+    algorithms: Sequence[str],
+    tasks: Mapping[str, Path],
+    folder: Path,
+    *,
+    settings: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+    seeds: int,
+) -> tuple[list[SweepRun], Mapping[str, Plan]]:
+    """Return the runs of a tournament and their checked plans, one seed after the other.
+
+    Args:
+        algorithms: Names, or mappings with `use` as YAML text.
+        tasks: Name -> configuration.
+        folder: Folder of all runs.
+        settings: Settings of all runs.
+        plugins: Files of plugins.
+        seeds: Runs of each algorithm on each task.
+
+    Raises:
+        ConfigError: With every fault of every run.
+    """
+    runs = []
+    for seed in range(seeds):
+        for algorithm in algorithms:
+            for task, config in tasks.items():
+                group = {"algorithm": algorithm, "task": task}
+                runs.append(
+                    SweepRun(
+                        name=run_name(group, seed),
+                        folder=folder,
+                        config=config,
+                        settings=(*settings, f"algorithm={algorithm}"),
+                        seed=seed,
+                        plugins=tuple(plugins),
+                        group=group,
+                    )
+                )
+    return runs, check_all(runs)
+
+
+def standings(outcomes: Sequence[Outcome], metric: str) -> list[Standing]:
+    """Collect the scores of each algorithm; the best first, and those without a score on some task last."""
+    scores: dict[str, dict[str, dict[int, float]]] = {}
+    missing: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        run = outcome.run
+        seeds = scores.setdefault(run.group["algorithm"], {}).setdefault(run.group["task"], {})
+        value = run.result(metric) if outcome.status == 0 else None
+        if value is None:
+            missing.setdefault(run.group["algorithm"], []).append(run.name)
+        else:
+            seeds[run.seed] = value
+    found = [Standing(name, each, tuple(missing.get(name, ()))) for name, each in scores.items()]
+    return sorted(found, key=lambda each: -each.whole.value if each.whole else 0.0)
+
+
+def as_json(
+    suite: str, metric: str, seeds: int, found: Sequence[Standing], failures: Sequence[Failure]
+) -> dict[str, Any]:
+    """Return the results as plain values."""
+    return {
+        "suite": suite,
+        "metric": metric,
+        "seeds": seeds,
+        "algorithms": [
+            {
+                "algorithm": each.algorithm,
+                "interquartile_mean": _plain(each.whole),
+                "tasks": {
+                    task: {**(_plain(each.task(task)) or {}), "values": {str(s): v for s, v in values.items()}}
+                    for task, values in each.scores.items()
+                },
+                "missing": list(each.missing),
+            }
+            for each in found
+        ],
+        "failed": [{"run": each.run, "reason": each.reason, "log": str(each.log)} for each in failures],
+    }
+
+
+def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
+    return None if estimate is None else attrs.asdict(estimate)
