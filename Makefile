@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves recipes lint types layers docs configuration
+.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves tournament recipes lint types layers docs configuration
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -97,3 +97,6 @@ curves: $(STAMP) gridworlds  ## train with many algorithms, with several turns, 
 	@$(BIN)/python tools/curves_staleness.py
 	@$(MAKE) --no-print-directory warm-start TASK=moe
 	@$(BIN)/python tools/curves_routing.py
+
+tournament: $(STAMP)  ## compare all algorithms on the suite nano over SEEDS=3 seeds; write docs/tournament.md; hours; it goes on where it stopped
+	@$(BIN)/python tools/tournament.py --seeds $(or $(SEEDS),3)

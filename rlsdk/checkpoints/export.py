@@ -18,6 +18,7 @@ from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints
 from rlsdk.cluster.placement import joined_cluster, layout
 from rlsdk.config import Plan, check, read
 from rlsdk.config.named_code import described_code, named_code
+from rlsdk.config.paths import found_beside
 from rlsdk.config.schema import normalise
 from rlsdk.contracts import ActorSpec
 from rlsdk.errors import CheckpointError, ConfigError
@@ -123,7 +124,7 @@ def _plan_of(run: Path, plugins: Sequence[str | Path], named: Mapping[str, Any])
             "--mode serve with a configuration of your own that names it"
         )
         raise ConfigError([f"{run / 'config.yaml'}: {ways}", *faults])
-    return check(tree, (), plugins)
+    return check(found_beside(tree, run / "config.yaml"), (), plugins)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from rlsdk.plugins.entries import CORE, PluginEntry, discover, misspelt_module
 from rlsdk.plugins.fingerprints import ComponentRef, Fingerprint
 from rlsdk.plugins.importing import unreadable
 from rlsdk.plugins.own_parts import with_own_parts
+from rlsdk.plugins.source import plugin_name, source_of
 
 _PRESENT: ContextVar[Plugins | None] = ContextVar("present", default=None)
 
@@ -48,7 +49,7 @@ class Plugins(pluggy.PluginManager):
         self._tables: dict[str, dict[str, tuple[str, ...]]] = {}
         self._failed: dict[tuple[str, str], PluginError] = {}
         self._owners: dict[str, str] = {}
-        self._objects: dict[str, Fingerprint] = {}
+        self._objects: dict[str, tuple[Any, Fingerprint]] = {}
         for file in files:
             self.add_file(file)
 
@@ -145,8 +146,10 @@ class Plugins(pluggy.PluginManager):
                 f"{name!r} is marked as {component.kind} {component.name!r}; expected here: {kind}"
             )
         mark = fingerprints.of_object(component.obj)
-        self._objects[f"{kind} {component.name} (object)"] = mark
-        return ComponentRef(kind, component.name, options, mark, obj=component.obj)
+        self._objects[f"{kind} {component.name} (object)"] = (component.obj, mark)
+        kept = self.kept_name(component.obj)
+        own = f"{kept}/{component.name}" if kept else component.name
+        return ComponentRef(kind, own, options, mark, obj=component.obj)
 
     def resolve(self, reference: ComponentRef) -> Any:
         """Instantiate a referenced component, on a driver or a worker.
@@ -158,7 +161,7 @@ class Plugins(pluggy.PluginManager):
         made = self.bind(self.component(reference), reference.options)
         if reference.kind != "algorithm":
             return made
-        plugin = reference.name.rpartition("/")[0]
+        plugin = "" if reference.obj is not None else reference.name.rpartition("/")[0]
         return with_own_parts(self, plugin, made, given=reference.options)
 
     def component(self, reference: ComponentRef) -> Component:
@@ -207,7 +210,34 @@ class Plugins(pluggy.PluginManager):
 
     def used(self) -> dict[str, Fingerprint]:
         """Every plugin that was activated, and every object given in place of a name, with its fingerprint."""
-        return {name: self.fingerprint(name) for name in sorted(self._components)} | dict(sorted(self._objects.items()))
+        plugins = {name: self.fingerprint(name) for name in sorted(self._components)}
+        kept = {name: fingerprints.of_text(text) for name, text in self.kept_sources().items()}
+        objects = {name: mark for name, (obj, mark) in sorted(self._objects.items()) if not self.kept_name(obj)}
+        return plugins | kept | objects
+
+    def offers(self, plugin: str, component: Component) -> bool:
+        """Return whether an imported plugin offers this very component."""
+        if plugin not in self._components:
+            return False
+        return self.components(plugin, component.kind).get((component.kind, component.name)) is component
+
+    def kept_name(self, obj: Any) -> str | None:
+        """Name of the plugin that a marked object's source is kept as; None if it is a plugin's, or has no source."""
+        top = package(str(obj.__module__))
+        if top == FILE_PACKAGE or top.startswith(f"{FILE_PACKAGE}."):
+            return None
+        if any(each.module.partition(".")[0] == top for claims in self.entries.values() for each in claims):
+            return None
+        name = plugin_name(obj)
+        return f"{name}_code" if name in self.entries else name
+
+    def kept_sources(self) -> dict[str, str]:
+        """Name -> text of the plugins that hold the sources of the objects given in place of names."""
+        found: dict[str, list[Any]] = {}
+        for obj, _ in self._objects.values():
+            if name := self.kept_name(obj):
+                found.setdefault(name, []).append(obj)
+        return {name: source_of(objects) for name, objects in sorted(found.items())}
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         """Called by pluggy for every attribute of a plugin: collects marks in the same pass."""

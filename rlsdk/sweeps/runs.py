@@ -117,7 +117,7 @@ def run_name(group: Mapping[str, str], seed: int) -> str:
     """Name a run by its settings and seed, in characters that every file system takes."""
     keys = [key.rpartition(".")[2] for key in group]
     whole = "_".join(f"{key}={value}" for key, value in zip(keys, group.values(), strict=True))
-    plain = re.sub(r"[^\w.=,+-]+", "-", whole).strip("-")
+    plain = re.sub(r"[^\w.=,+-]+", "-", whole, flags=re.ASCII).strip("-")
     if plain != whole or len(plain) > LONGEST_NAME or len(set(keys)) < len(keys):
         digest = hashlib.sha256(repr(sorted(group.items())).encode()).hexdigest()[:6]
         plain = f"{plain[:LONGEST_NAME]}-{digest}"

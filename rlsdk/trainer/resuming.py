@@ -14,6 +14,7 @@ import yaml
 
 from rlsdk.checkpoints.checkpoint import Checkpoints
 from rlsdk.config import Plan, Source, check, read
+from rlsdk.config.kept import CODE, KeptConfig, kept_config
 from rlsdk.config.named_code import names_only
 from rlsdk.config.renamed import current
 from rlsdk.config.schema import normalise
@@ -178,10 +179,19 @@ def prepare_folder(
         aside = next(folder / name for name in names if not (folder / name).exists())
         shutil.copyfile(folder / KEPT, aside)
         notices.append(f"the previous configuration is kept as {aside.name}")
+    kept = kept_config(plan)
+    for name, text in kept.files.items():
+        (folder / CODE).mkdir(exist_ok=True)
+        (folder / CODE / f"{name}.py").write_text(text, encoding="utf-8")
     if found or not used:
         partial = folder / f".{KEPT}.partial"
-        partial.write_text(_kept_text(plan), encoding="utf-8")
+        partial.write_text(_kept_text(plan, kept), encoding="utf-8")
         partial.replace(folder / KEPT)  # a run that is killed here has one of the two, and whole
+    notices += [
+        f"the source of {each} cannot be kept, since it is not defined at the top of a file or a notebook's cell: "
+        "rlsdk eval, rlsdk explain and --resume on the command line will not find it"
+        for each in kept.lost
+    ]
     return Prepared(step, tuple(notices))
 
 
@@ -239,15 +249,15 @@ def _refusal(folder: Path, grave: Sequence[Difference], harmless: Sequence[Diffe
     return "\n".join([*lines, f"    {ways}"])
 
 
-def _kept_text(plan: Plan) -> str:
+def _kept_text(plan: Plan, kept: KeptConfig) -> str:
     """Return the configuration as YAML, with each plugin's code fingerprint as a comment before it."""
-    files = {_stem(file): file for file in plan.plugins.files}
+    files = {_stem(file): file for file in plan.plugins.files} | {name: f"{CODE}/{name}.py" for name in kept.files}
     marks = {
         name: f"file {files[name]}, source {mark['source']}" if name in files else " ".join(filter(None, mark.values()))
         for name, mark in plan.code.items()
     }
     head = "".join(f"# plugin {name}: {mark}\n" for name, mark in marks.items())
-    return head + yaml.safe_dump(plain(plan.tree), sort_keys=False, allow_unicode=True)
+    return head + yaml.safe_dump(kept.tree, sort_keys=False, allow_unicode=True)
 
 
 def differences(plan: Plan) -> list[Difference]:
@@ -259,14 +269,15 @@ def differences(plan: Plan) -> list[Difference]:
     kept = yaml.safe_load((plan.folder / KEPT).read_text(encoding="utf-8")) or {}
     if not isinstance(kept, dict):
         raise ConfigError([f"name: {plan.folder / KEPT} is not the configuration of a run; restore it from a copy"])
-    kept, given = current(kept), plain(plan.tree)
+    kept, given = current(kept), kept_config(plan).tree
+    files: list[str | Path] = [*plan.plugins.files, *_own_code(plan)]
     for tree in (kept, given):
         tree.pop("plugins", None)  # they only observe; their code is compared with the checkpoint's
     then, now = dict(leaves(normalise(kept))), dict(leaves(given))
     if names_only(kept, given, _PLAIN):
         # What is gone, or a marked object, cannot be checked: then what is written is compared.
         with contextlib.suppress(RlsdkError):
-            then, now = settings_of(check(kept, (), plan.plugins.files)), settings_of(plan)
+            then, now = settings_of(check(kept, (), files)), settings_of(plan)
     old, new = {path: _shown(v) for path, v in then.items()}, {path: _shown(v) for path, v in now.items()}
     paths = dict.fromkeys([*new, *old])
     none = "nothing"
@@ -275,6 +286,15 @@ def differences(plan: Plan) -> list[Difference]:
         for path in paths
         if old.get(path, none) != new.get(path, none)
     ]
+
+
+def _own_code(plan: Plan) -> list[Path]:
+    """Return the files of a run's folder that hold the sources of objects which the plan was given.
+
+    A file counts only with the very text of the plan's objects, so that nothing else in the folder is executed.
+    """
+    given = {plan.folder / CODE / f"{name}.py": text for name, text in plan.plugins.kept_sources().items()}
+    return [file for file, text in given.items() if file.is_file() and file.read_text(encoding="utf-8") == text]
 
 
 def _shown(value: Any) -> str:
@@ -308,7 +328,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
     parts = {"advantage": plan.advantage, "policy_loss": loss.policy_loss, "correction": loss.correction, "kl": loss.kl}
     lists = {"shaping": plan.shaping, "filters": plan.filters}
     tree["algorithm"] = {
-        "use": short_name(plan.config.algorithm.name),
+        "use": short_name(plan.plugins.reference("algorithm", plan.config.algorithm.name).name),
         **attrs.asdict(plan.algorithm),  # type: ignore[arg-type]
         **{name: of(part) for name, part in parts.items()},
         **{name: [of(part) for part in some] for name, some in lists.items()},

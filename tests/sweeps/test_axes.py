@@ -1,0 +1,73 @@
+"""Settings of a sweep: lists, ranges, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsdk.errors import ConfigError
+from rlsdk.sweeps.axes import Axis, axes_of, combinations
+from rlsdk.sweeps.runs import LONGEST_NAME, run_name
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        ("a=1,2,3", ("1", "2", "3")),
+        ("a=x, y", ("x", "y")),
+        ("a=[1, 2],[3]", ("[1, 2]", "[3]")),
+        ("a={use: x, b: 1},y", ("{use: x, b: 1}", "y")),
+        ("a='x,y',z", ("'x,y'", "z")),
+        ("lr=log:1e-6:1e-4", ("1e-06", "1e-05", "0.0001")),
+        ("lr=log:1:8:4", ("1", "2", "4", "8")),
+        ("lr=lin:0:1:5", ("0", "0.25", "0.5", "0.75", "1")),
+    ],
+)
+def test_several_values(setting: str, values: tuple[str, ...]) -> None:
+    assert axes_of([setting]) == ([Axis(setting.partition("=")[0], values)], [])
+
+
+@pytest.mark.parametrize("setting", ["a=1", "a=[1,2]", "a='1,2'", "a={b: 1, c: 2}", "a=", "steps"])
+def test_one_value_is_a_setting_of_all_runs(setting: str) -> None:
+    assert axes_of([setting]) == ([], [setting])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["a=1,,2"], "empty value"),
+        (["a=1,1"], "holds a value twice; several runs of one setting are given by --seeds"),
+        (["a=1,2", "a=3,4"], "a: several values are given twice"),
+        (["name=a,b"], "every run of a sweep gets its own"),
+        (["a=log:1e-6"], "expected log:LOW:HIGH"),
+        (["a=log:0:1"], "LOW below HIGH, above 0"),
+        (["a=lin:2:1"], "LOW below HIGH"),
+        (["a=lin:0:1:1"], "at least 2 points"),
+        (["a=lin:0:one"], "as in lin:1e-6:1e-3:4"),
+    ],
+)
+def test_refused(settings: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        axes_of(settings)
+
+
+def test_all_combinations() -> None:
+    axes, _ = axes_of(["a=1,2", "b=x,y"])
+    assert [*combinations(axes)] == [{"a": a, "b": b} for a in "12" for b in "xy"]
+    assert [*combinations([])] == [{}]
+
+
+def test_names_of_runs_say_their_settings() -> None:
+    assert run_name({"learner.lr": "1e-06", "algorithm": "grpo"}, 2) == "lr=1e-06_algorithm=grpo_seed=2"
+    assert run_name({}, 0) == "seed=0"
+
+
+VALUES = st.lists(st.tuples(st.text(max_size=120), st.text(max_size=9)), unique=True, max_size=20)
+
+
+@given(VALUES, st.sampled_from([("a.lr", "b.lr"), ("a.lr", "x")]))
+def test_names_of_runs_differ_and_fit_a_file_system(values: list[tuple[str, str]], keys: tuple[str, str]) -> None:
+    names = [run_name(dict(zip(keys, some, strict=True)), 1) for some in values]
+    assert len(set(names)) == len(names)
+    assert all("/" not in name and len(name.encode()) < LONGEST_NAME + 20 for name in names)

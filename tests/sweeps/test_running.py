@@ -1,0 +1,231 @@
+"""Sweeps and tournaments: checked before they start, their processes, what is kept, and their results."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from rlsdk.cli import root
+from rlsdk.errors import ConfigError, RunError
+from rlsdk.sweeps import running, suites, tournament
+from rlsdk.sweeps.planning import sweep_of
+from rlsdk.sweeps.results import as_json, failures_of, require_metric, rows_of
+from rlsdk.sweeps.running import Interrupted, Outcome, train_all
+from rlsdk.sweeps.runs import SweepRun
+from rlsdk.trainer.resuming import prepare_folder
+
+MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
+CONFIG = {
+    "name": "trial",
+    "model": {"path": str(MODEL), "max_length": 32},
+    "tasks": {"train": {"use": "countdown", "size": 20, "numbers": 3, "template": "compact", "operators": "+-"}},
+    "max_prompt_tokens": 16,
+    "reward": "countdown",
+    "algorithm": {"use": "grpo", "kl_coef": 0.0},
+    "sampling": {"max_tokens": 8},
+    "steps": 1,
+    "batch_size": 2,
+    "group_size": 2,
+    "engine": "transformers",
+    "placement": {"engine_threads": 1, "learner_threads": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "trial.yaml"
+    file.write_text(yaml.safe_dump(CONFIG))
+    return file
+
+
+def rlsdk(*arguments: str) -> Any:
+    return CliRunner().invoke(root, [*arguments], env={"COLUMNS": "100"})
+
+
+def test_runs_of_a_sweep(config: Path) -> None:
+    folder, runs, plans = sweep_of(config, ["learner.lr=1e-4,1e-3", "steps=2"], [], seeds=2)
+    assert folder == Path("runs/trial-sweep")
+    assert [run.name for run in runs] == [f"lr={lr}_seed={seed}" for lr in ("1e-4", "1e-3") for seed in (0, 1)]
+    plan = plans["lr=1e-3_seed=1"]
+    assert (plan.config.steps, plan.config.seed, plan.learner.options["lr"]) == (2, 1, 1e-3)
+    assert plan.folder == folder / "lr=1e-3_seed=1"
+
+
+def test_seeds_given_as_values_are_seeds(config: Path) -> None:
+    _, runs, _ = sweep_of(config, ["seed=5,7"], [], seeds=1)
+    assert [(run.seed, dict(run.group)) for run in runs] == [(5, {}), (7, {})]
+    with pytest.raises(ConfigError, match="either several values or --seeds"):
+        sweep_of(config, ["seed=5,7"], [], seeds=2)
+
+
+def test_nothing_starts_if_any_combination_is_wrong(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_started", lambda run: pytest.fail("a run was started"))
+    ran = rlsdk("sweep", str(config), "learner.lrr=1,2", "algorithm=grpo,rlo", "--seeds", "2")
+    assert ran.exit_code == 2
+    assert "learner.lrr: unknown option 'lrr', did you mean 'lr'?" in ran.stderr
+    assert "did you mean 'rloo'? (with learner.lrr=1, algorithm=rlo; learner.lrr=2, algorithm=rlo)" in ran.stderr
+    assert ran.stderr.count("unknown option 'lrr'") == 1
+
+
+def test_a_folder_in_the_cloud_is_refused(config: Path) -> None:
+    ran = rlsdk("sweep", str(config), "learner.lr=1e-4,1e-3", "out=s3://bucket/runs")
+    assert ran.exit_code == 2 and "a sweep needs a local folder" in ran.stderr
+
+
+def finish(run: SweepRun, value: float, status: str = "finished") -> None:
+    """Leave what a run leaves that has been trained."""
+    plan = run.check()
+    from rlsdk.checkpoints.checkpoint import Checkpoints
+
+    prepare_folder(plan, Checkpoints(plan.folder, 1), resume=False, overwrite=False, allow_changes=False)
+    lines = [{"step": 1, "reward/mean": 0.0}, {"step": 2, "reward/mean": value, "eval/sampled": value}]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run.path / "summary.json").write_text(json.dumps({"status": status}))
+
+
+def test_finished_runs_are_kept_and_others_go_on(config: Path) -> None:
+    _, runs, plans = sweep_of(config, ["learner.lr=1e-4,1e-3"], [], seeds=2)
+    finish(runs[0], 0.5)
+    finish(runs[1], 0.5, status="interrupted")
+    assert [run.finished(plans[run.name]) for run in runs] == [True, False, False, False]
+    assert [run.begun for run in runs] == [True, True, False, False]
+    _, longer, plans = sweep_of(config, ["learner.lr=1e-4,1e-3", "steps=3"], [], seeds=2)
+    assert not longer[0].finished(plans[longer[0].name])
+    _, same, plans = sweep_of(config, ["learner.lr=1e-4,1e-3", "log_level=debug"], [], seeds=2)
+    assert same[0].finished(plans[same[0].name])
+
+
+def test_rows_are_means_over_seeds_best_first_and_failures_are_named(config: Path) -> None:
+    folder, runs, _ = sweep_of(config, ["learner.lr=1e-4,1e-3,1e-2"], [], seeds=2)
+    for run, value in zip(runs, [0.1, 0.3, 0.6, 0.6], strict=False):
+        finish(run, value)
+    runs[4].log.parent.mkdir(parents=True)
+    runs[4].log.write_text("INFO something\nrlsdk: learner rank 0 failed in start:\n  no memory\n")
+    outcomes = [*(Outcome(run, 0) for run in runs[:4]), *(Outcome(run, 1) for run in runs[4:])]
+    rows = rows_of(outcomes, "eval/sampled")
+    assert [(row.group["learner.lr"], row.estimate and round(row.estimate.value, 6)) for row in rows] == [
+        ("1e-3", 0.6),
+        ("1e-4", 0.2),
+        ("1e-2", None),
+    ]
+    assert rows_of(outcomes, "eval/sampled", minimize=True)[0].group["learner.lr"] == "1e-4"
+    first, second = failures_of(outcomes)
+    assert first.reason == "learner rank 0 failed in start: no memory" and second.reason == "it left no log"
+    found = as_json(folder, "eval/sampled", rows, [first, second])
+    assert found["rows"][0]["values"] == {"0": 0.6, "1": 0.6} and found["rows"][0]["low"] == pytest.approx(0.6)
+    assert runs[0].result("reward/mean") == 0.1
+    with pytest.raises(RunError, match="no run has 'eval/greed'; there are: eval/sampled, reward/mean, step"):
+        require_metric(outcomes, rows_of(outcomes, "eval/greed"), "eval/greed")
+
+
+def processes(monkeypatch: pytest.MonkeyPatch, program: str) -> list[str]:
+    """Have each run be a small program instead of a training; names of those that were started."""
+    started: list[str] = []
+
+    def begin(run: SweepRun) -> subprocess.Popen[bytes]:
+        started.append(run.name)
+        return subprocess.Popen([sys.executable, "-c", program, run.name, str(run.seed)], start_new_session=True)
+
+    monkeypatch.setattr(running, "_started", begin)
+    return started
+
+
+def test_runs_are_started_in_order_and_their_status_is_theirs(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, runs, plans = sweep_of(config, [], [], seeds=3)
+    finish(runs[0], 0.5)
+    started = processes(monkeypatch, "import sys; sys.exit(int(sys.argv[2]) - 1)")
+    told: list[str] = []
+    outcomes = train_all(runs, plans, lambda event, outcome: told.append(f"{outcome.run.seed} {event}"), parallel=2)
+    assert started == ["seed=1", "seed=2"]
+    assert [(each.status, each.kept) for each in outcomes] == [(0, True), (0, False), (1, False)]
+    assert told[0] == "0 kept" and {"1 finished", "2 failed"} < set(told)
+
+
+def test_ctrl_c_is_passed_on_and_nothing_more_is_started(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, runs, plans = sweep_of(config, [], [], seeds=3)
+    waits = "import signal, sys, time; signal.signal(2, lambda *_: sys.exit(130)); print(flush=True); time.sleep(60)"
+    started = processes(monkeypatch, waits)
+    told: list[str] = []
+
+    def tell(event: str, outcome: Outcome) -> None:
+        told.append(event)
+        if event == "begins":
+            threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        train_all(runs, plans, tell)
+    assert started == ["seed=0"] and told == ["begins", "interrupted"]
+    assert time.monotonic() - began < 30
+
+
+def test_a_tournament_takes_names_mappings_and_settings() -> None:
+    assert tournament.parted(["grpo", "{use: grpo, kl_coef: 0.1}", "steps=3", "learner.lr=1"]) == (
+        ["grpo", "{use: grpo, kl_coef: 0.1}"],
+        ["steps=3", "learner.lr=1"],
+    )
+    for entries, words in ((["steps=3"], "give at least one"), (["grpo", "grpo"], "grpo is given twice")):
+        with pytest.raises(ConfigError, match=words):
+            tournament.parted(entries)
+
+
+def test_a_tournament_is_algorithms_by_tasks_by_seeds_and_ranked(config: Path) -> None:
+    tasks = {"one": config, "two": config}
+    runs, _ = tournament.tournament_of(["grpo", "rloo", "ppo"], tasks, Path("t"), settings=["steps=2"], seeds=2)
+    assert len(runs) == 12 and [run.seed for run in runs] == [0] * 6 + [1] * 6
+    values = {"grpo": 0.2, "rloo": 0.8, "ppo": 0.9}
+    for run in runs:
+        if run.group != {"algorithm": "ppo", "task": "two"}:
+            finish(run, values[run.group["algorithm"]] + 0.02 * run.seed)
+    outcomes = [Outcome(run, 0 if run.begun else 1) for run in runs]
+    found = tournament.standings(outcomes, "eval/sampled")
+    assert [each.algorithm for each in found] == ["rloo", "grpo", "ppo"]
+    assert found[0].whole is not None and found[0].whole.value == pytest.approx(0.81)
+    assert found[2].whole is None and len(found[2].missing) == 2
+    plain = tournament.as_json("x", "eval/sampled", 2, found, failures_of(outcomes))
+    assert plain["algorithms"][0]["tasks"]["two"]["values"] == {"0": 0.8, "1": pytest.approx(0.82)}
+    assert plain["algorithms"][2]["interquartile_mean"] is None and len(plain["failed"]) == 2
+
+
+def test_the_suite_of_the_repository_is_found_and_fits_every_algorithm_it_is_for() -> None:
+    tasks = suites.suite_tasks("nano")
+    assert [*tasks] == ["calculator", "countdown", "dialogue"]
+    runs, _ = tournament.tournament_of(["grpo", "ppo", "decoupled_ppo", "remax"], tasks, Path("t"), seeds=1)
+    assert len(runs) == 12
+
+
+def test_without_the_repository_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="unknown suite 'nan'; there are: nano"):
+        suites.suite_tasks("nan")
+    monkeypatch.setattr(suites, "rlsdk", type("Installed", (), {"__file__": str(tmp_path / "a" / "b" / "c.py")}))
+    with pytest.raises(ConfigError, match="part of the repository, not of the installed package; clone it"):
+        suites.suite_tasks("nano")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="holds no configuration"):
+        suites.suite_tasks("empty")
+
+
+@pytest.mark.stack
+@pytest.mark.slow
+def test_a_sweep_trains_reports_fails_and_goes_on(config: Path) -> None:
+    ran = rlsdk("sweep", str(config), "learner.lr=1e-4,1e-3", "--json")
+    assert ran.exit_code == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert len(found["rows"]) == 2 and found["metric"] == "reward/mean" and not found["failed"]
+    again = rlsdk("sweep", str(config), "learner.lr=1e-4,1e-3", "max_invalid=0.1")
+    assert again.exit_code == 1
+    assert "2 of 2 runs failed" in again.stderr and "max_invalid: was 0.2, is 0.1" in again.stderr
+    kept = rlsdk("sweep", str(config), "learner.lr=1e-4,1e-3")
+    assert kept.stderr.count("kept") == 2 and "mean" in kept.stdout

@@ -1,0 +1,133 @@
+"""Compare the named algorithms on the suite `nano`, and write `docs/tournament.md`.
+
+    python tools/tournament.py                        # train what has not been trained yet, then write the page
+    python tools/tournament.py --seeds 1 --tasks countdown
+    python tools/tournament.py --page                 # the page alone, of the runs that are there
+
+The runs are in `runs/tournament-nano`; one that broke off is resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlsdk.sweeps.results import EVALUATED
+from rlsdk.sweeps.running import Interrupted, Outcome, train_all
+from rlsdk.sweeps.runs import SweepRun
+from rlsdk.sweeps.statistics import Estimate
+from rlsdk.sweeps.suites import suite_tasks
+from rlsdk.sweeps.tournament import Standing, standings, tournament_of
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = ROOT / "runs" / "tournament-nano"
+PAGE = ROOT / "docs" / "tournament.md"
+ALGORITHMS = (
+    *("grpo", "rloo", "ppo", "reinforce_plus_plus", "dapo", "gspo", "cispo", "dr_grpo", "remax", "opo", "gpg", "sapo"),
+    *("gmpo", "topr", "raft", "opmd", "pass_at_k", "decoupled_ppo", "reinforce_plus_plus_baseline", "dpo", "kto"),
+    *("gigpo", "mix", "sft"),
+)
+"""All named algorithms but `opd`, which needs a teacher."""
+HEAD = """# Tournament
+
+`make tournament` trains with every named algorithm on the tasks of the suite `nano`, each with the algorithm's own
+defaults and all else alike (`examples/suites/nano`: a few steps of a small model on two CPU cores), and writes this
+page. Compare your own with them:
+
+```sh
+rlsdk tournament grpo mylab/msoft --seeds 3
+```
+
+A score is the accuracy on 250 held-out tasks after the training, four answers each at temperature 1. The ranking is by
+the interquartile mean over tasks and seeds, with a 95 % confidence interval by a bootstrap that draws seeds within each
+task ([arXiv:2108.13264](https://arxiv.org/abs/2108.13264)). **A few steps at one learning rate show how fast an
+algorithm begins to learn, not which one is best in the end.**
+
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train what is missing, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tasks", default="", help="comma-separated; all")
+    parser.add_argument("--page", action="store_true", help="train nothing")
+    given = parser.parse_args(arguments)
+    known = suite_tasks(str(ROOT / "examples" / "suites" / "nano"))
+    tasks = {name: file for name, file in known.items() if not given.tasks or name in given.tasks.split(",")}
+    runs, plans = tournament_of(ALGORITHMS, tasks, RUNS, seeds=given.seeds)
+    status = 0
+    if not given.page:
+        try:
+            outcomes = train_all(runs, plans, lambda event, each: tell(event, each.run))
+            status = int(any(each.status for each in outcomes))
+        except Interrupted:
+            status = 130
+    done = {run.name for run in runs if run.finished(plans[run.name])}
+    write([Outcome(run, int(run.name not in done)) for run in runs], list(tasks), given.seeds)
+    return status
+
+
+def tell(event: str, run: SweepRun) -> None:
+    """Print a line, and note the commit of a run that begins."""
+    print(f"{datetime.datetime.now():%H:%M:%S} {run.name} {event}", flush=True)
+    if event == "begins":
+        about = {"commit": git("describe", "--always", "--dirty"), "date": datetime.date.today().isoformat()}
+        (RUNS / "logs").mkdir(parents=True, exist_ok=True)
+        (RUNS / "logs" / f"{run.name}.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def git(*arguments: str) -> str:
+    """Run git and return its output."""
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def write(outcomes: Sequence[Outcome], tasks: Sequence[str], seeds: int) -> None:
+    """Write the page of the runs that are finished."""
+    measured = [each for each in outcomes if each.status == 0]
+    algorithms = {each.run.group["algorithm"] for each in measured}
+    told = [each for each in outcomes if each.run.group["algorithm"] in algorithms]
+    missing = [name for name in ALGORITHMS if name not in algorithms]
+    rows = [["", "algorithm", "all tasks", *tasks, "runs"], ["---:", "---", "---:", *("---:" for _ in tasks), "---:"]]
+    for place, each in enumerate(standings(told, EVALUATED), 1):
+        cells = [percent(each.whole), *(percent(each.task(task)) for task in tasks)]
+        rows.append([str(place), f"`{each.algorithm}`", *cells, str(runs_of(each))])
+    about = f"{seeds} seed{'s' if seeds > 1 else ''} of each task: {len(measured)} of {len(outcomes)} runs are in.\n"
+    if seeds == 1:
+        about = f"**This page is of a reduced tournament: one seed tells no interval.** {about}"
+    origin = sorted({tuple(json.loads(path.read_text()).values()) for path in map(noted, measured) if path.is_file()})
+    commits = ", ".join(f"`{commit}` ({date})" for commit, date in origin)
+    left = f"\nNot measured yet: {', '.join(f'`{name}`' for name in missing)}.\n" if missing else ""
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    PAGE.write_text(
+        f"{HEAD}{about}Accuracy in percent; commit and date: {commits}.\n\n{table}\n{left}", encoding="utf-8"
+    )
+
+
+def noted(outcome: Outcome) -> Path:
+    """File with the commit and the date at which a run began."""
+    return RUNS / "logs" / f"{outcome.run.name}.json"
+
+
+def runs_of(standing: Standing) -> int:
+    """Number of an algorithm's runs that have a score."""
+    return sum(len(values) for values in standing.scores.values())
+
+
+def percent(estimate: Estimate | None) -> str:
+    """A share with its interval, in percent."""
+    if estimate is None:
+        return "–"
+    value = f"{100 * estimate.value:.1f}"
+    if estimate.low is None or estimate.high is None:
+        return value
+    return f"{value} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
