@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import attrs
+import numpy as np
 
 from rlsdk.components import component_of
 from rlsdk.config import Plan, defaults
-from rlsdk.contracts import RewardSpec
+from rlsdk.contracts import RewardSpec, batch_of
 from rlsdk.errors import ConfigError
 from rlsdk.plugins import load
 from rlsdk.rollout.codec import ChatTokenizer
@@ -131,16 +132,44 @@ def _next(texts: Iterator[str], _: str) -> str:
 
 
 async def _fault(plan: Plan, part: RewardTerm, rollouts: Sequence[Rollout]) -> list[str]:
-    """Return a fault if a term can score none of the rollouts."""
+    """Return a fault if a term can score none of the rollouts, or scores each by what stands beside it."""
     scorer = Scorer([attrs.evolve(part, rule=RewardSpec(part.rule.name))], plan.config.scoring)
     try:
         scores = await scorer.score_group(rollouts)
+        if any(score.valid for score in scores):
+            return await _compares(part, scorer, rollouts) if _may_be_split(part) else []
     finally:
         scorer.close()
-    if any(score.valid for score in scores):
-        return []
     return [
         f"{part.rule.name!r} could score none of {len(rollouts)} made-up answers to task {rollouts[0].task.id!r}, its "
         f"reference answer among them: {scores[0].reason}. A wrong answer is worth a low number, never an error. "
         "Repair the reward (`rlsdk score` tries it on texts of your own), or skip this trial: scoring.trial=false"
     ]
+
+
+def _may_be_split(part: RewardTerm) -> bool:
+    component = component_of(part.reward)
+    return component is not None and component.batch is True and batch_of(part.reward) is True
+
+
+async def _compares(part: RewardTerm, scorer: Scorer, rollouts: Sequence[Rollout]) -> list[str]:
+    """Return a fault if rollouts have other scores together than one by one, though each is repeatable."""
+
+    async def together() -> list[float]:
+        return [score.value for score in await scorer.score_group(rollouts)]
+
+    async def alone() -> list[float]:
+        return [(await scorer.score_group([rollout]))[0].value for rollout in rollouts]
+
+    lists, singles = [await together(), await together()], [await alone(), await alone()]
+    if lists[0] != lists[1] or singles[0] != singles[1] or np.allclose(lists[0], singles[0], rtol=1e-3):
+        return []
+    return [
+        f"{part.rule.name!r} has batch=True and gives rollouts other scores in a list ({_shown(lists[0])}) than one by "
+        f"one ({_shown(singles[0])}): with batch=True a list is split anywhere. A reward that compares the answers to a "
+        'task is marked batch="group", and called once with all of them'
+    ]
+
+
+def _shown(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)
