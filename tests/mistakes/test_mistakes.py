@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -26,7 +27,9 @@ from rlsdk.trainer.resuming import prepare_folder
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[1] / "examples" / "models" / "countdown-nano"
-ROWS = yaml.safe_load((HERE / "table.yaml").read_text(encoding="utf-8"))
+TABLE = yaml.safe_load((HERE / "table.yaml").read_text(encoding="utf-8"))
+ROWS = [row for row in TABLE if "run" in row]
+MISTAKES = range(1, 85)
 
 
 def copied(model: Path, **changes: dict[str, Any]) -> None:
@@ -100,7 +103,9 @@ def rlsdk(command: str) -> Result:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['mistake']}-{row['is']}-{row['run'].split()[0]}")
-def test_a_mistake_is_answered_in_words(lab: None, row: dict[str, Any]) -> None:
+def test_a_mistake_is_answered_in_words(lab: None, row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if "packages" in row:
+        monkeypatch.syspath_prepend(str(Path(row["packages"]).absolute()))
     ran = rlsdk(row["run"])
     assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
     said = " ".join(ran.output.split())
@@ -111,8 +116,25 @@ def test_a_mistake_is_answered_in_words(lab: None, row: dict[str, Any]) -> None:
     assert ran.exit_code == row["status"], said
 
 
+def test_every_mistake_has_its_grade_and_nothing_misleads_or_is_silently_wrong() -> None:
+    worst: dict[int, str] = {}
+    for row in TABLE:
+        number = int(re.match(r"\d+", str(row["mistake"]))[0])  # type: ignore[index]
+        worst[number] = max(worst.get(number, "A"), row["grade"])
+    assert sorted(worst) == [*MISTAKES]
+    assert set(worst.values()) <= {"A", "B"}
+    assert sum(grade == "A" for grade in worst.values()) >= 70
+
+
+def test_a_mistake_that_needs_the_whole_stack_has_its_test() -> None:
+    for row in TABLE:
+        if "test" in row:
+            file, _, name = row["test"].partition("::")
+            assert f"def {name}(" in (HERE.parents[1] / file).read_text(encoding="utf-8")
+
+
 def test_every_file_is_used_by_a_row() -> None:
-    commands = " ".join(row["run"] for row in ROWS)
+    commands = " ".join(f"{row['run']} {row.get('packages', '')}" for row in ROWS)
     texts = commands + "".join(file.read_text() for file in (HERE / "files").glob("*.yaml"))
     assert [file.name for file in (HERE / "files").iterdir() if file.name not in texts] == []
 

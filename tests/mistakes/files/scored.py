@@ -44,3 +44,25 @@ async def later(rollout):
 def yes(rollout):
     """A bool, which is a number."""
     return True
+
+
+@rlsdk.reward("heavy")
+def heavy(rollout):
+    """Gives a tensor."""
+    import torch
+
+    return torch.tensor(1.0)
+
+
+@rlsdk.reward("endless")
+def endless(rollout):
+    """Never returns."""
+    while True:
+        pass
+
+
+@rlsdk.reward("relative", batch=True)
+def relative(rollouts):
+    """Compares what it was not promised to see together."""
+    lengths = [len(rollout.response) for rollout in rollouts]
+    return [sum(lengths) / len(lengths) - length for length in lengths]

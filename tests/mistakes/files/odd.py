@@ -1,0 +1,5 @@
+"""A function with a signature of nobody's."""
+
+
+def main(first, second, third):
+    return 1.0
