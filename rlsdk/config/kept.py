@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from rlsdk.components import Bound, Component, component_of
-from rlsdk.config.resolve import Plan
+from rlsdk.config.plan import Plan
 from rlsdk.config.tree import plain
 from rlsdk.plugins import Plugins, short_name
 

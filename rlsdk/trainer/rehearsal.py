@@ -166,8 +166,8 @@ async def _compares(part: RewardTerm, scorer: Scorer, rollouts: Sequence[Rollout
         return []
     return [
         f"{part.rule.name!r} has batch=True and gives rollouts other scores in a list ({_shown(lists[0])}) than one by "
-        f"one ({_shown(singles[0])}): with batch=True a list is split anywhere. A reward that compares the answers to a "
-        'task is marked batch="group", and called once with all of them'
+        f"one ({_shown(singles[0])}): with batch=True a list is split anywhere. A reward that compares the answers to "
+        'a task is marked batch="group", and called once with all of them'
     ]
 
 
