@@ -51,24 +51,26 @@ def chosen_rules(folder: Path, names: Sequence[str] = (), plugins: Sequence[str]
     Raises:
         PluginError: There is no such diagnosis.
     """
-    from rlsdk.plugins import Plugins
+    from rlsdk.plugins import Plugins, short_name
 
     known = Plugins(plugins)
     options = _options(folder)
     wanted = names or [*known.names("diagnosis")]
-    return {n: known.resolve(known.reference("diagnosis", n, options.get(n.removeprefix("core/"), {}))) for n in wanted}
+    return {n: known.resolve(known.reference("diagnosis", n, options.get(short_name(n), {}))) for n in wanted}
 
 
 def _options(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Return the options of the built-in diagnoses that a run's configuration names, by their names."""
     import yaml
 
+    from rlsdk.plugins import short_name
+
     file = folder / "config.yaml"
     kept = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
     listed = kept.get("diagnoses") if isinstance(kept, Mapping) else None
     uses = listed if isinstance(listed, list) else [listed]
     return {
-        str(use["use"]).removeprefix("core/"): {k: v for k, v in use.items() if k != "use"}
+        short_name(use["use"]): {k: v for k, v in use.items() if k != "use"}
         for use in uses
         if isinstance(use, Mapping) and "use" in use
     }

