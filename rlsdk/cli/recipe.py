@@ -43,7 +43,8 @@ def list_(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table("recipe", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("recipe", no_wrap=True, min_width=max((len(row["name"]) for row in found), default=0))
     for name in ("task", "algorithm", "hardware", *FIGURES, "measured"):
         table.add_column(name, justify="right" if name in FIGURES else "left", overflow="fold")
     for row in found:

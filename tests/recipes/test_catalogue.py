@@ -76,15 +76,21 @@ def test_three_recipes_find_what_no_demonstration_held():
     assert all(row["ceiling"] < row["to"] for row in found)
 
 
-def test_the_list_as_a_table_and_as_json():
+def test_the_list_as_a_table_and_as_json(monkeypatch):
     rows = json.loads(invoke("list", "--json"))
     assert [row["name"] for row in rows] == NAMES
     assert {"arithmetic", "calculator", "code", "countdown-0.5b", "countdown-3b", "countdown-nano"} <= set(NAMES)
     assert {"distillation", "frozen-lake", "math", "preference", "reverse-text", "sokoban", "tool-use"} <= set(NAMES)
+    monkeypatch.setenv("COLUMNS", "140")
     lines = invoke("list").splitlines()
     assert lines[0].startswith("recipe ") and lines[0].endswith("measured") and "ceiling" in lines[0]
     assert [line.split()[0] for line in lines[1:]] == NAMES
     assert "never run" in next(line for line in lines if line.startswith("math "))
+
+
+def test_names_are_whole_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert set(NAMES) <= {line.split(" ")[0] for line in invoke("list").splitlines()}
 
 
 def test_show_prints_readme_commands_and_curve(tmp_path, monkeypatch):

@@ -236,7 +236,10 @@ def test_a_marked_object_is_the_same_in_another_process(run: Run, monkeypatch: p
     run.common["reward"] = sources[0]
     run.begin()
     run.common["reward"] = sources[1]
-    assert run.resume() == Prepared(4)
+    found = run.resume()
+    assert found.step == 4
+    (notice,) = found.notices  # no file or cell holds them
+    assert "the source of reward 'mine' cannot be kept" in notice
 
 
 def test_a_damaged_newest_checkpoint_is_set_aside_and_the_run_goes_on_from_the_one_before(run: Run) -> None:
