@@ -198,14 +198,8 @@ def positive_on_average(subject: Subject, _: Any) -> None:
     """Averaged over tokens that the policy samples, the distance from another policy is above zero."""
     policy, reference = torch.tensor([[0.7, 0.3]]), torch.tensor([[0.4, 0.6]])
     mask = torch.ones(1, 2, dtype=torch.bool)
-    x = LossInputs.from_padded(
-        policy.log(),
-        policy.log(),
-        torch.zeros(1, 2),
-        mask,
-        behaviour_logprobs=policy.log(),
-        ref_logprobs=reference.log(),
-    )
+    now = policy.log()
+    x = LossInputs.from_padded(now, now, torch.zeros(1, 2), mask, behaviour_logprobs=now, ref_logprobs=reference.log())
     average = float((policy[0] * results(subject, x).values["values"].detach()).sum())
     if not average > 0:
         where = "two tokens, of probabilities 0.7 and 0.3 by the policy, 0.4 and 0.6 by the reference"
