@@ -22,7 +22,7 @@ INTRODUCTION = """\
 # Python API
 
 Plugins and scripts import from the modules on this page alone; every other one may change with any version
-([how plugins are made](../howto/plugin.md)). The commands explain themselves with `rlsdk COMMAND --help`, and all keys
+([what is promised](../api_policy.md)). The commands explain themselves with `rlsdk COMMAND --help`, and all keys
 of a configuration are in [Configuration](../configuration.md).
 """
 

@@ -12,7 +12,6 @@ import rlsdk
 
 FROZEN = Path(__file__).parent / "frozen_v1"
 """Written by `rlsdk new KIND my_KIND --file` at commit 2ac8a07; docs/api_policy.md promises that these work."""
-NEEDS = {"tasks": {}, "engine": {}}
 
 
 def test_nobody_edited_them() -> None:
