@@ -185,7 +185,7 @@ def run(
         wanted = "; ".join(f"the plugin {plugin}: {how}" for plugin, how in lacking.items())
         raise EnvironmentFault(f"recipe {name} needs {wanted}")
     try:
-        running.run(found, out, steps, lambda line: click.echo(line, err=True), overwrite=overwrite)
+        running.run(found, out, steps, lambda line: click.echo(line, err=True), overwrite=overwrite, quick=quick)
     except running.StageError as error:
         click.echo(f"rlsdk: {error}", err=True)
         sys.exit(error.status)

@@ -18,7 +18,8 @@ import yaml
 from rlsdk.errors import RlsdkError, ValueFault
 from rlsdk.recipes.catalogue import Expected, Recipe, Stage
 
-QUICK = ("steps=2", "batch_size=4", "eval.limit=8", "eval.every=0", "eval.samples=1", "checkpoint.every=0")
+QUICK_STEPS = 2
+QUICK = (f"steps={QUICK_STEPS}", "batch_size=4", "eval.limit=8", "eval.every=0", "eval.samples=1", "checkpoint.every=0")
 """Settings of `--quick`, for each stage: that everything starts and trains, and no more."""
 RECORD = "recipe.json"
 
@@ -88,7 +89,7 @@ def _model(recipe: Recipe, origin: str, out: Path, *, quick: bool) -> Path:
     if origin == "new":
         return out / "model"
     stage = next(stage for stage in recipe.stages if stage.name == origin)
-    steps = 2 if quick else config(recipe, stage)["steps"]
+    steps = QUICK_STEPS if quick else config(recipe, stage)["steps"]
     return out / origin / "checkpoints" / f"step-{steps}" / "export"
 
 
@@ -98,7 +99,15 @@ def config(recipe: Recipe, stage: Stage) -> dict[str, Any]:
     return found
 
 
-def run(recipe: Recipe, out: Path, steps: Sequence[Step], tell: Callable[[str], None], *, overwrite: bool) -> None:
+def run(
+    recipe: Recipe,
+    out: Path,
+    steps: Sequence[Step],
+    tell: Callable[[str], None],
+    *,
+    overwrite: bool,
+    quick: bool = False,
+) -> None:
     """Run the commands of a recipe that have not ended yet; a training that was interrupted is resumed.
 
     Args:
@@ -107,6 +116,7 @@ def run(recipe: Recipe, out: Path, steps: Sequence[Step], tell: Callable[[str], 
         steps: Its commands.
         tell: Gets a line before each command.
         overwrite: Begin from scratch.
+        quick: A training that took all its steps has done its work, even if it learned nothing.
 
     Raises:
         ValueFault: The folder holds stages of other settings, or of another version of the recipe.
@@ -126,10 +136,17 @@ def run(recipe: Recipe, out: Path, steps: Sequence[Step], tell: Callable[[str], 
         more = () if step.title == "model" else (_how(step, changed),)
         tell(f"{head}{step}")
         status = subprocess.run([sys.executable, "-m", "rlsdk.cli", *step.arguments, *more], check=False).returncode
-        if status:
+        if status and not (quick and _took_its_steps(step)):
             again = f"`rlsdk recipe run {recipe.name}` with the same settings goes on from there"
             raise StageError(f"recipe {recipe.name}: {step.title} ended with status {status}; {again}", status)
         changed = True  # whatever is built on it is older
+
+
+def _took_its_steps(step: Step) -> bool:
+    """Return True if a training of `--quick` came to its end."""
+    if step.title == "model" or not step.result.is_file():
+        return False
+    return bool(json.loads(step.result.read_text(encoding="utf-8"))["steps"] == QUICK_STEPS)
 
 
 def _how(step: Step, changed: bool) -> str:

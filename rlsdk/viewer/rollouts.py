@@ -130,7 +130,7 @@ class Browser:
         try:
             with engine.begin() as connection:
                 return create_indices(connection)
-        except sa.exc.DBAPIError:
+        except (sa.exc.DBAPIError, sa.exc.NoSuchTableError):  # read-only, or a run that is just creating its store
             return []
         finally:
             engine.dispose()

@@ -33,10 +33,10 @@ CONFIG = {
     "max_prompt_tokens": 16,
     "reward": "countdown",
     "algorithm": {"use": "grpo", "kl_coef": 0.0},
-    "sampling": {"max_tokens": 8},
+    "sampling": {"max_tokens": 14},
     "steps": 1,
-    "batch_size": 2,
-    "group_size": 2,
+    "batch_size": 8,
+    "group_size": 8,
     "engine": "transformers",
     "placement": {"engine_threads": 1, "learner_threads": 1},
 }
