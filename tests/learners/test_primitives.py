@@ -133,7 +133,7 @@ def test_a_learner_with_update_alone_trains_and_is_not_asked_for_more(
     group = launch(1, roles, spec())
     group.start(Plugins().reference("learner", Bare), roles, spec(), 10)
     for call in (lambda: group.forward_backward(batch), lambda: group.set_learning_rate(1e-3)):
-        with pytest.raises(LearnerError, match=r"the learner 'bare' .*rlsdk\.contracts\."):
+        with pytest.raises(LearnerError, match=r"the learner 'test_primitives/bare' .*rlsdk\.contracts\."):
             call()
     assert group.update(batch, [np.arange(6)], 0)["actor/grad_norm"] > 0
 
