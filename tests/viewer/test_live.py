@@ -61,7 +61,7 @@ def test_a_run_is_seen_while_it_trains(training: subprocess.Popen[str], tmp_path
             page.size(1280, 900)
             page.click("nav a", "Rollouts")
             page.keys("jt")
-            page.click(".choice button", "Advantage")
+            page.click(".choice button", "Logprob")
             page.screenshot("view-tokens")
             assert page.errors() == []
 
@@ -79,7 +79,7 @@ def follow(page: Browser, address: str) -> None:
     page.click("nav a", "Rollouts")
     page.see(".detail h2", "countdown/train")
     page.keys("t")
-    page.see(".token-detail", "logprob, learner")
+    page.see(".token-detail", "logprob, engine")  # that of the learner is there for trained groups alone
     page.keys("t")
     page.see(".turn.policy", "<answer>")
     page.click("nav a", "Held-out")
