@@ -135,7 +135,8 @@ def run(
             continue
         more = () if step.title == "model" else (_how(step, changed),)
         tell(f"{head}{step}")
-        status = subprocess.run([sys.executable, "-m", "rlsdk.cli", *step.arguments, *more], check=False).returncode
+        command = [sys.executable, "-m", "rlsdk.cli", *step.arguments, *more]
+        status = subprocess.run(command, check=False, stdout=2).returncode  # standard output is the result's alone
         if status and not (quick and _took_its_steps(step)):
             again = f"`rlsdk recipe run {recipe.name}` with the same settings goes on from there"
             raise StageError(f"recipe {recipe.name}: {step.title} ended with status {status}; {again}", status)

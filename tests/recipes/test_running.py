@@ -24,7 +24,7 @@ def ran(monkeypatch):
     """Commands that would have run; each leaves what it should."""
     commands = []
 
-    def run(command, check):
+    def run(command, check, stdout):
         commands.append(command[3:])
         out = next((Path(c.partition("=")[2]) for c in command if c.startswith("out=")), None)
         if out is None:
@@ -78,10 +78,12 @@ def test_other_settings_need_overwrite(tmp_path, ran):
 
 
 def test_a_failed_stage_ends_the_recipe_with_its_status(tmp_path, monkeypatch):
-    monkeypatch.setattr(running.subprocess, "run", lambda command, check: subprocess.CompletedProcess(command, 130))
-    with pytest.raises(running.StageError, match="model ended with status 130") as failed:
+    monkeypatch.setattr(
+        running.subprocess, "run", lambda command, check, stdout: subprocess.CompletedProcess(command, 130)
+    )
+    with pytest.raises(running.StageError, match="model ended with status 130") as caught:
         go(tmp_path)
-    assert failed.value.status == 130
+    assert caught.value.status == 130
 
 
 def test_the_band():
