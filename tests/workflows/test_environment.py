@@ -164,8 +164,8 @@ def test_one_that_hangs_or_raises_fails_with_its_reason_while_others_go_on() -> 
     assert time.perf_counter() - began < 60
     by_seed = dict(zip(seeds, groups, strict=True))
     for seed, reason in (
-        (seeds[1], "TimeoutError: environment 'count' (seed {}): step 1: it took longer than 0.3 s"),
-        (seeds[2], "RuntimeError: environment 'count' (seed {}): step 1 raised ValueError: unlucky ("),
+        (seeds[1], "TimeoutError: environment 'test_environment/count' (seed {}): step 1: it took longer than 0.3 s"),
+        (seeds[2], "RuntimeError: environment 'test_environment/count' (seed {}): step 1 raised ValueError: unlucky ("),
     ):
         group = by_seed.pop(seed)
         assert [r.status for r in group.rollouts] == ["failed"] * 2
