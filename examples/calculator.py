@@ -90,7 +90,7 @@ def _problem(random: Random, split: str, largest: int) -> tuple[str, int]:
 
 
 def is_test(numbers: tuple[int, ...]) -> bool:
-    """Whether problems over these numbers are for tests."""
+    """Return True if problems over these numbers are held out for tests."""
     digest = hashlib.md5(f"{sorted(numbers)}".encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "big") % 10 == 0
 

@@ -22,7 +22,7 @@ HELD_OUT = ("eval/sampled", "eval/greedy")
 
 @attrs.frozen(eq=False)
 class FinishedRun:
-    """What the folder of a run says.
+    """Contents of a run folder, as reports read them.
 
     Attributes:
         folder: Its folder.

@@ -22,7 +22,7 @@ ENDS = {0: "finished", INTERRUPTED: "interrupted"}
 
 @attrs.define
 class Outcome:
-    """What became of a run.
+    """Result of one run of a sweep.
 
     Attributes:
         run: The run.

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog import actors
+from rlsdk.runlog.alerts import ALERTS
 from rlsdk.runlog.engine_scaling import STATUS
 from rlsdk.runlog.folder import MARKER
 from rlsdk.runlog.ledger_file import read_ledger
@@ -21,7 +22,6 @@ from rlsdk.viewer.files import json_lines, read_json, read_yaml, tail
 from rlsdk.viewer.metrics import MetricTable
 from rlsdk.viewer.rollouts import Browser
 
-ALERTS = "alerts.jsonl"
 SEED_KEYS = ("name", "seed", "out")
 """Settings in which runs may differ and yet be repetitions of one experiment."""
 QUIET_SECONDS = 120.0

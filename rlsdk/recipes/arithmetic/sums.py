@@ -49,7 +49,7 @@ def _task(split: str, terms: tuple[int, int], seed: int, demonstrations: str | N
 
 
 def is_test(numbers: list[int]) -> bool:
-    """Whether a sum of these numbers is for tests."""
+    """Return True if a sum of these numbers is held out for tests."""
     return hashlib.md5(f"{sorted(numbers)}".encode(), usedforsecurity=False).digest()[0] % 10 == 0
 
 

@@ -61,7 +61,7 @@ def distance(first: Cell, second: Cell) -> int:
 
 
 def is_test(start: Cell, goal: Cell) -> bool:
-    """Whether a start and a goal are for tests."""
+    """Return True if a start and a goal are held out for tests."""
     return hashlib.md5(f"{start}{goal}".encode(), usedforsecurity=False).digest()[0] % 5 == 0
 
 

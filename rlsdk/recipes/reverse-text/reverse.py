@@ -47,7 +47,7 @@ def _task(split: str, lengths: tuple[int, int], seed: int, demonstrations: str |
 
 
 def is_test(word: str) -> bool:
-    """Whether a word is for tests."""
+    """Return True if a word is held out for tests."""
     return hashlib.md5(word.encode(), usedforsecurity=False).digest()[0] % 10 == 0
 
 
