@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import attrs
@@ -14,9 +14,11 @@ from rlsdk.cluster.address import RayAddress
 from rlsdk.cluster.health import ray_watched
 from rlsdk.config import Plan
 from rlsdk.config.schema import PlacementSection
-from rlsdk.errors import EnvironmentFault
+from rlsdk.errors import EnvironmentFault, RunError
 
 log = logging.getLogger(__name__)
+START_ATTEMPTS = 3
+"""How often Ray is started before a run gives up."""
 
 
 @attrs.frozen
@@ -101,8 +103,7 @@ def ray_cluster(plan: Plan) -> Iterator[int]:
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
         actors = placement.engines + placement.learners
         cpus = max(os.cpu_count() or 1, actors)
-        with _on_loopback():
-            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+        _start_ray(num_cpus=cpus, include_dashboard=False, **quiet)
     try:
         with ray_watched(started=address is None):
             yield int(ray.cluster_resources().get("GPU", 0))
@@ -120,6 +121,43 @@ def joined_cluster(plan: Plan) -> Iterator[int]:
         return
     with ray_cluster(plan) as gpus:
         yield gpus
+
+
+def _start_ray(**options: Any) -> None:
+    """Start Ray on this machine, in a few attempts: it gives its processes 30 s to start, too little on a busy machine.
+
+    Args:
+        **options: Options of `ray.init`.
+
+    Raises:
+        RunError: No attempt succeeded; the message has Ray's reason and the load of the machine.
+    """
+    import psutil
+    import ray
+
+    this = psutil.Process()
+    before = set(this.children(recursive=True))
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            with _on_loopback():
+                ray.init(address="local", **options)
+            return
+        except ValueError:  # of the arguments or the machine, such as too little shared memory: it would come again
+            raise
+        except Exception as error:
+            ray.shutdown()
+            for process in set(this.children(recursive=True)) - before:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            said = " ".join(str(error).split()) or type(error).__name__
+            load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+            if attempt == START_ATTEMPTS:
+                raise RunError(
+                    f"Ray did not start on this machine in {attempt} attempts ({load}); the last one ended with: "
+                    f"{said} Wait until the machine has less to do, or start Ray by `ray start --head` and set "
+                    "placement.ray=auto; its logs are in /tmp/ray"
+                ) from error
+            log.warning("Ray did not start (%s): %s Trying again, %d of %d", load, said, attempt + 1, START_ATTEMPTS)
 
 
 @contextmanager

@@ -69,8 +69,9 @@ def test_routing_is_replayed_over_steps_and_a_resumed_step(runner: Any, tmp_path
     settings = (
         *("--plugin", str(lab), f"model.path={tmp_path / 'model'}", "reward=small_lab/small", "learner.lr=1.0e-2"),
         *("engine={use: transformers}", "old_logprobs=learner", "algorithm.correction=routing_replay"),
+        "learner.rows=packed",
     )
-    runner.train(*settings, "learner.rows=packed", "save_rollouts=1")
+    runner.train(*settings, "save_rollouts=1")
     lines = runner.metrics()[1:4]
     assert len(lines) == 3
     assert all(line["routing/unknown"] == 0 and line["actor/k3"] < 1e-8 for line in lines)

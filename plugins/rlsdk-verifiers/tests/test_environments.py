@@ -120,7 +120,7 @@ def test_a_reward_that_raises_is_invalid(sum_task):
 
 
 def test_tasks_of_other_sources_are_faults_of_the_data():
-    with pytest.raises(DataError, match=r"task 'x' did not come from verifiers/tasks: .*they hold: level"):
+    with pytest.raises(DataError, match=r"task 'x' did not come from verifiers/tasks: .*it holds: level"):
         scored(Rollout.from_text(Task("x", "?", metadata={"level": 1}), "3"))
     held = {"environment": "nowhere", "config": {}, "data": {}}
     with pytest.raises(DataError, match="task 'x': nowhere: ModuleNotFoundError"):
