@@ -111,6 +111,8 @@ class _Writer:
             name: self.part(option, parts[name]) if name in parts else self.option(option)
             for name, option in own.items()
         }
+        if component.kind == "reward":  # one source alone needs no list
+            properties["sources"]["anyOf"].append({"type": "string"})
         return {
             "type": "object",
             "description": component.summary,
