@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlsdk.sweeps.results import EVALUATED
-from rlsdk.sweeps.running import Interrupted, Outcome, train_all
+from rlsdk.sweeps.running import Interrupted, RunOutcome, train_all
 from rlsdk.sweeps.runs import SweepRun
 from rlsdk.sweeps.statistics import Estimate
 from rlsdk.sweeps.suites import suite_tasks
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         except Interrupted:
             status = 130
     done = {run.name for run in runs if run.finished(plans[run.name])}
-    write([Outcome(run, int(run.name not in done)) for run in runs], list(tasks), given.seeds)
+    write([RunOutcome(run, int(run.name not in done)) for run in runs], list(tasks), given.seeds)
     return status
 
 
@@ -87,7 +87,7 @@ def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def write(outcomes: Sequence[Outcome], tasks: Sequence[str], seeds: int) -> None:
+def write(outcomes: Sequence[RunOutcome], tasks: Sequence[str], seeds: int) -> None:
     """Write the page of the runs that are finished."""
     measured = [each for each in outcomes if each.status == 0]
     algorithms = {each.run.group["algorithm"] for each in measured}
@@ -109,7 +109,7 @@ def write(outcomes: Sequence[Outcome], tasks: Sequence[str], seeds: int) -> None
     )
 
 
-def noted(outcome: Outcome) -> Path:
+def noted(outcome: RunOutcome) -> Path:
     """File with the commit and the date at which a run began."""
     return RUNS / "logs" / f"{outcome.run.name}.json"
 

@@ -19,7 +19,7 @@ from rlsdk.errors import ConfigError, OptionError, PluginError, UnknownComponent
 from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
-from rlsdk.testing.findings import Finding, Report
+from rlsdk.testing.findings import PropertyResult, Report
 
 FAULTY = 1
 
@@ -203,13 +203,13 @@ def _print(report: Report, seconds: float) -> None:
     out.print(f"\n{plugin}: {len(by_component)} components, {counted} in {seconds:.1f} s")
 
 
-def _counts(findings: tuple[Finding, ...]) -> tuple[str, str]:
+def _counts(findings: tuple[PropertyResult, ...]) -> tuple[str, str]:
     passed = sum(finding.outcome == "passed" for finding in findings)
     failed = sum(finding.outcome == "failed" for finding in findings)
     return f"[green]{passed} passed[/green]", f"[red]{failed} failed[/red]" if failed else ""
 
 
-def _remarks(findings: tuple[Finding, ...]) -> str:
+def _remarks(findings: tuple[PropertyResult, ...]) -> str:
     """Names of the properties that failed, and why others were skipped."""
     failed = [finding.rule for finding in findings if finding.outcome == "failed"]
     reasons: dict[str, list[str]] = {}

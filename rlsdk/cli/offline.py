@@ -45,7 +45,7 @@ class Places:
 
 
 @attrs.frozen
-class Row:
+class ScoredRow:
     """A response to score.
 
     Attributes:
@@ -61,7 +61,7 @@ class Row:
     given: float | None = None
 
 
-def read(file: str, places: Places) -> tuple[list[Row], list[str]]:
+def read(file: str, places: Places) -> tuple[list[ScoredRow], list[str]]:
     """The rows of a file, and why others cannot be used.
 
     Raises:
@@ -79,7 +79,7 @@ def read(file: str, places: Places) -> tuple[list[Row], list[str]]:
     columns = Columns(prompt=places.prompt, answer=places.answer, source=places.source, id=places.task)
     reader = RowReader(columns=columns, wording=Wording())
     stem = PurePosixPath(path).name.partition(".")[0]
-    rows: list[Row] = []
+    rows: list[ScoredRow] = []
     bad: list[str] = []
     for index in range(len(table)):
         try:
@@ -90,7 +90,7 @@ def read(file: str, places: Places) -> tuple[list[Row], list[str]]:
     return rows, bad
 
 
-def _row(values: dict[str, Any], places: Places, reader: RowReader, names: tuple[str, str, str]) -> Row:
+def _row(values: dict[str, Any], places: Places, reader: RowReader, names: tuple[str, str, str]) -> ScoredRow:
     task_id, source, label = names
     response = _taken(values, places.response)
     if not isinstance(response, str):
@@ -98,7 +98,7 @@ def _row(values: dict[str, Any], places: Places, reader: RowReader, names: tuple
     given = None if places.score is None else _number(_taken(values, places.score), places.score)
     task = reader.task(values, task_id, source)
     group = task.id if places.task else (task.prompt, repr(task.answer), task.source)
-    return Row(label, Rollout.from_text(task, response), group, given)
+    return ScoredRow(label, Rollout.from_text(task, response), group, given)
 
 
 def _taken(values: dict[str, Any], name: str) -> Any:
@@ -113,7 +113,7 @@ def _number(value: Any, place: str) -> float:
     return float(value)
 
 
-async def score(scorer: Scorer, rows: Sequence[Row]) -> list[tuple[Row, Score]]:
+async def score(scorer: Scorer, rows: Sequence[ScoredRow]) -> list[tuple[ScoredRow, Score]]:
     """Score rows; a reward that compares rollouts gets the rows of each task together.
 
     Raises:
@@ -132,14 +132,14 @@ async def score(scorer: Scorer, rows: Sequence[Row]) -> list[tuple[Row, Score]]:
     return [(row, found[index]) for index, row in enumerate(rows)]
 
 
-async def _score(scorer: Scorer, rows: Sequence[Row]) -> list[Score]:
+async def _score(scorer: Scorer, rows: Sequence[ScoredRow]) -> list[Score]:
     try:
         return await scorer.score_group([row.rollout for row in rows])
     except DataError as error:
         raise DataError(f"{rows[0].label}: {error}") from error
 
 
-def _plain(row: Row, score: Score) -> dict[str, Any]:
+def _plain(row: ScoredRow, score: Score) -> dict[str, Any]:
     """Convert a row's result to the values that are written."""
     found = {
         "row": row.label,
@@ -152,7 +152,7 @@ def _plain(row: Row, score: Score) -> dict[str, Any]:
     return found if row.given is None else {**found, "given": row.given}
 
 
-def write(out: Path, scored: Sequence[tuple[Row, Score]]) -> None:
+def write(out: Path, scored: Sequence[tuple[ScoredRow, Score]]) -> None:
     """Write a JSON line for each row; the file appears when it is complete.
 
     Raises:
@@ -170,7 +170,7 @@ def write(out: Path, scored: Sequence[tuple[Row, Score]]) -> None:
             aside.unlink()
 
 
-def summary(scored: Sequence[tuple[Row, Score]], bad: Sequence[str], worst: int) -> dict[str, Any]:
+def summary(scored: Sequence[tuple[ScoredRow, Score]], bad: Sequence[str], worst: int) -> dict[str, Any]:
     """Summarize the scores of a file.
 
     Args:
@@ -209,7 +209,7 @@ def _histogram(values: Sequence[float]) -> list[dict[str, float]]:
     return [{"from": low + i * width, "to": low + (i + 1) * width, "count": bins[i]} for i in range(_BINS)]
 
 
-def _disagreement(valid: Sequence[tuple[Row, Score]], worst: int) -> dict[str, Any]:
+def _disagreement(valid: Sequence[tuple[ScoredRow, Score]], worst: int) -> dict[str, Any]:
     apart = [(abs(score.value - row.given), row, score) for row, score in valid if row.given is not None]
     apart.sort(key=lambda each: -each[0])
     listed = [

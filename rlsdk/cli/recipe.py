@@ -16,7 +16,7 @@ from rlsdk.cli.lazy import FAILED
 from rlsdk.cli.listing import show as show_table
 from rlsdk.errors import EnvironmentFault
 from rlsdk.recipes import catalogue
-from rlsdk.recipes.catalogue import Measured, Recipe
+from rlsdk.recipes.catalogue import Recipe, RecipeRun
 
 RUNS = Path("runs") / "recipes"
 WIDTH = 40
@@ -80,7 +80,7 @@ def summary(found: Recipe) -> dict[str, Any]:
     }
 
 
-def ends(found: Recipe, measured: Measured | None) -> tuple[float | None, float | None]:
+def ends(found: Recipe, measured: RecipeRun | None) -> tuple[float | None, float | None]:
     """Return the accuracy before and after: as measured or, of a recipe that was never run, as reported elsewhere."""
     expected = found.expected
     if measured is None:
@@ -88,7 +88,7 @@ def ends(found: Recipe, measured: Measured | None) -> tuple[float | None, float 
     return measured.points[0].get(expected.metric), measured.points[-1].get(expected.metric)
 
 
-def ceiling(measured: Measured, metric: str) -> float:
+def ceiling(measured: RecipeRun, metric: str) -> float:
     """Return the best that the warm start reaches: greedily, sampled, or with several attempts.
 
     Args:
@@ -139,7 +139,7 @@ def _source(found: Recipe) -> str:
     return f" {found.expected.source}" if found.expected.source else ""
 
 
-def curve(measured: Measured, metric: str) -> list[str]:
+def curve(measured: RecipeRun, metric: str) -> list[str]:
     """Return the lines of a curve: step, bar, value, and the other accuracies.
 
     Args:

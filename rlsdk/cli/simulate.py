@@ -17,7 +17,7 @@ from rlsdk.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlsdk.config import Plan
-    from rlsdk.simulation.measure import Measured
+    from rlsdk.simulation.measure import MeasuredRun
     from rlsdk.simulation.prediction import Prediction
 
 COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle", "tokens/s", "wasted", "weights GB/s")
@@ -132,7 +132,7 @@ def _sizes(
         raise ConfigError([f"--gpus {gpus}: {error}"]) from error
 
 
-def _show(predictions: Sequence[Prediction], beside: Measured | None) -> None:
+def _show(predictions: Sequence[Prediction], beside: MeasuredRun | None) -> None:
     from rich.table import Table
 
     out = console()

@@ -13,8 +13,8 @@ from rich.table import Column, Table
 from rlsdk.cli import listing
 from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.settings import SettingsCommand
-from rlsdk.sweeps.results import Failure, Row
-from rlsdk.sweeps.running import Outcome
+from rlsdk.sweeps.results import Failure, ResultRow
+from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.statistics import Estimate
 
 
@@ -59,7 +59,7 @@ def sweep(
     click.echo(f"{len(runs)} runs in {folder}", err=True)
     try:
         with held(folder):
-            outcomes = train_all(runs, plans, Lines(len(runs)), parallel=parallel)
+            outcomes = train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)
     except Interrupted:
         click.echo("rlsdk: interrupted; the same command again goes on with what is left", err=True)
         sys.exit(INTERRUPTED)
@@ -77,13 +77,13 @@ def sweep(
         sys.exit(1)
 
 
-class Lines:
+class SweepLines:
     """Prints a line when a run begins and when it ends."""
 
     def __init__(self, count: int) -> None:
         self._count, self._ended = count, 0
 
-    def __call__(self, event: str, outcome: Outcome) -> None:
+    def __call__(self, event: str, outcome: RunOutcome) -> None:
         """Print what happens to a run."""
         run = outcome.run
         if event in ("begins", "goes on"):
@@ -112,7 +112,7 @@ def told(estimate: Estimate | None) -> str:
     return f"{estimate.value:.4g}  [{estimate.low:.4g}, {estimate.high:.4g}]"
 
 
-def _table(rows: Sequence[Row], metric: str) -> Table:
+def _table(rows: Sequence[ResultRow], metric: str) -> Table:
     columns = [Column(key, overflow="fold") for key in rows[0].group]
     title = f"{metric}: mean over seeds [95 % confidence interval]"
     table = Table(*columns, Column("mean", justify="right"), Column("runs", justify="right"), box=None, pad_edge=False)

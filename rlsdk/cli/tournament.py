@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rlsdk.cli import listing
 from rlsdk.cli.lazy import INTERRUPTED
 from rlsdk.cli.settings import SettingsCommand
-from rlsdk.cli.sweep import Lines, tell_failures, told
+from rlsdk.cli.sweep import SweepLines, tell_failures, told
 from rlsdk.sweeps.results import EVALUATED
 from rlsdk.sweeps.tournament import Standing
 
@@ -73,7 +73,7 @@ def tournament(
     )
     try:
         with held(folder):
-            outcomes = train_all(runs, plans, Lines(len(runs)), parallel=parallel)
+            outcomes = train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)
     except Interrupted:
         click.echo("rlsdk: interrupted; the same command again goes on with what is left", err=True)
         sys.exit(INTERRUPTED)

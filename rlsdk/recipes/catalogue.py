@@ -55,7 +55,7 @@ class Expected:
 
 
 @attrs.frozen(kw_only=True)
-class Measured:
+class RecipeRun:
     """A run of the recipe, as `curve.json` holds it.
 
     Attributes:
@@ -108,12 +108,12 @@ class Recipe:
         """Name of its folder."""
         return self.folder.name
 
-    def measurement(self) -> Measured | None:
+    def measurement(self) -> RecipeRun | None:
         """Return what was measured; None if the recipe was never run."""
         file = self.folder / "curve.json"
         if not file.is_file():
             return None
-        return _structured(json.loads(file.read_text(encoding="utf-8")), Measured, file)
+        return _structured(json.loads(file.read_text(encoding="utf-8")), RecipeRun, file)
 
     def text(self, file: str) -> str:
         """Return the text of one of its files."""

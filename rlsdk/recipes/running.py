@@ -36,7 +36,7 @@ class StageError(RlsdkError):
 
 
 @attrs.frozen
-class Step:
+class RecipeStep:
     """One command of a recipe.
 
     Attributes:
@@ -53,7 +53,7 @@ class Step:
         return shlex.join(["rlsdk", *self.arguments])
 
 
-def commands(recipe: Recipe, out: Path, settings: Sequence[str] = (), *, quick: bool = False) -> list[Step]:
+def commands(recipe: Recipe, out: Path, settings: Sequence[str] = (), *, quick: bool = False) -> list[RecipeStep]:
     """Return the commands of a recipe in their order.
 
     Args:
@@ -66,7 +66,7 @@ def commands(recipe: Recipe, out: Path, settings: Sequence[str] = (), *, quick: 
     if recipe.new_model is not None:
         shape = [part for key, value in recipe.new_model.items() for part in _flag(key, value)]
         made = ("model", "new", "nano", f"{out / 'model'}", *shape, "--overwrite")
-        steps.append(Step("model", made, out / "model" / "config.json"))
+        steps.append(RecipeStep("model", made, out / "model" / "config.json"))
     for stage in recipe.stages:
         given = [f"name={stage.name}", f"out={out}"]
         for key, origin in (("model.path", stage.start), ("model.reference", stage.reference)):
@@ -75,7 +75,7 @@ def commands(recipe: Recipe, out: Path, settings: Sequence[str] = (), *, quick: 
         given += QUICK if quick else ()
         given += settings if stage is recipe.stages[-1] else ()
         arguments = ("train", str(recipe.folder / stage.config), *given)
-        steps.append(Step(stage.name, arguments, out / stage.name / "summary.json"))
+        steps.append(RecipeStep(stage.name, arguments, out / stage.name / "summary.json"))
     return steps
 
 
@@ -102,7 +102,7 @@ def config(recipe: Recipe, stage: Stage) -> dict[str, Any]:
 def run(
     recipe: Recipe,
     out: Path,
-    steps: Sequence[Step],
+    steps: Sequence[RecipeStep],
     tell: Callable[[str], None],
     *,
     overwrite: bool,
@@ -143,20 +143,20 @@ def run(
         changed = True  # whatever is built on it is older
 
 
-def _took_its_steps(step: Step) -> bool:
+def _took_its_steps(step: RecipeStep) -> bool:
     """Return True if a training of `--quick` came to its end."""
     if step.title == "model" or not step.result.is_file():
         return False
     return bool(json.loads(step.result.read_text(encoding="utf-8"))["steps"] == QUICK_STEPS)
 
 
-def _how(step: Step, changed: bool) -> str:
+def _how(step: RecipeStep, changed: bool) -> str:
     """Return the flag of `rlsdk train`: go on, where this training began earlier and left a checkpoint."""
     saved = any(step.result.parent.glob("checkpoints/step-*/state.json"))
     return "--resume" if saved and not changed else "--overwrite"
 
 
-def ended(step: Step) -> bool:
+def ended(step: RecipeStep) -> bool:
     """Return True if a command has done its work."""
     if not step.result.is_file():
         return False

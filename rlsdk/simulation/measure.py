@@ -22,7 +22,7 @@ LEARNER = ("logprobs", "credit", "update")
 
 
 @attrs.frozen(kw_only=True)
-class Measured:
+class MeasuredRun:
     """Figures of a finished run.
 
     Attributes:
@@ -50,7 +50,7 @@ class Measured:
     steps: int
 
 
-def measure(folder: Path, defaults: Rates) -> Measured:
+def measure(folder: Path, defaults: Rates) -> MeasuredRun:
     """Measure the speed of a run's parts.
 
     An engine's seconds per decode step and per sequence are taken from the run's log. Where they were not logged, they
@@ -90,7 +90,7 @@ def measure(folder: Path, defaults: Rates) -> Measured:
         score_seconds=float(np.mean(scoring)) if synchronous else 0.0,
         filtered=float(np.clip(1 - _column(lines, "groups/trained", 1.0).mean(), 0, 1)),
     )
-    return Measured(
+    return MeasuredRun(
         rates=rates,
         lengths=lengths,
         step=float(seconds.mean()),

@@ -13,7 +13,7 @@ from rlsdk.config import Plan
 from rlsdk.contracts import LimitsConcurrency
 from rlsdk.errors import ConfigError, ValueFault
 from rlsdk.simulation.rates import Lengths, Rates
-from rlsdk.simulation.training import Outcome, Setup, engines_alone, learner_alone, simulate, synchronous
+from rlsdk.simulation.training import Setup, SimulationResult, engines_alone, learner_alone, simulate, synchronous
 
 MOST_ROLLOUTS = 8_000
 """Maximum rollouts of one simulation; of a larger training, a slice of this size is simulated."""
@@ -38,8 +38,8 @@ class Prediction:
     setup: Setup
     gpus: int | None
     share: float
-    configured: Outcome
-    synchronous: Outcome
+    configured: SimulationResult
+    synchronous: SimulationResult
     engines_alone: float
     learner_alone: float
 
@@ -84,7 +84,7 @@ def predict(
     part = setup if most is None else sliced(setup, most)
     whole = setup.engines / part.engines
 
-    def outcome(name: str, of: Setup) -> Outcome:
+    def outcome(name: str, of: Setup) -> SimulationResult:
         found = simulate(of, partial(told, name))
         return attrs.evolve(
             found,

@@ -87,7 +87,7 @@ class Setup:
 
 
 @attrs.frozen(kw_only=True)
-class Outcome:
+class SimulationResult:
     """Results of a simulation, over the steps after the warm-up.
 
     Attributes:
@@ -172,7 +172,7 @@ class SimulatedTraining:
         self._totals = _Counts()
         self._oldest = 0
 
-    async def run(self, told: Callable[[int], None] = lambda done: None) -> Outcome:
+    async def run(self, told: Callable[[int], None] = lambda done: None) -> SimulationResult:
         """Run all steps.
 
         Args:
@@ -207,13 +207,13 @@ class SimulatedTraining:
         self._totals.busy = sum(engine.measure()[0] for engine in self._engines)
         return attrs.evolve(self._totals)
 
-    def _outcome(self, times: Sequence[float], before: _Counts, after: _Counts, seconds: float) -> Outcome:
+    def _outcome(self, times: Sequence[float], before: _Counts, after: _Counts, seconds: float) -> SimulationResult:
         setup, seconds = self._setup, max(seconds, 1e-12)
         tokens, wasted = after.tokens - before.tokens, after.wasted - before.wasted
         sampled = tokens - (after.reused - before.reused) + wasted
         loop = asyncio.get_running_loop()
         sent = (after.syncs - before.syncs) * setup.engines * setup.rates.weights_bytes
-        return Outcome(
+        return SimulationResult(
             step=float(np.mean(times)),
             step_p95=float(np.percentile(times, 95)),
             staleness=(after.staleness - before.staleness) / max(tokens, 1),
@@ -283,7 +283,7 @@ class SimulatedTraining:
             await asyncio.sleep(rates.transfer)
 
 
-def simulate(setup: Setup, told: Callable[[int], None] = lambda done: None) -> Outcome:
+def simulate(setup: Setup, told: Callable[[int], None] = lambda done: None) -> SimulationResult:
     """Run a setup to its end in virtual time.
 
     Args:
@@ -291,7 +291,7 @@ def simulate(setup: Setup, told: Callable[[int], None] = lambda done: None) -> O
         told: Called before each step with the number of steps done.
     """
 
-    async def run() -> Outcome:
+    async def run() -> SimulationResult:
         return await SimulatedTraining(setup).run(told)
 
     return run_virtually(run())

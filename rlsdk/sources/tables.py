@@ -68,7 +68,7 @@ class Columnar:
 
 
 @attrs.frozen(eq=False)
-class Lines:
+class JsonLines:
     """A file with one JSON object per line; lines are numbered from 1, and blank ones are skipped.
 
     It is read here and not by `datasets`, which rejects a whole file for a single broken line.
@@ -163,7 +163,7 @@ def read_parquet(path: str) -> Columnar:
         raise DataError(f"{path}: it cannot be read as parquet: {error}") from error
 
 
-def read_jsonl(path: str) -> Lines:
+def read_jsonl(path: str) -> JsonLines:
     """Read a file of JSON lines, compressed or not.
 
     Raises:
@@ -176,7 +176,7 @@ def read_jsonl(path: str) -> Lines:
             lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
     except Exception as error:  # each compression has its own errors
         raise DataError(f"{path}: it cannot be read: {error}") from error
-    return Lines(path, lines)
+    return JsonLines(path, lines)
 
 
 def read_hub(name: str, config: str | None, split: str, revision: str | None) -> Columnar:

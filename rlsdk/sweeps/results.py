@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from rlsdk.errors import RunError
-from rlsdk.sweeps.running import Outcome
+from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.statistics import Estimate, mean
 
 EVALUATED = "eval/sampled"
@@ -21,7 +21,7 @@ FILE = "sweep.json"
 
 
 @attrs.frozen
-class Row:
+class ResultRow:
     """A combination of settings.
 
     Attributes:
@@ -49,25 +49,25 @@ class Failure:
     log: Path
 
 
-def rows_of(outcomes: Sequence[Outcome], metric: str, *, minimize: bool = False) -> list[Row]:
+def rows_of(outcomes: Sequence[RunOutcome], metric: str, *, minimize: bool = False) -> list[ResultRow]:
     """Collect the metric of each combination, the best first and those without a value last."""
-    groups: dict[tuple[tuple[str, str], ...], list[Outcome]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[RunOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault(tuple(outcome.run.group.items()), []).append(outcome)
     rows = []
     for group, some in groups.items():
         values = {each.run.seed: each.run.result(metric) for each in some if each.status == 0}
         found = {seed: value for seed, value in values.items() if value is not None}
-        rows.append(Row(dict(group), found, tuple(each.run.name for each in some)))
+        rows.append(ResultRow(dict(group), found, tuple(each.run.name for each in some)))
     sign = 1 if minimize else -1
 
-    def rank(row: Row) -> tuple[bool, float]:
+    def rank(row: ResultRow) -> tuple[bool, float]:
         return row.estimate is None, sign * row.estimate.value if row.estimate else 0.0
 
     return sorted(rows, key=rank)
 
 
-def require_metric(outcomes: Sequence[Outcome], rows: Sequence[Row], metric: str) -> None:
+def require_metric(outcomes: Sequence[RunOutcome], rows: Sequence[ResultRow], metric: str) -> None:
     """Refuse a metric that no finished run has.
 
     Raises:
@@ -80,12 +80,12 @@ def require_metric(outcomes: Sequence[Outcome], rows: Sequence[Row], metric: str
     raise RunError(f"--metric: no run has {metric!r}; there are: {', '.join(there)}")
 
 
-def failures_of(outcomes: Sequence[Outcome]) -> list[Failure]:
+def failures_of(outcomes: Sequence[RunOutcome]) -> list[Failure]:
     """Return the runs that failed, with the reason that each gave."""
     return [Failure(each.run.name, each.run.failure(), each.run.log) for each in outcomes if each.status]
 
 
-def as_json(folder: Path, metric: str, rows: Sequence[Row], failures: Sequence[Failure]) -> dict[str, Any]:
+def as_json(folder: Path, metric: str, rows: Sequence[ResultRow], failures: Sequence[Failure]) -> dict[str, Any]:
     """Return the results as plain values."""
     return {
         "folder": str(folder),

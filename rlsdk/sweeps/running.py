@@ -21,7 +21,7 @@ ENDS = {0: "finished", INTERRUPTED: "interrupted"}
 
 
 @attrs.define
-class Outcome:
+class RunOutcome:
     """Result of one run of a sweep.
 
     Attributes:
@@ -37,7 +37,7 @@ class Outcome:
     kept: bool = False
 
 
-Told = Callable[[str, Outcome], None]
+Told = Callable[[str, RunOutcome], None]
 """Called with "begins", "goes on", "finished", "kept", "interrupted" or "failed", and the run."""
 
 
@@ -45,7 +45,9 @@ class Interrupted(Exception):
     """Somebody ended the sweep; what had begun is saved."""
 
 
-def train_all(runs: Sequence[SweepRun], plans: Mapping[str, Plan], told: Told, *, parallel: int = 1) -> list[Outcome]:
+def train_all(
+    runs: Sequence[SweepRun], plans: Mapping[str, Plan], told: Told, *, parallel: int = 1
+) -> list[RunOutcome]:
     """Train every run that has not been trained, and return what became of each, in their order.
 
     Args:
@@ -57,18 +59,18 @@ def train_all(runs: Sequence[SweepRun], plans: Mapping[str, Plan], told: Told, *
     Raises:
         Interrupted: Ctrl-C or SIGTERM; the processes have finished their step and saved.
     """
-    waiting, working = list(runs), dict[str, tuple[Outcome, subprocess.Popen[bytes], float]]()
-    ended: dict[str, Outcome] = {}
+    waiting, working = list(runs), dict[str, tuple[RunOutcome, subprocess.Popen[bytes], float]]()
+    ended: dict[str, RunOutcome] = {}
     passed_on = 0
     with _asked_to_end() as asked:
         while waiting or working:
             while waiting and len(working) < parallel and not asked:
                 run = waiting.pop(0)
                 if run.finished(plans[run.name]):
-                    ended[run.name] = Outcome(run, 0, kept=True)
+                    ended[run.name] = RunOutcome(run, 0, kept=True)
                     told("kept", ended[run.name])
                     continue
-                outcome = Outcome(run, 0)
+                outcome = RunOutcome(run, 0)
                 told("goes on" if run.begun else "begins", outcome)
                 working[run.name] = (outcome, _started(run), time.monotonic())
             if asked:

@@ -12,7 +12,7 @@ import attrs
 from rlsdk.config import Plan
 from rlsdk.errors import ConfigError
 from rlsdk.sweeps.results import Failure
-from rlsdk.sweeps.running import Outcome
+from rlsdk.sweeps.running import RunOutcome
 from rlsdk.sweeps.runs import SweepRun, check_all, run_name
 from rlsdk.sweeps.statistics import Estimate, interquartile_mean, mean
 
@@ -101,7 +101,7 @@ def tournament_of(
     return runs, check_all(runs)
 
 
-def standings(outcomes: Sequence[Outcome], metric: str) -> list[Standing]:
+def standings(outcomes: Sequence[RunOutcome], metric: str) -> list[Standing]:
     """Collect the scores of each algorithm; the best first, and those without a score on some task last."""
     scores: dict[str, dict[str, dict[int, float]]] = {}
     missing: dict[str, list[str]] = {}

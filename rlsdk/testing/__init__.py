@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from rlsdk.rollout.codec import ChatTokenizer
     from rlsdk.scoring.scorer import RewardTerm, Scorer
     from rlsdk.testing.conformance import check_component, check_plugin
-    from rlsdk.testing.findings import Finding, Report
+    from rlsdk.testing.findings import PropertyResult, Report
     from rlsdk.testing.samples import HOSTILE
     from rlsdk.testing.scripted import ScriptedPolicy, run_workflow, scripted_chat
 
 _LAZY = {
     "HOSTILE": "rlsdk.testing.samples",
     "ChatTokenizer": "rlsdk.rollout.codec",
-    "Finding": "rlsdk.testing.findings",
+    "PropertyResult": "rlsdk.testing.findings",
     "Report": "rlsdk.testing.findings",
     "RewardTerm": "rlsdk.scoring.scorer",
     "Scorer": "rlsdk.scoring.scorer",
@@ -38,7 +38,7 @@ _LAZY = {
 __all__ = [
     "HOSTILE",
     "ChatTokenizer",
-    "Finding",
+    "PropertyResult",
     "Report",
     "RewardTerm",
     "Scorer",

@@ -18,7 +18,7 @@ from rlsdk.kinds import KINDS, Kind
 from rlsdk.options import nearest
 from rlsdk.plugins import Plugins
 from rlsdk.testing import samples
-from rlsdk.testing.findings import Case, Finding, NotApplicable, Report, Violated
+from rlsdk.testing.findings import Case, NotApplicable, PropertyResult, Report, Violated
 from rlsdk.testing.properties.base import CREDIT, LOSSES, Property
 from rlsdk.testing.show import is_batch, show
 from rlsdk.testing.signatures import fault_of
@@ -56,17 +56,17 @@ class Check:
     def __init__(self, subject: Subject) -> None:
         self.properties = {p.name: p for p in properties(subject.component)}
         self.subject = subject
-        self._known: dict[str, Finding] = {}
+        self._known: dict[str, PropertyResult] = {}
         self._declares: bool | None = None
 
-    def finding(self, name: str) -> Finding:
+    def finding(self, name: str) -> PropertyResult:
         """Check a property, once, and return its finding."""
         if name not in self._known:
             self._known[name] = self._found(self.properties[name])
         return self._known[name]
 
-    def _found(self, prop: Property) -> Finding:
-        finding = Finding(self.subject.component.kind, self.subject.name, prop.name, "passed")
+    def _found(self, prop: Property) -> PropertyResult:
+        finding = PropertyResult(self.subject.component.kind, self.subject.name, prop.name, "passed")
         try:
             self._require(prop)
             fault = self._fault(prop)
@@ -74,7 +74,7 @@ class Check:
             return attrs.evolve(finding, outcome="skipped", reason=str(error))
         return finding if fault is None else attrs.evolve(finding, outcome="failed", fault=fault)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[PropertyResult]:
         """Check every property."""
         return [self.finding(name) for name in self.properties]
 
@@ -112,7 +112,7 @@ class Check:
         return self._declares
 
 
-def check_component(obj: Any, options: Mapping[str, Any] | None = None) -> list[Finding]:
+def check_component(obj: Any, options: Mapping[str, Any] | None = None) -> list[PropertyResult]:
     """Check one component.
 
     Args:

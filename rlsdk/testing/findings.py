@@ -41,7 +41,7 @@ class NotApplicable(Exception):
 
 
 @attrs.frozen
-class Finding:
+class PropertyResult:
     """Outcome of one property of one component.
 
     Attributes:
@@ -82,11 +82,11 @@ class Report:
 
     plugin: str
     origin: str
-    findings: tuple[Finding, ...]
+    findings: tuple[PropertyResult, ...]
     broken: dict[str, str] = attrs.field(factory=dict)
 
     @property
-    def failed(self) -> tuple[Finding, ...]:
+    def failed(self) -> tuple[PropertyResult, ...]:
         """The findings that failed."""
         return tuple(finding for finding in self.findings if finding.outcome == "failed")
 
@@ -100,7 +100,7 @@ class Report:
         counted = Counter(finding.outcome for finding in self.findings)
         return {outcome: counted[outcome] for outcome in ("passed", "failed", "skipped")}
 
-    def by_component(self) -> dict[tuple[Kind, str], tuple[Finding, ...]]:
+    def by_component(self) -> dict[tuple[Kind, str], tuple[PropertyResult, ...]]:
         """Findings by (kind, name), in their order."""
         keys = dict.fromkeys((f.kind, f.component) for f in self.findings)
         return {key: tuple(f for f in self.findings if (f.kind, f.component) == key) for key in keys}

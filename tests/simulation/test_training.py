@@ -15,9 +15,9 @@ import pytest
 from rlsdk.config.rollout import RolloutSection
 from rlsdk.simulation.rates import Lengths, Rates
 from rlsdk.simulation.training import (
-    Outcome,
     Setup,
     SimulatedTraining,
+    SimulationResult,
     engines_alone,
     learner_alone,
     simulate,
@@ -33,7 +33,7 @@ SMALL = attrs.evolve(SETUP, batch=16, steps=8)
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Outcome]:
+def found() -> dict[str, SimulationResult]:
     setups = {
         "async": SETUP,
         "sync": synchronous(SETUP),
@@ -46,7 +46,7 @@ def found() -> dict[str, Outcome]:
 
 @pytest.mark.parametrize("token_seconds", [4e-5, 1.1e-4, 2e-4])
 def test_running_ahead_keeps_nine_tenths_of_what_the_slower_half_can_do_alone(
-    token_seconds: float, found: dict[str, Outcome]
+    token_seconds: float, found: dict[str, SimulationResult]
 ) -> None:
     """The learner is the faster half, as fast as the engines, the slower half."""
     setup = attrs.evolve(SETUP, rates=attrs.evolve(RATES, token_seconds=token_seconds))
@@ -56,12 +56,12 @@ def test_running_ahead_keeps_nine_tenths_of_what_the_slower_half_can_do_alone(
     assert engines.wasted < 0.02  # its step is all that engines can do
 
 
-def test_in_step_both_halves_wait_for_each_other(found: dict[str, Outcome]) -> None:
+def test_in_step_both_halves_wait_for_each_other(found: dict[str, SimulationResult]) -> None:
     assert found["sync"].step == pytest.approx(found["sync G"].step + found["sync T"].step, rel=0.05)
     assert found["async"].step < 0.6 * found["sync"].step
 
 
-def test_what_is_reported_fits_together(found: dict[str, Outcome]) -> None:
+def test_what_is_reported_fits_together(found: dict[str, SimulationResult]) -> None:
     ahead, sync = found["async"], found["sync"]
     assert (sync.staleness, sync.staleness_max, sync.wasted) == (0.0, 0, 0.0)
     assert 0 < ahead.staleness <= ahead.staleness_max <= AHEAD.max_staleness
@@ -73,7 +73,7 @@ def test_what_is_reported_fits_together(found: dict[str, Outcome]) -> None:
     assert ahead.step <= ahead.step_p95
 
 
-def test_a_run_is_the_same_each_time(found: dict[str, Outcome]) -> None:
+def test_a_run_is_the_same_each_time(found: dict[str, SimulationResult]) -> None:
     assert simulate(SETUP) == found["async"] != simulate(attrs.evolve(SETUP, seed=1))
 
 

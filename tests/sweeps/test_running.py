@@ -21,7 +21,7 @@ from rlsdk.errors import ConfigError, RunError
 from rlsdk.sweeps import running, suites, tournament
 from rlsdk.sweeps.planning import sweep_of
 from rlsdk.sweeps.results import as_json, failures_of, require_metric, rows_of
-from rlsdk.sweeps.running import Interrupted, Outcome, train_all
+from rlsdk.sweeps.running import Interrupted, RunOutcome, train_all
 from rlsdk.sweeps.runs import SweepRun
 from rlsdk.trainer.resuming import prepare_folder
 
@@ -113,7 +113,7 @@ def test_rows_are_means_over_seeds_best_first_and_failures_are_named(config: Pat
         finish(run, value)
     runs[4].log.parent.mkdir(parents=True)
     runs[4].log.write_text("INFO something\nrlsdk: learner rank 0 failed in start:\n  no memory\n")
-    outcomes = [*(Outcome(run, 0) for run in runs[:4]), *(Outcome(run, 1) for run in runs[4:])]
+    outcomes = [*(RunOutcome(run, 0) for run in runs[:4]), *(RunOutcome(run, 1) for run in runs[4:])]
     rows = rows_of(outcomes, "eval/sampled")
     assert [(row.group["learner.lr"], row.estimate and round(row.estimate.value, 6)) for row in rows] == [
         ("1e-3", 0.6),
@@ -159,7 +159,7 @@ def test_ctrl_c_is_passed_on_and_nothing_more_is_started(config: Path, monkeypat
     started = processes(monkeypatch, waits)
     told: list[str] = []
 
-    def tell(event: str, outcome: Outcome) -> None:
+    def tell(event: str, outcome: RunOutcome) -> None:
         told.append(event)
         if event == "begins":
             threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -189,7 +189,7 @@ def test_a_tournament_is_algorithms_by_tasks_by_seeds_and_ranked(config: Path) -
     for run in runs:
         if run.group != {"algorithm": "ppo", "task": "two"}:
             finish(run, values[run.group["algorithm"]] + 0.02 * run.seed)
-    outcomes = [Outcome(run, 0 if run.begun else 1) for run in runs]
+    outcomes = [RunOutcome(run, 0 if run.begun else 1) for run in runs]
     found = tournament.standings(outcomes, "eval/sampled")
     assert [each.algorithm for each in found] == ["rloo", "grpo", "ppo"]
     assert found[0].whole is not None and found[0].whole.value == pytest.approx(0.81)
