@@ -155,10 +155,9 @@ def written_aside(folder: Path) -> Iterator[Path]:
 def _export_by_learner(plan: Plan, run: Path, checkpoint: Path, folder: Path) -> None:
     """Start the run's learner without a reference model, load the checkpoint, and have it export the model."""
     config = plan.config
-    alone = attrs.evolve(config.placement, engines=1, gpus_per_engine=1, colocate=True)
     logs, cores = run / "logs" / "export", os.cpu_count() or 1
     with TemporaryDirectory(prefix="rlsdk-compiled-") as compiled, joined_cluster(plan) as gpus:
-        found = layout(alone, cores, gpus)
+        found = layout(plan, cores, gpus, roles=["learner"])
         place = ActorSpec(
             role="learner",
             world_size=config.placement.learners,
@@ -173,7 +172,7 @@ def _export_by_learner(plan: Plan, run: Path, checkpoint: Path, folder: Path) ->
             plan.loss,
             place,
             total_updates=1,
-            gpus=found.learner_gpus,
+            seats=found.learners,
             log_dir=logs,
             cache=Path(compiled),
         )

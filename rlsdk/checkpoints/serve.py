@@ -148,8 +148,7 @@ def serve_run(
         reader = CheckpointReader(plan, files, Path(scratch))
         # Before the engines start: for a checkpoint without an export, a learner must write one, which needs memory.
         first = reader.read_newest()
-        # As in the run, the learner's share of each device stays free.
-        found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
+        found = layout(plan, os.cpu_count() or 1, gpus, roles=["engine"])
         engines = started_engines(beside, start_engines(beside, found, replaced=False))
         asyncio.run(_Serving(plan, engines, reader, options).run(taken, first, ready))
 

@@ -21,13 +21,15 @@ from rlsdk.cli.lazy import WRONG_INPUT
 from rlsdk.cli.listing import brief, console, show
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
+from rlsdk.cluster.gpus import GPUNode, assign_gpus, parse_nodes
+from rlsdk.cluster.placement import neighbours, placed_roles
 from rlsdk.components import Use
 from rlsdk.config import Plan, TaskSource, check
 from rlsdk.config.origins import Origin, origins
 from rlsdk.contracts import LimitsMicroBatches, RewardSpec
 from rlsdk.errors import ConfigError
 from rlsdk.plugins import ComponentRef, short_name
-from rlsdk.readiness.checks import PlanFinding, examine
+from rlsdk.readiness.checks import PlanFinding, examine, gpu_faults
 from rlsdk.readiness.disk import DTYPE_BYTES, DiskEstimate, in_words
 from rlsdk.storage.location import is_url
 
@@ -43,8 +45,11 @@ NEVER_RUN = (
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @plugin_files
 @click.option("--full", is_flag=True, help="Show every value and where it was set, the batch arithmetic and memory.")
+@click.option("--gpus", metavar="GPUS[xNODES],…", help="Show who gets which GPU on nodes like these, such as 8x4.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(config: Path, settings: tuple[str, ...], files: tuple[str, ...], full: bool, as_json: bool) -> None:
+def explain(
+    config: Path, settings: tuple[str, ...], files: tuple[str, ...], full: bool, gpus: str | None, as_json: bool
+) -> None:
     """Check the YAML file CONFIG with the settings KEY=VALUE, and say what it would run; nothing starts.
 
     A fault is wrong anywhere, and the exit status is 2. A warning is wrong on this machine: no GPU, no package, a model
@@ -62,6 +67,11 @@ def explain(config: Path, settings: tuple[str, ...], files: tuple[str, ...], ful
     plan_text: dict[str, Any] = describe(plan)
     if full:
         plan_text |= {"batch": batch(plan), "memory": memory(plan, found.disk)}
+    if gpus is not None:
+        nodes = _nodes(gpus)
+        misplaced = tuple(PlanFinding("placement", text) for text in gpu_faults(plan, nodes))
+        found = attrs.evolve(found, faults=(*found.faults, *misplaced))
+        plan_text |= {} if misplaced else {"gpus": gpu_users(plan, nodes)}
     if as_json:
         values = [attrs.asdict(each, recurse=False) for each in origins(config, settings, plan)] if full else None
         _print_json(plan_text, found.faults, found.warnings, found.disk, values)
@@ -74,6 +84,24 @@ def explain(config: Path, settings: tuple[str, ...], files: tuple[str, ...], ful
         click.echo(f"rlsdk: warning: {warning}", err=True)
     if found.faults:
         raise ConfigError(map(str, found.faults))
+
+
+def _nodes(text: str) -> list[GPUNode]:
+    try:
+        return parse_nodes(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--gpus") from error
+
+
+def gpu_users(plan: Plan, nodes: Sequence[GPUNode]) -> dict[str, str]:
+    """Say who gets each GPU of some nodes.
+
+    Raises:
+        EnvironmentFault: Not all actors have room.
+    """
+    roles = placed_roles(plan, ("engine", "learner"))
+    found = assign_gpus(plan.config.placement, nodes, neighbours=neighbours(plan), roles=roles)
+    return {f"{node}, GPU {gpu}": ", ".join(users) or "nobody" for node, gpu, users in found.rows()}
 
 
 def _finding(fault: str) -> PlanFinding:

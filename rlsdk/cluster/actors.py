@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rlsdk.cluster.reservation import Seat
 from rlsdk.isolation.process import redirect
 from rlsdk.isolation.vitals import Identity, identity
 from rlsdk.isolation.watching import forget_actor, watch_actor
@@ -38,6 +39,7 @@ def spawn(
     *arguments: Any,
     cpus: float = 0.0,
     gpus: float = 0.0,
+    seat: Seat | None = None,
     resources: Mapping[str, float] | None = None,
     environment: Mapping[str, str] | None = None,
     name: str = "",
@@ -54,7 +56,8 @@ def spawn(
         cls: Class of the actor.
         *arguments: Arguments of its constructor.
         cpus: Cores that Ray reserves.
-        gpus: GPUs that Ray reserves; a fraction if they are shared.
+        gpus: GPUs that Ray reserves, wherever it finds them; a fraction if they are shared.
+        seat: GPUs that were reserved for this actor; None if it has none, or asks for some with `gpus`.
         resources: Further resources that Ray reserves, by name.
         environment: Environment variables of its process.
         name: Name of the actor in Ray; empty for none.
@@ -66,15 +69,19 @@ def spawn(
         replaced: True if a dead actor is replaced, so that the run continues.
     """
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+    strategy: Any = NodeAffinitySchedulingStrategy(node, soft=False) if node else None
+    if seat is not None:
+        strategy = PlacementGroupSchedulingStrategy(seat.group, seat.bundle)
+        environment = {**(environment or {}), **seat.environment}
     options: dict[str, Any] = {
         "max_concurrency": concurrency,
         "name": name,
         "namespace": namespace,
         "resources": dict(resources or {}),
         "runtime_env": {"env_vars": dict(environment)} if environment else {},
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False) if node else None,
+        "scheduling_strategy": strategy,
     }
     given = {option: value for option, value in options.items() if value}
     actor = ray.remote(cls).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, **given).remote(*arguments)

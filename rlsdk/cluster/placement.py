@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import attrs
 
 from rlsdk.cluster.address import RayAddress
+from rlsdk.cluster.gpus import RoleName, assign_gpus
 from rlsdk.cluster.health import ray_watched
+from rlsdk.cluster.reservation import Seat, gpu_nodes, reserve
 from rlsdk.config import Plan
 from rlsdk.config.schema import PlacementSection
-from rlsdk.errors import EnvironmentFault, RunError
+from rlsdk.contracts import SharesSequences
+from rlsdk.errors import ConfigError, RunError
 
 log = logging.getLogger(__name__)
 START_ATTEMPTS = 3
@@ -29,57 +32,68 @@ class Layout:
         device: cpu or cuda.
         engine_threads: OpenMP threads of each engine.
         learner_threads: OpenMP threads of each rank.
-        engine_gpus: GPUs of each engine; a fraction where learners share them.
-        learner_gpus: GPUs of each rank; a fraction where engines share them.
+        engines: Reserved GPUs of each engine, by its rank; empty on the CPU.
+        learners: Reserved GPUs of each rank of the learner; empty on the CPU.
     """
 
     device: str
     engine_threads: int
     learner_threads: int
-    engine_gpus: float
-    learner_gpus: float
+    engines: tuple[Seat, ...] = ()
+    learners: tuple[Seat, ...] = ()
 
 
-def layout(placement: PlacementSection, cores: int, gpus: int) -> Layout:
-    """Divide cores and GPUs among the actors.
+def layout(
+    plan: Plan, cores: int, gpus: int, *, roles: Sequence[RoleName] = ("engine", "learner"), apart: bool = False
+) -> Layout:
+    """Divide cores among the actors and, on GPUs, reserve those of each actor.
 
     Args:
-        placement: Counts and devices.
+        plan: Plan of the run.
         cores: CPU cores of one machine.
         gpus: GPUs of the cluster.
+        roles: Roles whose actors are started here.
+        apart: True if engines and learner belong to different programs, which cannot take turns on a GPU.
 
     Raises:
-        EnvironmentFault: CUDA is requested and there are too few GPUs.
+        ConfigError: Different programs would share a GPU.
+        EnvironmentFault: CUDA is requested, and there are too few GPUs, or they are not free.
     """
+    placement = plan.config.placement
     device = placement.device if placement.device != "auto" else ("cuda" if gpus else "cpu")
-    threads = (
+    threads = threads_of(placement, cores)
+    if device == "cpu":
+        return Layout(device, *threads)
+    if apart and placement.colocate:
+        fault = "placement.colocate: two programs cannot take turns on a device; set placement.colocate=false"
+        raise ConfigError([fault])
+    found = assign_gpus(placement, gpu_nodes(), neighbours=neighbours(plan), roles=placed_roles(plan, roles))
+    reserved = reserve(found, placement)
+    return Layout(device, *threads, reserved.engines, reserved.learners)
+
+
+def threads_of(placement: PlacementSection, cores: int) -> tuple[int, int]:
+    """Return the OpenMP threads of each engine and of each rank of the learner.
+
+    Args:
+        placement: Counts of actors and, where they are given, threads.
+        cores: CPU cores of one machine.
+    """
+    return (
         placement.engine_threads or max(1, cores // placement.engines),
         placement.learner_threads or max(1, cores // placement.learners),
     )
-    if device == "cpu":
-        return Layout(device, *threads, 0, 0)
-    if short := gpus_short(placement, gpus, "Ray finds"):
-        raise EnvironmentFault(short)
-    shared = placement.colocate
-    return Layout(device, *threads, placement.gpus_per_engine * (0.5 if shared else 1.0), 0.5 if shared else 1.0)
 
 
-def gpus_short(placement: PlacementSection, gpus: int, found: str) -> str:
-    """Say that there are fewer GPUs than a placement needs; empty if there are enough.
+def placed_roles(plan: Plan, roles: Sequence[RoleName]) -> list[RoleName]:
+    """Return those of some roles that a run has: there are no engines where nothing is sampled."""
+    return [role for role in roles if role == "learner" or plan.needs_engine]
 
-    Args:
-        placement: Counts and devices.
-        gpus: Number of available GPUs.
-        found: Source of that number, such as "Ray finds".
-    """
-    engines = placement.engines * placement.gpus_per_engine
-    needed = max(engines, placement.learners) if placement.colocate else engines + placement.learners
-    if gpus >= needed:
-        return ""
-    return (
-        f"placement needs {needed} GPUs ({engines} for engines, {placement.learners} for learners, "
-        f"{'shared' if placement.colocate else 'not shared'}); {found} {gpus}"
-    )
+
+def neighbours(plan: Plan) -> int:
+    """Return the number of successive ranks of the learner that share sequences, and so must be on one node."""
+    learner = plan.plugins.resolve(plan.learner)
+    return learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
 
 
 @contextmanager
@@ -187,7 +201,10 @@ def no_room(plan: Plan, found: Layout, count: int) -> str:
     """
     import ray
 
-    each = {"CPU": 1.0, "GPU": found.engine_gpus, **plan.config.placement.engine_resources}
+    if found.engines:  # their places are kept for them, as long as the node is there
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return "" if all(seat.node in alive for seat in found.engines) else "a node that held GPUs of engines is gone"
+    each = {"CPU": 1.0, **plan.config.placement.engine_resources}
     free = ray.available_resources()
     short = [
         f"{free.get(name, 0):g} of {n * count:g} {name}" for name, n in each.items() if free.get(name, 0) < n * count

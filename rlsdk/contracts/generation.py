@@ -343,6 +343,16 @@ class ReadsImages(Protocol):
 
 
 @runtime_checkable
+class SpansGPUs(Protocol):
+    """Optional interface of an engine that divides its model among GPUs."""
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that one engine uses, which must be `placement.gpus_per_engine`."""
+        ...
+
+
+@runtime_checkable
 class LimitsConcurrency(Protocol):
     """Optional interface of an engine that samples a limited number of continuations at once."""
 

@@ -268,6 +268,16 @@ class GivesPrimitives(Protocol):
 
 
 @runtime_checkable
+class SharesSequences(Protocol):
+    """Optional interface of a learner whose ranks divide sequences among themselves."""
+
+    @property
+    def sequence_parallel(self) -> int:
+        """Number of successive ranks that share sequences; on GPUs they are placed on one node."""
+        ...
+
+
+@runtime_checkable
 class SetsLearningRate(Protocol):
     """Optional interface of a learner whose learning rate may be changed while it trains."""
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from rlsdk import weights as transport
 from rlsdk.cluster.actors import RunActor, spawn
+from rlsdk.cluster.reservation import Seat
 from rlsdk.contracts import (
     ActorSpec,
     Adapter,
@@ -325,7 +326,7 @@ def launch(
     place: ActorSpec,
     *,
     cpus: float = 1,
-    gpus: float = 0,
+    seat: Seat | None = None,
     resources: Mapping[str, float] | None = None,
     name: str = "",
     log_path: Path | str = "",
@@ -338,7 +339,7 @@ def launch(
         reference: Reference to the engine component.
         place: Placement of the actor; determines the environment variables of its process.
         cpus: Cores that Ray reserves.
-        gpus: GPUs that Ray reserves; a fraction if they are shared with a learner.
+        seat: GPUs that were reserved for it; None on the CPU.
         resources: Further resources that Ray reserves, by name.
         name: Actor name in Ray's listings; empty for none.
         log_path: File that takes what its process prints; empty leaves that to Ray.
@@ -353,7 +354,7 @@ def launch(
         reference,
         str(log_path),
         cpus=cpus,
-        gpus=gpus,
+        seat=seat,
         resources=resources,
         environment=Plugins().resolve(reference).environment(place),
         name=name,

@@ -49,7 +49,7 @@ def start_engine(
         plan.engine,
         place,
         cpus=1,
-        gpus=found.engine_gpus,
+        seat=found.engines[rank] if found.engines else None,
         resources=plan.config.placement.engine_resources,
         name=name,
         log_path=path,

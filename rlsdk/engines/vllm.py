@@ -88,6 +88,11 @@ class Vllm:
             if name in self.args:
                 raise OptionError("engine 'vllm'", [(f"args.{name}", f"is set by {owner}; take it out of args")])
 
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that one engine uses."""
+        return self.tensor_parallel_size
+
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything."""
         found = place.environment() | {

@@ -107,7 +107,7 @@ def evaluate_model(plan: Plan, *, pictures: int = 8, seen: Callable[[int, int], 
     start = time.perf_counter()
     tasks = held_out(plan)
     with watched(plan.config.watchdog, "the evaluation"), reaped(), ray_cluster(plan) as gpus:
-        found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
+        found = layout(plan, os.cpu_count() or 1, gpus, roles=["engine"])
         engines = started_engines(plan, start_engines(plan, found, replaced=False))
         ready = time.perf_counter()
         try:

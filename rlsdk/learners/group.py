@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from rlsdk.cluster.actors import cause_of, described, died, kill, spawn
+from rlsdk.cluster.reservation import Seat
 from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, TrainedRole, Weights
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
@@ -59,7 +60,7 @@ class LearnerGroup:
         *,
         total_updates: int,
         cpus: float = 1.0,
-        gpus: float = 0.0,
+        seats: Sequence[Seat] = (),
         resources: Mapping[str, float] | None = None,
         log_dir: Path,
         cache: Path | None = None,
@@ -73,7 +74,7 @@ class LearnerGroup:
             place: Placement of rank 0; other ranks differ in `rank`, `cache` and `master`.
             total_updates: Length of the learning-rate schedule, in optimiser steps.
             cpus: Cores that Ray reserves for each rank.
-            gpus: GPUs that Ray reserves for each rank; a fraction if they are shared with engines.
+            seats: GPUs that were reserved for each rank; empty on the CPU.
             resources: Further resources that Ray reserves for each rank, by name.
             log_dir: Folder of the log files `learner-RANK.log`; must be visible to all ranks, like checkpoints.
             cache: Parent folder of each rank's compile caches, `learner-RANK`.
@@ -92,7 +93,7 @@ class LearnerGroup:
                     LearnerActor,
                     str(logs[-1].resolve()),
                     cpus=cpus,
-                    gpus=gpus,
+                    seat=seats[rank] if seats else None,
                     resources=resources,
                     environment=template.environment(spec),
                     watched_as=f"learner rank {rank}",

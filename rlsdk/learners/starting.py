@@ -31,7 +31,7 @@ def start_learner(plan: Plan, found: Layout, adapter: Adapter | None, steps: int
             **placed_everywhere(plan, found),
         ),
         total_updates=steps * plan.config.minibatches * plan.config.passes,
-        gpus=found.learner_gpus,
+        seats=found.learners,
         resources=placement.learner_resources,
         log_dir=folder / "logs",
         cache=folder / "cache",

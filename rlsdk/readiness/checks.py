@@ -13,12 +13,13 @@ from typing import Any
 import attrs
 
 from rlsdk import preflight
-from rlsdk.cluster.placement import gpus_short
+from rlsdk.cluster.gpus import GPUNode, assign_gpus
+from rlsdk.cluster.placement import neighbours, placed_roles
 from rlsdk.config import Plan, TaskSource
-from rlsdk.contracts import ExaminesModel, ReplaysRouting, Requires, RequiresPrograms, ReturnsRouting
+from rlsdk.contracts import ExaminesModel, ReplaysRouting, Requires, RequiresPrograms, ReturnsRouting, SpansGPUs
 from rlsdk.conversion import Differences, compare, read_header
 from rlsdk.engines.common import end_ids, open_tokenizer
-from rlsdk.errors import ConfigError, OptionError, RlsdkError, UnreachableDataError, described
+from rlsdk.errors import ConfigError, EnvironmentFault, OptionError, RlsdkError, UnreachableDataError, described
 from rlsdk.messages import parts_of
 from rlsdk.plugins import ComponentRef
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
@@ -101,8 +102,9 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
         return
     yield from (PlanFinding("placement", text) for text in preflight.open_files())
     gpus, cores = preflight.gpu_count() if place.device != "cpu" else 0, os.cpu_count() or 1
-    if (place.device == "cuda" or gpus) and (short := gpus_short(place, gpus, "this machine has")):
-        yield PlanFinding("placement.device", f"{short}; set placement.device=cpu, or train where the GPUs are")
+    if place.device == "cuda" or gpus:
+        for text in gpu_faults(plan, [GPUNode("this machine", gpus)], trains=trains):
+            yield PlanFinding("placement", f"{text}. Or set placement.device=cpu, or train where the GPUs are")
     counts = {"engines": place.engines if plan.needs_engine else 0, "learners": place.learners if trains else 0}
     for name, count in counts.items():
         if count > ENGINES_PER_CORE * cores:
@@ -111,6 +113,23 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
                 f"{count} {name} on {cores} CPU cores: each is a process that computes all the time, and a core can "
                 f"serve {ENGINES_PER_CORE}; give at most {ENGINES_PER_CORE * cores}",
             )
+
+
+def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> list[str]:
+    """Say why the actors of a plan cannot be placed on the GPUs of some nodes; nothing if they can."""
+    place, faults = plan.config.placement, []
+    engine = plan.plugins.resolve(plan.engine)
+    if plan.needs_engine and isinstance(engine, SpansGPUs) and engine.gpus != place.gpus_per_engine:
+        faults.append(
+            f"each engine divides its model among {engine.gpus} GPUs (engine.tensor_parallel_size), but is given "
+            f"{place.gpus_per_engine} (placement.gpus_per_engine); set both alike"
+        )
+    roles = placed_roles(plan, ("engine", "learner") if trains else ("engine",))
+    try:
+        assign_gpus(place, nodes, neighbours=neighbours(plan), roles=roles)
+    except EnvironmentFault as fault:
+        faults.append(str(fault))
+    return faults
 
 
 def _models(plan: Plan) -> Iterator[PlanFinding]:

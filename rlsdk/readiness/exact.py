@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlsdk import preflight
-from rlsdk.cluster.placement import layout
+from rlsdk.cluster.placement import threads_of
 from rlsdk.config import Plan
 from rlsdk.contracts import ComputesExactly
 from rlsdk.exact import architecture_fault
@@ -64,11 +64,11 @@ def _threads(plan: Plan) -> Iterator[tuple[str, str]]:
     if place.device == "cuda" or (place.device == "auto" and gpus):
         yield "placement.device", "model.exact is for the CPU: kernels of a GPU add in several orders; set it to cpu"
         return
-    found = layout(place, os.cpu_count() or 1, 0)
-    if found.engine_threads != found.learner_threads:
+    engine, learner = threads_of(place, os.cpu_count() or 1)
+    if engine != learner:
         yield (
             "placement.learner_threads",
-            f"model.exact: engines with {found.engine_threads} threads and learners with {found.learner_threads} would "
+            f"model.exact: engines with {engine} threads and learners with {learner} would "
             "split sums in different ways; give placement.engine_threads and placement.learner_threads the same value",
         )
 

@@ -78,8 +78,7 @@ def serve_engines(plan: Plan, ready: Callable[[str], None]) -> None:
     preflight.require(map(str, machine(plan, trains=False)))
     (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
     with watched(plan.config.watchdog, "serving"), reaped(), ray_cluster(plan) as gpus:
-        # As in the run, the learner's share of each device stays free.
-        found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
+        found = layout(plan, os.cpu_count() or 1, gpus, roles=["engine"])
         engines = started_engines(plan, start_engines(plan, found, replaced=False))
         asyncio.run(_serve(plan, engines, ready))
 

@@ -106,7 +106,7 @@ def started(
         by_hand: True if the rollouts are asked from several event loops, one after the other.
     """
     steps, adapter = steps_of(plan, tasks), exchanged_adapter(plan)
-    found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
+    found = layout(plan, os.cpu_count() or 1, gpus)
     with ExitStack() as stack:
         place, logs = plan.config.placement, plan.folder / "logs"
         wanted = f"engines: {place.engines if plan.needs_engine else 0}, learner ranks: {place.learners}"
@@ -147,24 +147,6 @@ def explorer_on(
         env_worker_pools(plan) as worlds,
     ):
         yield explorer_of(plan, engines, found, tasks, scorer, worlds, observers, user_loop)
-
-
-def layout_apart(plan: Plan, gpus: int) -> Layout:
-    """Return the resources of each actor, where neither of two programs shares the other's device.
-
-    Args:
-        plan: Plan of the run.
-        gpus: Number of Ray's GPUs.
-
-    Raises:
-        ConfigError: The plan shares devices.
-    """
-    found = layout(plan.config.placement, os.cpu_count() or 1, gpus)
-    if found.device == "cuda" and plan.config.placement.colocate:
-        raise ConfigError(
-            ["placement.colocate: two programs cannot take turns on a device; set placement.colocate=false"]
-        )
-    return found
 
 
 def explorer_of(

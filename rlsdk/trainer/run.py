@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from rlsdk import preflight
 from rlsdk.cluster.actors import cause_of, died, kill, reason
-from rlsdk.cluster.placement import Layout, ray_cluster
+from rlsdk.cluster.placement import Layout, layout, ray_cluster
 from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan, Source, check
 from rlsdk.engines.starting import exchanged_adapter
@@ -26,7 +27,7 @@ from rlsdk.readiness.disk import estimate
 from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.progress import log_console
-from rlsdk.trainer.assembly import Parts, examined, layout_apart, started, steps_of
+from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.callbacks import ShowSamples
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.record import RunRecord, open_run
@@ -116,7 +117,8 @@ def train_apart(
     exchanged_adapter(plan)
     preflight.require(map(str, [*machine(plan), *space(plan, estimate(plan, download=True))]))
     with open_run(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes, console=console) as record:
-        run_async(_train(record, layout_apart(plan, record.gpus)))
+        found = layout(plan, os.cpu_count() or 1, record.gpus, roles=["learner"], apart=True)
+        run_async(_train(record, found))
     return record.summary
 
 

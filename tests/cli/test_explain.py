@@ -163,3 +163,12 @@ def test_the_batch_in_words(tmp_path, explain):
     assert "32 rollouts / 2 minibatches = 16 rollouts in each optimiser step; 2 × 3 passes = 6" in ran.stdout
     assert "ranks: 16 rollouts / 2 = 8 rollouts on each rank" in ran.stdout
     assert "10 steps: 320 rollouts, 60 optimiser steps" in ran.stdout
+
+
+def test_who_gets_which_gpu_on_nodes_that_do_not_exist(explain):
+    pairs = {"node 0, GPU 0": "engine 0, learner rank 0", "node 1, GPU 0": "engine 1, learner rank 1"}
+    assert explain("placement.engines=2", "placement.learners=2", "--gpus", "1x2")["gpus"] == pairs
+    said = " ".join(explain("placement.engines=3", "--gpus", "1x2", as_json=False, status=2).split())
+    assert "placement: asked for are 3 engines" in said
+    assert "There is no room for all engines" in said
+    assert "expected GPUS or GPUSxNODES" in explain("--gpus", "many", as_json=False, status=2)

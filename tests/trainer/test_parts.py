@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.cluster.placement import layout
+from rlsdk.cluster.placement import threads_of
 from rlsdk.config.schema import PlacementSection
 from rlsdk.engines.canary import Canary, describe_checksums
-from rlsdk.errors import CanaryError, DataError, EnvironmentFault
+from rlsdk.errors import CanaryError, DataError
 from rlsdk.evaluation.evaluation import is_correct, measured, pass_at, scored_trajectories
 from rlsdk.rollout.stream import TaskStream
 from rlsdk.types import Group, Rollout, Score, Task
@@ -145,12 +145,6 @@ def test_what_workflows_measure_is_averaged_over_those_that_measured_it() -> Non
     assert measured([]) == {}
 
 
-def test_threads_are_divided_and_gpus_counted() -> None:
-    cpu = layout(PlacementSection(engines=2), cores=2, gpus=0)
-    assert (cpu.device, cpu.engine_threads, cpu.learner_threads, cpu.engine_gpus) == ("cpu", 1, 2, 0)
-    shared = layout(PlacementSection(engines=2, learners=2), cores=16, gpus=2)
-    assert (shared.device, shared.engine_gpus, shared.learner_gpus) == ("cuda", 0.5, 0.5)
-    apart = layout(PlacementSection(engines=1, gpus_per_engine=2, learners=2, colocate=False), cores=16, gpus=4)
-    assert (apart.engine_gpus, apart.learner_gpus) == (2.0, 1.0)
-    with pytest.raises(EnvironmentFault, match=r"needs 4 GPUs .*; Ray finds 3"):
-        layout(PlacementSection(engines=2, learners=2, colocate=False), cores=16, gpus=3)
+def test_threads_are_divided() -> None:
+    assert threads_of(PlacementSection(engines=2), cores=2) == (1, 2)
+    assert threads_of(PlacementSection(engines=3, learner_threads=5), cores=2) == (1, 5)

@@ -82,7 +82,7 @@ def test_too_few_gpus_are_said_before_ray_starts(plan: Callable[..., Plan], monk
     monkeypatch.setattr(preflight, "gpu_capability", list)
     monkeypatch.setattr(preflight, "gpu_count", lambda: 1)
     found = examine(plan("placement.device=cuda", "placement.engines=2"), starts=False).warnings
-    assert any("needs 2 GPUs" in each.message and "this machine has 1" in each.message for each in found)
+    assert any("2 engines with 1 GPUs each" in each.message and "this machine 1" in each.message for each in found)
 
 
 def test_too_few_open_files_are_said_before_ray_hangs_over_them(
@@ -113,7 +113,7 @@ def test_each_engine_has_a_cache_folder_of_its_own_below_the_runs(
 
     monkeypatch.setattr(engine_starting, "launch_engine", launch)
     checked = plan("placement.engines=2")
-    engine_starting.start_engines(checked, layout(checked.config.placement, 2, 0))
+    engine_starting.start_engines(checked, layout(checked, 2, 0))
     folder = (tmp_path / "runs" / "trial").resolve()
     caches = [Path(place.cache) for place in places]
     assert caches == [folder / "cache" / "engine-0", folder / "cache" / "engine-1"]
@@ -131,5 +131,5 @@ def test_the_learner_is_given_a_cache_folder_below_the_runs(
 
     monkeypatch.setattr(group.LearnerGroup, "launch", lambda *_, **options: given.update(options) or Launched())
     checked = plan()
-    learner_starting.start_learner(checked, layout(checked.config.placement, 2, 0), None, 2)
+    learner_starting.start_learner(checked, layout(checked, 2, 0), None, 2)
     assert given["cache"] == (tmp_path / "runs" / "trial").resolve() / "cache"

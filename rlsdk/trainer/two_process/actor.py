@@ -18,6 +18,7 @@ import numpy as np
 
 from rlsdk import weights as transport
 from rlsdk.cluster.actors import RunActor, kill
+from rlsdk.cluster.placement import layout
 from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan, Source, check
 from rlsdk.contracts.rollouts import TakenBatch, TaskCounts, TaskStatus
@@ -29,7 +30,7 @@ from rlsdk.isolation.watching import main_loop
 from rlsdk.rollout.producer import first_error
 from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.observers import Observers
-from rlsdk.trainer.assembly import explorer_on, layout_apart, train_tasks
+from rlsdk.trainer.assembly import explorer_on, train_tasks
 from rlsdk.trainer.explorer import Explorer
 from rlsdk.trainer.two_process.agreement import PeerInfo, disagreement, named, portable, until_gone
 from rlsdk.types import Group
@@ -345,7 +346,7 @@ class ExplorerActor(RunActor):
 
     async def _start(self, plan: Plan, stack: ExitStack, observers: Observers) -> Explorer:
         """Start engines, scorer and environments, which end with the stack."""
-        found = layout_apart(plan, self._setup.gpus)
+        found = layout(plan, os.cpu_count() or 1, self._setup.gpus, roles=["engine"], apart=True)
 
         def engines() -> list[Any]:
             return started_engines(plan, start_engines(plan, found, exchanged_adapter(plan)))

@@ -1,0 +1,178 @@
+"""Which GPUs each engine and each rank of the learner gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import attrs
+
+from rlsdk.config.schema import PlacementSection
+from rlsdk.errors import EnvironmentFault
+
+RoleName = Literal["engine", "learner"]
+
+
+@attrs.frozen
+class GPUNode:
+    """A node of the cluster.
+
+    Attributes:
+        name: Host name or address, for people.
+        gpus: Number of GPUs that can be reserved.
+        resources: Ray's other resources of the node, by name.
+        id: Ray's id of the node; empty for one that is only imagined.
+    """
+
+    name: str
+    gpus: int
+    resources: Mapping[str, float] = {}
+    id: str = ""
+
+
+@attrs.frozen
+class GPUPlace:
+    """GPUs of one actor.
+
+    Attributes:
+        node: Index of the node.
+        gpus: Indices of its GPUs on the node, in ascending order.
+    """
+
+    node: int
+    gpus: tuple[int, ...]
+
+
+@attrs.frozen
+class GPUMap:
+    """GPUs of all engines and ranks.
+
+    Attributes:
+        nodes: Nodes of the cluster.
+        engines: Place of each engine, by its rank.
+        learners: Place of each rank of the learner.
+    """
+
+    nodes: tuple[GPUNode, ...]
+    engines: tuple[GPUPlace, ...] = ()
+    learners: tuple[GPUPlace, ...] = ()
+
+    def users(self, node: int, gpu: int) -> list[str]:
+        """Name the actors of a GPU, such as `engine 0` and `learner rank 0`."""
+        roles = (("engine", self.engines), ("learner rank", self.learners))
+        return [
+            f"{role} {rank}"
+            for role, places in roles
+            for rank, place in enumerate(places)
+            if place.node == node and gpu in place.gpus
+        ]
+
+    def rows(self) -> Iterator[tuple[str, int, list[str]]]:
+        """Name of the node, index of the GPU, and its users, for every GPU."""
+        for number, node in enumerate(self.nodes):
+            for gpu in range(node.gpus):
+                yield node.name, gpu, self.users(number, gpu)
+
+
+@attrs.frozen
+class _Demand:
+    """Actors of one role: `count` blocks of `size` GPUs, each block on one node with enough of its resources."""
+
+    role: RoleName
+    count: int
+    size: int
+    resources: Mapping[str, float]
+
+    def fits(self, free: Sequence[int], left: Mapping[str, float]) -> bool:
+        """Return whether a node with these free GPUs and resources has room for a block."""
+        return len(free) >= self.size and all(left.get(name, 0) >= amount for name, amount in self.resources.items())
+
+
+def assign_gpus(
+    placement: PlacementSection,
+    nodes: Sequence[GPUNode],
+    *,
+    neighbours: int = 1,
+    roles: Sequence[RoleName] = ("engine", "learner"),
+) -> GPUMap:
+    """Give every engine and every rank of the learner its GPUs.
+
+    Nodes and GPUs are filled in their order. The GPUs of an engine are on one node, and so are ranks that share
+    sequences. With `colocate`, engine and rank of the same number share a GPU, if an engine has one; otherwise no
+    GPU is given twice.
+
+    Args:
+        placement: Counts, and the resources that select nodes.
+        nodes: Nodes of the cluster.
+        neighbours: Number of successive ranks that must be on one node (`learner.sequence_parallel`).
+        roles: Roles that are placed; the others take nothing.
+
+    Raises:
+        EnvironmentFault: There are too few GPUs, or they are divided among nodes so that something does not fit.
+    """
+    engines = _Demand("engine", placement.engines, placement.gpus_per_engine, placement.engine_resources)
+    of_block = {name: amount * neighbours for name, amount in placement.learner_resources.items()}
+    ranks = _Demand("learner", -(-placement.learners // neighbours), neighbours, of_block)
+    demands = [demand for demand in (ranks, engines) if demand.role in roles]
+    if placement.colocate:
+        found = {demand.role: _fill([demand], nodes)[demand.role] for demand in demands}
+    else:
+        # Large blocks first: they are the ones that may find no node whole.
+        found = _fill(sorted(demands, key=lambda demand: -demand.size), nodes)
+    learners = [GPUPlace(block.node, (gpu,)) for block in found.get("learner", ()) for gpu in block.gpus]
+    return GPUMap(tuple(nodes), tuple(found.get("engine", ())), tuple(learners[: placement.learners]))
+
+
+def _fill(demands: Sequence[_Demand], nodes: Sequence[GPUNode]) -> dict[RoleName, list[GPUPlace]]:
+    """Place blocks on the first node with room, none of them on the same GPU."""
+    free = [list(range(node.gpus)) for node in nodes]
+    left = [dict(node.resources) for node in nodes]
+    found: dict[RoleName, list[GPUPlace]] = {}
+    for demand in demands:
+        places = found.setdefault(demand.role, [])
+        while len(places) < demand.count:
+            node = next((n for n in range(len(nodes)) if demand.fits(free[n], left[n])), None)
+            if node is None:
+                raise EnvironmentFault(_does_not_fit(demand, demands, nodes))
+            places.append(GPUPlace(node, tuple(free[node][: demand.size])))
+            free[node] = free[node][demand.size :]
+            for name, amount in demand.resources.items():
+                left[node][name] -= amount
+    return found
+
+
+def _does_not_fit(demand: _Demand, demands: Sequence[_Demand], nodes: Sequence[GPUNode]) -> str:
+    """Say what does not fit where."""
+    names = {"engine": "engines", "learner": "ranks of the learner"}
+    wanted = " and ".join(
+        f"{each.count} engines with {each.size} GPUs each, every engine on one node"
+        if each.role == "engine"
+        else f"{each.count * each.size} ranks of the learner"
+        + (f", {each.size} successive ones on one node" if each.size > 1 else "")
+        for each in demands
+    )
+    offered = ", ".join(f"{node.name} {node.gpus}" for node in nodes) or "no node"
+    selected = f" with {', '.join(demand.resources)}" if demand.resources else ""
+    return (
+        f"asked for are {wanted}; the GPUs of the nodes are: {offered}. There is no room{selected} for all "
+        f"{names[demand.role]}: lower placement.{demand.role}s"
+        + (" or placement.gpus_per_engine" if demand.role == "engine" else "")
+        + ", or add GPUs"
+    )
+
+
+def parse_nodes(text: str) -> list[GPUNode]:
+    """Read a description of nodes: `8x4` is four nodes with eight GPUs each, `8,4` one with eight and one with four.
+
+    Raises:
+        ValueError: The text is no such description.
+    """
+    nodes: list[GPUNode] = []
+    for part in text.split(","):
+        read = re.fullmatch(r"([1-9][0-9]{0,3})(?:x([1-9][0-9]{0,3}))?", part.strip())
+        if read is None:
+            raise ValueError(f"expected GPUS or GPUSxNODES, such as 8, 8x4 or 8,4; got {part.strip()!r}")
+        for _ in range(int(read[2] or 1)):
+            nodes.append(GPUNode(f"node {len(nodes)}", int(read[1])))
+    return nodes

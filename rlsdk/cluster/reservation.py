@@ -1,0 +1,153 @@
+"""Reserve the GPUs of a run with Ray, so that every actor sees exactly its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from rlsdk.cluster.gpus import GPUMap, GPUNode, GPUPlace
+from rlsdk.config.schema import PlacementSection
+from rlsdk.errors import EnvironmentFault
+
+RESERVE_SECONDS = 60.0
+"""Seconds to wait for GPUs that another job of the cluster may hold."""
+
+
+@attrs.frozen
+class Seat:
+    """Reserved GPUs of one actor.
+
+    Attributes:
+        group: Ray's placement group, which reserves GPUs of one node for this run alone.
+        bundle: Index of the bundle of the actor's first GPU.
+        devices: The actor's GPUs, as `CUDA_VISIBLE_DEVICES` names them.
+        node: Ray's id of the node.
+    """
+
+    group: Any
+    bundle: int
+    devices: tuple[str, ...]
+    node: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables that show the actor its GPUs and no others.
+
+        The actor asks Ray for no GPU itself: a share of one could be put on any GPU, and an actor that shares two has
+        no number to ask for. Ray then hides all GPUs, unless it is told not to touch the variable.
+        """
+        return {
+            "CUDA_VISIBLE_DEVICES": ",".join(self.devices),
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
+
+
+@attrs.frozen
+class Reservation:
+    """Seats of all engines and ranks, by their rank."""
+
+    engines: tuple[Seat, ...]
+    learners: tuple[Seat, ...]
+
+
+def gpu_nodes() -> list[GPUNode]:
+    """Return the nodes of the running cluster that have GPUs, in the order of their addresses."""
+    import ray
+
+    nodes = []
+    for node in ray.nodes():
+        resources: Mapping[str, float] = node["Resources"]
+        if node["Alive"] and resources.get("GPU", 0) >= 1:
+            name = node["NodeManagerHostname"] or node["NodeManagerAddress"]
+            others = {key: amount for key, amount in resources.items() if key != "GPU"}
+            nodes.append(GPUNode(name, int(resources["GPU"]), others, node["NodeID"]))
+    return sorted(nodes, key=lambda node: (node.name, node.id))
+
+
+def reserve(found: GPUMap, placement: PlacementSection) -> Reservation:
+    """Reserve the GPUs of a map, in one placement group for each node; they are free again when the run ends.
+
+    Args:
+        found: GPUs of each actor.
+        placement: Custom resources that engines and ranks reserve as well.
+
+    Raises:
+        EnvironmentFault: The GPUs are not free.
+    """
+    bundles = _bundles(found, placement)
+    groups = {node: _group(found.nodes[node], [*of_node.values()]) for node, of_node in bundles.items()}
+    devices = {node: _devices(groups[node], found.nodes[node], len(of_node)) for node, of_node in bundles.items()}
+
+    def seat(place: GPUPlace) -> Seat:
+        numbers = [[*bundles[place.node]].index(gpu) for gpu in place.gpus]
+        mine = tuple(devices[place.node][number] for number in numbers)
+        return Seat(groups[place.node], numbers[0], mine, found.nodes[place.node].id)
+
+    return Reservation(tuple(map(seat, found.engines)), tuple(map(seat, found.learners)))
+
+
+def _bundles(found: GPUMap, placement: PlacementSection) -> dict[int, dict[int, dict[str, float]]]:
+    """What to reserve: node -> GPU -> resources; an actor's core and custom resources are with its first GPU."""
+    bundles: dict[int, dict[int, dict[str, float]]] = {}
+    roles = ((found.engines, placement.engine_resources), (found.learners, placement.learner_resources))
+    for places, resources in roles:
+        for place in places:
+            of_node = bundles.setdefault(place.node, {})
+            for gpu in place.gpus:
+                of_node.setdefault(gpu, {"GPU": 1.0})
+            first = of_node[place.gpus[0]]
+            for name, amount in {"CPU": 1.0, **resources}.items():
+                first[name] = first.get(name, 0.0) + amount
+    return bundles
+
+
+def _group(node: GPUNode, bundles: Sequence[Mapping[str, float]]) -> Any:
+    """Reserve bundles on a node."""
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group = placement_group(
+        [dict(bundle) for bundle in bundles], strategy="STRICT_PACK", _soft_target_node_id=node.id or None
+    )
+    if not group.wait(RESERVE_SECONDS):
+        remove_placement_group(group)
+        total: dict[str, float] = {}
+        for bundle in bundles:
+            for name, amount in bundle.items():
+                total[name] = total.get(name, 0.0) + amount
+        wanted = ", ".join(f"{amount:g} {name}" for name, amount in total.items())
+        raise EnvironmentFault(
+            f"Ray could not reserve {wanted} on {node.name} within {RESERVE_SECONDS:g} s: another job of the cluster "
+            "holds them (`ray status` shows what is used). Wait for it, or lower placement.engines or "
+            "placement.learners"
+        )
+    return group
+
+
+def _devices(group: Any, node: GPUNode, count: int) -> list[str]:
+    """Ask which GPU each bundle got.
+
+    Raises:
+        EnvironmentFault: Ray reserved them on another node.
+    """
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    def look() -> tuple[str, str]:
+        return ray.get_runtime_context().get_node_id(), str(ray.get_gpu_ids()[0])
+
+    asked = [
+        ray.remote(look)
+        .options(num_cpus=0, num_gpus=1, scheduling_strategy=PlacementGroupSchedulingStrategy(group, number))
+        .remote()
+        for number in range(count)
+    ]
+    answers: list[tuple[str, str]] = ray.get(asked)
+    if any(found != node.id for found, _ in answers):
+        raise EnvironmentFault(
+            f"Ray reserved GPUs that were meant to be on {node.name} on another node, since another job has just taken "
+            "some; start the run again"
+        )
+    return [device for _, device in answers]

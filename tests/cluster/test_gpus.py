@@ -1,0 +1,112 @@
+"""Which GPUs each actor gets, without a cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsdk.cluster.gpus import GPUMap, GPUNode, assign_gpus, parse_nodes
+from rlsdk.config.schema import PlacementSection
+from rlsdk.errors import EnvironmentFault
+
+
+def placed(nodes: str, neighbours: int = 1, **placement: object) -> GPUMap:
+    section = PlacementSection(**placement)  # type: ignore[arg-type]
+    return assign_gpus(section, parse_nodes(nodes), neighbours=neighbours)
+
+
+def where(found: GPUMap) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """(node, GPU, …) of each engine and of each rank."""
+    return [(p.node, *p.gpus) for p in found.engines], [(p.node, *p.gpus) for p in found.learners]
+
+
+def test_colocated_engine_and_rank_of_one_number_share_a_gpu() -> None:
+    engines, learners = where(placed("2", engines=2, learners=2))
+    assert engines == learners == [(0, 0), (0, 1)]
+    engines, learners = where(placed("2x2", engines=4, learners=4))
+    assert engines == learners == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_colocated_engines_of_several_gpus_span_those_of_the_ranks() -> None:
+    engines, learners = where(placed("4", engines=2, gpus_per_engine=2, learners=4))
+    assert engines == [(0, 0, 1), (0, 2, 3)]
+    assert learners == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert where(placed("3", engines=1, gpus_per_engine=3, learners=1))[0] == [(0, 0, 1, 2)]
+
+
+def test_apart_no_gpu_is_given_twice_and_large_blocks_come_first() -> None:
+    engines, learners = where(placed("4,2", engines=1, gpus_per_engine=4, learners=2, colocate=False))
+    assert (engines, learners) == ([(0, 0, 1, 2, 3)], [(1, 0), (1, 1)])
+    engines, learners = where(placed("4", engines=2, learners=2, colocate=False))
+    assert (learners, engines) == ([(0, 0), (0, 1)], [(0, 2), (0, 3)])
+
+
+def test_ranks_that_share_sequences_are_on_one_node() -> None:
+    _, learners = where(placed("3,3", engines=1, learners=4, neighbours=2))
+    assert learners == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_custom_resources_select_the_nodes_of_a_role() -> None:
+    nodes = [GPUNode("a", 2, {"big": 1.0}), GPUNode("b", 4, {"fast": 2.0})]
+    section = PlacementSection(
+        engines=2, learners=2, colocate=False, engine_resources={"fast": 1.0}, learner_resources={"big": 0.5}
+    )
+    assert where(assign_gpus(section, nodes)) == ([(1, 0), (1, 1)], [(0, 0), (0, 1)])
+    with pytest.raises(EnvironmentFault, match="no room with fast for all engines"):  # b has units for two
+        assign_gpus(attrs.evolve(section, engines=3), nodes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "placement", "said"),
+    [
+        ("3", {"engines": 2, "learners": 2, "colocate": False}, "node 0 3. There is no room for all engines"),
+        ("2,2", {"engines": 1, "gpus_per_engine": 3}, "1 engines with 3 GPUs each, every engine on one node"),
+        ("1", {"engines": 1, "learners": 2}, "lower placement.learners, or add GPUs"),
+        ("4", {"engines": 1, "engine_resources": {"fast": 1.0}}, "There is no room with fast for all engines"),
+    ],
+)
+def test_what_does_not_fit_is_said(nodes: str, placement: dict[str, object], said: str) -> None:
+    with pytest.raises(EnvironmentFault) as raised:
+        placed(nodes, **placement)
+    assert said in str(raised.value)
+
+
+@given(
+    gpus=st.lists(st.integers(1, 8), min_size=1, max_size=4),
+    engines=st.integers(1, 6),
+    width=st.integers(1, 4),
+    learners=st.integers(1, 8),
+    colocate=st.booleans(),
+)
+def test_every_map_gives_each_role_its_own_gpus(
+    gpus: list[int], engines: int, width: int, learners: int, colocate: bool
+) -> None:
+    nodes = [GPUNode(f"node {n}", count) for n, count in enumerate(gpus)]
+    section = PlacementSection(engines=engines, gpus_per_engine=width, learners=learners, colocate=colocate)
+    try:
+        found = assign_gpus(section, nodes)
+    except EnvironmentFault:
+        needed = max(engines * width, learners) if colocate else engines * width + learners
+        blocks = sum(count // width for count in gpus)
+        assert needed > sum(gpus) or blocks < engines or not colocate
+        return
+    assert (len(found.engines), len(found.learners)) == (engines, learners)
+    assert all(len(place.gpus) == width and max(place.gpus) < gpus[place.node] for place in found.engines)
+    of_engines = Counter((p.node, gpu) for p in found.engines for gpu in p.gpus)
+    of_ranks = Counter((p.node, gpu) for p in found.learners for gpu in p.gpus)
+    assert max(of_engines.values()) == max(of_ranks.values()) == 1
+    assert colocate or not of_engines & of_ranks
+    assert [p.node for p in found.learners] == sorted(p.node for p in found.learners)
+    named = Counter(user for _, _, users in found.rows() for user in users)
+    assert named == {f"engine {n}": width for n in range(engines)} | {f"learner rank {n}": 1 for n in range(learners)}
+
+
+def test_nodes_are_read_from_a_text() -> None:
+    assert [node.gpus for node in parse_nodes("8x2,4")] == [8, 8, 4]
+    for wrong in ("", "x2", "8x", "0", "8x0", "eight", "-1"):
+        with pytest.raises(ValueError, match="expected GPUS or GPUSxNODES"):
+            parse_nodes(wrong)
