@@ -26,6 +26,43 @@ CONNECT_SECONDS = 3.0
 """Time limit of a connection."""
 
 
+@attrs.define(eq=False)
+class Watched:
+    """A process that is watched.
+
+    Attributes:
+        name: Name in messages.
+        log: File that takes what it prints.
+        actor: Its Ray handle; None for a process that belongs to no actor.
+        identity: The process, once known.
+        replaced: True if the run continues without it.
+        vital: True if the run ends at once with it.
+        asked: Time of an unanswered request to identify itself; None if there is none.
+        answer: Pending answer to that request.
+        base: Time, CPU seconds and bytes when it was last found at work.
+        silent: Time since when it is silent, and the reason; None while it works.
+        told: True once its silence was reported.
+    """
+
+    name: str
+    log: str
+    actor: Any = None
+    identity: Identity | None = None
+    replaced: bool = False
+    vital: bool = False
+    asked: float | None = None
+    answer: Any = None
+    base: tuple[float, float, int] | None = None
+    silent: tuple[float, str] | None = None
+    told: bool = False
+
+    def __str__(self) -> str:
+        if self.identity is None:
+            return self.name
+        node = f", node {self.identity.node[:8]}" if self.identity.node else ""
+        return f"{self.name} (pid {self.identity.pid} on {self.identity.host}{node})"
+
+
 class NodeProbe:
     """Ray actor that checks the processes of its node."""
 

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from rlsdk.cluster.watchdog import GRACE_SECONDS, Watchdog, Watched
+from rlsdk.cluster.health import Watched
+from rlsdk.cluster.watchdog import GRACE_SECONDS, Watchdog
 from rlsdk.config.schema import WatchdogSection
 from rlsdk.errors import RunError
 from rlsdk.isolation.vitals import Vitals

@@ -11,7 +11,8 @@ import attrs
 from rlsdk.components import Component, Use
 from rlsdk.config import defaults
 from rlsdk.config.rules import LEAST
-from rlsdk.config.schema import COMPONENT_KEYS, LISTS, RULE_KEYS, Config, RewardUse, SourceUse
+from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config
+from rlsdk.config.uses import RULE_KEYS, RewardUse, SourceUse
 from rlsdk.contracts import RewardSpec
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
 from rlsdk.limits import Limit

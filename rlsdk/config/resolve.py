@@ -27,17 +27,9 @@ from rlsdk.config.parts import (
 from rlsdk.config.paths import found_beside
 from rlsdk.config.plan import Plan
 from rlsdk.config.rules import compared_with_nothing, cross_checks, limits
-from rlsdk.config.schema import (
-    COMPONENT_KEYS,
-    LISTS,
-    RULE_KEYS,
-    SOURCE_KEYS,
-    Config,
-    RewardUse,
-    SourceUse,
-    normalise,
-)
+from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config, normalise
 from rlsdk.config.tree import Source, Tree, read
+from rlsdk.config.uses import RULE_KEYS, SOURCE_KEYS, RewardUse, SourceUse
 from rlsdk.contracts import AlgorithmDefaults, LossSpec, batch_of
 from rlsdk.errors import ConfigError, OptionError, PluginError
 from rlsdk.fields import Field

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal
 
 import attrs
 
 from rlsdk.components import Isolation, Use
 from rlsdk.config import defaults
 from rlsdk.config.rollout import ReplaySection, RolloutSection, StorageSection
-from rlsdk.config.section import Named, Section, all_used, listed, used, used_or_none
-from rlsdk.contracts import DType, HeadDType, RewardSpec, ScoringLimits
+from rlsdk.config.section import Section, all_used, used, used_or_none
+from rlsdk.config.uses import RewardUse, SourceUse, reward_uses, source_uses
+from rlsdk.contracts import DType, HeadDType, ScoringLimits
 from rlsdk.kinds import Kind
-from rlsdk.options import CONVERTER, Mismatches, structure
 
 
 @attrs.frozen(kw_only=True)
@@ -60,31 +60,6 @@ def _model(value: str | Path | ModelSection) -> ModelSection:
     return ModelSection(path=str(value)) if isinstance(value, str | Path) else value
 
 
-@attrs.frozen
-class SourceUse:
-    """One source of tasks.
-
-    Attributes:
-        use: The component.
-        source: Name in metrics, checkpoints and `sources` of rewards; if omitted, the component's name, and its tasks
-            keep the source that they come with.
-        weight: Share of every batch, relative to the other sources; evaluations use all of every source.
-    """
-
-    use: Use
-    source: str = ""
-    weight: float = 1.0
-
-
-SourceLike: TypeAlias = Named | SourceUse
-
-
-def _sources(value: SourceLike | Sequence[SourceLike] | None) -> tuple[SourceUse, ...]:
-    """Return a list of task sources, or one alone; what is none is kept, and reported with its path by `check`."""
-    found = ((each, structure(each, SourceUse)) for each in listed(value))
-    return tuple(cast("SourceUse", each if faults else use) for each, (use, faults) in found)
-
-
 @attrs.frozen(kw_only=True)
 class TasksSection(Section):
     """Where tasks come from: one source, or a list, each with its `weight` and `source` beside `use`.
@@ -94,31 +69,8 @@ class TasksSection(Section):
         eval: Task sources to evaluate on; null for no evaluation.
     """
 
-    train: tuple[SourceUse, ...] = attrs.field(converter=_sources)
-    eval: tuple[SourceUse, ...] = attrs.field(default=(), converter=_sources)
-
-
-@attrs.frozen
-class RewardUse:
-    """One part of the reward.
-
-    Attributes:
-        use: The reward component.
-        rule: How it is combined with the other parts: `weight`, `gate`, `multiply`, `range` and `sources`, beside
-            `use`.
-    """
-
-    use: Use
-    rule: RewardSpec = RewardSpec()
-
-
-RewardLike: TypeAlias = Named | RewardUse
-
-
-def _rewards(value: RewardLike | Sequence[RewardLike] | None) -> tuple[RewardUse, ...]:
-    """Return a list of rewards, or one alone; what is none is kept, and reported with its path by `check`."""
-    found = ((each, structure(each, RewardUse)) for each in listed(value))
-    return tuple(cast("RewardUse", each if faults else use) for each, (use, faults) in found)
+    train: tuple[SourceUse, ...] = attrs.field(converter=source_uses)
+    eval: tuple[SourceUse, ...] = attrs.field(default=(), converter=source_uses)
 
 
 @attrs.frozen(kw_only=True)
@@ -341,7 +293,7 @@ class Config(Section):
     long_prompts: Literal["drop", "error"] = "drop"
     workflow: Use | None = attrs.field(default=None, converter=used_or_none)
     environments: EnvironmentsSection = EnvironmentsSection()
-    reward: tuple[RewardUse, ...] = attrs.field(default=(), converter=_rewards)
+    reward: tuple[RewardUse, ...] = attrs.field(default=(), converter=reward_uses)
     scoring: ScoringLimits = ScoringLimits()
     max_invalid: float = 0.2
     max_empty_steps: int | None = 10
@@ -387,54 +339,6 @@ LISTS: Mapping[str, Kind] = {
     "diagnoses": "diagnosis",
 }
 """Path of a list of components -> their kind; one alone needs no list."""
-
-
-def _parted(value: Any, keys: Iterable[str]) -> tuple[dict[str, Any], Any]:
-    """Split a value into the entries under `keys`, and the component with its options."""
-    if not isinstance(value, Mapping):
-        return {}, value
-    beside = {k: v for k, v in value.items() if k in keys}
-    return beside, {k: v for k, v in value.items() if k not in keys}
-
-
-RULE_KEYS = frozenset(field.name for field in attrs.fields(RewardSpec)) - {"name"}
-"""Keys that stand beside the options of a reward."""
-
-
-def _structure_reward(value: Any, _: Any) -> RewardUse:
-    if isinstance(value, RewardUse):
-        return value
-    given, component = _parted(value, RULE_KEYS)
-    if isinstance(given.get("sources"), str):
-        given["sources"] = [given["sources"]]
-    rule, faults = structure(given, RewardSpec)
-    if rule is None:
-        raise Mismatches(faults)
-    return RewardUse(CONVERTER.structure(component, Use), rule)
-
-
-@attrs.frozen
-class _Share:
-    source: str = ""
-    weight: float = 1.0
-
-
-SOURCE_KEYS = frozenset(field.name for field in attrs.fields(_Share))
-"""Keys that stand beside the options of a source of tasks."""
-
-
-def _structure_source(value: Any, _: Any) -> SourceUse:
-    if isinstance(value, SourceUse):
-        return value
-    given, component = _parted(value, SOURCE_KEYS)
-    share, faults = structure(given, _Share)
-    if share is None:
-        raise Mismatches(faults)
-    return SourceUse(CONVERTER.structure(component, Use), share.source, share.weight)
-
-
-CONVERTER.register_structure_hook(SourceUse, _structure_source)
-CONVERTER.register_structure_hook(RewardUse, _structure_reward)
 
 
 def normalise(tree: dict[str, Any]) -> dict[str, Any]:

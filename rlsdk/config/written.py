@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 
 from rlsdk.components import Use
-from rlsdk.config.schema import RewardUse, SourceUse
 from rlsdk.config.section import Section, given
+from rlsdk.config.uses import RewardUse, SourceUse
 
 
 def as_tree(value: Any) -> Any:

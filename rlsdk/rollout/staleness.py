@@ -1,10 +1,11 @@
-"""Age of the weights that sampled a group."""
+"""Age of the weights that sampled a group, and how old they may be."""
 
 from __future__ import annotations
 
 import attrs
 import numpy as np
 
+from rlsdk.config.rollout import RolloutSection
 from rlsdk.types import Group, Rollout
 
 
@@ -59,3 +60,53 @@ def without_old(group: Group, step: int, most: int | None) -> Group:
 def is_trainable(group: Group) -> bool:
     """Return True if any token of a group counts in a loss."""
     return any(rollout.loss_mask.any() for rollout in group.rollouts)
+
+
+@attrs.frozen(kw_only=True)
+class StalenessPolicy:
+    """Limits on how far rollouts may run ahead of training.
+
+    Attributes:
+        ahead: Number of batches requested beyond that of the step of the last sync.
+        interval: Steps between two syncs. Tasks that begin between them sample with the weights of the last sync, and
+            count as old as those begun right after it.
+        limit: Staleness from which on a group is never trained on.
+        oversample: Reserve of tasks that run beside those that are needed, as a share of a batch.
+        token_limit: Staleness from which on a token is left out of the loss; None for no limit.
+        tail: Number of expired groups of a source that fill its next tasks: these first, then those aborted, then fresh
+            ones, without a reserve. 0: expired groups are sampled again at once; -1: never.
+    """
+
+    ahead: int = 0
+    interval: int = 1
+    limit: int = 1
+    oversample: float = 0.0
+    token_limit: int | None = None
+    tail: int = 0
+
+    @classmethod
+    def of(cls, section: RolloutSection) -> StalenessPolicy:
+        """Return the policy that a configuration asks for."""
+        limit = expires_at(section.max_staleness, section.sync_interval)
+        token = section.max_token_staleness
+        return cls(
+            ahead=limit - 1,
+            interval=section.sync_interval,
+            limit=limit,
+            oversample=section.oversample,
+            token_limit=None if token is None else expires_at(token, section.sync_interval),
+            tail=section.tail_batch,
+        )
+
+    def trimmed(self, group: Group, step: int) -> Group:
+        """Return the group without the tokens that are too old to be trained on at a step."""
+        return without_old(group, step, None if self.token_limit is None else self.token_limit - 1)
+
+    def expires(self, group: Group, step: int) -> bool:
+        """Return True if a group is too old to be trained on at a step."""
+        young = self.trimmed(group, step)
+        return staleness(young, step) >= self.limit or (is_trainable(group) and not is_trainable(young))
+
+    def young(self, group: Group, step: int) -> Group | None:
+        """Return the part of a group that may be trained on at a step; None if it is too old."""
+        return None if self.expires(group, step) else self.trimmed(group, step)

@@ -16,7 +16,7 @@ import attrs
 from rlsdk.runlog.folder import MARKER
 
 if TYPE_CHECKING:
-    from rlsdk.cluster.watchdog import Watched
+    from rlsdk.cluster.health import Watched
     from rlsdk.isolation.vitals import Vitals
 
 log = logging.getLogger(__name__)

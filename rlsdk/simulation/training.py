@@ -18,7 +18,8 @@ from rlsdk.errors import RunError, ValueFault
 from rlsdk.rollout.chat import STATUS
 from rlsdk.rollout.experience import ReplayBuffer
 from rlsdk.rollout.lifecycle import TaskLedger, sampled_tokens
-from rlsdk.rollout.production import BufferPolicy, RolloutScheduler, StalenessPolicy, first_come
+from rlsdk.rollout.production import BufferPolicy, RolloutScheduler, first_come
+from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.stream import Source, TaskStream, TaskStreams
 from rlsdk.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.simulation.engine import SimulatedEngine, constant

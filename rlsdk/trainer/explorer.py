@@ -37,7 +37,8 @@ from rlsdk.evaluation.evaluation import evaluate, figures, held_out
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.producer import RolloutGenerator
-from rlsdk.rollout.production import RolloutScheduler, StalenessPolicy, UnfinishedError
+from rlsdk.rollout.production import RolloutScheduler, UnfinishedError
+from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.stream import TaskStreams
 from rlsdk.trainer.credit import apply_filters
 from rlsdk.trainer.learning import Refills

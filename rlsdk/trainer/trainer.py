@@ -23,7 +23,7 @@ from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle
 from rlsdk.loops.signals import handled
 from rlsdk.rollout.experience import ReplayBuffer, ReplayedGroup
-from rlsdk.rollout.production import StalenessPolicy
+from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.batch import StepBatch, labels, minibatches, pack, produce, routing_metrics

@@ -19,7 +19,8 @@ from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.lifecycle import TaskLedger
 from rlsdk.rollout.producer import RolloutGenerator
-from rlsdk.rollout.production import RolloutScheduler, StalenessPolicy
+from rlsdk.rollout.production import RolloutScheduler
+from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Group, Rollout, Task
 

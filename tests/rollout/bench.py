@@ -8,7 +8,8 @@ from typing import Any
 
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.rollout.lifecycle import TaskLedger
-from rlsdk.rollout.production import RolloutScheduler, StalenessPolicy
+from rlsdk.rollout.production import RolloutScheduler
+from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.types import Group, Rollout, Score, Status, Task
 
 

@@ -39,7 +39,8 @@ from hypothesis import strategies as st
 from rlsdk.algorithms.stops import enough
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.rollout.lifecycle import ENDS
-from rlsdk.rollout.production import StalenessPolicy, UnfinishedError
+from rlsdk.rollout.production import UnfinishedError
+from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.stream import Allocator
 from rlsdk.simulation.clock import run_virtually
 from rlsdk.types import Group

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlsdk.contracts.rollouts import TaskStatus
 from rlsdk.errors import RunError
-from rlsdk.rollout.production import StalenessPolicy
+from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.simulation.clock import VirtualLoop, run_virtually
 from rlsdk.types import Group
 from tests.rollout.bench import Bench

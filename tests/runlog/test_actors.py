@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from rlsdk.cluster.watchdog import Watched
+from rlsdk.cluster.health import Watched
 from rlsdk.isolation.vitals import Vitals, identify
 from rlsdk.runlog import actors
 from rlsdk.runlog.actors import EVERY_SECONDS, ActorsFile

@@ -23,7 +23,7 @@ from rlsdk.cluster.actors import cause_of, died, kill
 from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import RolloutCounters, RolloutSummary, TakenBatch, TaskStatus
 from rlsdk.errors import ConfigError, EngineError, RunError
-from rlsdk.rollout.production import StalenessPolicy
+from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.trainer.two_process.actor import ExplorerActor, ExplorerSetup
 from rlsdk.trainer.two_process.agreement import (
     PeerInfo,

@@ -1,0 +1,109 @@
+"""Components that stand in a list with settings of their own beside `use`: sources of tasks, and rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import attrs
+
+from rlsdk.components import Use
+from rlsdk.config.section import Named, listed
+from rlsdk.contracts import RewardSpec
+from rlsdk.options import CONVERTER, Mismatches, structure
+
+
+@attrs.frozen
+class SourceUse:
+    """One source of tasks.
+
+    Attributes:
+        use: The component.
+        source: Name in metrics, checkpoints and `sources` of rewards; if omitted, the component's name, and its tasks
+            keep the source that they come with.
+        weight: Share of every batch, relative to the other sources; evaluations use all of every source.
+    """
+
+    use: Use
+    source: str = ""
+    weight: float = 1.0
+
+
+SourceLike: TypeAlias = Named | SourceUse
+
+
+def source_uses(value: SourceLike | Sequence[SourceLike] | None) -> tuple[SourceUse, ...]:
+    """Return a list of task sources, or one alone; what is none is kept, and reported with its path by `check`."""
+    found = ((each, structure(each, SourceUse)) for each in listed(value))
+    return tuple(cast("SourceUse", each if faults else use) for each, (use, faults) in found)
+
+
+@attrs.frozen
+class RewardUse:
+    """One part of the reward.
+
+    Attributes:
+        use: The reward component.
+        rule: How it is combined with the other parts: `weight`, `gate`, `multiply`, `range` and `sources`, beside
+            `use`.
+    """
+
+    use: Use
+    rule: RewardSpec = RewardSpec()
+
+
+RewardLike: TypeAlias = Named | RewardUse
+
+
+def reward_uses(value: RewardLike | Sequence[RewardLike] | None) -> tuple[RewardUse, ...]:
+    """Return a list of rewards, or one alone; what is none is kept, and reported with its path by `check`."""
+    found = ((each, structure(each, RewardUse)) for each in listed(value))
+    return tuple(cast("RewardUse", each if faults else use) for each, (use, faults) in found)
+
+
+def _parted(value: Any, keys: Iterable[str]) -> tuple[dict[str, Any], Any]:
+    """Split a value into the entries under `keys`, and the component with its options."""
+    if not isinstance(value, Mapping):
+        return {}, value
+    beside = {k: v for k, v in value.items() if k in keys}
+    return beside, {k: v for k, v in value.items() if k not in keys}
+
+
+RULE_KEYS = frozenset(field.name for field in attrs.fields(RewardSpec)) - {"name"}
+"""Keys that stand beside the options of a reward."""
+
+
+def _structure_reward(value: Any, _: Any) -> RewardUse:
+    if isinstance(value, RewardUse):
+        return value
+    given, component = _parted(value, RULE_KEYS)
+    if isinstance(given.get("sources"), str):
+        given["sources"] = [given["sources"]]
+    rule, faults = structure(given, RewardSpec)
+    if rule is None:
+        raise Mismatches(faults)
+    return RewardUse(CONVERTER.structure(component, Use), rule)
+
+
+@attrs.frozen
+class _Share:
+    source: str = ""
+    weight: float = 1.0
+
+
+SOURCE_KEYS = frozenset(field.name for field in attrs.fields(_Share))
+"""Keys that stand beside the options of a source of tasks."""
+
+
+def _structure_source(value: Any, _: Any) -> SourceUse:
+    if isinstance(value, SourceUse):
+        return value
+    given, component = _parted(value, SOURCE_KEYS)
+    share, faults = structure(given, _Share)
+    if share is None:
+        raise Mismatches(faults)
+    return SourceUse(CONVERTER.structure(component, Use), share.source, share.weight)
+
+
+CONVERTER.register_structure_hook(SourceUse, _structure_source)
+CONVERTER.register_structure_hook(RewardUse, _structure_reward)
