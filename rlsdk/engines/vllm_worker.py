@@ -72,10 +72,16 @@ class WorkerExtension:
         self.model_runner.lora_manager.add_dummy_lora(LoRARequest(name, number, name), rank=1)
 
     def rlsdk_seed(self, seed: int) -> None:
-        """Seed the generator that samples where a request has no seed of its own."""
+        """Seed the generators that sample where a request has no seed of its own.
+
+        vLLM samples with torch's; its second model runner, the default on GPUs, draws a seed for each such request from
+        numpy's.
+        """
+        import numpy as np
         import torch
 
         torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
 
 
 def share(weights: Weights, folder: Path) -> None:

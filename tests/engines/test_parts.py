@@ -309,3 +309,19 @@ def test_sliding_windows(tmp_path: Path) -> None:
         prompt = prompts[completion.request]
         found = tiny.reference_logprobs(model, np.concatenate([prompt, completion.token_ids]))[len(prompt) - 1 :]
         np.testing.assert_allclose(completion.logprobs, found, atol=1e-4)
+
+
+def test_both_model_runners_of_vllm_are_seeded() -> None:
+    """The first samples with torch's generator, the second draws the seeds of requests from numpy's."""
+    import torch
+
+    from rlsdk.engines.vllm_worker import WorkerExtension
+
+    drawn = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in (7, 2**40 + 1, 7):
+            WorkerExtension().rlsdk_seed(seed)
+            drawn.append((np.random.randint(-(2**63), 2**63 - 1), torch.rand(1).item()))
+    assert drawn[0] == drawn[2]
+    assert drawn[0][0] != drawn[1][0]
+    assert drawn[0][1] != drawn[1][1]
