@@ -4,6 +4,7 @@ from __future__ import annotations
 
 MODULES: dict[str, tuple[str, ...]] = {
     "reward": (
+        "rlsdk.rewards.annotation",
         "rlsdk.rewards.reward_model",
         "rlsdk.rewards.countdown",
         "rlsdk.rewards.environment",
@@ -38,6 +39,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "environment": ("rlsdk.environments.gymnasium",),
     "tasks": (
+        "rlsdk.sources.annotations",
         "rlsdk.sources.countdown",
         "rlsdk.sources.environments",
         "rlsdk.sources.files",

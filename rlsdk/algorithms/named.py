@@ -336,8 +336,9 @@ class DecoupledPPO(Algorithm):
 class DPO(Algorithm):
     """Preferences between the best and the worst answer of each group, against the reference.
 
+    With `rollouts: demonstrations` it learns from a data set of pairs, `chosen` and `rejected` in the tasks' metadata.
     Paper: DPO, arXiv:2305.18290, eq. 7, with pairs sampled online, arXiv:2402.04792.
-    When to use: a reward that ranks better than it scores.
+    When to use: a reward that ranks better than it scores, or pairs that people compared.
     """
 
     advantage: Use = Use("constant")

@@ -16,6 +16,8 @@ WORKFLOW = Use("single_turn")
 """Also used by evaluations during a training on demonstrations, and by the trial of rewards before a run."""
 DEMONSTRATION = Use("demonstration")
 """Workflow of a training on demonstrations."""
+PAIRS = Use("chosen_rejected")
+"""Workflow of a training on demonstrations whose loss reads pairs."""
 TRACKER = Use("jsonl")
 """Used by every run, besides the trackers that its configuration names: rlsdk itself reads the metrics it writes."""
 DIAGNOSES = Use("builtin")

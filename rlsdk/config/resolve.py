@@ -187,11 +187,13 @@ class _Resolver:
         if algorithm is None:
             self.rewards(config, None)
             return None
-        sampled = algorithm.rollouts != "demonstrations"
-        use = config.workflow or (defaults.WORKFLOW if sampled else defaults.DEMONSTRATION)
-        workflow = self.reference("workflow", "workflow", use)
-        rewards = self.rewards(config, workflow)
         parts = self.parts(algorithm)
+        sampled = algorithm.rollouts != "demonstrations"
+        demonstration = defaults.PAIRS if "pairs" in self.needs else defaults.DEMONSTRATION
+        workflow = self.reference(
+            "workflow", "workflow", config.workflow or (defaults.WORKFLOW if sampled else demonstration)
+        )
+        rewards = self.rewards(config, workflow)
         if algorithm.aggregate == NORMED and algorithm.norm is None:
             algorithm = attrs.evolve(algorithm, norm=float(config.sampling.max_tokens))
         self.check_together(config, algorithm, workflow, rewards, parts)

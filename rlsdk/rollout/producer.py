@@ -75,7 +75,7 @@ class RolloutGenerator:
 
         Args:
             workflow: Workflow, ready to run: an object with `run`, or an async function.
-            scorer: Scorer of the rollouts; None: every score is 0 (demonstrations).
+            scorer: Scorer of the rollouts; None: the sum of the rewards that the workflow gave (demonstrations).
             seed: Seed of the requests; None leaves sampling to the engines' own generators.
             observer: Called with each rollout, its score and the step it is for (-1: evaluation).
         """
@@ -217,7 +217,7 @@ class RolloutGenerator:
     async def _judged(self, rollouts: Sequence[Rollout]) -> Sequence[Score | ScoringCounters]:
         """Score rollouts as far as possible before the rest of their group is complete."""
         if self._scorer is None:
-            return [Score(0.0)] * len(rollouts)
+            return [Score(sum(value for _, value in rollout.rewards)) for rollout in rollouts]
         if isinstance(self._scorer, Scorer):
             self._scorer.warn_of_ignored(rollouts)
         judge = self._scorer.score if self._comparing is None else self._comparing.begin

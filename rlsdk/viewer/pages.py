@@ -35,13 +35,14 @@ class Page:
 
 def pages() -> tuple[Page, ...]:
     """Return all pages, in the order of the navigation. To add one, write its module and name its `PAGE` here."""
-    from rlsdk.viewer import curves_page, processes_page, rollouts_page
+    from rlsdk.viewer import annotate_page, curves_page, processes_page, rollouts_page
 
     return (
         curves_page.PAGE,
         curves_page.TIME,
         rollouts_page.PAGE,
         rollouts_page.HELD_OUT,
+        annotate_page.PAGE,
         processes_page.PAGE,
         processes_page.SETTINGS,
     )

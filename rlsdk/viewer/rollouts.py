@@ -25,7 +25,7 @@ WINDOW, TEXT_WINDOW = 20_000, 4_000
 must read their texts."""
 SECONDS = 0.4
 """Time after which a page is returned as far as it got; its cursor continues."""
-_EXCERPT = 280
+EXCERPT = 280
 """Characters of texts in a list."""
 _TEXT = 300
 """Maximum length of a text to search for."""
@@ -361,7 +361,7 @@ def _shown(connection: sa.Connection, run: str, keys: Sequence[Sequence[int]]) -
     names = ("number", "rollout", "reward", "valid", "reason", "parts", "status", "tokens", "length")
     columns: list[sa.ColumnElement[Any]] = [ROLLOUTS.c[name] for name in (*names, "least_version", "greatest_version")]
     columns += [GROUPS.c[name] for name in ("step", "source", "task", "state", "uses")]
-    columns += [sa.func.substr(ROLLOUTS.c[name], 1, _EXCERPT).label(name) for name in ("prompt", "response")]
+    columns += [sa.func.substr(ROLLOUTS.c[name], 1, EXCERPT).label(name) for name in ("prompt", "response")]
     numbers = sorted({int(number) for number, _ in keys})
     found = sa.select(*columns).select_from(ROLLOUTS.join(GROUPS, same)).where(ROLLOUTS.c.number.in_(numbers))
     found = found.where(ROLLOUTS.c.run == run)

@@ -20,10 +20,17 @@ if TYPE_CHECKING:
 async def page(service: ViewerService, request: web.Request) -> web.StreamResponse:
     """Answer with a page of rollouts."""
     run, wanted = service.run(request), Filter.of(request.query)
-    return service.reply(await asyncio.to_thread(run.browser.page, wanted, _cursor(request.query.get("cursor", ""))))
+    return service.reply(
+        await asyncio.to_thread(run.browser.page, wanted, read_cursor(request.query.get("cursor", "")))
+    )
 
 
-def _cursor(text: str) -> list[Any] | None:
+def read_cursor(text: str) -> list[Any] | None:
+    """Read the cursor of an address; None if it is empty.
+
+    Raises:
+        ValueFault: It is no cursor.
+    """
     if not text:
         return None
     try:

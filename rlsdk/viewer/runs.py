@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rlsdk.annotations import AnnotationFile
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog import actors
 from rlsdk.runlog.alerts import ALERTS
@@ -43,6 +44,7 @@ class RunFolder:
         self.id = hashlib.sha256(self.shown.encode()).hexdigest()[:10]
         self.metrics = MetricTable(path)
         self.browser = Browser(path)
+        self.annotations = AnnotationFile(path)
         self._read: dict[str, tuple[float, Any]] = {}
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import rlsdk
@@ -20,39 +20,60 @@ async def demonstration(task: Task, chat: Chat) -> Rollout:
     "assistant", "content": "..."}` are answers, which are trained on. Messages of other roles come between answers, as
     in a workflow with several turns, tools or an environment.
     """
-    for message in _messages(task):
+    _write(chat, _messages(task, "demonstration"))
+    return chat.finish()
+
+
+@rlsdk.workflow("chosen_rejected")
+async def chosen_rejected(task: Task, chat: Chat) -> list[Rollout]:
+    """Take the two answers `chosen` and `rejected` from the task's metadata: a pair, of which the first one is better.
+
+    It is the default of `algorithm: {use: dpo, rollouts: demonstrations}`. Each answer is a text or a list of messages,
+    as in the workflow `demonstration`. The rewards are 1 and 0; they only rank.
+    """
+    answers = [(_messages(task, "chosen"), 1.0), (_messages(task, "rejected"), 0.0)]
+    found = []
+    for messages, value in answers:
+        other = chat.branch()
+        _write(other, messages)
+        other.reward(value)
+        found.append(other.finish())
+    return found
+
+
+def _write(chat: Chat, messages: Sequence[Message]) -> None:
+    for message in messages:
         if message.role == "assistant":
             chat.write(message.text)
         elif message.role == "tool":
             chat.tool_result(message.text, message.name)
         else:
             chat.say(message.content, message.role)
-    return chat.finish()
 
 
-def _messages(task: Task) -> list[Message]:
-    given = task.metadata.get("demonstration")
+def _messages(task: Task, name: str) -> list[Message]:
+    given = task.metadata.get(name)
     if isinstance(given, str):
         return [Message("assistant", given)]
     if not isinstance(given, list | tuple):
         held = ", ".join(task.metadata) or "nothing"
         raise DataError(
-            f"task {task.id!r} has no demonstration; its metadata holds: {held}. Map a column to 'demonstration', or "
+            f"task {task.id!r} has no {name}; its metadata holds: {held}. Map a column to {name!r}, or "
             "choose an algorithm that samples"
         )
-    found = [_message(task, each, index) for index, each in enumerate(given)]
+    found = [_message(task, name, each, index) for index, each in enumerate(given)]
     if all(message.role != "assistant" for message in found):
-        raise DataError(f"task {task.id!r}: no message of its demonstration has the role assistant; nothing to learn")
+        raise DataError(f"task {task.id!r}: no message of its {name} has the role assistant; nothing to learn")
     return found
 
 
-def _message(task: Task, given: Any, index: int) -> Message:
+def _message(task: Task, name: str, given: Any, index: int) -> Message:
     if isinstance(given, Message):
         return given
     content = given.get("content") if isinstance(given, Mapping) else None
     if not isinstance(content, str) or given.get("role") not in get_args(Role):
         raise DataError(
-            f"task {task.id!r}: demonstration[{index}] is {reprlib.repr(given)}; expected a message with content and a "
+            f"task {task.id!r}: {name}[{index}] is {reprlib.repr(given)}; expected a message with content and a "
             f"role, one of {', '.join(get_args(Role))}"
         )
     return Message(given["role"], content, given.get("name") or "")

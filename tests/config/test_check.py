@@ -316,6 +316,8 @@ def test_what_a_run_holds(plan, overrides, sampled, reference, critic, engine):
 def test_demonstrations_are_learned_from_by_default_where_nothing_is_sampled(plan):
     assert plan("algorithm=sft").workflow.name == "core/demonstration"
     assert plan("algorithm=sft").loss.temperature == 1.0
+    assert plan("algorithm={use: dpo, rollouts: demonstrations}").workflow.name == "core/chosen_rejected"
+    assert plan("algorithm=dpo").workflow.name == "core/single_turn"
 
 
 def test_several_sources_of_tasks(plan, faults):

@@ -22,15 +22,21 @@ def run(tmp_path: Path) -> Path:
 def ask() -> Callable[..., Any]:
     """Sends requests to the server of a service: `ask(service, path, …)` gives status, headers and content."""
 
-    def send(service: Any, path: str, *, method: str = "GET", headers: dict[str, str] | None = None) -> Any:
+    def send(
+        service: Any, path: str, *, method: str = "GET", headers: dict[str, str] | None = None, content: Any = None
+    ) -> Any:
         async def talk() -> Any:
             from aiohttp.test_utils import TestClient, TestServer
 
             async with TestClient(TestServer(service.application())) as client:
-                response = await client.request(method, path, headers=headers, allow_redirects=False)
+                given = {
+                    **({"Origin": str(client.make_url("")).rstrip("/")} if method == "POST" else {}),
+                    **(headers or {}),
+                }
+                response = await client.request(method, path, headers=given, json=content, allow_redirects=False)
                 text = await response.text()
-                content = json.loads(text) if response.content_type == "application/json" else text
-                return response.status, response.headers, content
+                answer = json.loads(text) if response.content_type == "application/json" else text
+                return response.status, response.headers, answer
 
         return asyncio.run(talk())
 

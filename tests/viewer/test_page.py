@@ -124,7 +124,7 @@ def test_a_text_of_a_megabyte_does_not_hold_up_the_page(browser: Browser, tmp_pa
 def test_on_a_phone_nothing_is_wider_than_the_screen(page: Browser, address: str, dark: bool) -> None:
     page.size(390, 844, dark=dark)
     page.open(address)
-    for name in ("Curves", "Time", "Rollouts", "Held-out", "Processes", "Settings"):
+    for name in ("Curves", "Time", "Rollouts", "Held-out", "Annotate", "Processes", "Settings"):
         page.click("nav a", name)
         page.wait(lambda: page.run("return !document.querySelector('main .loading')"), "it stays empty")
         assert page.run("return document.documentElement.scrollWidth") <= 390, name

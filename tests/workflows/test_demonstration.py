@@ -98,3 +98,26 @@ def test_what_is_no_conversation_is_named(given: object, message: str) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         shown(Task(id="d", prompt="3:", metadata={"demonstration": given}), plain())
     assert caught.group_contains(DataError, match=message)
+
+
+def test_a_pair_is_two_rollouts_of_which_the_chosen_one_is_better() -> None:
+    codec = plain()
+    task = Task(
+        id="d",
+        prompt="3:",
+        metadata={"chosen": "1+2", "rejected": talk(("assistant", "9"), ("user", ":"), ("assistant", "8"))},
+    )
+    [group] = run_workflow(rlsdk.load("workflow", "chosen_rejected"), [task], codec, lambda _: "")
+    assert [rollout.response for rollout in group.rollouts] == ["1+2", "9\n8"]
+    assert [score.value for score in group.scores] == [1.0, 0.0]
+    assert len(group.trajectories) == 2
+    kept = rlsdk.load("filter", "best_worst")(group)
+    assert [score.value for score in kept.scores] == [1.0, 0.0]  # type: ignore[union-attr]
+    with pytest.raises(ExceptionGroup) as caught:
+        run_workflow(
+            rlsdk.load("workflow", "chosen_rejected"),
+            [Task(id="e", prompt="3:", metadata={"chosen": "1"})],
+            codec,
+            lambda _: "",
+        )
+    assert caught.group_contains(DataError, match="task 'e' has no rejected; its metadata holds: chosen")

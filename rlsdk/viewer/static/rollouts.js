@@ -306,7 +306,7 @@ export function mount(element, first) {
 }
 
 // What was there before the policy wrote anything.
-function opening(messages) {
+export function opening(messages) {
   const first = messages.findIndex((message) => message.role === "assistant" && !message.prompt)
   return messages.slice(0, first < 0 ? messages.length : first)
 }

@@ -1,0 +1,76 @@
+"""Reward from a person's score of the same rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+import rlsdk
+from rlsdk.annotations import Annotation, AnnotationFile, rollout_id
+from rlsdk.errors import ValueFault
+from rlsdk.types import Rollout, Score, is_reward
+
+
+@rlsdk.reward("annotation", batch=True, runs="driver")
+@attrs.frozen(kw_only=True, eq=False)
+class AnnotationReward:
+    """The score that people gave to the rollout on the page Annotate of `rlsdk view`: the mean of several people's.
+
+    A rollout is known by its task's id and its whole conversation, so the same answer to the same task has the same
+    score in any run. The file is read again when it has grown: scores that are given while a run trains count from
+    then on. A rollout that nobody scored is invalid, and left out of baseline and loss, or is worth `default`.
+
+    Attributes:
+        path: A run's folder, or a file `annotations.jsonl`; it may be created later.
+        default: Value of a rollout that nobody scored; null: it has no valid score.
+        labels: Value of each label, such as `{wrong: 0, right: 1}`, where scores are labels.
+        by: Names of the people whose scores count; left out, everybody's.
+    """
+
+    path: str
+    default: float | None = None
+    labels: Mapping[str, float] = attrs.field(factory=dict)
+    by: tuple[str, ...] = ()
+    _file: AnnotationFile = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if wrong := [
+            value for value in (self.default, *self.labels.values()) if value is not None and not is_reward(value)
+        ]:
+            raise ValueFault(f"default and labels must be finite and within ±1e18; got {wrong[0]}")
+        object.__setattr__(self, "_file", AnnotationFile(Path(self.path).expanduser()))
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """Score rollouts.
+
+        Args:
+            rollouts: Rollouts to score.
+
+        Returns:
+            The people's mean score, with the metrics `annotated` (1, or 0 for the default) and `annotators` (how many).
+
+        Raises:
+            DataError: A score is a label that `labels` does not have.
+        """
+        known: dict[str, dict[str, Annotation]] = {}
+        for each in self._file.read():
+            if each.kind == "score" and (not self.by or each.by in self.by):
+                known.setdefault(each.rollouts[0].id, {})[each.by] = each  # of one person, the last one
+        return [self._score(known.get(rollout_id(rollout), {})) for rollout in rollouts]
+
+    def _score(self, given: Mapping[str, Annotation]) -> Score:
+        if given:
+            values = [annotation.number(self.labels) for annotation in given.values()]
+            mean = sum(values) / len(values)
+            return Score(mean, metrics={"annotated": 1.0, "annotators": float(len(values))}, reason=_told(given))
+        if self.default is None:
+            return Score.invalid(
+                f"nobody has scored this rollout in {self._file.path}; `default` would give it a value"
+            )
+        return Score(self.default, metrics={"annotated": 0.0, "annotators": 0.0}, reason="nobody has scored it")
+
+
+def _told(given: Mapping[str, Annotation]) -> str:
+    return ", ".join(f"{name}: {annotation.value}" for name, annotation in given.items())
