@@ -13,11 +13,18 @@ import rlsdk
 from rlsdk.annotations import ANNOTATIONS, AnnotationFile
 from rlsdk.runlog.tables import Entry
 from rlsdk.types import Group, Score, Task
+from rlsdk.viewer import annotating
 from rlsdk.viewer.service import ViewerService
 from tests.viewer.browser import Browser, chromium, served
 from tests.viewer.recorded import HOSTILE, fill, group, make_run, rollout
 
 Ask = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that does much else, the search for questions would end after a group."""
+    monkeypatch.setattr(annotating, "SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -89,6 +89,7 @@ export function mount(element, first) {
     }
     await more()
     await show()
+    drawProgress()
   }
 
   async function more() {
@@ -110,7 +111,6 @@ export function mount(element, first) {
       done = true
       say(error.message)
     }
-    drawProgress()
   }
 
   function drawProgress() {
@@ -139,7 +139,8 @@ export function mount(element, first) {
       if (mine !== order) return
       say(error.message)
       buffer.shift()  // a resumed run may have dropped it
-      if (buffer.length) await show()
+      if (!buffer.length && !done) await more()
+      await show()
     }
   }
 
@@ -209,9 +210,9 @@ export function mount(element, first) {
       buffer.shift()
       left = Math.max(left - 1, 0)
       if (kind !== "skip") made++
-      drawProgress()
       if (buffer.length < FEW && !done) await more()
       await show()
+      drawProgress()
     } catch (error) {
       if (mine === order) say(error.message)
     } finally {
@@ -221,8 +222,13 @@ export function mount(element, first) {
 
   const skip = () => answer(asked(), "skip")
 
-  async function undo() {
-    if (busy || !by) return
+  // An answer that is given before its question is shown is dropped; an undo waits for its turn.
+  let turn = Promise.resolve()
+  const undo = () => { turn = turn.then(takeBack) }
+
+  async function takeBack() {
+    while (busy) await new Promise((resume) => { setTimeout(resume, 20) })
+    if (!by) return
     busy = true
     const mine = order
     try {
@@ -242,8 +248,8 @@ export function mount(element, first) {
       buffer.unshift(found.item)
       left++
       if (found.kind !== "skip") made = Math.max(made - 1, 0)
-      drawProgress()
       await show()
+      drawProgress()
     } catch (error) {
       if (mine === order) say(error.message)
     } finally {
