@@ -16,9 +16,9 @@ from rlsdk.testing.conformance import Check, checks
 CORE, BROKEN = checks(rlsdk.Plugins(), "core", options={"code_tests": {"isolation": "none"}})
 NEED_OPTIONS = {
     *("jsonl", "parquet", "hub", "foreign", "regex", "length_penalty", "judge", "tools", "environment", "gymnasium"),
-    *("reward_model", "environments", "agent"),
+    *("reward_model", "environments", "agent", "annotation", "annotations"),
 }
-NEED_TASKS = {"code_tests", "demonstration"}
+NEED_TASKS = {"code_tests", "demonstration", "chosen_rejected"}
 NEED_REWARDS = {"best_of", "dialogue"}
 
 
