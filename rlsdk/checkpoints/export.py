@@ -17,7 +17,7 @@ import attrs
 from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints
 from rlsdk.cluster.placement import joined_cluster, layout
 from rlsdk.config import Plan, check, read
-from rlsdk.config.named_code import described_code, named_code
+from rlsdk.config.named_code import described_code, untrusted_code
 from rlsdk.config.paths import found_beside
 from rlsdk.config.schema import normalise
 from rlsdk.contracts import ActorSpec
@@ -115,8 +115,7 @@ def _plan_of(run: Path, plugins: Sequence[str | Path], named: Mapping[str, Any])
     given = {Path(file).stem for file in plugins}
     # A plugin of this name is loaded from the file that the user gave.
     tree["plugins"] = [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]
-    trusted = set(named_code(named).values())
-    if untrusted := {path: value for path, value in named_code(tree).items() if value not in trusted}:
+    if untrusted := untrusted_code(tree, plugins, named):
         faults = [f"{described_code(path, value)} was not in what you gave" for path, value in untrusted.items()]
         ways = (
             "the learner must be started to write the model, and the run's configuration names code that would be "

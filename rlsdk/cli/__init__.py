@@ -38,13 +38,27 @@ COMMANDS = {
     "trace": "Write the times of a run as a trace, which Perfetto opens.",
     "train": "Train a model.",
     "view": "Show runs on a local web page, also while they train.",
+    "what-if": "Show what another reward, algorithm or filter would have made of a run's rollouts.",
 }
-"""Name -> help; each is the attribute of that name in the module `rlsdk.cli.NAME`."""
+"""Name -> help; each is the attribute of that name, with underscores, in the module `rlsdk.cli.NAME`."""
 
 EXIT_SECONDS = 60.0
 """Time that threads and exit hooks of plugins and libraries get once a command has ended."""
 READS_MODELS = frozenset(
-    {"data", "debug", "eval", "explain", "export", "migrate", "model", "simulate", "sweep", "tournament", "train"}
+    {
+        "data",
+        "debug",
+        "eval",
+        "explain",
+        "export",
+        "migrate",
+        "model",
+        "simulate",
+        "sweep",
+        "tournament",
+        "train",
+        "what-if",
+    }
 )
 """Commands that import transformers, and so meet a torchvision that does not fit this torch."""
 

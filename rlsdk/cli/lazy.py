@@ -107,8 +107,9 @@ class LazyGroup(click.Group):
         if cmd_name in self._builtin:
             if cmd_name in self._check_machine:
                 preflight.require(preflight.torch_companions())
-            module = importlib.import_module(f"rlsdk.cli.{cmd_name}")
-            command: click.Command = getattr(module, cmd_name)
+            name = cmd_name.replace("-", "_")
+            module = importlib.import_module(f"rlsdk.cli.{name}")
+            command: click.Command = getattr(module, name)
             return command
         found = plugin_commands(self._builtin).get(cmd_name)
         return found.load() if found else None

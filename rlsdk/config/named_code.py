@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,23 @@ def named_code(tree: Mapping[str, Any]) -> dict[str, str]:
         elif value is True and path.rpartition(".")[2] == "trust_remote_code":
             found[path] = "true"
     return found
+
+
+def untrusted_code(tree: Mapping[str, Any], plugins: Sequence[str | Path], named: Mapping[str, Any]) -> dict[str, str]:
+    """Find the code that a run's own configuration names, and that its user did not name.
+
+    Args:
+        tree: Configuration that a run's folder keeps.
+        plugins: Files of plugins given by the user; they replace those of the same name.
+        named: Configuration given by the user.
+
+    Returns:
+        Path -> value, as of `named_code`.
+    """
+    given = {Path(file).stem for file in plugins}
+    own = {**tree, "plugins": [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]}
+    trusted = set(named_code(named).values())
+    return {path: value for path, value in named_code(own).items() if value not in trusted}
 
 
 def described_code(path: str, value: str) -> str:

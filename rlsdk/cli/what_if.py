@@ -1,0 +1,192 @@
+"""`rlsdk what-if`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlsdk.cli.parameters import RunPath, plugin_files
+from rlsdk.cli.settings import SettingsCommand
+from rlsdk.errors import ConfigError
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("run", type=RunPath())
+@click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option(
+    "--reward",
+    "rewards",
+    metavar="REWARD",
+    multiple=True,
+    help="Score the rollouts again by this reward: a name, or as in a configuration; repeat it for a sum.",
+)
+@click.option("--algorithm", metavar="ALGORITHM", help="Assign credit by this algorithm instead of the run's.")
+@click.option(
+    "--filter",
+    "filters",
+    metavar="FILTER",
+    multiple=True,
+    help="Replace the algorithm's filters; `none` for no filter.",
+)
+@click.option(
+    "--checkpoint",
+    is_flag=False,
+    flag_value="newest",
+    metavar="[STEP|DIR]",
+    help="Compare the gradients, too, by the weights of this checkpoint or model.  [default: no gradients]",
+)
+@click.option("--steps", metavar="A-B", help="Only these steps: 5, 3-8, 3- or -8.  [default: all that are stored]")
+@click.option("--examples", type=click.IntRange(0), default=5, show_default=True, help="Number of rollouts to show.")
+@plugin_files
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def what_if(
+    run: str,
+    settings: tuple[str, ...],
+    rewards: tuple[str, ...],
+    algorithm: str | None,
+    filters: tuple[str, ...],
+    checkpoint: str | None,
+    steps: str | None,
+    examples: int,
+    files: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Say what another reward, algorithm or filter would have made of the stored rollouts of the run in RUN.
+
+    Nothing is sampled or trained, and Ray is not started. Shown are rewards, groups that would have trained, tokens
+    whose advantage changes sign, and the rollouts whose reward changes most; with --checkpoint also the cosine of both
+    gradients. REWARD, ALGORITHM and FILTER are names or YAML, such as '{use: countdown, format_score: 0.2}'.
+    """
+    from rlsdk.checkpoints.reading import local_copy
+    from rlsdk.whatif.comparison import Comparison
+    from rlsdk.whatif.question import Asked, question
+
+    first, last = _bounds(steps)
+    asked = Asked(rewards, algorithm, filters, settings, files, model=checkpoint is not None)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # a reward may print
+        folder = stack.enter_context(local_copy(run, checkpoint=checkpoint is not None))
+        checked = question(folder, asked)
+        gradients = stack.enter_context(_gradients(folder, checked, checkpoint))
+        comparison = Comparison(folder, checked, gradients=gradients, examples=examples)
+        found = asyncio.run(comparison.run(first, last))
+    if not found["groups"]:
+        raise ConfigError([f"RUN: {run} has stored no groups{f' of the steps {steps}' if steps else ''} yet"])
+    if as_json:
+        click.echo(json.dumps({"run": run, **found}, indent=2, default=str))
+    else:
+        _show(found)
+
+
+def _bounds(text: str | None) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    first, dash, last = text.partition("-")
+    if not all(part.isdigit() or not part for part in (first, last)) or not (first or last):
+        raise ConfigError([f"--steps: {text!r} given; expected a step or a range: 5, 3-8, 3- or -8"])
+    start = int(first) if first else None
+    return start, (int(last) if last else None) if dash else start
+
+
+@contextlib.contextmanager
+def _gradients(folder: Path, asked: Any, checkpoint: str | None) -> Iterator[Any]:
+    if checkpoint is None:
+        yield None
+        return
+    from rlsdk.whatif.gradients import Gradients, checkpoint_model
+
+    with checkpoint_model(folder, checkpoint) as model:
+        yield Gradients(asked, model)
+
+
+_COLUMNS = (
+    "step", "reward", "→", "groups", "train", "→", "teach", "→", "signs differ", "of tokens", "correlation", "cosine",
+)  # fmt: skip
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from rlsdk.cli.listing import console
+
+    out = console()
+    _print_table(out, "settings that differ", ("setting", "before", "after"), _changes(found))
+    table = Table(*_COLUMNS, title="by step: before → after", title_justify="left", box=None, pad_edge=False)
+    for row in [*found["steps"], {"step": "all", **found}]:
+        table.add_row(*map(Text, _cells(row)))
+    out.print(table)
+    zero = f"{found['became_zero']} tokens lose their advantage, {found['became_nonzero']} get one"
+    change = found["advantages"]["mean_change"]
+    out.print(f"{zero}; mean change of an advantage: {_number(change)}", markup=False)
+    changed = [tuple(str(each[k]) for k in ("step", "task", "before", "after")) for each in found["changed_groups"]]
+    _print_table(out, "groups whose fate changes", ("step", "task", "before", "after"), changed)
+    for reason, count in found["invalid"].items():
+        out.print(f"could not be scored: {count} × {reason}", markup=False)
+    _show_examples(out, found["examples"])
+    for note in found["notes"]:
+        out.print(f"note: {note}", markup=False)
+
+
+def _changes(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (path, *("–" if value is None else str(value) for value in (each["before"], each["after"])))
+        for path, each in found["changes"].items()
+    ]
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    rewards, trained, teaching = row["rewards"], row["trained"], row["teaching"]
+    return [
+        str(row["step"]),
+        _number(rewards["before"]),
+        _number(rewards["after"]),
+        str(row["groups"]),
+        str(trained["before"]),
+        str(trained["after"]),
+        str(teaching["before"]),
+        str(teaching["after"]),
+        str(row["sign_changes"]),
+        str(row["tokens"]),
+        _number(row["advantages"]["correlation"]),
+        _number(row["cosine"]),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _print_table(out: Any, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    from rlsdk.runlog.rollouts import visible
+
+    table = Table(*map(escape, head), title=title, title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(visible(cell)) for cell in row))
+    if rows:
+        out.print(table)
+
+
+def _show_examples(out: Any, examples: Sequence[Mapping[str, Any]]) -> None:
+    from rlsdk.runlog.rollouts import visible
+
+    if examples:
+        out.print("rollouts whose reward changes most", style="italic")
+    for each in examples:
+        old, new = (("invalid" if each[side] is None else f"{each[side]:g}") for side in ("before", "after"))
+        reason = f" ({visible(each['reason'])})" if each["reason"] else ""
+        head = f"step {each['step']}, task {visible(each['task'])}: {old} → {new}{reason}"
+        out.print(head, markup=False, soft_wrap=True)
+        for name in ("prompt", "response"):
+            out.print(f"  {name}: {visible(each[name])}", markup=False, soft_wrap=True, style="dim")

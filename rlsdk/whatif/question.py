@@ -1,0 +1,223 @@
+"""What a what-if asks: the plan of a run as it was, and the plan with another reward, algorithm or filters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml
+
+from rlsdk.components import component_of
+from rlsdk.config import Plan, check, read
+from rlsdk.config.named_code import described_code, untrusted_code
+from rlsdk.config.paths import found_beside
+from rlsdk.config.schema import normalise
+from rlsdk.config.tree import Tree, leaves
+from rlsdk.errors import ConfigError
+from rlsdk.fields import FORWARD
+from rlsdk.scoring.scorer import RewardTerm
+
+REPLAYED = ("reward", "algorithm", "scoring", "max_invalid", "plugins", "old_logprobs")
+"""Settings, or sections, whose effect stored rollouts can show."""
+_UNUSED = ("trackers", "diagnoses", "mirror")
+"""Settings that nothing here reads, and whose components need not be installed."""
+_STORED = ("logprobs", "entropy")
+"""Fields computed by models that a store may hold."""
+NO_FILTERS = "none"
+
+
+@attrs.frozen
+class Asked:
+    """The changes that a user asks for.
+
+    Attributes:
+        reward: Rewards as a configuration writes them: names, or YAML mappings; none: the run's own, not scored again.
+        algorithm: Algorithm in either form; None: the run's own.
+        filters: Filters in either form, or `none` for no filter; empty: those of the algorithm.
+        settings: `key=value` texts, applied last.
+        plugins: Files of plugins.
+        model: True if the weights of a checkpoint are at hand.
+    """
+
+    reward: tuple[str, ...] = ()
+    algorithm: str | None = None
+    filters: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+    model: bool = False
+
+    def overrides(self) -> list[str]:
+        """Return all changes as overrides of a configuration.
+
+        Raises:
+            ConfigError: A value is not YAML.
+        """
+        given: list[tuple[str, str, Any]] = []
+        faults: list[str] = []
+        for option, texts in (("reward", self.reward), ("algorithm", (self.algorithm,)), ("filter", self.filters)):
+            for text in filter(None, texts):
+                try:
+                    given.append((option, text, yaml.safe_load(text)))
+                except yaml.YAMLError as error:
+                    faults.append(f"--{option}: {text!r} is not YAML: {' '.join(str(error).split())}")
+        if faults:
+            raise ConfigError(faults)
+        rewards, filters = ([value for name, _, value in given if name == option] for option in ("reward", "filter"))
+        found = [f"reward={json.dumps(rewards)}"] if rewards else []
+        found += [f"algorithm={json.dumps(value)}" for name, _, value in given if name == "algorithm"]
+        if filters:
+            found.append(f"algorithm.filters={json.dumps([each for each in filters if each != NO_FILTERS])}")
+        return [*found, *self.settings]
+
+    @property
+    def scores_again(self) -> bool:
+        """True if a reward was named, be it the run's own."""
+        return bool(self.reward) or any(text.lstrip("+ ").startswith("reward") for text in self.settings)
+
+
+@attrs.frozen
+class Question:
+    """A run as it was, and as it would have been.
+
+    Attributes:
+        before: Plan of the run.
+        after: Plan with the changes.
+        scores_again: True if the rollouts are scored again.
+        changes: Path of a setting -> its values before and after; None where it is not set.
+    """
+
+    before: Plan
+    after: Plan
+    scores_again: bool
+    changes: Mapping[str, tuple[Any, Any]]
+
+
+def question(run: Path, asked: Asked) -> Question:
+    """Check what is asked about a run.
+
+    Args:
+        run: Folder of the run.
+        asked: The changes.
+
+    Raises:
+        ConfigError: With every fault: of the options, and of what stored rollouts cannot answer.
+    """
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise ConfigError([f"RUN: {run} is no folder of a run: it has no config.yaml"])
+    overrides = asked.overrides()
+    kept = _kept(file, asked, overrides)
+    before = check(kept, (), asked.plugins)
+    changed, faults = read(kept, overrides)
+    faults += _unanswerable(kept, changed)
+    try:
+        after = check(kept, overrides, asked.plugins)
+    except ConfigError as error:
+        raise ConfigError(dict.fromkeys([*faults, *error.faults])) from error
+    faults += missing_fields(before, after, model=asked.model)
+    if asked.scores_again:
+        faults += _unscorable(after)
+    if faults:
+        raise ConfigError(dict.fromkeys(faults))
+    return Question(before, after, asked.scores_again, _changes(kept, changed))
+
+
+def _kept(file: Path, asked: Asked, overrides: Sequence[str]) -> Tree:
+    """Read the run's own configuration, unless it names code that the command line does not name."""
+    tree, _ = read(file)
+    tree = normalise({key: value for key, value in tree.items() if key not in _UNUSED})
+    named, _ = read({}, overrides)
+    untrusted = untrusted_code(tree, asked.plugins, named)
+    if untrusted:
+        faults = [f"{described_code(path, value)} was not in what you gave" for path, value in untrusted.items()]
+        advice = "the run's configuration names code that would be executed; read it, then give its files by --plugin"
+        raise ConfigError([f"{file}: {advice}", *faults])
+    given = {Path(each).stem for each in asked.plugins}
+    tree["plugins"] = [each for each in tree.get("plugins") or [] if Path(str(each)).stem not in given]
+    rewards = tree.get("reward") or []
+    if len(rewards) == 1:  # so that `reward.format_score=0` means the only one
+        tree["reward"] = rewards[0]
+    return found_beside(tree, file)
+
+
+def _unanswerable(before: Tree, after: Tree) -> list[str]:
+    """Name the changed settings on which the rollouts themselves depend."""
+    return [
+        f"{path}: a what-if reads rollouts that are stored, and cannot know those of another {path}; it can change "
+        f"{', '.join(REPLAYED[:-3])} and what is below them"
+        for path in _changes(before, after)
+        if path.partition(".")[0].partition("[")[0] not in REPLAYED
+    ]
+
+
+def _changes(before: Tree, after: Tree) -> dict[str, tuple[Any, Any]]:
+    old, new = dict(leaves(_spelt_out(before))), dict(leaves(_spelt_out(after)))
+    paths = sorted(old.keys() | new.keys())
+    return {path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)}
+
+
+def _spelt_out(tree: Tree) -> Tree:
+    """Return a configuration in which names of rewards and algorithms are mappings, so that paths compare."""
+    tree = normalise(tree)
+    long = {key: {"use": tree[key]} for key in ("algorithm",) if isinstance(tree.get(key), str)}
+    rewards = [{"use": each} if isinstance(each, str) else each for each in tree.get("reward", ())]
+    return {**tree, **long, **({"reward": rewards} if rewards else {})}
+
+
+def missing_fields(before: Plan, after: Plan, *, model: bool) -> list[str]:
+    """Say which parts of the plan with the changes read what a store does not hold.
+
+    Args:
+        before: Plan of the run, for its objective.
+        after: Plan with the changes.
+        model: True if a checkpoint's weights are at hand, and the objective is computed.
+    """
+    if after.algorithm.rollouts == "demonstrations":
+        return ["algorithm: it learns from demonstrations, which no reward or filter of stored rollouts changes"]
+    faults = credit_faults(after, model=model)
+    if model:
+        for which, plan in (("the run's own", before), ("the other", after)):
+            if plan.algorithm.critic and "values" in plan.needs:
+                faults.append(
+                    f"--checkpoint: {which} objective reads the values of a critic, which exports do not hold"
+                )
+    return faults
+
+
+def credit_faults(plan: Plan, *, model: bool) -> list[str]:
+    """Say which shapings, or which advantage, of a plan read what a store does not hold."""
+    parts = [(f"algorithm.shaping[{i}]", each) for i, each in enumerate(plan.shaping)]
+    faults = []
+    for path, reference in [*parts, ("algorithm.advantage", plan.advantage)]:
+        component = plan.plugins.component(reference)
+        for name in component.needs:
+            why = _why_missing(name, plan, model)
+            if why:
+                faults.append(f"{path}: {component.name!r} reads {name}, {why}")
+    return faults
+
+
+def _why_missing(name: str, plan: Plan, model: bool) -> str:
+    """Return why a field is not at hand; empty if it is."""
+    if name == "baseline_rewards":
+        return "the rewards of greedy answers, which a run does not store; take an advantage without it, such as rloo"
+    if name == "values":
+        return "the values of a critic, which a run does not store; take an advantage without a critic, such as grpo"
+    if name in FORWARD and name not in _STORED and not model:
+        return "which a run does not store; --checkpoint computes it on the CPU, or leave that part out"
+    return ""
+
+
+def _unscorable(plan: Plan) -> list[str]:
+    faults = []
+    for i, each in enumerate(plan.rewards):
+        path = "reward" if len(plan.rewards) == 1 else f"reward[{i}]"
+        reward = plan.plugins.resolve(each.reference)
+        if RewardTerm(each.rule, reward, each.reference).where == "actor":
+            mark = component_of(reward)
+            name = mark.name if mark else each.rule.name
+            faults.append(f"{path}: {name!r} holds a model in a Ray actor, and a what-if starts no Ray; leave it out")
+    return faults if plan.rewards else ["reward: expected at least one reward to score with"]

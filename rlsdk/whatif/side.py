@@ -1,0 +1,192 @@
+"""One side of a what-if: the filters and the credit of a plan, run on the groups of a step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.components import component_of
+from rlsdk.config import Plan
+from rlsdk.errors import RunError
+from rlsdk.fields import FORWARD
+from rlsdk.trainer.batch import StepBatch, pack, produce
+from rlsdk.trainer.credit import CreditAssigner, apply_filters
+from rlsdk.types import Group
+from rlsdk.whatif.stored import StoredGroup
+
+TRAINED = "trained"
+Forward = Callable[[StepBatch, Plan, Sequence[str]], Mapping[str, np.ndarray]]
+"""Computes fields of a batch by the weights of a checkpoint."""
+
+
+@attrs.frozen(eq=False)
+class Verdict:
+    """What becomes of a group.
+
+    Attributes:
+        group: What is left of it to train on; None if nothing is.
+        reason: Why nothing is left, or why the rest teaches nothing; empty for a group that teaches.
+    """
+
+    group: Group | None
+    reason: str = ""
+
+
+@attrs.frozen(eq=False)
+class Credited:
+    """The rollouts of a step that reach the learner.
+
+    Attributes:
+        batch: Packed rollouts with their advantages; None if there are none.
+        verdicts: Verdict on each group of the step.
+        advantages: `id` of a rollout -> advantages of its response, `[response tokens]`.
+        deviation: Greatest difference of stored advantages from those computed again; 0 where none were stored.
+    """
+
+    batch: StepBatch | None
+    verdicts: tuple[Verdict, ...]
+    advantages: Mapping[int, np.ndarray]
+    deviation: float = 0.0
+
+
+class Side:
+    """Filters and credit of a plan, ready to run; components with a memory keep it from step to step."""
+
+    def __init__(
+        self, plan: Plan, *, train_steps: int, forward: Forward | None = None, computable: bool = True
+    ) -> None:
+        """Resolve the parts.
+
+        Args:
+            plan: The plan.
+            train_steps: Steps of the run.
+            forward: Computes fields by the weights of a checkpoint; None: stored ones are taken.
+            computable: False if credit reads what is not at hand, so that only stored advantages can be taken.
+        """
+        resolve = plan.plugins.resolve
+        self._computable = computable
+        self.plan, self.train_steps, self._forward = plan, train_steps, forward
+        self.filters = [resolve(each) for each in plan.filters]
+        self.credit = CreditAssigner(
+            [resolve(each) for each in plan.shaping],
+            resolve(plan.advantage),
+            whiten=plan.algorithm.whiten_advantages,
+            clip=plan.schedules.get("clip_advantages", plan.algorithm.clip_advantages),
+        )
+
+    def verdict(self, group: Group) -> Verdict:
+        """Run the filters on a group, one after the other, to see which drops it."""
+        left = next(iter(apply_filters([group], ())), None)
+        if left is None:
+            return Verdict(None, f"no valid score: {_first_reason(group)}")
+        for each in self.filters:
+            found = apply_filters([left], (each,))
+            if not found:
+                return Verdict(None, f"filter {_name(each)}: {_spread(left)}")
+            left = found[0]
+        if not any(rollout.loss_mask.any() for rollout in left.rollouts):
+            return Verdict(None, "no rollout sampled a token")
+        return Verdict(left)
+
+    async def credited(
+        self, step: int, verdicts: Sequence[Verdict], stored: Sequence[StoredGroup], *, keep: bool
+    ) -> Credited:
+        """Assign credit to what the filters left.
+
+        Args:
+            step: Number of the step, from 1.
+            verdicts: Verdict on each group.
+            stored: Groups as they were stored.
+            keep: True to take the stored advantages where every rollout has them.
+        """
+        batch = pack([each.group for each in verdicts if each.group is not None])
+        if batch is None:
+            return Credited(None, tuple(verdicts), {})
+        learned = _learned(stored)
+        batch = await self._with_fields(batch, learned)
+        held = _stored_values(batch, learned, "advantages") if keep else None
+        if self._computable:
+            batch = await self.credit.assign_aside(batch, train_step=step - 1, train_steps=self.train_steps)
+        deviation = 0.0
+        if held is not None:
+            deviation = float(np.abs(held - batch.arrays.tokens.get("advantages", held)).max())
+            batch = attrs.evolve(batch, arrays=batch.arrays.with_tokens(advantages=held))
+        if "advantages" not in batch.arrays.tokens:
+            raise RunError(
+                f"step {step}: the advantages of the run were not stored, and its algorithm reads what is not at hand"
+            )
+        ends = np.cumsum(batch.arrays.responses)[:-1]
+        parts = np.split(batch.arrays.tokens["advantages"], ends)
+        advantages = {id(rollout): part for rollout, part in zip(batch.rollouts, parts, strict=True)}
+        return Credited(batch, tuple(_taught(each, advantages) for each in verdicts), advantages, deviation)
+
+    async def _with_fields(self, batch: StepBatch, learned: Mapping[int, Mapping[str, np.ndarray]]) -> StepBatch:
+        """Add the fields that credit reads, and those of the objective where a checkpoint computes them."""
+        needs = self.credit.needs.union(*(field.needs for field in self.plan.fields))
+        behaviour = batch.arrays.tokens["behaviour_logprobs"]
+        if self._forward is None:
+            found = {"logprobs": _stored_values(batch, learned, "learner_logprobs", behaviour)}
+            entropy = _stored_values(batch, learned, "entropy")
+            found |= {} if entropy is None else {"entropy": entropy}
+        else:
+            recompute = self.plan.config.old_logprobs == "learner"
+            wanted = {"logprobs": recompute, "ref_logprobs": self.plan.needs_reference, "values": False}
+            names = [name for name in FORWARD if wanted.get(name, name in needs)]
+            found = {"logprobs": behaviour, **self._forward(batch, self.plan, names)}
+        return await produce(batch.with_fields(**{k: v for k, v in found.items() if v is not None}), self.plan.fields)
+
+
+def _learned(stored: Sequence[StoredGroup]) -> dict[int, dict[str, np.ndarray]]:
+    """Return what the learner computed: `id` of a rollout -> name -> float32 `[T]`."""
+    found: dict[int, dict[str, np.ndarray]] = {}
+    for each in stored:
+        for i, rollout in enumerate(each.group.rollouts):
+            held = {name: values[i] for name, values in each.learned.items()}
+            found[id(rollout)] = {name: value for name, value in held.items() if value is not None}
+    return found
+
+
+def _stored_values(
+    batch: StepBatch, learned: Mapping[int, Mapping[str, np.ndarray]], name: str, otherwise: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Return a stored field `[t]`; of rollouts without it, `otherwise`, or None for all if there is none."""
+    arrays, offset, parts = batch.arrays, 0, []
+    for rollout, start, length in zip(batch.rollouts, arrays.starts, arrays.responses, strict=True):
+        values = learned.get(id(rollout), {}).get(name)
+        if values is not None:
+            parts.append(values[start : start + length])
+        elif otherwise is not None:
+            parts.append(otherwise[offset : offset + length])
+        else:
+            return None
+        offset += int(length)
+    return np.concatenate(parts, dtype=np.float32)
+
+
+def _taught(verdict: Verdict, advantages: Mapping[int, np.ndarray]) -> Verdict:
+    if verdict.group is None:
+        return verdict
+    mine = [advantages[id(rollout)] for rollout in verdict.group.rollouts if id(rollout) in advantages]
+    if any(part.any() for part in mine):
+        return verdict
+    return attrs.evolve(verdict, reason=f"every advantage is 0: {_spread(verdict.group)}")
+
+
+def _first_reason(group: Group) -> str:
+    reasons = Counter(score.reason for score in group.scores if not score.valid)
+    return reasons.most_common(1)[0][0] if reasons else "it has no rollouts"
+
+
+def _spread(group: Group) -> str:
+    values = sorted({score.value for score in group.scores})
+    many = f"rewards from {values[0]:g} to {values[-1]:g}" if len(values) > 1 else f"every reward is {values[0]:g}"
+    return f"{many} ({len(group)} rollouts)"
+
+
+def _name(part: Any) -> str:
+    component = component_of(part)
+    return repr(component.name) if component else repr(part)

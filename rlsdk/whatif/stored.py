@@ -1,0 +1,109 @@
+"""The groups that a run stored, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import sqlalchemy as sa
+
+from rlsdk.errors import RunError, ValueFault
+from rlsdk.runlog.payload import decode, decode_learned
+from rlsdk.runlog.query import reader
+from rlsdk.runlog.store import Address
+from rlsdk.runlog.tables import GROUPS
+from rlsdk.types import Group
+
+ENDED = ("trained", "filtered", "failed")
+"""States of groups that a step has settled."""
+
+
+@attrs.frozen(eq=False)
+class StoredGroup:
+    """A group as it was stored.
+
+    Attributes:
+        number: Number of its task record.
+        state: `trained`, `filtered` or `failed`.
+        uses: Number of times it was trained.
+        group: The group, with the scores of the run.
+        learned: Name -> values of each rollout, `[T]`; None for a rollout that was not trained.
+    """
+
+    number: int
+    state: str
+    uses: int
+    group: Group
+    learned: Mapping[str, Sequence[np.ndarray | None]]
+
+
+@attrs.frozen(eq=False)
+class StoredStep:
+    """The groups that one step settled.
+
+    Attributes:
+        step: Number of the step, from 1.
+        groups: Its groups, in the order in which their tasks were issued.
+        unreadable: Why some groups cannot be read; one line each.
+    """
+
+    step: int
+    groups: tuple[StoredGroup, ...]
+    unreadable: tuple[str, ...] = ()
+
+
+class Store:
+    """Reader of a run's store; only one step is in memory at a time."""
+
+    def __init__(self, run: Path) -> None:
+        """Find the store.
+
+        Raises:
+            ValueFault: The run keeps no rollouts.
+        """
+        address = Address.of(run)
+        if address is None:
+            raise ValueFault(f"{run} holds no rollouts: none were saved (save_rollouts: 0), or none yet")
+        self._address = address
+
+    def steps(self, first: int | None = None, last: int | None = None) -> list[int]:
+        """Return the steps with stored groups, within bounds."""
+        own = (GROUPS.c.run == self._address.run) & (GROUPS.c.number >= 0) & GROUPS.c.state.in_(ENDED)
+        bounds = [bound for bound in (_least(first), _greatest(last)) if bound is not None]
+        wanted = sa.select(GROUPS.c.step).where(own, GROUPS.c.step.is_not(None), *bounds).distinct()
+        return sorted(int(row[0]) for row in self._rows(wanted))
+
+    def read(self, step: int) -> StoredStep:
+        """Return the groups of a step."""
+        own = (GROUPS.c.run == self._address.run) & (GROUPS.c.step == step) & (GROUPS.c.number >= 0)
+        columns = (GROUPS.c.number, GROUPS.c.state, GROUPS.c.uses, GROUPS.c.payload)
+        wanted = sa.select(*columns).where(own, GROUPS.c.state.in_(ENDED)).order_by(GROUPS.c.number)
+        groups, unreadable = [], []
+        for number, state, uses, payload in self._rows(wanted):
+            try:
+                groups.append(StoredGroup(number, state, uses, decode(payload), decode_learned(payload)))
+            except ValueFault as error:
+                unreadable.append(f"group {number}: {error}")
+        return StoredStep(step, tuple(groups), tuple(unreadable))
+
+    def _rows(self, statement: sa.Select[Any]) -> Iterator[Any]:
+        engine = reader(self._address)
+        try:
+            with engine.connect() as connection:
+                yield from connection.execute(statement)
+        except sa.exc.DBAPIError as error:
+            said = next(iter(str(error.orig).splitlines()), type(error).__name__)
+            raise RunError(f"the rollouts in {self._address.url} cannot be read: {said}") from error
+        finally:
+            engine.dispose()
+
+
+def _least(step: int | None) -> sa.ColumnElement[bool] | None:
+    return None if step is None else GROUPS.c.step >= step
+
+
+def _greatest(step: int | None) -> sa.ColumnElement[bool] | None:
+    return None if step is None else GROUPS.c.step <= step
