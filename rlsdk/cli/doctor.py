@@ -7,7 +7,7 @@ import json
 import click
 from rich.markup import escape
 
-from rlsdk.cli.listing import console
+from rlsdk.cli.listing import console, wrapped
 
 FAULTY = 1
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -32,10 +32,12 @@ def doctor(context: click.Context, as_json: bool) -> None:
         out = console()
         width = max(len(each.name) for each in found)
         for each in found:
-            mark = f"[{COLOURS[each.status]}]{each.status:<4}[/]"
-            out.print(f"{mark} {each.name:<{width}}  {escape(each.found)}", soft_wrap=True, highlight=False)
+            line = wrapped(f"{each.status:<4} {each.name:<{width}}  {each.found}", indent=width + 7)
+            mark = f"[{COLOURS[each.status]}]{each.status}[/]"
+            out.print(mark + escape(line.removeprefix(each.status)), soft_wrap=True, highlight=False)
             if each.remedy:
-                out.print(f"{'':<{width + 7}}{escape(each.remedy)}", style="dim", soft_wrap=True, highlight=False)
+                remedy = wrapped(" " * (width + 7) + each.remedy, indent=width + 7)
+                out.print(escape(remedy), style="dim", soft_wrap=True, highlight=False)
         warned = sum(each.status == "warn" for each in found)
         out.print(f"\n{len(found)} checks, {warned} warnings, {len(failed)} failed", highlight=False)
     if failed:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rlsdk import preflight
 from rlsdk.cli.lazy import WRONG_INPUT
-from rlsdk.cli.listing import brief, console, show
+from rlsdk.cli.listing import brief, console, show, wrapped
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.cluster.gpus import GPUNode, assign_gpus, parse_nodes
@@ -139,7 +139,7 @@ def _print(plan: Mapping[str, Mapping[str, Any]]) -> None:
     for section, content in plan.items():
         out.print(f"[bold]{section}[/bold]")
         for key, value in content.items():
-            out.print(f"  {key}: {_text(value)}", markup=False, soft_wrap=True)
+            out.print(wrapped(f"  {key}: {_text(value)}", indent=4), markup=False, soft_wrap=True)
 
 
 def _text(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -161,8 +162,26 @@ def console(unlimited: int = WIDTH) -> Console:
     Args:
         unlimited: Columns if neither is there.
     """
-    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else unlimited
-    return Console(width=width, highlight=False)
+    return Console(width=None if _is_limited() else unlimited, highlight=False)
+
+
+def _is_limited() -> bool:
+    return sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+
+
+def wrapped(line: str, indent: int) -> str:
+    """Wrap a line where a terminal or COLUMNS limits the columns; words such as paths stay whole.
+
+    Args:
+        line: The line.
+        indent: Blanks before what continues it.
+    """
+    if not _is_limited():
+        return line
+    fold = textwrap.TextWrapper(
+        console().width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(fold.fill(each) for each in line.split("\n"))
 
 
 def show(content: RenderableType, unlimited: int = TEXT_WIDTH) -> None:

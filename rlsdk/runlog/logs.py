@@ -16,6 +16,15 @@ from rlsdk.plugins import version
 log = logging.getLogger(__name__)
 
 
+def _handler(console: Console) -> logging.Handler:
+    """Return a handler that wraps records in a terminal, and elsewhere writes each as one line, for grep."""
+    if console.is_terminal:
+        return RichHandler(console=console, show_path=False)
+    handler = logging.StreamHandler(console.file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    return handler
+
+
 def log_to(plan: Plan, console: Console | logging.Handler, file: str = "") -> None:
     """Send the package's log to a console, at the config's level, and in full to a file that begins with the settings.
 
@@ -31,7 +40,7 @@ def log_to(plan: Plan, console: Console | logging.Handler, file: str = "") -> No
         root.removeHandler(handler)
         if type(handler) is logging.FileHandler:  # that of an earlier run in this process
             handler.close()
-    shown = RichHandler(console=console, show_path=False) if isinstance(console, Console) else console
+    shown = _handler(console) if isinstance(console, Console) else console
     shown.setLevel(plan.config.log_level.upper())
     root.addHandler(shown)
     if file:

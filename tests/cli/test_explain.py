@@ -82,6 +82,15 @@ def test_as_text(explain):
     assert "  reference model: yes\n  critic: no\n" in text
 
 
+def test_long_values_wrap_where_columns_are_limited_and_nothing_is_lost(explain, monkeypatch):
+    whole = explain(as_json=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = explain(as_json=False).splitlines()
+    assert max(map(len, whole.splitlines())) > 80
+    assert [line for line in lines if len(line) > 80 and " " in line.strip()] == []
+    assert " ".join(" ".join(lines).split()) == " ".join(whole.split())
+
+
 def test_what_nobody_has_run_is_said_where_cuda_is_used(explain):
     assert "never run" not in explain()["placement"]
     found = explain("placement.device=cuda", "placement.gpus_per_engine=2")["placement"]

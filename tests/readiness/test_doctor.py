@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import socket
 import subprocess
@@ -41,6 +42,15 @@ def test_every_check_says_what_it_found_as_json(monkeypatch: pytest.MonkeyPatch)
         assert set(each) == {"name", "ok", "status", "found", "remedy"} and each["found"]
         assert each["status"] == "ok" or each["remedy"]
     assert ran.exit_code == (0 if all(each["ok"] for each in checks) else 1)
+
+
+def test_at_80_columns_lines_wrap_below_what_they_continue() -> None:
+    wide = CliRunner().invoke(root, ["doctor"]).output
+    ran = CliRunner().invoke(root, ["doctor"], env={"COLUMNS": "80"})
+    lines = ran.output.splitlines()
+    assert [line for line in lines if len(line) > 80 and " " in line.strip()] == []
+    assert len(lines) >= len(wide.splitlines())
+    assert all(re.match(r"(ok|warn|fail) +\S|\d+ checks| {10}|$", line) for line in lines)
 
 
 def test_it_imports_neither_torch_nor_ray() -> None:
