@@ -192,6 +192,7 @@ EXTRAS: Mapping[str, str] = {
     "mcp": "mcp",
     "mlflow": "mlflow",
     "mpmath": "math",
+    "opentelemetry": "otel",
     "peft": "lora",
     "psutil": "train",
     "psycopg": "postgres",

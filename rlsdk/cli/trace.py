@@ -13,17 +13,34 @@ import click
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File.  [default: RUN/trace.json]"
 )
-def trace(run: Path, out: Path | None) -> None:
-    """Write the steps of the run in the folder RUN as a Chrome trace, which Perfetto opens (https://ui.perfetto.dev).
+@click.option(
+    "--otlp",
+    metavar="URL",
+    help="Send the spans to a collector of OpenTelemetry, such as http://localhost:4318, instead (extra `otel`).",
+)
+def trace(run: Path, out: Path | None, otlp: str | None) -> None:
+    """Write the times of the run in the folder RUN as a Chrome trace, which Perfetto opens (https://ui.perfetto.dev).
 
-    A lane for the steps and one each for engines, learner, driver and weights, with tokens and rewards as counters.
+    A lane for the steps and one for each process: driver, engines, ranks of the learner, workers of environments; with
+    requests, tokens and rewards as counters. It works while the run trains, too.
     """
     from rlsdk.errors import ConfigError
-    from rlsdk.reporting.trace import chrome_trace
+    from rlsdk.reporting.trace import all_spans, chrome_trace
     from rlsdk.runlog.metrics import METRICS, read_metrics
+    from rlsdk.runlog.spans import SPANS, read_spans
 
     if not (run / METRICS).is_file():
         raise ConfigError([f"RUN: {run} is no folder of a run: it has no {METRICS}"])
+    lines, spans = read_metrics(run), read_spans(run)
+    if otlp is not None:
+        from rlsdk.reporting.otel import export_spans, otlp_exporter
+
+        if out is not None:
+            raise ConfigError(["--out: --otlp sends the spans and writes no file; give one of the two"])
+        if not spans:
+            raise ConfigError([f"RUN: {run} has no {SPANS}: it recorded no times of day, which OpenTelemetry needs"])
+        click.echo(f"{export_spans(all_spans(lines, spans), run.name, otlp_exporter(otlp))} spans sent")
+        return
     path = out or run / "trace.json"
-    path.write_text(json.dumps(chrome_trace(read_metrics(run), run.name)), encoding="utf-8")
+    path.write_text(json.dumps(chrome_trace(lines, run.name, spans)), encoding="utf-8")
     click.echo(path)

@@ -17,6 +17,7 @@ import numpy as np
 from rlsdk.cluster.actors import died
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.actor import Progress
+from rlsdk.isolation.spans import Busy
 from rlsdk.types import Image
 
 
@@ -108,11 +109,19 @@ class _Seat:
     load: int = 0
     gone: bool = False
     idle: asyncio.Event = attrs.field(factory=asyncio.Event)
+    busy: Busy = attrs.field(init=False)
 
-    def owe(self, count: int) -> None:
-        """Count continuations as requested or, below 0, as answered."""
+    def __attrs_post_init__(self) -> None:
+        self.busy = Busy(f"engine {self.rank}", "generate")
+
+    def owe(self, count: int, tokens: int = 0) -> None:
+        """Count continuations as requested or, below 0, as answered with so many tokens."""
         self.load += count
         (self.idle.clear if self.load else self.idle.set)()
+        if count > 0:
+            self.busy.begin(count)
+        else:
+            self.busy.end(-count, tokens=float(tokens))
 
 
 class EngineClient:
@@ -254,7 +263,7 @@ class EngineClient:
                     continue
                 completions = message
                 texts = self._decode([c.token_ids for c in completions])
-                seat.owe(-len(completions))
+                seat.owe(-len(completions), sum(len(c.token_ids) for c in completions))
                 for completion, text in zip(completions, texts, strict=True):
                     future = waiting[completion.request].futures[completion.index]
                     if future.done():
@@ -263,6 +272,7 @@ class EngineClient:
                         future.set_result(Answer(completion, text, seat.rank))
         except Exception as error:  # noqa: BLE001 - every waiting rollout gets the engine's failure
             seat.idle.set()
+            seat.busy.drop()
             if self.lost is None or not died(error):
                 _fail(itertools.chain.from_iterable(want.futures for want in waiting.values()), error)
             else:

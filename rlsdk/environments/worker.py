@@ -13,6 +13,7 @@ from rlsdk.cluster.actors import described, kill, spawn
 from rlsdk.environments.actor import FAILURES, Act, Call, Close, EnvWorkerActor, Failed, Register, Reset
 from rlsdk.environments.host import EnvSpec
 from rlsdk.errors import EnvironmentFault, RlsdkError, WorldLostError
+from rlsdk.isolation.spans import Busy
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class EnvWorker:
             replaced=True,
         )
         self._told: set[int] = set()
+        self._busy = Busy(name, "environments")
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._outbox: list[Call] = []
         self._serial = itertools.count()
@@ -71,6 +73,7 @@ class EnvWorker:
             TimeoutError, RuntimeError, TypeError: The environment failed.
         """
         waiting = self._waiting[call.number] = asyncio.get_running_loop().create_future()
+        self._busy.begin()
         try:
             if spec.kind not in self._told:
                 self._send(Register(spec.kind, spec.reference, spec.isolation))
@@ -79,6 +82,7 @@ class EnvWorker:
             answer = await waiting
         finally:
             self._waiting.pop(call.number, None)
+            self._busy.end()
         if isinstance(answer, RlsdkError):
             raise answer
         if not isinstance(answer, Failed):

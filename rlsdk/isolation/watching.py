@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from rlsdk.isolation.spans import span
+
 __all__ = ["CURRENT", "Watch", "forget_actor", "main_loop", "stage", "watch_actor"]
 
 
@@ -48,20 +50,21 @@ CURRENT: ContextVar[Watch | None] = ContextVar("rlsdk_watchdog", default=None)
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Tell the watchdog what the run does during a block.
+    """Tell the watchdog, and the run's trace, what the run does during a block.
 
     Args:
         name: Stage, as log lines have it, such as `update`.
     """
     watch = CURRENT.get()
-    if watch is None:
-        yield
-        return
-    key = watch.enter(name)
-    try:
-        yield
-    finally:
-        watch.leave(key)
+    with span("driver", name):
+        if watch is None:
+            yield
+            return
+        key = watch.enter(name)
+        try:
+            yield
+        finally:
+            watch.leave(key)
 
 
 def watch_actor(name: str, actor: Any, log: object, *, replaced: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,7 @@ from rlsdk.cluster.reservation import Seat
 from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, TrainedRole, Weights
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
+from rlsdk.isolation.spans import note
 from rlsdk.learners.actor import LearnerActor
 from rlsdk.learners.microbatch import split
 from rlsdk.learners.open_steps import OpenSteps
@@ -340,13 +342,15 @@ class LearnerGroup:
         """Results of all ranks; if one fails, none is left waiting for it."""
         import ray
 
-        pending = list(refs)
+        pending, began = list(refs), time.time()
         while pending:
             done, pending = ray.wait(pending, num_returns=1)
             try:
                 ray.get(done)
             except ray.exceptions.RayError as error:
                 raise self._failure(what, refs, done[0], error) from error
+            if what != "clock":
+                note(f"learner rank {refs.index(done[0])}", what, began)
         return list(ray.get(list(refs)))
 
     def _failure(self, what: str, refs: Sequence[Any], failed: Any, error: Exception) -> RlsdkError:

@@ -1,60 +1,124 @@
-"""The steps of a run as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open."""
+"""The trace of a run, which https://ui.perfetto.dev and chrome://tracing open: a lane for each of its processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-LANES = {"produce": "engines", "logprobs": "learner", "credit": "driver", "update": "learner", "sync": "weights"}
-"""Phase of a step -> the lane that it is drawn in, in the order of a step."""
+from rlsdk.runlog.spans import Span
+
+PHASES = ("produce", "logprobs", "credit", "update", "sync")
+"""Phases of a step in their order, as `time/…` names them."""
 COUNTERS = ("rollouts/tokens", "rollouts/length", "time/tokens_per_second", "engines/alive", "reward/mean")
 """Metrics that are drawn as counters."""
+STEPS, DRIVER = "steps", "driver"
+_ORDER = (STEPS, DRIVER, "engine", "learner", "")
+"""Beginnings of the names of lanes, in the order in which they are drawn."""
 
 
-def chrome_trace(lines: Iterable[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """Return the trace of a run: a lane for the steps, and one each for engines, learner, driver and weights.
+def chrome_trace(lines: Iterable[Mapping[str, Any]], name: str, spans: Sequence[Span] = ()) -> dict[str, Any]:
+    """Return the trace of a run: a lane for the steps, and one each for the driver and every actor.
 
-    Times are those of the steps alone, one after the other: evaluations and checkpoints between them are left out, as
-    `metrics.jsonl` does not say when they took place. Phases begin when the one before has ended; where rollouts run
-    ahead, `produce` is the wait for them.
+    Where a run has recorded spans, all times are those of the clock. Engines and workers are busy while they have
+    requests, learner ranks from a call until their answer; counters have the requests and tokens of an engine.
+    Without spans, as in runs of an earlier rlsdk, steps follow each other without a gap, and their phases are those of
+    the driver.
 
     Args:
         lines: Lines of its `metrics.jsonl`.
         name: Name of the run.
+        spans: Spans of its `spans.jsonl`.
     """
-    lanes = {lane: i for i, lane in enumerate(("steps", *dict.fromkeys(LANES.values())))}
-    events: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}]
-    events += [
-        {"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": lane}} for lane, tid in lanes.items()
-    ]
-    now = 0.0
-    for line in lines:
-        seconds = line.get("time/step")
-        if not seconds:
-            continue
-        begin = now
-        for phase, lane in LANES.items():
-            spent = line.get(f"time/{phase}") or 0.0
-            if spent:
-                events.append(_span(phase, lanes[lane], begin, spent, {"step": line["step"]}))
-                begin += spent
-        shown = {k: line[k] for k in COUNTERS if line.get(k) is not None}
-        events.append(_span(f"step {line['step']}", 0, now, max(seconds, begin - now), shown))
+    drawn = all_spans(lines, spans)
+    begun = min((each.begin for each in drawn), default=0.0)
+    actors = sorted({each.actor for each in drawn} | {STEPS}, key=_place)
+    lanes = {actor: i for i, actor in enumerate(actors)}
+    events = [_said("process_name", name)]
+    for actor, lane in lanes.items():
         events += [
-            {"ph": "C", "pid": 0, "name": counter, "ts": 1e6 * now, "args": {"value": value}}
-            for counter, value in shown.items()
+            _said("thread_name", actor, lane),
+            {**_said("thread_sort_index", "", lane), "args": {"sort_index": lane}},
         ]
-        now += max(seconds, begin - now)
+    for each in drawn:
+        events.append(_span(each, lanes[each.actor], begun))
+    for each in drawn:
+        events += _counters(each, begun)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _span(name: str, lane: int, begin: float, seconds: float, shown: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "pid": 0,
-        "tid": lane,
-        "name": name,
-        "ts": 1e6 * begin,
-        "dur": 1e6 * seconds,
-        "args": dict(shown),
-    }
+def all_spans(lines: Iterable[Mapping[str, Any]], spans: Sequence[Span] = ()) -> list[Span]:
+    """Return the spans of a run with one for each step, in the order of their beginnings; see `chrome_trace`."""
+    found = [*spans, *_steps_of(lines, spans)] if spans else _phases(lines)
+    return sorted(found, key=lambda each: (each.begin, -each.end, each.actor != STEPS))
+
+
+def _place(actor: str) -> tuple[int, list[Any]]:
+    """Sort lanes by kind of actor and by number."""
+    kind = next(i for i, begin in enumerate(_ORDER) if actor.startswith(begin))
+    return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", actor)]
+
+
+def _steps_of(lines: Iterable[Mapping[str, Any]], spans: Sequence[Span]) -> list[Span]:
+    """Return a span for each step: from the driver's `take`, with which a step begins, as long as `time/step` says.
+
+    Of a step that was done twice, by a resumed run, `metrics.jsonl` has the second: steps are found from the end on.
+    """
+    begins = [each.begin for each in spans if each.actor == DRIVER and each.name == "take"]
+    rows = [line for line in lines if line.get("time/step")]
+    pairs = zip(reversed(rows), reversed(begins), strict=False)
+    return [_step(line, begin) for line, begin in reversed(list(pairs))]
+
+
+def _step(line: Mapping[str, Any], begin: float) -> Span:
+    counts = {name: float(line[name]) for name in COUNTERS if line.get(name) is not None}
+    return Span(STEPS, f"step {line['step']}", begin, begin + float(line["time/step"]), counts)
+
+
+def _phases(lines: Iterable[Mapping[str, Any]]) -> list[Span]:
+    """Return the spans of steps and of their phases, one after the other: all that the metrics of a run say."""
+    found, now = [], 0.0
+    for line in lines:
+        if not line.get("time/step"):
+            continue
+        begin = now
+        for phase in PHASES:
+            if spent := float(line.get(f"time/{phase}") or 0.0):
+                found.append(Span(DRIVER, phase, begin, begin + spent, {"step": float(line["step"])}))
+                begin += spent
+        step = _step(line, now)
+        now = max(step.end, begin)
+        found.append(Span(step.actor, step.name, step.begin, now, step.counts))
+    return found
+
+
+def _said(what: str, name: str, lane: int = 0) -> dict[str, Any]:
+    return {"ph": "M", "pid": 0, "tid": lane, "name": what, "args": {"name": name}}
+
+
+def _span(each: Span, lane: int, begun: float) -> dict[str, Any]:
+    times = {"ts": _micro(each.begin - begun), "dur": _micro(each.end - each.begin)}
+    return {"ph": "X", "pid": 0, "tid": lane, "name": each.name, **times, "args": dict(each.counts)}
+
+
+def _counters(each: Span, begun: float) -> list[dict[str, Any]]:
+    """Return counter events: of a step its metrics; of a busy actor its requests, and its tokens a second."""
+    if each.actor == STEPS:
+        return [_counter(name, each.begin - begun, value) for name, value in each.counts.items()]
+    begin, end, counts = each.begin - begun, each.end - begun, each.counts
+    found = []
+    if "tokens" in counts:
+        name = f"{each.actor}: tokens/s"
+        found += [_counter(name, begin, counts["tokens"] / max(end - begin, 1e-6)), _counter(name, end, 0)]
+    if "requests" in counts:
+        name, waiting = f"{each.actor}: requests", counts.get("waiting", 0)
+        found += [_counter(name, begin, counts["requests"] + waiting), _counter(name, end, waiting)]
+    return found
+
+
+def _counter(name: str, seconds: float, value: float) -> dict[str, Any]:
+    return {"ph": "C", "pid": 0, "name": name, "ts": _micro(seconds), "args": {"value": value}}
+
+
+def _micro(seconds: float) -> float:
+    return round(1e6 * seconds, 3)

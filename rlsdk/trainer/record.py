@@ -6,7 +6,7 @@ import errno
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import attrs
@@ -28,6 +28,7 @@ from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.observers import Observers
 from rlsdk.runlog.progress import log_console
 from rlsdk.runlog.report import draw_curves, print_report, write_summary
+from rlsdk.runlog.spans import recorded
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.trainer.rehearsal import Rehearsal
 from rlsdk.trainer.resuming import prepare_folder
@@ -152,6 +153,7 @@ def open_run(
         engine_scaling.mark_ended(plan.folder, "failed")
 
     with (
+        ExitStack() as stack,
         held(plan.folder),
         mirrored(plan, resume=resume, overwrite=overwrite) as mirror,
         watching(plan.config.watchdog, abandon, ActorsFile(plan.folder).report) as watchdog,
@@ -166,6 +168,7 @@ def open_run(
             mirror.begin(prepared.step)
         if rehearsed is not None:
             rehearsed.log()
+        stack.enter_context(recorded(plan.folder))
         log.info("starting Ray; the full log is %s", plan.folder / "logs" / "driver.log")
         record = RunRecord(plan, console, checkpoints, observers, mirror, None, 0, prepared.step, opened)
         try:

@@ -1,0 +1,120 @@
+"""The spans of a run: `spans.jsonl` in its folder, one line for each time that one of its processes was busy."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.isolation.spans import RECORDER
+
+log = logging.getLogger(__name__)
+SPANS = "spans.jsonl"
+FLUSH_SECONDS = 2.0
+"""Seconds after which lines go to the file, so that a trace can be written while a run trains."""
+
+
+@attrs.frozen
+class Span:
+    """A time in which a process of a run was busy.
+
+    Attributes:
+        actor: Who: `driver`, `engine 0`, `learner rank 0`, or the name of a worker of environments.
+        name: With what.
+        begin: Seconds since 1970.
+        end: Seconds since 1970.
+        counts: Name -> number of what was done, such as requests and tokens.
+    """
+
+    actor: str
+    name: str
+    begin: float
+    end: float
+    counts: dict[str, float] = attrs.field(factory=dict)
+
+
+class SpansFile:
+    """Writes spans; any thread may add them, and a disk that refuses ends the recording and nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file to append to.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._path, self._lock = path, threading.Lock()
+        self._file: Any = path.open("a", encoding="utf-8")
+        self._flushed = time.monotonic()
+
+    def add(self, actor: str, name: str, begin: float, end: float, counts: dict[str, float]) -> None:
+        """Append a span; see `SpanRecorder.add`."""
+        line = json.dumps([actor, name, round(begin, 6), round(end, 6), counts]) + "\n"
+        with self._lock:
+            if self._file is None:
+                return
+            try:
+                self._file.write(line)
+                if time.monotonic() - self._flushed > FLUSH_SECONDS:
+                    self._file.flush()
+                    self._flushed = time.monotonic()
+            except OSError as error:
+                log.debug("%s takes no more spans: %s", self._path, error)
+                self._end()
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                log.debug("the last spans are not in %s: %s", self._path, error)
+
+
+@contextmanager
+def recorded(folder: Path) -> Iterator[None]:
+    """Record the spans of a run during a block; those of an earlier part of it, before it was resumed, stay."""
+    try:
+        file = SpansFile(folder / SPANS)
+    except OSError as error:
+        log.debug("no spans are recorded: %s", error)
+        yield
+        return
+    token = RECORDER.set(file)
+    try:
+        yield
+    finally:
+        file.close()
+        try:
+            RECORDER.reset(token)
+        except ValueError:  # a trainer that is used by hand may be closed in another context
+            RECORDER.set(None)
+
+
+def read_spans(folder: Path) -> list[Span]:
+    """Return the spans of a run in the order of their beginnings; lines that are not whole are left out."""
+    try:
+        lines = (folder / SPANS).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            actor, name, begin, end, counts = json.loads(line)
+            found.append(
+                Span(str(actor), str(name), float(begin), float(end), {str(k): float(v) for k, v in counts.items()})
+            )
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            continue
+    return sorted(found, key=lambda each: (each.begin, -each.end))
