@@ -63,7 +63,8 @@ def _built(spans: Sequence[Span], name: str) -> Sequence[Any]:
         if is_step:
             step, step_ends = span, each.end
     run.end(end_time=_nano(end))
-    return kept.get_finished_spans()
+    finished: Sequence[Any] = kept.get_finished_spans()
+    return finished
 
 
 def _nano(seconds: float) -> int:
