@@ -51,8 +51,8 @@ def test_help_lists_every_command_and_loads_none():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_is_in_the_module_of_its_name(name):
-    name = name.replace("-", "_")
-    command = getattr(importlib.import_module(f"rlsdk.cli.{name}"), name)
+    attribute = name.replace("-", "_")
+    command = getattr(importlib.import_module(f"rlsdk.cli.{attribute}"), attribute)
     assert isinstance(command, click.Command)
     assert command.name == name
     assert command.help

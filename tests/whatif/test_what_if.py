@@ -93,7 +93,7 @@ def lab(tmp_path: Path) -> Path:
 
 
 def invoke(run: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(root, ["what-if", str(run), *arguments])
+    return CliRunner(env={"COLUMNS": "200"}).invoke(root, ["what-if", str(run), *arguments])
 
 
 def answer(run: Path, *arguments: str) -> dict[str, Any]:
