@@ -89,6 +89,14 @@ class _Demand:
         return len(free) >= self.size and all(left.get(name, 0) >= amount for name, amount in self.resources.items())
 
 
+class _NoRoomError(Exception):
+    """A demand finds no node."""
+
+    def __init__(self, demand: _Demand) -> None:
+        super().__init__(demand)
+        self.demand = demand
+
+
 def assign_gpus(
     placement: PlacementSection,
     nodes: Sequence[GPUNode],
@@ -115,11 +123,14 @@ def assign_gpus(
     of_block = {name: amount * neighbours for name, amount in placement.learner_resources.items()}
     ranks = _Demand("learner", -(-placement.learners // neighbours), neighbours, of_block)
     demands = [demand for demand in (ranks, engines) if demand.role in roles]
-    if placement.colocate:
-        found = {demand.role: _fill([demand], nodes)[demand.role] for demand in demands}
-    else:
-        # Large blocks first: they are the ones that may find no node whole.
-        found = _fill(sorted(demands, key=lambda demand: -demand.size), nodes)
+    try:
+        if placement.colocate:
+            found = {demand.role: _fill([demand], nodes)[demand.role] for demand in demands}
+        else:
+            # Large blocks first: they are the ones that may find no node whole.
+            found = _fill(sorted(demands, key=lambda demand: -demand.size), nodes)
+    except _NoRoomError as error:
+        raise EnvironmentFault(_no_room(placement, demands, error.demand, nodes)) from error
     learners = [GPUPlace(block.node, (gpu,)) for block in found.get("learner", ()) for gpu in block.gpus]
     return GPUMap(tuple(nodes), tuple(found.get("engine", ())), tuple(learners[: placement.learners]))
 
@@ -134,7 +145,7 @@ def _fill(demands: Sequence[_Demand], nodes: Sequence[GPUNode]) -> dict[RoleName
         while len(places) < demand.count:
             node = next((n for n in range(len(nodes)) if demand.fits(free[n], left[n])), None)
             if node is None:
-                raise EnvironmentFault(_does_not_fit(demand, demands, nodes))
+                raise _NoRoomError(demand)
             places.append(GPUPlace(node, tuple(free[node][: demand.size])))
             free[node] = free[node][demand.size :]
             for name, amount in demand.resources.items():
@@ -142,24 +153,22 @@ def _fill(demands: Sequence[_Demand], nodes: Sequence[GPUNode]) -> dict[RoleName
     return found
 
 
-def _does_not_fit(demand: _Demand, demands: Sequence[_Demand], nodes: Sequence[GPUNode]) -> str:
-    """Say what does not fit where."""
-    names = {"engine": "engines", "learner": "ranks of the learner"}
-    wanted = " and ".join(
-        f"{each.count} engines with {each.size} GPUs each, every engine on one node"
-        if each.role == "engine"
-        else f"{each.count * each.size} ranks of the learner"
-        + (f", {each.size} successive ones on one node" if each.size > 1 else "")
-        for each in demands
-    )
-    offered = ", ".join(f"{node.name} {node.gpus}" for node in nodes) or "no node"
-    selected = f" with {', '.join(demand.resources)}" if demand.resources else ""
-    return (
-        f"asked for are {wanted}; the GPUs of the nodes are: {offered}. There is no room{selected} for all "
-        f"{names[demand.role]}: lower placement.{demand.role}s"
-        + (" or placement.gpus_per_engine" if demand.role == "engine" else "")
-        + ", or add GPUs"
-    )
+def _no_room(
+    placement: PlacementSection, demands: Sequence[_Demand], missing: _Demand, nodes: Sequence[GPUNode]
+) -> str:
+    """Say how many GPUs are needed and there are and, if there are enough, what finds no node with room."""
+    counts = {demand.role: demand.count * demand.size for demand in demands}
+    needed = max(counts.values()) if placement.colocate else sum(counts.values())
+    users = [f"{count} for {role}s" for role, count in sorted(counts.items())]
+    if len(users) > 1:
+        users.append("shared" if placement.colocate else "not shared")
+    text = f"placement needs {needed} GPUs ({', '.join(users)}); "
+    text += ", ".join(f"{node.name} has {node.gpus}" for node in nodes) or "no node has any"
+    if sum(node.gpus for node in nodes) < needed:
+        return text
+    selected = f" and {', '.join(missing.resources)}" if missing.resources else ""
+    what = "an engine" if missing.role == "engine" else "each group of learner ranks that share sequences"
+    return f"{text}; {what} needs {missing.size} free GPUs{selected} on one node, and no node is left with them"
 
 
 def parse_nodes(text: str) -> list[GPUNode]:

@@ -104,7 +104,7 @@ def _devices(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
     gpus, cores = preflight.gpu_count() if place.device != "cpu" else 0, os.cpu_count() or 1
     if place.device == "cuda" or gpus:
         for text in gpu_faults(plan, [GPUNode("this machine", gpus)], trains=trains):
-            yield PlanFinding("placement", f"{text}. Or set placement.device=cpu, or train where the GPUs are")
+            yield PlanFinding("placement.device", f"{text}; set placement.device=cpu, or train where the GPUs are")
     counts = {"engines": place.engines if plan.needs_engine else 0, "learners": place.learners if trains else 0}
     for name, count in counts.items():
         if count > ENGINES_PER_CORE * cores:

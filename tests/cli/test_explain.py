@@ -178,6 +178,6 @@ def test_who_gets_which_gpu_on_nodes_that_do_not_exist(explain):
     pairs = {"node 0, GPU 0": "engine 0, learner rank 0", "node 1, GPU 0": "engine 1, learner rank 1"}
     assert explain("placement.engines=2", "placement.learners=2", "--gpus", "1x2")["gpus"] == pairs
     said = " ".join(explain("placement.engines=3", "--gpus", "1x2", as_json=False, status=2).split())
-    assert "placement: asked for are 3 engines" in said
-    assert "There is no room for all engines" in said
+    assert "placement: placement needs 3 GPUs (3 for engines, 1 for learners, shared)" in said
+    assert "node 0 has 1, node 1 has 1" in said
     assert "expected GPUS or GPUSxNODES" in explain("--gpus", "many", as_json=False, status=2)

@@ -56,17 +56,26 @@ def test_custom_resources_select_the_nodes_of_a_role() -> None:
         engines=2, learners=2, colocate=False, engine_resources={"fast": 1.0}, learner_resources={"big": 0.5}
     )
     assert where(assign_gpus(section, nodes)) == ([(1, 0), (1, 1)], [(0, 0), (0, 1)])
-    with pytest.raises(EnvironmentFault, match="no room with fast for all engines"):  # b has units for two
+    with pytest.raises(EnvironmentFault, match="1 free GPUs and fast on one node"):  # b has units for two
         assign_gpus(attrs.evolve(section, engines=3), nodes)
 
 
 @pytest.mark.parametrize(
     ("nodes", "placement", "said"),
     [
-        ("3", {"engines": 2, "learners": 2, "colocate": False}, "node 0 3. There is no room for all engines"),
-        ("2,2", {"engines": 1, "gpus_per_engine": 3}, "1 engines with 3 GPUs each, every engine on one node"),
-        ("1", {"engines": 1, "learners": 2}, "lower placement.learners, or add GPUs"),
-        ("4", {"engines": 1, "engine_resources": {"fast": 1.0}}, "There is no room with fast for all engines"),
+        (
+            "3",
+            {"engines": 2, "learners": 2, "colocate": False},
+            "placement needs 4 GPUs (2 for engines, 2 for learners, not shared); node 0 has 3",
+        ),
+        (
+            "2,2",
+            {"engines": 1, "gpus_per_engine": 3},
+            "(3 for engines, 1 for learners, shared); node 0 has 2, node 1 has 2; an engine needs 3 free GPUs "
+            "on one node, and no node is left with them",
+        ),
+        ("1", {"engines": 1, "learners": 2}, "needs 2 GPUs (1 for engines, 2 for learners, shared); node 0 has 1"),
+        ("4", {"engines": 1, "engine_resources": {"fast": 1.0}}, "an engine needs 1 free GPUs and fast on one node"),
     ],
 )
 def test_what_does_not_fit_is_said(nodes: str, placement: dict[str, object], said: str) -> None:

@@ -82,7 +82,7 @@ def test_too_few_gpus_are_said_before_ray_starts(plan: Callable[..., Plan], monk
     monkeypatch.setattr(preflight, "gpu_capability", list)
     monkeypatch.setattr(preflight, "gpu_count", lambda: 1)
     found = examine(plan("placement.device=cuda", "placement.engines=2"), starts=False).warnings
-    assert any("2 engines with 1 GPUs each" in each.message and "this machine 1" in each.message for each in found)
+    assert any("needs 2 GPUs" in each.message and "this machine has 1" in each.message for each in found)
 
 
 def test_too_few_open_files_are_said_before_ray_hangs_over_them(
