@@ -253,3 +253,19 @@ def mark(kind: Kind, name: str, **extra: Any) -> Callable[[T], T]:
         return obj
 
     return attach
+
+
+def brief(value: Any) -> str:
+    """A default as a person reads it: `ppo(clip_low=0.2)`, `none`, `0.04`."""
+    if isinstance(value, Use):
+        component = component_of(value.name)
+        name = component.name if component else str(value.name)
+        options = ", ".join(f"{k}={brief(v)}" for k, v in value.options.items())
+        return f"{name}({options})" if options else name
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(brief(v) for v in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{k}: {brief(v)}' for k, v in value.items())}}}"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

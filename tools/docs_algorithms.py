@@ -24,7 +24,7 @@ from docs_reference import replaced, with_pages
 
 from rlsdk.batch import aggregate
 from rlsdk.cli import listing
-from rlsdk.components import Component, Use
+from rlsdk.components import Component, Use, brief
 from rlsdk.docstrings import LABELS, labelled
 from rlsdk.kinds import Kind
 from rlsdk.options import Option
@@ -130,7 +130,7 @@ def algorithm_page(algorithm: Component) -> str:
     for kind, use in chosen(algorithm):
         _, component = plugins.find(kind, use.name)
         given: Mapping[str, Any] = {o.name: use.options.get(o.name, o.default) for o in component.options}
-        rows = ((f"`{o.name}`", f"`{listing.brief(given[o.name])}`", linked(o.help)) for o in component.options)
+        rows = ((f"`{o.name}`", f"`{brief(given[o.name])}`", linked(o.help)) for o in component.options)
         formula = labelled(component.help).get("Formula", "")
         sections += [
             f"### {kind.replace('_', ' ').capitalize().replace('Kl', 'KL')}: `{component.name}`",
@@ -221,4 +221,4 @@ def _type(option: Option) -> str:
 
 
 def _default(option: Option) -> str:
-    return "required" if option.required else f"`{listing.brief(option.default)}`"
+    return "required" if option.required else f"`{brief(option.default)}`"

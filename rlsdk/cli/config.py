@@ -15,6 +15,7 @@ from rich.text import Text
 
 from rlsdk.cli import listing
 from rlsdk.cli.parameters import plugin_files
+from rlsdk.components import brief
 from rlsdk.config.json_schema import json_schema
 from rlsdk.config.reference import DEFAULTS, ConfigKey, of_component, settings
 from rlsdk.errors import UnknownComponentError
@@ -116,7 +117,7 @@ def shown_default(setting: ConfigKey) -> str:
     """Return the default of a setting as a configuration writes it."""
     if setting.default in ((), "") or (isinstance(setting.default, str) and "\n" in setting.default):
         return json.dumps(setting.default)
-    return listing.brief(setting.default)
+    return brief(setting.default)
 
 
 def described(setting: ConfigKey) -> dict[str, Any]:

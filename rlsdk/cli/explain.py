@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +14,19 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from rlsdk import preflight
 from rlsdk.cli.lazy import WRONG_INPUT
-from rlsdk.cli.listing import brief, console, show, wrapped
+from rlsdk.cli.listing import console, show, wrapped
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.cluster.gpus import GPUNode, assign_gpus, parse_nodes
 from rlsdk.cluster.placement import neighbours, placed_roles
-from rlsdk.components import Use
-from rlsdk.config import Plan, TaskSource, check
+from rlsdk.components import brief
+from rlsdk.config import Plan, check
 from rlsdk.config.origins import Origin, origins
-from rlsdk.contracts import LimitsMicroBatches, RewardSpec
 from rlsdk.errors import ConfigError
-from rlsdk.plugins import ComponentRef, short_name
 from rlsdk.readiness.checks import PlanFinding, examine, gpu_faults
-from rlsdk.readiness.disk import DTYPE_BYTES, DiskEstimate, in_words
-from rlsdk.storage.location import is_url
-
-NEVER_RUN = (
-    "the learner on CUDA, its collectives over NCCL",
-    "the engine on CUDA, and its weights taken from the learner there",
-)
-"""CUDA features that have never been run, as listed in docs/gpu.md."""
+from rlsdk.readiness.disk import DiskEstimate, in_words
+from rlsdk.readiness.explained import batch, describe, finding_of, memory
 
 
 @click.command(cls=SettingsCommand)
@@ -60,7 +49,7 @@ def explain(
     except ConfigError as error:
         if not as_json:
             raise
-        _print_json(None, [_finding(text) for text in error.faults])
+        _print_json(None, [finding_of(text) for text in error.faults])
         sys.exit(WRONG_INPUT)
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet on standard output
         found = examine(plan, starts=False)
@@ -104,12 +93,6 @@ def gpu_users(plan: Plan, nodes: Sequence[GPUNode]) -> dict[str, str]:
     return {f"{node}, GPU {gpu}": ", ".join(users) or "nobody" for node, gpu, users in found.rows()}
 
 
-def _finding(fault: str) -> PlanFinding:
-    """A fault of the configuration, whose text begins with its path if it has one."""
-    parts = re.fullmatch(r"([\w.\[\]-]+): (.*)", fault, re.DOTALL)
-    return PlanFinding(*parts.groups()) if parts else PlanFinding("", fault)
-
-
 def _print_json(
     plan: Mapping[str, Any] | None,
     faults: Sequence[PlanFinding],
@@ -146,196 +129,3 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(map(str, value)) or "none"
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
-
-
-def describe(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Describe the run that a plan stands for: section -> name -> text, flag or list of texts."""
-    config = plan.config
-    updates = config.minibatches * config.passes
-    length = f"{config.steps} steps" if config.steps is not None else f"{config.epochs:g} epochs"
-    return {
-        "run": {
-            "folder": plan.location,
-            **({"mirror": str(plan.folder)} if is_url(plan.config.out) else {}),
-            "length": length,
-            "each step": f"{config.batch_size} tasks × {_rollouts(plan)}, {updates} optimiser steps",
-            "seed": config.seed,
-        },
-        "model": {"path": config.model.path, "dtype": config.model.dtype, "max_length": config.model.max_length},
-        "algorithm": _algorithm(plan),
-        "rollouts": {
-            "tasks": _sources(plan.tasks_train),
-            "held-out tasks": _sources(plan.tasks_eval),
-            "workflow": _reference(plan.workflow),
-            "rewards": [_part(part.rule, part.reference) for part in plan.rewards],
-            "renderer": _reference(plan.renderer),
-            **({"tool calls": _reference(plan.tool_parser)} if plan.tool_parser is not None else {}),
-            "trained first": _reference(plan.buffer),
-            "engine": _reference(plan.engine) if plan.needs_engine else "none: nothing is generated",
-        },
-        **_around(plan),
-        "learner": {
-            "learner": _reference(plan.learner),
-            "reference model": plan.needs_reference,
-            "critic": plan.algorithm.critic,
-            "computed for the parts": sorted(plan.needs),
-        },
-        "placement": _placement(plan),
-        "plugins": {
-            name: f"{mark['distribution'] or 'file'} {mark['version']} {mark['source'][:12]}".replace("  ", " ")
-            for name, mark in plan.code.items()
-        },
-    }
-
-
-def _around(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Describe what happens around the steps: sampling, evaluation, checkpoints, trackers."""
-    config, evaluation, saved = plan.config, plan.config.eval, plan.config.checkpoint
-    times = [
-        *(["before the first step"] if evaluation.before else []),
-        *([f"every {evaluation.every} steps"] if evaluation.every else []),
-        *(["after the last step"] if evaluation.after else []),
-    ]
-    limit = f", {evaluation.limit} tasks of each source" if evaluation.limit else ""
-    sampling = {
-        "temperature": config.sampling.temperature,
-        "longest answer": f"{config.sampling.max_tokens} tokens",
-        "longest prompt": f"{config.max_prompt_tokens} tokens; longer ones are "
-        + ("dropped" if config.long_prompts == "drop" else "an error"),
-        **({"stop": [json.dumps(text) for text in config.sampling.stop]} if config.sampling.stop else {}),
-    }
-    return {
-        **({"sampling": sampling} if plan.sampled else {}),
-        "evaluation": {
-            "when": f"{', '.join(times)}{limit}" if plan.tasks_eval and times else "never",
-            **({"answers": f"one greedy, {evaluation.samples} sampled for each task"} if plan.tasks_eval else {}),
-        },
-        "checkpoint": {
-            "saved": f"{f'every {saved.every} steps and ' if saved.every else ''}after the last step",
-            "kept": saved.keep,
-            "exported": {"last": "the last one", "every": "every one", "never": "none"}[saved.export],
-            "rollouts": f"every {config.save_rollouts} steps" if config.save_rollouts else "not saved",
-        },
-        "trackers": {"metrics": ["metrics.jsonl", *(_reference(tracker) for tracker in plan.trackers)]},
-    }
-
-
-def _rollouts(plan: Plan) -> str:
-    return f"{plan.config.group_size} rollouts" if plan.sampled else "their demonstrations"
-
-
-def _algorithm(plan: Plan) -> dict[str, Any]:
-    algorithm, loss = plan.algorithm, plan.loss
-    coefficients = {
-        name: plan.schedules.get(name, getattr(algorithm, name))
-        for name in ("kl_coef", "entropy_coef", "value_clip", "norm")
-        if getattr(algorithm, name) or name == "kl_coef"
-    }
-    sets = {"sets elsewhere": [f"{path}={brief(value)}" for path, value in plan.defaulted.items()]}
-    return {
-        "name": brief(plan.config.algorithm.name),
-        "shaping": [_reference(part) for part in plan.shaping],
-        "advantage": _reference(plan.advantage),
-        "policy_loss": _reference(loss.policy_loss),
-        "correction": _reference(loss.correction),
-        "kl": _reference(loss.kl),
-        **coefficients,
-        "aggregate": algorithm.aggregate,
-        "filters": [_reference(part) for part in plan.filters],
-        **(sets if plan.defaulted else {}),
-    }
-
-
-def _sources(sources: Sequence[TaskSource]) -> str | list[str]:
-    texts = [_reference(s.reference) + (f", weight {s.weight:g}" if len(sources) > 1 else "") for s in sources]
-    return "none" if not texts else texts[0] if len(texts) == 1 else texts
-
-
-def _reference(reference: ComponentRef | None) -> str:
-    if reference is None:
-        return "none"
-    return brief(Use(short_name(reference.name), reference.options))
-
-
-def _placement(plan: Plan) -> dict[str, Any]:
-    place = plan.config.placement
-    engines = place.engines if plan.needs_engine else 0
-    apart = "on the same devices" if place.colocate else "on devices of their own"
-    cuda = place.device == "cuda" or (place.device == "auto" and preflight.gpu_count() > 0)
-    return {
-        "device": f"{place.device}{'' if place.device != 'auto' else ' (cuda here)' if cuda else ' (cpu here)'}",
-        "engines": f"{engines}, {place.gpus_per_engine} GPUs each" if cuda else engines,
-        "learner ranks": f"{place.learners}, {apart}" if engines else place.learners,
-        **({"never run": _never_run(plan)} if cuda else {}),
-    }
-
-
-def _never_run(plan: Plan) -> list[str]:
-    place = plan.config.placement
-    wide = [f"tensor parallelism over {place.gpus_per_engine} GPUs"] if place.gpus_per_engine > 1 else []
-    shared = ["engines asleep while the learner works"] if place.colocate and plan.needs_engine else []
-    return [*NEVER_RUN[: 2 if plan.needs_engine else 1], *wide, *shared]
-
-
-def _part(rule: RewardSpec, reference: ComponentRef) -> str:
-    """Describe a part of the reward and how it is combined with the others."""
-    details = [
-        f"values from {rule.range[0]:g} to {rule.range[1]:g}" if rule.range else "",
-        f"gate at {rule.gate:g}" if rule.gate is not None else "",
-        f"for {', '.join(rule.sources)}" if rule.sources else "",
-    ]
-    head = "factor" if rule.multiply else f"{rule.weight:g} ×"
-    return ", ".join([f"{head} {_reference(reference)}", *filter(None, details)])
-
-
-def batch(plan: Plan) -> dict[str, str]:
-    """Describe how the tasks of a step become optimiser steps: name -> sentence."""
-    config, place = plan.config, plan.config.placement
-    each = config.group_size if plan.sampled else 1
-    rollouts = config.batch_size * each
-    updates = config.minibatches * config.passes
-    minibatch = ceil(rollouts / config.minibatches)
-    learner = plan.plugins.resolve(plan.learner)
-    longest = min(config.model.max_length, config.max_prompt_tokens + config.sampling.max_tokens)
-    if not plan.plugins.component(plan.workflow).one_answer:
-        longest = config.model.max_length
-    share = ceil(minibatch / place.learners)
-    words = {
-        "rollouts": f"{config.batch_size:,} tasks × {each:,} = {rollouts:,} rollouts in each step"
-        + (f", some {ceil(rollouts / place.engines):,} for each engine ({place.engines})" if plan.sampled else "")
-        + f", of at most {longest:,} tokens with their prompts",
-        "optimiser steps": f"{rollouts:,} rollouts / {config.minibatches} minibatches = {minibatch:,} rollouts in each "
-        f"optimiser step; {config.minibatches} × {config.passes} passes = {updates} optimiser steps in each step",
-        "ranks": f"{minibatch:,} rollouts / {place.learners} = {share:,} rollouts on each rank of the learner",
-    }
-    if isinstance(learner, LimitsMicroBatches):
-        limit = learner.micro_batch_tokens
-        most = max(1, min(share, ceil(share * longest / limit)))
-        words["micro-batches"] = (
-            f"{share:,} rollouts × {longest:,} tokens in forward passes of at most {limit:,} tokens: at full length "
-            f"some {most:,} for each optimiser step; gradients add up over them, so their number changes "
-            "only speed and memory"
-        )
-    if config.steps is not None:
-        words["whole run"] = (
-            f"{config.steps:,} steps: {config.steps * rollouts:,} rollouts, {config.steps * updates:,} "
-        )
-        words["whole run"] += "optimiser steps"
-    return words
-
-
-def memory(plan: Plan, disk: DiskEstimate | None) -> dict[str, str]:
-    """Describe the memory that weights and optimiser state take; empty if the model's size is not known."""
-    if disk is None or disk.parameters is None:
-        return {}
-    size = preflight.size_text
-    weights = disk.parameters * DTYPE_BYTES[plan.config.model.dtype]
-    words = {
-        "learner": f"{size(disk.checkpoint + weights)} over all ranks: weights and optimiser state, as in a "
-        "checkpoint, and gradients; activations come on top",
-    }
-    if plan.needs_reference:
-        words["reference model"] = f"{size(weights)} of weights"
-    if plan.needs_engine:
-        words["each engine"] = f"{size(weights)} of weights, and its KV cache"
-    return words

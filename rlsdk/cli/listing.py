@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from rlsdk.components import Component, Use, component_of
+from rlsdk.components import Component, Use, brief
 from rlsdk.errors import PluginError
 from rlsdk.kinds import Kind
 from rlsdk.options import Option
@@ -85,22 +85,6 @@ def parts(component: Component) -> dict[str, str]:
     if component.kind != "algorithm":
         return {}
     return {option.name: "required" if option.required else brief(option.default) for option in component.options}
-
-
-def brief(value: Any) -> str:
-    """A default as a person reads it: `ppo(clip_low=0.2)`, `none`, `0.04`."""
-    if isinstance(value, Use):
-        component = component_of(value.name)
-        name = component.name if component else str(value.name)
-        options = ", ".join(f"{k}={brief(v)}" for k, v in value.options.items())
-        return f"{name}({options})" if options else name
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(brief(v) for v in value)}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{k}: {brief(v)}' for k, v in value.items())}}}"
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def describe_entry(entry: PluginEntry, broken: str) -> dict[str, Any]:

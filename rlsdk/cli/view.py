@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import webbrowser
+from pathlib import Path
 
 import click
 
@@ -24,23 +25,32 @@ PORT = 7842
     help="Address; any but this machine's own needs the token that is printed.",
 )
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
-def view(runs: tuple[str, ...], port: int | None, host: str, no_open: bool) -> None:
+@click.option(
+    "--studio",
+    is_flag=True,
+    help="Add the studio: configurations in a form, saved below this folder; runs are started, stopped and resumed.",
+)
+def view(runs: tuple[str, ...], port: int | None, host: str, no_open: bool, studio: bool) -> None:
     """Show runs on a local web page, also while they train: curves, times, processes, every rollout and token.
 
     RUN is the folder of a run, a folder of such folders, or a URL that runs are uploaded to; left out, it is `runs`.
-    The page's address is printed on a line of its own. Ctrl-C ends the server.
+    The page's address is printed on a line of its own. Ctrl-C ends the server; runs that the studio started go on.
     """
-    asyncio.run(_view(runs or ("runs",), port, host, not no_open))
+    asyncio.run(_view(runs or ("runs",), port, host, opens=not no_open, studio=studio))
 
 
-async def _view(runs: tuple[str, ...], port: int | None, host: str, opens: bool) -> None:
+async def _view(runs: tuple[str, ...], port: int | None, host: str, *, opens: bool, studio: bool) -> None:
     from rlsdk.errors import EnvironmentFault
-    from rlsdk.viewer.service import ViewerService, new_token, serve
+    from rlsdk.viewer.service import ViewerService, new_token, secret, serve
+    from rlsdk.viewer.studio.studio import Studio
 
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    service = ViewerService(runs, token=new_token(host))
+    if studio:  # with a token at any address: other users of this machine reach loopback, too
+        service = ViewerService(runs, token=secret(), studio=Studio(Path.cwd()))
+    else:
+        service = ViewerService(runs, token=new_token(host))
 
     def ready(address: str) -> None:
         click.echo(address)

@@ -25,17 +25,20 @@ class Page:
         script: File below `static/` that exports `mount(element, context)`; static/app.js says what a context has.
         routes: (method, path below `/api/`, handler) of its requests. What changes anything is a POST, whose origin the
             server checks.
+        studio: True for a page that writes files or starts processes: it is there with `rlsdk view --studio` alone, and
+            also without any run.
     """
 
     name: str
     title: str
     script: str
     routes: Sequence[tuple[str, str, Handler]] = ()
+    studio: bool = False
 
 
 def pages() -> tuple[Page, ...]:
     """Return all pages, in the order of the navigation. To add one, write its module and name its `PAGE` here."""
-    from rlsdk.viewer import annotate_page, curves_page, processes_page, rollouts_page
+    from rlsdk.viewer import annotate_page, curves_page, processes_page, rollouts_page, studio_page
 
     return (
         curves_page.PAGE,
@@ -45,4 +48,5 @@ def pages() -> tuple[Page, ...]:
         annotate_page.PAGE,
         processes_page.PAGE,
         processes_page.SETTINGS,
+        studio_page.PAGE,
     )

@@ -178,12 +178,13 @@ def is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in (MARKER, METRICS, "config.yaml", "summary.json"))
 
 
-def find_runs(given: Sequence[Path], most: int = 200) -> list[Path]:
+def find_runs(given: Sequence[Path], most: int = 200, *, required: bool = True) -> list[Path]:
     """Return the folders of runs: those given, and those directly below given folders that are none themselves.
 
     Args:
         given: Folders.
         most: Maximum number of runs; the newest stay.
+        required: False passes over folders that do not exist, or hold no run yet.
 
     Raises:
         RunError: A folder does not exist, or holds no run.
@@ -194,9 +195,11 @@ def find_runs(given: Sequence[Path], most: int = 200) -> list[Path]:
             found.append(path)
             continue
         if not path.is_dir():
+            if not required:
+                continue
             raise RunError(f"{path}: there is no such folder")
         below = [each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".") and is_run(each)]
-        if not below:
+        if not below and required:
             raise RunError(
                 f"{path} is no run's folder and has none in it; expected a folder with a config.yaml or metrics.jsonl, "
                 "as `rlsdk train` makes one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import json
 import logging
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from rlsdk.viewer.remote import RemoteRun
+    from rlsdk.viewer.studio.studio import Studio
 
 log = logging.getLogger(__name__)
 STATIC = Path(__file__).parent / "static"
@@ -54,19 +56,28 @@ class ViewerService:
         token: Secret that requests must carry; empty where only this machine can reach the server.
     """
 
-    def __init__(self, given: Sequence[str], *, token: str = "", shown: Sequence[Page] | None = None) -> None:
+    def __init__(
+        self,
+        given: Sequence[str],
+        *,
+        token: str = "",
+        shown: Sequence[Page] | None = None,
+        studio: Studio | None = None,
+    ) -> None:
         """Find the runs.
 
         Args:
             given: Folders or URLs of runs, or folders of such folders.
             token: Secret that requests must carry; empty for none.
             shown: Pages; by default, all.
+            studio: Writes configurations and starts runs; None for a viewer that changes nothing.
 
         Raises:
             RunError: One of them does not exist, or holds no run.
         """
         self.token = token
-        self._pages = pages() if shown is None else tuple(shown)
+        self.studio = studio
+        self._pages = tuple(page for page in (pages() if shown is None else shown) if studio or not page.studio)
         self._folders = [Path(each) for each in given if not is_url(each)]
         self._ends = ExitStack()
         self._remote = [self._ends.enter_context(_fetched(each)) for each in given if is_url(each)]
@@ -76,19 +87,27 @@ class ViewerService:
         self.look()
 
     def close(self) -> None:
-        """Delete the copies of remote runs."""
+        """Delete the copies of remote runs; runs that the studio started go on."""
         self._ends.close()
+        if self.studio is not None:
+            self.studio.checker.close()
 
     def look(self) -> None:
         """Search for runs, and fetch remote ones again."""
         known = {run.path: run for run in self._runs.values()}
-        found = [known.get(path) or RunFolder(path) for path in find_runs(self._folders)]
+        found = [known.get(path) or RunFolder(path) for path in self._find()]
         remote = [each.run() for each in self._remote]
         for run in found:
             if run.path not in known and run.browser.address is not None:
                 run.browser.upgrade()
         self._runs = {run.id: run for run in (*found, *remote)}
         self._looked = time.monotonic()
+
+    def _find(self) -> list[Path]:
+        if self.studio is None:
+            return find_runs(self._folders)
+        own = [Path(each.folder) for each in self.studio.trainings.listed()]
+        return find_runs([*own, *self._folders], required=False)
 
     @property
     def runs(self) -> list[RunFolder]:
@@ -156,7 +175,7 @@ class ViewerService:
 
         if self.token and request.query.get("token"):  # from the address into a cookie, out of history and referrers
             response = web.Response(status=303, headers={"Location": "/"})
-            response.set_cookie(COOKIE, self.token, httponly=True, samesite="Strict", path="/")
+            response.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict", path="/")
             return response
         return web.Response(text=(STATIC / "index.html").read_text(encoding="utf-8"), content_type="text/html")
 
@@ -164,7 +183,10 @@ class ViewerService:
         def states() -> list[dict[str, Any]]:
             return [run.state() for run in self.runs]
 
-        shown = [{"name": page.name, "title": page.title, "script": page.script} for page in self._pages]
+        shown = [
+            {"name": page.name, "title": page.title, "script": page.script, "alone": page.studio}
+            for page in self._pages
+        ]
         return self.reply({"runs": await asyncio.to_thread(states), "pages": shown})
 
     @property
@@ -212,9 +234,14 @@ class ViewerService:
         ):
             raise web.HTTPForbidden(text="changes are made from the viewer's own page alone")
 
+    @property
+    def _cookie(self) -> str:
+        """Name of the cookie: browsers send cookies to all ports of a host, so each server has a name of its own."""
+        return f"{COOKIE}_{hashlib.sha256(self.token.encode()).hexdigest()[:8]}"
+
     def _has_token(self, request: web.Request) -> bool:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        given = (request.cookies.get(COOKIE, ""), request.query.get("token", ""), bearer)
+        given = (request.cookies.get(self._cookie, ""), request.query.get("token", ""), bearer)
         return any(hmac.compare_digest(each.encode(), self.token.encode()) for each in given)
 
 
@@ -269,6 +296,11 @@ async def serve(
         service.close()
 
 
+def secret() -> str:
+    """Return a fresh token."""
+    return secrets.token_urlsafe(24)
+
+
 def new_token(host: str) -> str:
-    """Return a fresh secret for a server that other machines can reach; empty for one at a loopback address."""
-    return "" if host in _LOOPBACK else secrets.token_urlsafe(24)
+    """Return a fresh token for a server that other machines can reach; empty for one at a loopback address."""
+    return "" if host in _LOOPBACK else secret()

@@ -3,7 +3,7 @@
 // A page is a module that exports `mount(element, context)` and returns an object whose methods may be: `refresh(context)`,
 // called when a run has made progress; `keys`, a mapping of keys to [help, action]; `unmount()`.
 // A context has: `runs`, all runs; `chosen`, those that are shown; `run`, the first of them; `parameters`, those of the
-// address; `go(parameters)`, which changes them.
+// address; `go(parameters)`, which changes them. A page that is `alone` is shown without any run, too.
 
 import { get } from "/static/api.js"
 import { color, dark } from "/static/colors.js"
@@ -128,7 +128,7 @@ async function show() {
   drawHeader()
   if (!found) return
   const now = context()
-  if (!now.run) {
+  if (!now.run && !found.alone) {
     replace(main, empty("No runs yet", "Start a training; its run appears here by itself."))
     return
   }

@@ -1,0 +1,218 @@
+"""Checks of configurations, each in a process of its own: it imports the plugins as they are now, and can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.errors import EnvironmentFault, RlsdkError
+from rlsdk.isolation.fork_server import Fork, ForkServer, ForkServerError, Work
+from rlsdk.isolation.framing import receive, send
+
+SECONDS = 120.0
+"""Time limit of a check."""
+_ENDED = "the check's process ended; the terminal of `rlsdk view` says more"
+
+
+class Checker:
+    """Answers for the form: what it consists of, and what is wrong with a configuration.
+
+    The server itself imports neither torch nor plugins. A second process does, and forks for each question.
+    """
+
+    def __init__(self) -> None:
+        self._forks = ForkServer("checks of the studio", prepare, None)
+        self._fork: Fork | None = None
+        self._turn = asyncio.Lock()
+
+    async def form(self, files: list[str]) -> dict[str, Any]:
+        """Describe the form with the components of installed plugins and of these files."""
+        return await self._ask({"form": files})
+
+    async def check(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Apply edits to a configuration and check it.
+
+        Args:
+            request: `text`; `edits` of the form; `file`, beside which paths are looked for, or null.
+
+        Returns:
+            `text` and `tree` after the edits; `faults` and `warnings`; if nothing is wrong, `plan`, `name` and `folder`
+            of the run, and whether it `exists`.
+        """
+        return await self._ask({"check": dict(request)})
+
+    def close(self) -> None:
+        """End the processes."""
+        self._drop()
+        self._forks.close()
+
+    async def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask the process that answered before or, where a plugin has changed since, a new one."""
+        async with self._turn:
+            used = self._fork is not None
+            try:
+                answer = await self._answer(question)
+            except EOFError:
+                if not used:
+                    raise EnvironmentFault(_ENDED) from None
+                try:
+                    answer = await self._answer(question)
+                except EOFError:
+                    raise EnvironmentFault(_ENDED) from None
+        if "error" in answer:
+            raise EnvironmentFault(answer["error"])
+        return answer
+
+    async def _answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        whole = False
+        try:
+            self._fork = self._fork or await self._forks.fork()
+            async with asyncio.timeout(SECONDS):
+                answer: dict[str, Any] = json.loads(await self._fork.ask(json.dumps(question).encode()))
+            whole = True
+            return answer
+        except ForkServerError as error:
+            raise EnvironmentFault(str(error)) from error
+        except TimeoutError as error:
+            raise EnvironmentFault(
+                f"the check took longer than {SECONDS:.0f} s and was ended; does a plugin, or the model's place, hang?"
+            ) from error
+        finally:
+            if not whole:  # also where the page was closed meanwhile
+                self._drop()
+
+    def _drop(self) -> None:
+        if self._fork is not None:
+            self._fork.kill()
+        self._fork = None
+
+
+def prepare(_: Any) -> Work:
+    """Import what all checks need, before the first fork."""
+    from rlsdk.plugins import CORE, Plugins
+    from rlsdk.readiness import explained  # noqa: F401
+    from rlsdk.viewer.studio import edits, form  # noqa: F401
+
+    Plugins().components(CORE)
+    with contextlib.suppress(ImportError, RlsdkError):  # a check says what is missing
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401 - takes most of the time
+    return _serve
+
+
+def _serve(connection: socket.socket) -> None:
+    """Answer questions until a plugin's file has changed."""
+    sys.stdout = sys.stderr  # libraries greet
+    seen: dict[str, float] = {}
+    while True:
+        question = json.loads(receive(connection))
+        if any(_changed(file) != changed for file, changed in seen.items()):
+            return
+        try:
+            found = _form(question["form"]) if "form" in question else checked(question["check"])
+        except RlsdkError as error:
+            found = {"error": str(error)}
+        seen = {file: _changed(file) for file in _sources()} | seen
+        send(connection, json.dumps(found, default=str).encode())
+
+
+def _sources() -> set[str]:
+    """Return the files of imported modules that their users may edit: those outside Python's own folders."""
+    own = (sys.prefix, sys.base_prefix)
+    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    return {file for file in files if file.endswith(".py") and not file.startswith(own)}
+
+
+def _changed(file: str) -> float:
+    try:
+        return os.stat(file).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _form(files: list[str]) -> dict[str, Any]:
+    from rlsdk.viewer.studio.form import form_of
+
+    return form_of(map(str, files))
+
+
+def checked(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer a check: see `Checker.check`."""
+    from rlsdk.viewer.studio.edits import edited, pruned, read_text, write_text
+    from rlsdk.viewer.studio.form import form_of
+
+    text, edits = str(request["text"]), request.get("edits") or ()
+    tree, faults = read_text(text)
+    if tree is None:
+        return {"text": text, "tree": None, "faults": [attrs.asdict(each) for each in faults], "warnings": []}
+    if edits:
+        tree, faults = edited(tree, edits)
+        tree = pruned(tree, form_of(_plugins(tree)), sorted(_set_elsewhere(tree)))
+        text = write_text(tree)
+        tree, _ = read_text(text)
+    wrong = {each.path for each in faults}
+    found = _examined(tree or {}, request.get("file"))
+    listed = [*map(attrs.asdict, faults), *(each for each in found.pop("faults") if each["path"] not in wrong)]
+    return {"text": text, "tree": tree, "faults": listed, **found}
+
+
+def _plugins(tree: Mapping[str, Any]) -> list[str]:
+    given = tree.get("plugins")
+    return [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
+
+
+def _set_elsewhere(tree: Mapping[str, Any]) -> set[str]:
+    """Return the keys for which the algorithm of a configuration has defaults of its own."""
+    from rlsdk.config.defaults import ALGORITHM
+    from rlsdk.config.renamed import current_path
+    from rlsdk.plugins import Plugins
+
+    given = tree.get("algorithm")
+    name = given.get("use") if isinstance(given, Mapping) else given
+    try:
+        plugins = Plugins()
+        for each in _plugins(tree):
+            plugins.activate(each)
+        algorithm = plugins.resolve(plugins.reference("algorithm", name or ALGORITHM.name))
+    except RlsdkError:  # a wrong name, or required options: the check says so
+        return set()
+    return set(map(current_path, algorithm.defaults))
+
+
+def _examined(tree: dict[str, Any], file: str | None) -> dict[str, Any]:
+    """Check a configuration as `rlsdk explain --full` does."""
+    from rlsdk.config import check
+    from rlsdk.config.paths import found_beside
+    from rlsdk.errors import ConfigError
+    from rlsdk.readiness.checks import examine
+    from rlsdk.readiness.disk import in_words
+    from rlsdk.readiness.explained import batch, describe, finding_of, memory
+
+    try:
+        plan = check(found_beside(tree, Path(file)) if file else tree)
+    except ConfigError as error:
+        return {"faults": [attrs.asdict(finding_of(text)) for text in error.faults], "warnings": []}
+    found = examine(plan, starts=False)
+    words = {
+        "batch": batch(plan),
+        "memory": memory(plan, found.disk),
+        "disk": in_words(plan, found.disk) if found.disk else {},
+        **describe(plan),
+    }
+    return {
+        "faults": [attrs.asdict(each) for each in found.faults],
+        "warnings": [attrs.asdict(each) for each in found.warnings],
+        "plan": {section: content for section, content in words.items() if content},
+        "defaults": plan.defaulted,
+        "name": plan.config.name,
+        "folder": str(plan.folder.absolute()),
+        "exists": (plan.folder / "config.yaml").is_file(),
+    }

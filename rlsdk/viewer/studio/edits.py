@@ -1,0 +1,183 @@
+"""Configurations as text: read for the form, and written again with what was changed in it.
+
+The form never sends a whole configuration: it sends the text and the edits, so that numbers keep the digits in which
+they were written.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlsdk.config.renamed import current
+from rlsdk.config.schema import LISTS, normalise
+from rlsdk.kinds import PART_LISTS
+from rlsdk.readiness.checks import PlanFinding
+
+Tree = dict[str, Any]
+WIDTH = 110
+"""Columns of a line of YAML, as far as its values can be divided."""
+_LISTS = (*LISTS, *(f"algorithm.{part}" for part in PART_LISTS))
+_DROPPED = object()
+
+
+def read_text(text: str) -> tuple[Tree | None, list[PlanFinding]]:
+    """Read a configuration with its short forms spelt out and its interpolations as they are; None with a fault."""
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False) if text.strip() else {}
+    except yaml.YAMLError as error:
+        return None, [PlanFinding("", f"this is not valid YAML: {' '.join(str(error).split())}")]
+    except (OmegaConfBaseException, OSError) as error:  # OSError: a number or a text alone
+        return None, [PlanFinding("", f"this is no configuration: {str(error).splitlines()[0]}; expected keys: values")]
+    if not isinstance(loaded, dict):
+        return None, [PlanFinding("", f"this is a {type(loaded).__name__}; expected keys with values at the top")]
+    tree = normalise(current({str(key): value for key, value in loaded.items()}))
+    return tree, []
+
+
+def write_text(tree: Tree) -> str:
+    """Write a configuration: short forms where nothing is lost by them, small mappings on one line."""
+    short = _shortened(tree, "")
+    if not short:
+        return ""
+    return yaml.safe_dump(short, sort_keys=False, default_flow_style=None, width=WIDTH, allow_unicode=True)
+
+
+def edited(tree: Tree, edits: Sequence[Mapping[str, Any]]) -> tuple[Tree, list[PlanFinding]]:
+    """Return a configuration with edits of the form, and the faults of those that cannot be read.
+
+    Args:
+        tree: The configuration, its short forms spelt out.
+        edits: Each has `path`, a list of keys and indices, and `value`, `yaml` (its text), or neither: to be removed.
+    """
+    faults = []
+    for edit in edits:
+        path = [each if isinstance(each, int) else str(each) for each in edit["path"]]
+        value, fault = _value(edit)
+        if fault:
+            faults.append(PlanFinding(dotted(path), fault))
+        tree = _put(tree, path, value, "")
+    return tree, faults
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """Write a path as faults name it: `reward[0].weight`."""
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path).lstrip(".")
+
+
+def _value(edit: Mapping[str, Any]) -> tuple[Any, str]:
+    if "yaml" not in edit:
+        return edit.get("value", _DROPPED), ""
+    text = str(edit["yaml"])
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(io.StringIO(f"value: {text}\n")), resolve=False)
+        return found["value"] if isinstance(found, dict) and list(found) == ["value"] else text, ""
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        return text, f"{text[:200]!r} is not valid YAML: {' '.join(str(error).split())[:200]}"
+
+
+def _put(node: Any, path: Sequence[str | int], value: Any, where: str) -> Any:
+    """Return a copy of a part of a configuration in which a value is put, or removed, below it."""
+    if not path:
+        return value
+    key, *rest = path
+    if isinstance(key, int):
+        items = list(node) if isinstance(node, list | tuple) else [] if node is None else [node]
+        items += [None] * (key + 1 - len(items))
+        items[key] = _put(items[key], rest, value, where)
+        return [item for item in items if item is not _DROPPED]
+    if isinstance(node, str):  # the short form of a component, or of the model
+        node = {"path": node} if where == "model" else {"use": node}
+    below = f"{where}.{key}".lstrip(".")
+    found = dict(node) if isinstance(node, Mapping) else {}
+    now = _put(found.get(key), rest, value, below)
+    if now is _DROPPED:
+        found.pop(key, None)
+    else:
+        found[key] = now
+    return found
+
+
+def _shortened(value: Any, where: str) -> Any:
+    """Write a component without options as its name, a list of one as its item, and a model as its path."""
+    if isinstance(value, Mapping):
+        below = {key: _shortened(each, f"{where}.{key}".lstrip(".")) for key, each in value.items()}
+        if list(below) == ["use"] and isinstance(below["use"], str):
+            return below["use"]
+        return below["path"] if where == "model" and list(below) == ["path"] else below
+    if isinstance(value, list):
+        items = [_shortened(each, "") for each in value]
+        return items[0] if where in _LISTS and len(items) == 1 and isinstance(items[0], str | Mapping) else items
+    return value
+
+
+def pruned(tree: Tree, form: Mapping[str, Any], kept: Sequence[str] = ()) -> Tree:
+    """Return a configuration without the values that are defaults.
+
+    Args:
+        tree: The configuration, its short forms spelt out.
+        form: The form, which knows the defaults.
+        kept: Paths that stay: an algorithm has other defaults for them.
+    """
+    components = form["components"]
+
+    def fields(known: Sequence[Mapping[str, Any]], value: Any, where: str, own: Mapping[str, Any]) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        by_name = {field["name"]: {**field, **({"default": own[field["name"]]} if field["name"] in own else {})}
+                   for field in known}  # fmt: skip
+        found = {}
+        for key, each in value.items():
+            path, field = f"{where}.{key}".lstrip("."), by_name.get(key)
+            now = each if field is None else one(field, each, path)
+            if field is None or path in kept or not _is_default(field, now):
+                found[key] = now
+        return found
+
+    def one(field: Mapping[str, Any], value: Any, where: str) -> Any:
+        if field["widget"] == "section":
+            return fields(field["fields"], value, where, {})
+        if field["widget"] == "component":
+            return component(field["kind"], value, where, field["default"], ())
+        if field["widget"] == "components" and isinstance(value, list):
+            return [component(field["kind"], each, where, None, field.get("fields", ())) for each in value]
+        return value
+
+    def component(kind: str, value: Any, where: str, default: Any, beside: Sequence[Mapping[str, Any]]) -> Any:
+        own = default if isinstance(default, Mapping) else {}
+        if isinstance(value, str):
+            value = {"use": value}
+        if not isinstance(value, Mapping):
+            return value
+        name = value.get("use", own.get("use"))
+        described = components.get(kind, {}).get(name) if isinstance(name, str) else None
+        if described is None:
+            return value
+        # An algorithm's own options of a part stay in force while the part is the algorithm's own.
+        mine = {key: each for key, each in own.items() if key != "use"} if name == own.get("use") else {}
+        return fields([*beside, *described["fields"]], value, where, mine)
+
+    return dict(fields(form["fields"], tree, "", {}))
+
+
+def _is_default(field: Mapping[str, Any], value: Any) -> bool:
+    """Return whether a value says nothing: it is the default, or an empty section that is there anyway."""
+    default = field["default"]
+    if field["widget"] == "section":
+        return value == {} and not field["nullable"] and not field["required"]
+    if field["required"]:
+        return False
+    if field["widget"] == "component" and isinstance(value, Mapping) and isinstance(default, Mapping):
+        return dict(value) == {"use": default["use"]}
+    return (type(value) is type(default) and value == default) or (
+        _number(value) and _number(default) and value == default
+    )
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
