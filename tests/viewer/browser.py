@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rlsdk.viewer.service import ViewerService, serve
+from rlsdk.viewer.studio.studio import Studio
 
 SECONDS = 60.0
 """Time limit of what a test waits for; machines that run tests are slow at times."""
@@ -120,7 +121,7 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def served(*runs: Path) -> Iterator[str]:
+def served(*runs: Path, studio: Studio | None = None) -> Iterator[str]:
     """Serve runs in a thread; yields the address."""
     ready, address = threading.Event(), []
     handles: list[Any] = []
@@ -133,7 +134,7 @@ def served(*runs: Path) -> Iterator[str]:
             address.append(where)
             ready.set()
 
-        await serve(ViewerService([str(run) for run in runs]), "127.0.0.1", 0, begun, ended)
+        await serve(ViewerService([str(run) for run in runs], studio=studio), "127.0.0.1", 0, begun, ended)
 
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()

@@ -118,7 +118,8 @@ def test_the_form_has_the_options_of_each_component_and_the_parts_of_algorithms(
 
 def test_a_plugin_of_a_file_is_offered_and_a_broken_one_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "import rlsdk\n\n@rlsdk.reward('short')\ndef short(rollout, *, most: int = 5):\n    '''Reward short answers.\n\n"
+        "import rlsdk\n\n@rlsdk.reward('short')\ndef short(rollout, *, most: int = 5):\n"
+        "    '''Reward short answers.\n\n"
         "    Args:\n        rollout: Rollout.\n        most: Most tokens.\n    '''\n    return 1.0\n"
     )
     (tmp_path / "bad.py").write_text("import nothing_of_this_name\n")
@@ -207,7 +208,7 @@ def test_text_that_would_break_out_of_a_value_stays_a_value() -> None:
     for text in ("1\nseed: 7", "1 # comment", "[1", "${oops", "!!python/object/apply:os.system [ls]"):
         found = checked({"text": "name: n\n", "edits": [{"path": ["steps"], "yaml": text}]})
         assert set(found["tree"]) <= {"name", "steps"}
-        assert found["tree"].get("steps") in (text, 1)
+        assert found["tree"].get("steps") in (text, text.replace("${", "\\${"), 1)
 
 
 def leaves(fields: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
@@ -215,8 +216,6 @@ def leaves(fields: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
         path = (*prefix, each["name"])
         if each["widget"] == "section":
             yield from leaves(each["fields"], path)
-        elif each["widget"] == "component":
-            yield path, each
         elif each["widget"] != "components":
             yield path, each
 

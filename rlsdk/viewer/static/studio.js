@@ -100,6 +100,7 @@ export function mount(element, first) {
       asked = false
     }
     if (alive && (again || typed !== before)) check()
+    else if (alive) state()
   }
 
   async function adopt(found) {

@@ -71,14 +71,20 @@ def dotted(path: Sequence[str | int]) -> str:
 
 
 def _value(edit: Mapping[str, Any]) -> tuple[Any, str]:
-    if "yaml" not in edit:
-        return edit.get("value", _DROPPED), ""
-    text = str(edit["yaml"])
+    """Return the value of an edit, and a fault if it cannot be read; it is then the text itself."""
+    if "yaml" not in edit and "value" not in edit:
+        return _DROPPED, ""
+    value = edit.get("value")
     try:
-        found = OmegaConf.to_container(OmegaConf.load(io.StringIO(f"value: {text}\n")), resolve=False)
-        return found["value"] if isinstance(found, dict) and list(found) == ["value"] else text, ""
+        if "yaml" in edit:
+            value = str(edit["yaml"])
+            found = OmegaConf.to_container(OmegaConf.load(io.StringIO(f"value: {value}\n")), resolve=False)
+            return found["value"] if isinstance(found, dict) and list(found) == ["value"] else value, ""
+        OmegaConf.create({"value": value})
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        return text, f"{text[:200]!r} is not valid YAML: {' '.join(str(error).split())[:200]}"
+        text = str(value)
+        return text.replace("${", "\\${"), f"{text[:200]!r} cannot be read: {' '.join(str(error).split())[:200]}"
+    return value, ""
 
 
 def _put(node: Any, path: Sequence[str | int], value: Any, where: str) -> Any:
