@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlsdk.errors import ConfigError, ValueFault
@@ -229,7 +229,7 @@ VALUES: Mapping[str, st.SearchStrategy[Any]] = {
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_form_to_yaml_to_form_loses_nothing(data: st.DataObject) -> None:
     form = the_form()
     known = list(leaves(form["fields"]))
