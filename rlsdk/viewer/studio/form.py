@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+import attrs
+
 from rlsdk.components import Component, Use
 from rlsdk.config.reference import ConfigKey, of_component, settings
 from rlsdk.config.schema import LISTS
@@ -46,7 +48,9 @@ def form_of(files: Iterable[str] = ()) -> Plain:
 def _component(component: Component, plugin: str) -> Plain:
     # Below the path `algorithm`, the keys of an algorithm are known to be components.
     found = of_component(component, "algorithm" if component.kind == "algorithm" else "-")
-    return {"plugin": plugin, "summary": component.summary, "fields": [_field(key) for key in found]}
+    # An option that is itself a group of options is written as YAML on one line.
+    fields = [_field(attrs.evolve(key, section=None)) for key in found]
+    return {"plugin": plugin, "summary": component.summary, "fields": fields}
 
 
 def _nested(keys: Sequence[ConfigKey]) -> list[Plain]:
@@ -106,6 +110,8 @@ def plain_value(value: Any) -> Any:
     """Return a default as a configuration writes it."""
     if isinstance(value, Use):
         return {"use": plain_value(value.name), **{name: plain_value(each) for name, each in value.options.items()}}
+    if attrs.has(type(value)):
+        return plain_value(attrs.asdict(value, recurse=False))
     if isinstance(value, list | tuple):
         return [plain_value(each) for each in value]
     if isinstance(value, Mapping):
