@@ -40,12 +40,26 @@ def read_text(text: str) -> tuple[Tree | None, list[PlanFinding]]:
     return tree, []
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that OmegaConf would read as numbers, such as `1e-3`, which YAML 1.1 takes for a text."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        try:
+            float(data)
+        except ValueError:
+            return super().represent_str(data)
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="'")
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
 def write_text(tree: Tree) -> str:
     """Write a configuration: short forms where nothing is lost by them, small mappings on one line."""
     short = _shortened(tree, "")
     if not short:
         return ""
-    return yaml.safe_dump(short, sort_keys=False, default_flow_style=None, width=WIDTH, allow_unicode=True)
+    return yaml.dump(short, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=WIDTH, allow_unicode=True)
 
 
 def edited(tree: Tree, edits: Sequence[Mapping[str, Any]]) -> tuple[Tree, list[PlanFinding]]:
