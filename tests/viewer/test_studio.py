@@ -309,7 +309,12 @@ def test_without_the_studio_there_is_nothing_to_write_or_start(run: Path, ask: A
 
 @pytest.mark.parametrize("path", ["check", "start", "save", "stop", "resume", "form"])
 def test_requests_of_other_pages_are_refused(service: ViewerService, ask: Ask, path: str) -> None:
-    for headers in ({"Origin": ""}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}):
+    for headers in (
+        {"Origin": ""},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+    ):
         status, _, content = ask(service, f"/api/studio/{path}", method="POST", headers=headers)
         assert (status, content["error"]) == (403, "changes are made from the viewer's own page alone")
     assert post(service, path, {}, Host="evil.example")[0] == 403
