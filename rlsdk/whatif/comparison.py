@@ -13,7 +13,7 @@ import numpy as np
 
 from rlsdk.runlog.rollouts import prompt_text
 from rlsdk.types import Group
-from rlsdk.whatif.question import Question, credit_faults
+from rlsdk.whatif.question import WhatIfQuestion, credit_faults
 from rlsdk.whatif.scoring import scored_again, scored_at_end, scorer_of
 from rlsdk.whatif.side import Credited, Side
 from rlsdk.whatif.stored import Store, StoredStep
@@ -121,7 +121,7 @@ class Comparison:
     def __init__(
         self,
         run: Path,
-        asked: Question,
+        asked: WhatIfQuestion,
         *,
         gradients: Gradients | None = None,
         examples: int = 5,

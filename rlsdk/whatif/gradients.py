@@ -26,7 +26,7 @@ from rlsdk.learners.passes import MicroBatchRunner
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.zero import PhaseTimer
 from rlsdk.trainer.batch import StepBatch, labels
-from rlsdk.whatif.question import Question
+from rlsdk.whatif.question import WhatIfQuestion
 
 BUDGET = 8192
 """Tokens of a micro-batch."""
@@ -77,7 +77,7 @@ class _Sums:
 class Gradients:
     """The objectives of both plans, on one policy."""
 
-    def __init__(self, asked: Question, model: Path) -> None:
+    def __init__(self, asked: WhatIfQuestion, model: Path) -> None:
         """Load the weights.
 
         Args:

@@ -79,7 +79,7 @@ class Asked:
 
 
 @attrs.frozen
-class Question:
+class WhatIfQuestion:
     """A run as it was, and as it would have been.
 
     Attributes:
@@ -95,7 +95,7 @@ class Question:
     changes: Mapping[str, tuple[Any, Any]]
 
 
-def question(run: Path, asked: Asked) -> Question:
+def question(run: Path, asked: Asked) -> WhatIfQuestion:
     """Check what is asked about a run.
 
     Args:
@@ -122,7 +122,7 @@ def question(run: Path, asked: Asked) -> Question:
         faults += _unscorable(after)
     if faults:
         raise ConfigError(dict.fromkeys(faults))
-    return Question(before, after, asked.scores_again, _changes(kept, changed))
+    return WhatIfQuestion(before, after, asked.scores_again, _changes(kept, changed))
 
 
 def _kept(file: Path, asked: Asked, overrides: Sequence[str]) -> Tree:

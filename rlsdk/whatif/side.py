@@ -24,7 +24,7 @@ Forward = Callable[[StepBatch, Plan, Sequence[str]], Mapping[str, np.ndarray]]
 
 
 @attrs.frozen(eq=False)
-class Verdict:
+class GroupVerdict:
     """What becomes of a group.
 
     Attributes:
@@ -48,7 +48,7 @@ class Credited:
     """
 
     batch: StepBatch | None
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[GroupVerdict, ...]
     advantages: Mapping[int, np.ndarray]
     deviation: float = 0.0
 
@@ -78,22 +78,22 @@ class Side:
             clip=plan.schedules.get("clip_advantages", plan.algorithm.clip_advantages),
         )
 
-    def verdict(self, group: Group) -> Verdict:
+    def verdict(self, group: Group) -> GroupVerdict:
         """Run the filters on a group, one after the other, to see which drops it."""
         left = next(iter(apply_filters([group], ())), None)
         if left is None:
-            return Verdict(None, f"no valid score: {_first_reason(group)}")
+            return GroupVerdict(None, f"no valid score: {_first_reason(group)}")
         for each in self.filters:
             found = apply_filters([left], (each,))
             if not found:
-                return Verdict(None, f"filter {_name(each)}: {_spread(left)}")
+                return GroupVerdict(None, f"filter {_name(each)}: {_spread(left)}")
             left = found[0]
         if not any(rollout.loss_mask.any() for rollout in left.rollouts):
-            return Verdict(None, "no rollout sampled a token")
-        return Verdict(left)
+            return GroupVerdict(None, "no rollout sampled a token")
+        return GroupVerdict(left)
 
     async def credited(
-        self, step: int, verdicts: Sequence[Verdict], stored: Sequence[StoredGroup], *, keep: bool
+        self, step: int, verdicts: Sequence[GroupVerdict], stored: Sequence[StoredGroup], *, keep: bool
     ) -> Credited:
         """Assign credit to what the filters left.
 
@@ -167,7 +167,7 @@ def _stored_values(
     return np.concatenate(parts, dtype=np.float32)
 
 
-def _taught(verdict: Verdict, advantages: Mapping[int, np.ndarray]) -> Verdict:
+def _taught(verdict: GroupVerdict, advantages: Mapping[int, np.ndarray]) -> GroupVerdict:
     if verdict.group is None:
         return verdict
     mine = [advantages[id(rollout)] for rollout in verdict.group.rollouts if id(rollout) in advantages]
