@@ -110,7 +110,8 @@ def cluster() -> Iterator[None]:
     if ray.is_initialized():  # tests of other folders may share it
         yield
         return
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    # `local`: never the cluster that another program, or another test, left to be found.
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()
 

@@ -1,0 +1,96 @@
+"""Reserve made-up GPUs on a cluster of two nodes, and print what each actor sees; run by `test_reservation.py`.
+
+A program of its own: the cluster must be neither found nor joined by other tests, and Ray connects a process once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from typing import Any
+
+from rlsdk.cluster import reservation
+from rlsdk.cluster.actors import RunActor, kill, spawn
+from rlsdk.cluster.gpus import assign_gpus
+from rlsdk.cluster.reservation import Seat, gpu_nodes, reserve
+from rlsdk.config.schema import PlacementSection
+from rlsdk.errors import EnvironmentFault
+
+CASES = {
+    "pairs": PlacementSection(engines=6, learners=6),
+    "wide": PlacementSection(engines=3, gpus_per_engine=2, learners=6),
+    "apart": PlacementSection(engines=2, gpus_per_engine=2, learners=2, colocate=False),
+}
+
+
+class Looking(RunActor):
+    """An actor that tells its node and the GPUs it sees."""
+
+    def look(self) -> tuple[str, list[str]]:
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")
+
+
+def seen(seats: tuple[Seat, ...]) -> list[Any]:
+    """What actors on these seats see, all alive at once."""
+    import ray
+
+    actors = [spawn(Looking, cpus=1, seat=seat) for seat in seats]
+    found = ray.get([actor.look.remote() for actor in actors])
+    for actor in actors:
+        kill(actor)
+    return list(found)
+
+
+def on(section: PlacementSection) -> dict[str, list[Any]]:
+    """What engines and ranks of a placement see; the GPUs are free again afterwards."""
+    from ray.util.placement_group import remove_placement_group
+
+    reserved = reserve(assign_gpus(section, gpu_nodes()), section)
+    every = reserved.engines + reserved.learners
+    found = seen(every)
+    for group in {id(seat.group): seat.group for seat in every}.values():
+        remove_placement_group(group)
+    return {"engines": found[: len(reserved.engines)], "learners": found[len(reserved.engines) :]}
+
+
+def refused() -> str:
+    """What is said where another job holds all GPUs."""
+    import ray
+
+    others = [ray.remote(Looking).options(num_gpus=2).remote() for _ in range(3)]
+    ray.get([other.look.remote() for other in others])
+    reservation.RESERVE_SECONDS = 2.0
+    section = PlacementSection(engines=1)
+    try:
+        reserve(assign_gpus(section, gpu_nodes()), section)
+    except EnvironmentFault as fault:
+        return str(fault)
+    return ""
+
+
+def main() -> None:
+    """Try all cases on one cluster, with four GPUs on one node and two on the other."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        os.environ |= {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+        # A program that finds a token in the home folder would refuse the calls of a cluster that was started without.
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        node = {"num_cpus": 16, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "num_gpus": 4})
+        cluster.add_node(num_cpus=16, num_gpus=2)
+        cluster.wait_for_nodes()
+        ray.init(address=cluster.address, log_to_driver=False)
+        try:
+            print(json.dumps({**{name: on(section) for name, section in CASES.items()}, "refused": refused()}))
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
