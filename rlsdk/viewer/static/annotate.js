@@ -49,10 +49,21 @@ export function mount(element, first) {
   // What is asked, by whom, of which rollouts
 
   function drawBar() {
-    const slow = debounce(300, (value) => { by = value.trim(); remember(by); begin() })
+    const slow = debounce(300, begin)
+    // From the first letter on, no answer is kept under the name before.
+    const rename = (value) => {
+      by = value.trim()
+      remember(by)
+      order++
+      group = null
+      replace(question, h("p", { class: "loading" }, "Reading …"))
+      replace(verdict)
+      replace(progress)
+      slow()
+    }
     const text = (name, label, props) => h("label", {}, `${label} `, h("input", { name, value: given()[name] ?? "", ...props, onchange: (event) => change({ [name]: event.target.value.trim() }) }))
     replace(bar, choice("What to do", ASK, asked(), (value) => { change({ ask: value === "pair" ? "" : value }); drawBar() }),
-      h("label", {}, "Your name ", h("input", { name: "by", value: by, maxlength: 80, oninput: (event) => slow(event.target.value) })),
+      h("label", {}, "Your name ", h("input", { name: "by", value: by, maxlength: 80, oninput: (event) => rename(event.target.value) })),
       asked() === "score" ? [text("low", "Scores from", { inputmode: "decimal", placeholder: "1", class: "short" }), text("high", "to", { inputmode: "decimal", placeholder: "5", class: "short" }),
         text("labels", "or labels", { placeholder: "wrong, partly, right" })] : null)
   }
