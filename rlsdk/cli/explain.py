@@ -18,10 +18,10 @@ from rlsdk.cli.lazy import WRONG_INPUT
 from rlsdk.cli.listing import console, show, wrapped
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
-from rlsdk.cluster.gpus import GPUNode, assign_gpus, parse_nodes
-from rlsdk.cluster.placement import neighbours, placed_roles
+from rlsdk.cluster.gpus import GPUNode, parse_nodes
+from rlsdk.cluster.placement import gpu_map
 from rlsdk.components import brief
-from rlsdk.config import Plan, check
+from rlsdk.config import check
 from rlsdk.config.origins import Origin, origins
 from rlsdk.errors import ConfigError
 from rlsdk.readiness.checks import PlanFinding, examine, gpu_faults
@@ -60,7 +60,9 @@ def explain(
         nodes = _nodes(gpus)
         misplaced = tuple(PlanFinding("placement", text) for text in gpu_faults(plan, nodes))
         found = attrs.evolve(found, faults=(*found.faults, *misplaced))
-        plan_text |= {} if misplaced else {"gpus": gpu_users(plan, nodes)}
+        if not misplaced:
+            rows = gpu_map(plan, nodes).rows()
+            plan_text["gpus"] = {f"{node}, GPU {gpu}": ", ".join(users) or "nobody" for node, gpu, users in rows}
     if as_json:
         values = [attrs.asdict(each, recurse=False) for each in origins(config, settings, plan)] if full else None
         _print_json(plan_text, found.faults, found.warnings, found.disk, values)
@@ -80,17 +82,6 @@ def _nodes(text: str) -> list[GPUNode]:
         return parse_nodes(text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--gpus") from error
-
-
-def gpu_users(plan: Plan, nodes: Sequence[GPUNode]) -> dict[str, str]:
-    """Say who gets each GPU of some nodes.
-
-    Raises:
-        EnvironmentFault: Not all actors have room.
-    """
-    roles = placed_roles(plan, ("engine", "learner"))
-    found = assign_gpus(plan.config.placement, nodes, neighbours=neighbours(plan), roles=roles)
-    return {f"{node}, GPU {gpu}": ", ".join(users) or "nobody" for node, gpu, users in found.rows()}
 
 
 def _print_json(

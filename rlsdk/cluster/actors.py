@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlsdk.cluster.reservation import Seat
+from rlsdk.cluster.reservation import GPUSeat
 from rlsdk.isolation.process import redirect
 from rlsdk.isolation.vitals import Identity, identity
 from rlsdk.isolation.watching import forget_actor, watch_actor
@@ -39,7 +39,7 @@ def spawn(
     *arguments: Any,
     cpus: float = 0.0,
     gpus: float = 0.0,
-    seat: Seat | None = None,
+    seat: GPUSeat | None = None,
     resources: Mapping[str, float] | None = None,
     environment: Mapping[str, str] | None = None,
     name: str = "",

@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 
 from rlsdk.cluster.address import RayAddress
-from rlsdk.cluster.gpus import RoleName, assign_gpus
+from rlsdk.cluster.gpus import GPUMap, GPUNode, RoleName, assign_gpus
 from rlsdk.cluster.health import ray_watched
-from rlsdk.cluster.reservation import Seat, gpu_nodes, reserve
+from rlsdk.cluster.reservation import GPUSeat, gpu_nodes, reserve
 from rlsdk.config import Plan
 from rlsdk.config.schema import PlacementSection
 from rlsdk.contracts import SharesSequences
@@ -39,8 +39,8 @@ class Layout:
     device: str
     engine_threads: int
     learner_threads: int
-    engines: tuple[Seat, ...] = ()
-    learners: tuple[Seat, ...] = ()
+    engines: tuple[GPUSeat, ...] = ()
+    learners: tuple[GPUSeat, ...] = ()
 
 
 def layout(
@@ -67,8 +67,7 @@ def layout(
     if apart and placement.colocate:
         fault = "placement.colocate: two programs cannot take turns on a device; set placement.colocate=false"
         raise ConfigError([fault])
-    found = assign_gpus(placement, gpu_nodes(), neighbours=neighbours(plan), roles=placed_roles(plan, roles))
-    reserved = reserve(found, placement)
+    reserved = reserve(gpu_map(plan, gpu_nodes(), roles), placement)
     return Layout(device, *threads, reserved.engines, reserved.learners)
 
 
@@ -85,15 +84,21 @@ def threads_of(placement: PlacementSection, cores: int) -> tuple[int, int]:
     )
 
 
-def placed_roles(plan: Plan, roles: Sequence[RoleName]) -> list[RoleName]:
-    """Return those of some roles that a run has: there are no engines where nothing is sampled."""
-    return [role for role in roles if role == "learner" or plan.needs_engine]
+def gpu_map(plan: Plan, nodes: Sequence[GPUNode], roles: Sequence[RoleName] = ("engine", "learner")) -> GPUMap:
+    """Give the actors of a plan their GPUs; there are no engines where nothing is sampled.
 
+    Args:
+        plan: Plan of the run.
+        nodes: Nodes of the cluster.
+        roles: Roles whose actors are placed.
 
-def neighbours(plan: Plan) -> int:
-    """Return the number of successive ranks of the learner that share sequences, and so must be on one node."""
+    Raises:
+        EnvironmentFault: Not all actors have room.
+    """
     learner = plan.plugins.resolve(plan.learner)
-    return learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
+    neighbours = learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
+    wanted = [role for role in roles if role == "learner" or plan.needs_engine]
+    return assign_gpus(plan.config.placement, nodes, neighbours=neighbours, roles=wanted)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ RESERVE_SECONDS = 60.0
 
 
 @attrs.frozen
-class Seat:
+class GPUSeat:
     """Reserved GPUs of one actor.
 
     Attributes:
@@ -49,8 +49,8 @@ class Seat:
 class Reservation:
     """Seats of all engines and ranks, by their rank."""
 
-    engines: tuple[Seat, ...]
-    learners: tuple[Seat, ...]
+    engines: tuple[GPUSeat, ...]
+    learners: tuple[GPUSeat, ...]
 
 
 def gpu_nodes() -> list[GPUNode]:
@@ -81,16 +81,16 @@ def reserve(found: GPUMap, placement: PlacementSection) -> Reservation:
     groups = {node: _group(found.nodes[node], [*of_node.values()]) for node, of_node in bundles.items()}
     devices = {node: _devices(groups[node], found.nodes[node], len(of_node)) for node, of_node in bundles.items()}
 
-    def seat(place: GPUPlace) -> Seat:
+    def seat(place: GPUPlace) -> GPUSeat:
         numbers = [[*bundles[place.node]].index(gpu) for gpu in place.gpus]
         mine = tuple(devices[place.node][number] for number in numbers)
-        return Seat(groups[place.node], numbers[0], mine, found.nodes[place.node].id)
+        return GPUSeat(groups[place.node], numbers[0], mine, found.nodes[place.node].id)
 
     return Reservation(tuple(map(seat, found.engines)), tuple(map(seat, found.learners)))
 
 
 def _bundles(found: GPUMap, placement: PlacementSection) -> dict[int, dict[int, dict[str, float]]]:
-    """What to reserve: node -> GPU -> resources; an actor's core and custom resources are with its first GPU."""
+    """Return the resources to reserve, node -> GPU -> resources; an actor's own beside GPUs are with its first GPU."""
     bundles: dict[int, dict[int, dict[str, float]]] = {}
     roles = ((found.engines, placement.engine_resources), (found.learners, placement.learner_resources))
     for places, resources in roles:

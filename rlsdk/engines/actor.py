@@ -15,7 +15,7 @@ import numpy as np
 
 from rlsdk import weights as transport
 from rlsdk.cluster.actors import RunActor, spawn
-from rlsdk.cluster.reservation import Seat
+from rlsdk.cluster.reservation import GPUSeat
 from rlsdk.contracts import (
     ActorSpec,
     Adapter,
@@ -326,7 +326,7 @@ def launch(
     place: ActorSpec,
     *,
     cpus: float = 1,
-    seat: Seat | None = None,
+    seat: GPUSeat | None = None,
     resources: Mapping[str, float] | None = None,
     name: str = "",
     log_path: Path | str = "",

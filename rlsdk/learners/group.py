@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from rlsdk.cluster.actors import cause_of, described, died, kill, spawn
-from rlsdk.cluster.reservation import Seat
+from rlsdk.cluster.reservation import GPUSeat
 from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, TrainedRole, Weights
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
@@ -62,7 +62,7 @@ class LearnerGroup:
         *,
         total_updates: int,
         cpus: float = 1.0,
-        seats: Sequence[Seat] = (),
+        seats: Sequence[GPUSeat] = (),
         resources: Mapping[str, float] | None = None,
         log_dir: Path,
         cache: Path | None = None,

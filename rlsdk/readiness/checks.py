@@ -13,8 +13,8 @@ from typing import Any
 import attrs
 
 from rlsdk import preflight
-from rlsdk.cluster.gpus import GPUNode, assign_gpus
-from rlsdk.cluster.placement import neighbours, placed_roles
+from rlsdk.cluster.gpus import GPUNode
+from rlsdk.cluster.placement import gpu_map
 from rlsdk.config import Plan, TaskSource
 from rlsdk.contracts import ExaminesModel, ReplaysRouting, Requires, RequiresPrograms, ReturnsRouting, SpansGPUs
 from rlsdk.conversion import Differences, compare, read_header
@@ -124,9 +124,8 @@ def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> 
             f"each engine divides its model among {engine.gpus} GPUs (engine.tensor_parallel_size), but is given "
             f"{place.gpus_per_engine} (placement.gpus_per_engine); set both alike"
         )
-    roles = placed_roles(plan, ("engine", "learner") if trains else ("engine",))
     try:
-        assign_gpus(place, nodes, neighbours=neighbours(plan), roles=roles)
+        gpu_map(plan, nodes, ("engine", "learner") if trains else ("engine",))
     except EnvironmentFault as fault:
         faults.append(str(fault))
     return faults

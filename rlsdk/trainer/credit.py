@@ -15,6 +15,7 @@ from torch import Tensor
 from rlsdk.batch import Credit, CreditInputs
 from rlsdk.batch.arithmetic import adjusted
 from rlsdk.components import component_of
+from rlsdk.config import Plan
 from rlsdk.contracts import memory_of
 from rlsdk.errors import RlsdkError, RunError, described
 from rlsdk.isolation.threads import awaited, run_to_end
@@ -41,6 +42,17 @@ class CreditAssigner:
         self._advantage = advantage
         self._whiten, self._clip = whiten, clip
         self.needs = frozenset(n for part in self._parts() for n in _needs(part))
+
+    @classmethod
+    def of(cls, plan: Plan) -> CreditAssigner:
+        """Create the chain of a plan."""
+        resolve, algorithm = plan.plugins.resolve, plan.algorithm
+        return cls(
+            [resolve(reference) for reference in plan.shaping],
+            resolve(plan.advantage),
+            whiten=algorithm.whiten_advantages,
+            clip=plan.schedules.get("clip_advantages", algorithm.clip_advantages),
+        )
 
     async def assign_aside(self, batch: StepBatch, **clock: int) -> StepBatch:
         """Run `assign` in a thread, so that a slow component does not block the event loop.

@@ -112,12 +112,7 @@ class Trainer:
         self.version = 0
         self.checkpoints = checkpoints or Checkpoints(plan.folder, config.checkpoint.keep)
         self.filters = [resolve(reference) for reference in plan.filters]
-        self.credit = CreditAssigner(
-            [resolve(reference) for reference in plan.shaping],
-            resolve(plan.advantage),
-            whiten=plan.algorithm.whiten_advantages,
-            clip=plan.schedules.get("clip_advantages", plan.algorithm.clip_advantages),
-        )
+        self.credit = CreditAssigner.of(plan)
         limits = StalenessPolicy.of(section)
         self.runs_ahead = bool(limits.ahead)
         self.replay = ReplayBuffer(

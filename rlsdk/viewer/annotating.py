@@ -29,7 +29,7 @@ _MOST_NAME = 80
 
 @attrs.frozen(kw_only=True)
 class Question:
-    """What a person is asked.
+    """A kind of question to one person, and the rollouts that it is about.
 
     Attributes:
         kind: `pair`, `score` or `edit`.

@@ -25,7 +25,7 @@ Forward = Callable[[StepBatch, Plan, Sequence[str]], Mapping[str, np.ndarray]]
 
 @attrs.frozen(eq=False)
 class GroupVerdict:
-    """What becomes of a group.
+    """Fate of a group: left to train on, or not, and why.
 
     Attributes:
         group: What is left of it to train on; None if nothing is.
@@ -67,16 +67,10 @@ class Side:
             forward: Computes fields by the weights of a checkpoint; None: stored ones are taken.
             computable: False if credit reads what is not at hand, so that only stored advantages can be taken.
         """
-        resolve = plan.plugins.resolve
         self._computable = computable
         self.plan, self.train_steps, self._forward = plan, train_steps, forward
-        self.filters = [resolve(each) for each in plan.filters]
-        self.credit = CreditAssigner(
-            [resolve(each) for each in plan.shaping],
-            resolve(plan.advantage),
-            whiten=plan.algorithm.whiten_advantages,
-            clip=plan.schedules.get("clip_advantages", plan.algorithm.clip_advantages),
-        )
+        self.filters = [plan.plugins.resolve(each) for each in plan.filters]
+        self.credit = CreditAssigner.of(plan)
 
     def verdict(self, group: Group) -> GroupVerdict:
         """Run the filters on a group, one after the other, to see which drops it."""

@@ -72,7 +72,8 @@ class Store:
     def steps(self, first: int | None = None, last: int | None = None) -> list[int]:
         """Return the steps with stored groups, within bounds."""
         own = (GROUPS.c.run == self._address.run) & (GROUPS.c.number >= 0) & GROUPS.c.state.in_(ENDED)
-        bounds = [bound for bound in (_least(first), _greatest(last)) if bound is not None]
+        bounds = [] if first is None else [GROUPS.c.step >= first]
+        bounds += [] if last is None else [GROUPS.c.step <= last]
         wanted = sa.select(GROUPS.c.step).where(own, GROUPS.c.step.is_not(None), *bounds).distinct()
         return sorted(int(row[0]) for row in self._rows(wanted))
 
@@ -99,11 +100,3 @@ class Store:
             raise RunError(f"the rollouts in {self._address.url} cannot be read: {said}") from error
         finally:
             engine.dispose()
-
-
-def _least(step: int | None) -> sa.ColumnElement[bool] | None:
-    return None if step is None else GROUPS.c.step >= step
-
-
-def _greatest(step: int | None) -> sa.ColumnElement[bool] | None:
-    return None if step is None else GROUPS.c.step <= step

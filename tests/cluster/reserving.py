@@ -13,7 +13,7 @@ from typing import Any
 from rlsdk.cluster import reservation
 from rlsdk.cluster.actors import RunActor, kill, spawn
 from rlsdk.cluster.gpus import assign_gpus
-from rlsdk.cluster.reservation import Seat, gpu_nodes, reserve
+from rlsdk.cluster.reservation import GPUSeat, gpu_nodes, reserve
 from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import EnvironmentFault
 
@@ -33,7 +33,7 @@ class Looking(RunActor):
         return ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")
 
 
-def seen(seats: tuple[Seat, ...]) -> list[Any]:
+def seen(seats: tuple[GPUSeat, ...]) -> list[Any]:
     """What actors on these seats see, all alive at once."""
     import ray
 
