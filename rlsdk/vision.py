@@ -193,7 +193,7 @@ class Vision:
         seen = [image for row, count in zip(images, counts, strict=True) for image in self.within(row, int(count))]
         backbone = net.base_model
         embedded = backbone.get_input_embeddings()(input_ids)
-        features, grid = self._features(backbone, seen or [_blank()])
+        features, grid = self._features(backbone, seen or [Image(_BLANK)])
         features = features.to(embedded.dtype)
         embedded = embedded.masked_scatter(mask[..., None], features) if seen else embedded + 0 * features.sum()
         if net.config.model_type == "gemma3":
@@ -219,10 +219,6 @@ class Vision:
             return output.reshape(-1, output.shape[-1]), None
         grid = torch.cat([each["image_grid_thw"] for each in read]).to(weight.device)
         return torch.cat(backbone.get_image_features(pixels, grid, return_dict=True).pooler_output), grid
-
-
-def _blank() -> Image:
-    return Image(_BLANK)
 
 
 def offsets(given: Mapping[str, torch.Tensor], lengths: torch.Tensor) -> torch.Tensor:

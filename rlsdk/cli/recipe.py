@@ -48,7 +48,7 @@ def list_(as_json: bool) -> None:
     for name in ("task", "algorithm", "hardware", *FIGURES, "measured"):
         table.add_column(name, justify="right" if name in FIGURES else "left", overflow="fold")
     for row in found:
-        figures = [_figure(row[name], form) for name, form in FIGURES.items()]
+        figures = ["-" if row[name] is None else form.format(row[name]) for name, form in FIGURES.items()]
         cells = [row["task"], row["algorithm"], row["hardware"], *figures, row["measured"]]
         table.add_row(f"[cyan]{row['name']}[/cyan]", *(escape(cell) for cell in cells))
     show_table(table, 140)
@@ -98,10 +98,6 @@ def ceiling(measured: RecipeRun, metric: str) -> float:
     is_reward = metric.endswith("_reward")
     named = {k: v for k, v in measured.points[0].items() if k.startswith("eval/") and not k.endswith("/invalid")}
     return max(value for key, value in named.items() if key.endswith("_reward") == is_reward)
-
-
-def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
 
 
 @recipe.command()

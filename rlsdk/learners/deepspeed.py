@@ -280,16 +280,6 @@ class DeepSpeedLearner(DeepSpeedOptions):
         """
         self._outlet.export(folder)
 
-    def keep_gradients(self, keep: bool) -> None:
-        """Enable or disable keeping `gradients` after an update; for tests and diagnosis."""
-        for trained in self._trained.values():
-            trained.record = keep
-
-    def gradients(self, role: Literal["actor", "critic"] = "actor") -> dict[str, np.ndarray]:
-        """Full gradients of the last optimiser step before clipping, float32, by the names of `state_dict`."""
-        found = self._trained[role].gradients
-        return {name.removeprefix("model."): gradient.float().cpu().numpy() for name, gradient in found.items()}
-
     def stop(self) -> None:
         """Free everything."""
         import torch.distributed as dist

@@ -108,8 +108,6 @@ class Trained:
         updates: Optimiser steps completed; the schedule depends on it alone.
         skipped: Steps skipped since the last completed one.
         peak_lr: Peak learning rate that replaces that of the options, as it was set while training; None if it was not.
-        gradients: Full gradients by name, of the last step, where `record` is set (tests and diagnosis).
-        record: Keep the gradients.
     """
 
     def __init__(
@@ -121,8 +119,6 @@ class Trained:
         self.engine = deepspeed.initialize(model=module, model_parameters=parameters, config=setting.deepspeed)[0]
         self.updates = self.skipped = 0
         self.peak_lr: float | None = None
-        self.record = False
-        self.gradients: dict[str, Tensor] = {}
         self._setting, self._factor, self._world, self._role = setting, factor, world, role
 
     def __call__(self, *args: Any) -> Any:
@@ -161,8 +157,6 @@ class Trained:
 
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.lr
-        if self.record:
-            self.gradients = self._full_gradients()
         if self._setting.stage == 0:
             clip = self._setting.grad_clip or math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), clip))
@@ -292,17 +286,6 @@ class Trained:
             self.skipped,
             limit,
         )
-
-    def _full_gradients(self) -> dict[str, Tensor]:
-        from deepspeed.utils import safe_get_full_grad
-
-        found = {}
-        for name, parameter in self.engine.module.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            gradient = parameter.grad if self._setting.stage == 0 else safe_get_full_grad(parameter)
-            found[name] = (parameter.new_zeros(parameter.shape) if gradient is None else gradient).detach().clone()
-        return found
 
 
 def full_tensors(module: nn.Module, *, keep: bool, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:

@@ -175,18 +175,14 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
         for i, source in enumerate(sources)
     ]
     trained = [each for each in tasks[: len(plan.tasks_train)] if each is not None]
-    found.faults += [PlanFinding(*fault) for fault in image_faults(plan, net, _firsts(tasks))]
+    firsts = [each[0] for each in tasks if each]
+    found.faults += [PlanFinding(*fault) for fault in image_faults(plan, net, firsts)]
     disk = None
     if trains:
         count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
     return Readiness(tuple(found.faults), tuple(found.warnings), tuple(trained), disk)
-
-
-def _firsts(sources: Sequence[Sequence[Task] | None]) -> list[Task]:
-    """Return the first task of each source that was read."""
-    return [tasks[0] for tasks in sources if tasks]
 
 
 @attrs.define

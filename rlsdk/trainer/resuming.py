@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -105,7 +106,7 @@ def check_resumed(config: Source, overrides: Sequence[str], files: Sequence[str 
         tree, _ = read(config, overrides)
         given = [str(file) for file in [*files, *(normalise(tree).get("plugins") or [])]]
         folder = Path(str(tree.get("out", "runs"))) / str(tree.get("name"))
-        missing = [each for name, each in kept_files(folder).items() if name not in map(_stem, given)]
+        missing = [each for name, each in kept_files(folder).items() if name not in {Path(f).stem for f in given}]
         raise ConfigError([*(f"plugins: {_left_out(file)}" for file in missing), *error.faults]) from error
 
 
@@ -116,10 +117,6 @@ def kept_files(folder: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     return {name: file for name, file, _ in _FILE.findall(text)}
-
-
-def _stem(file: str) -> str:
-    return Path(file).stem
 
 
 def _left_out(file: str) -> str:
@@ -165,17 +162,28 @@ def prepare_folder(
         aside = checkpoints.set_aside(later, "damaged" if fault else "superseded")
         notices.append(f"{fault or f'the checkpoint of step {later} is superseded'}; it is kept as {aside.name}")
     if newer:
-        which = "" if _asked(resume) else ", the newest intact one"
+        which = ", the newest intact one" if isinstance(resume, bool) else ""
         notices.append(f"the run continues from the checkpoint of step {step}{which}")
     if resumes:
         _remove_compiled(folder)
         notices += [*_unreadable(plan), *_run_code(plan)]
     (folder / "logs").mkdir(exist_ok=True)
-    if found:
-        names = [
-            f"config.step-{step or 0}.yaml",
-            *(f"config.step-{step or 0}-{again}.yaml" for again in range(2, 1000)),
-        ]
+    notices += _keep_config(plan, changed=bool(found), new=not used, step=step or 0)
+    return Prepared(step, tuple(notices))
+
+
+def _keep_config(plan: Plan, *, changed: bool, new: bool, step: int) -> list[str]:
+    """Write the configuration and the code of a run's marked objects into its folder; return notices.
+
+    Args:
+        plan: The plan.
+        changed: The folder's configuration is another one, which is kept beside the new one.
+        new: The folder has no configuration.
+        step: Step from which the run continues.
+    """
+    folder, notices = plan.folder, []
+    if changed:
+        names = (f"config.step-{step}{f'-{again}' if again > 1 else ''}.yaml" for again in itertools.count(1))
         aside = next(folder / name for name in names if not (folder / name).exists())
         shutil.copyfile(folder / KEPT, aside)
         notices.append(f"the previous configuration is kept as {aside.name}")
@@ -183,7 +191,7 @@ def prepare_folder(
     for name, text in kept.files.items():
         (folder / CODE).mkdir(exist_ok=True)
         (folder / CODE / f"{name}.py").write_text(text, encoding="utf-8")
-    if found or not used:
+    if changed or new:
         partial = folder / f".{KEPT}.partial"
         partial.write_text(_kept_text(plan, kept), encoding="utf-8")
         partial.replace(folder / KEPT)  # a run that is killed here has one of the two, and whole
@@ -192,16 +200,12 @@ def prepare_folder(
         "rlsdk eval, rlsdk explain and --resume on the command line will not find it"
         for each in kept.lost
     ]
-    return Prepared(step, tuple(notices))
-
-
-def _asked(resume: bool | int) -> bool:
-    return not isinstance(resume, bool)
+    return notices
 
 
 def _chosen(checkpoints: Checkpoints, resume: bool | int) -> tuple[int | None, dict[int, str]]:
     """Return the step to resume from, and the newer ones with the fault of each; empty if it is only newer."""
-    if not _asked(resume):
+    if isinstance(resume, bool):
         return checkpoints.newest_whole()
     checkpoints.require(resume)
     return resume, {later: "" for later in checkpoints.steps() if later > resume}
@@ -218,7 +222,7 @@ def _remove_compiled(folder: Path) -> None:
 
 def _run_code(plan: Plan) -> list[str]:
     """Return lines that name the files of code that this run executes, as command and configuration give them."""
-    files = {_stem(file): file for file in plan.plugins.files}
+    files = {Path(file).stem: file for file in plan.plugins.files}
     return [
         f"this run executes {f'the plugin file {files[name]}' if name in files else name}, source {mark['source'][:16]}"
         for name, mark in plan.code.items()
@@ -251,7 +255,7 @@ def _refusal(folder: Path, grave: Sequence[Difference], harmless: Sequence[Diffe
 
 def _kept_text(plan: Plan, kept: KeptConfig) -> str:
     """Return the configuration as YAML, with each plugin's code fingerprint as a comment before it."""
-    files = {_stem(file): file for file in plan.plugins.files} | {name: f"{CODE}/{name}.py" for name in kept.files}
+    files = {Path(file).stem: file for file in plan.plugins.files} | {name: f"{CODE}/{name}.py" for name in kept.files}
     marks = {
         name: f"file {files[name]}, source {mark['source']}" if name in files else " ".join(filter(None, mark.values()))
         for name, mark in plan.code.items()

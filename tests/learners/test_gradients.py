@@ -17,6 +17,7 @@ from rlsdk.learners.microbatch import plan, split
 from rlsdk.learners.rows import read_lengths
 from rlsdk.marks import correction, policy_loss
 from rlsdk.plugins import Plugins
+from tests.learners.full_gradients import gradients, keep_gradients
 
 pytestmark = pytest.mark.stack
 COUNT = 20
@@ -98,9 +99,9 @@ def learn(group: Any, shares: list[TrainBatch], batch: TrainBatch, role: str = "
         torch.from_numpy(np.repeat(np.arange(len(batch)), batch.responses)),
     )
     totals = Totals.of(mask, segments)
-    group._call("keep_gradients", [(True,)] * len(shares))
+    keep_gradients(group)
     group._call("update", [([(share, totals.tokens, totals.rollouts)], 0) for share in shares])
-    every = group._call("gradients", [(role,)] * len(shares))
+    every = gradients(group, role)
     for other in every[1:]:
         for name, gradient in every[0].items():
             np.testing.assert_array_equal(gradient, other[name])

@@ -21,6 +21,7 @@ from rlsdk.contracts import LossSpec, Model, Roles, TrainBatch, Weights
 from rlsdk.errors import CheckpointError, LearnerError
 from rlsdk.marks import policy_loss
 from rlsdk.plugins import Plugins
+from tests.learners.full_gradients import gradients, keep_gradients
 
 pytestmark = pytest.mark.stack
 Launch = Callable[..., Any]
@@ -147,18 +148,18 @@ def test_a_split_changes_neither_metrics_nor_weights(loss: Any, tied: Model, lau
 
 def test_bfloat16_sums_micro_batches_in_float32(bfloat: Model, launch: Launch, make_batch: Make) -> None:
     batch = make_batch(16)
-    gradients = []
+    found = []
     for world, stage, tokens in ((1, 1, 10_000), (1, 0, 30), (2, 1, 30), (2, 2, 30), (2, 3, 30)):
         group = launch(world, Roles(actor=bfloat), spec(), zero_stage=stage, micro_batch_tokens=tokens, **LR)
-        group._call("keep_gradients", [(True,)] * world)
+        keep_gradients(group)
         before = group.fetch_weights(0)
         group.update(batch, everything(batch), 0)
-        gradients.append(np.concatenate([g.ravel() for g in group._call("gradients", [()] * world)[0].values()]))
+        found.append(np.concatenate([g.ravel() for g in gradients(group)[0].values()]))
         after = group.fetch_weights(1)
         assert after.dtypes["model.embed_tokens.weight"] == "bfloat16"
         assert not same(before, after)
-    for other in gradients[1:]:
-        assert np.linalg.norm(other - gradients[0]) / np.linalg.norm(gradients[0]) < 1e-2
+    for other in found[1:]:
+        assert np.linalg.norm(other - found[0]) / np.linalg.norm(found[0]) < 1e-2
 
 
 def test_pairs_are_never_split(tied: Model, launch: Launch, make_batch: Make) -> None:

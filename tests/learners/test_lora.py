@@ -22,6 +22,7 @@ from rlsdk.learners.rows import read_lengths
 from rlsdk.marks import policy_loss
 from rlsdk.plugins import Plugins
 from rlsdk.weights import from_weights
+from tests.learners.full_gradients import gradients, keep_gradients
 
 Launch = Callable[..., Any]
 Make = Callable[..., TrainBatch]
@@ -109,11 +110,11 @@ def test_gradients_are_those_of_plain_peft(
     group.update(batch, everything(batch), 0)  # B is zero before, and with it the gradient of A
     weights = adapter_of(group)
     totals = Totals.of(torch.from_numpy(batch.loss_mask), torch.from_numpy(np.repeat(np.arange(20), batch.responses)))
-    group._call("keep_gradients", [(True,)] * world)
+    keep_gradients(group)
     group._call("update", [([(share, totals.tokens, totals.rollouts)], 1) for share in shares])
     expected = plain_gradients(peft_model(tied, weights), batch)
     assert all(np.abs(g).max() > 0 for g in expected.values())
-    for found in group._call("gradients", [("actor",)] * world):
+    for found in gradients(group):
         assert distance(found, expected) < 1e-5
 
 

@@ -17,6 +17,7 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.deepspeed import DeepSpeedLearner
 from rlsdk.marks import learner, policy_loss
 from rlsdk.plugins import Plugins
+from tests.learners.full_gradients import gradients, keep_gradients
 
 pytestmark = pytest.mark.stack
 Launch = Callable[..., Any]
@@ -65,10 +66,9 @@ def spec(loss: Any = Counting, **changes: Any) -> LossSpec:
     return attrs.evolve(LossSpec(policy_loss=Plugins().reference("policy_loss", loss)), **changes)
 
 
-def gradients(group: Any, role: str) -> np.ndarray:
+def gradient_row(group: Any, role: str) -> np.ndarray:
     """The full gradients of the last optimiser step, in one row."""
-    found = group._call("gradients", [(role,)] * len(group.actors))[0]
-    return np.concatenate([gradient.ravel() for gradient in found.values()])
+    return np.concatenate([gradient.ravel() for gradient in gradients(group, role)[0].values()])
 
 
 @pytest.mark.parametrize(("world", "stage"), [(1, 0), (2, 2), (2, 3)])
@@ -79,19 +79,19 @@ def test_gradients_of_two_batches_add_up_to_that_of_both(
     both = TrainBatch.concatenate([first, second])
     options = {"zero_stage": stage, "micro_batch_tokens": 60, "lr": 1e-2, "critic_lr": 1e-2}
     group = launch(world, Roles(actor=tied, critic=tied), spec(value_clip=10.0), **options)
-    group._call("keep_gradients", [(True,)] * world)
+    keep_gradients(group)
     expected = group.update(both, [np.arange(16)], 3)
-    whole = {role: gradients(group, role) for role in ("actor", "critic")}
+    whole = {role: gradient_row(group, role) for role in ("actor", "critic")}
 
     group = launch(world, Roles(actor=tied, critic=tied), spec(value_clip=10.0), **options)
-    group._call("keep_gradients", [(True,)] * world)
+    keep_gradients(group)
     for batch in (first, second):
         for role in ("actor", "critic"):
             group.forward_backward(batch, both.totals, role=role, step=3, last=batch is second)
     found = group.optimizer_step("actor") | group.optimizer_step("critic")
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     for role, gradient in whole.items():
-        assert np.linalg.norm(gradients(group, role) - gradient) < 1e-5 * np.linalg.norm(gradient)
+        assert np.linalg.norm(gradient_row(group, role) - gradient) < 1e-5 * np.linalg.norm(gradient)
 
 
 def test_primitives_one_by_one_are_an_update_bit_for_bit(tied: Model, launch: Launch, make_batch: Make) -> None:
