@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,21 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def follow(page: str, folder: Path, *, until: str = "\n## On a larger scale") -> None:
+PROGRAMS = {"rlsdk": "-m rlsdk.cli", "python": "", "pytest": "-m pytest -p no:cacheprovider -c /dev/null"}
+
+
+def follow(page: str, folder: Path, *, until: str = "\n## On a larger scale", python: str = sys.executable) -> None:
     """Write the files and type the commands of a page in a folder that has the repository's examples."""
     (folder / "examples").symlink_to(ROOT / "examples")
     programs = folder / "bin"
     programs.mkdir()
-    for name, command in {"rlsdk": "-m rlsdk.cli", "python": ""}.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {command} "$@"\n')
-        (programs / name).chmod(0o755)
+    for name, command in PROGRAMS.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {python} {command} "$@"\n')
+    # As in an environment that has rlsdk and hatchling: nothing is fetched.
+    pip = f'command=$1; shift\nexec {python} -m pip -q "$command" --no-deps --no-build-isolation --no-index "$@"\n'
+    (programs / "pip").write_text(f"#!/bin/sh\n{pip}")
+    for program in programs.iterdir():
+        program.chmod(0o755)
     environment = {
         **os.environ,
         "PATH": f"{programs}:{os.environ['PATH']}",
@@ -48,3 +56,17 @@ def test_my_model_on_my_data(tmp_path: Path) -> None:
     lines = (tmp_path / "runs" / "mine" / "metrics.jsonl").read_text().splitlines()
     assert undocumented({key for line in lines for key in json.loads(line)} - {"step"}) == []
     assert (tmp_path / "trained" / "config.json").is_file()
+
+
+def test_from_an_empty_folder_to_a_plugin(tmp_path: Path) -> None:
+    """The package is installed into an environment of its own, which sees what is installed here."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (site / "here.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    follow("docs/howto/first_plugin.md", tmp_path, python=str(tmp_path / "venv" / "bin" / "python"))
+    run = tmp_path / "brief" / "runs" / "brief"
+    rewards = [json.loads(line).get("reward/mean") for line in (run / "metrics.jsonl").read_text().splitlines()]
+    curve = [reward for reward in rewards if reward is not None]
+    assert len(curve) == 20 and sum(curve[-5:]) > sum(curve[:5])
+    assert (run / "curves.png").is_file() and (run / "report.html").is_file()
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
