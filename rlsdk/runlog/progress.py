@@ -61,15 +61,16 @@ class SourceProgress(Protocol):
 ProgressSource = Callable[[], Mapping[str, SourceProgress]]
 
 
-def source_lines(sources: Mapping[str, SourceProgress]) -> list[str]:
-    """Return a line for each source of tasks with the counts that are not zero; none for a source without such."""
-    width = max(map(len, sources), default=0)
+def source_counts(sources: Mapping[str, SourceProgress]) -> dict[str, str]:
+    """Return, for each source of tasks, the counts that are not zero; a source without such is left out."""
     counts = {
         name: {"available": s.available, "in flight": s.scheduled, "filtered": s.filtered, "stale": s.expired}
         for name, s in sources.items()
     }
-    texts = {name: [f"{label} {count:,}" for label, count in each.items() if count] for name, each in counts.items()}
-    return [f"{name:{width}}  {'  '.join(each)}" for name, each in texts.items() if each]
+    texts = {
+        name: "  ".join(f"{label} {count:,}" for label, count in each.items() if count) for name, each in counts.items()
+    }
+    return {name: text for name, text in texts.items() if text}
 
 
 def fitting(parts: Sequence[str], room: int) -> str:
@@ -90,8 +91,10 @@ class _Live(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
-        for line in source_lines(self.sources()):
-            yield Text(line, style="dim", no_wrap=True, overflow="ellipsis")
+        counts = source_counts(self.sources())
+        width = max(map(len, counts), default=0)
+        for name, text in counts.items():
+            yield Text(f"{name:{width}}  {text}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class _Metrics(ProgressColumn):
@@ -152,9 +155,11 @@ class ProgressLine:
         else:
             pace = (time.monotonic() - self._began) / max(step - self._first, 1)
             left = timedelta(seconds=round(pace * (self._total - step)))
-            parts = (f"step {step}/{self._total}", *shown, f"left {left}")
-            lines = ["  ".join(parts), *(f"  {line}" for line in source_lines(self._sources()))]
-            self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+            sources = self._sources()
+            counts = source_counts(sources)
+            told = counts.values() if len(sources) == 1 else (f"{name}: {text}" for name, text in counts.items())
+            parts = (f"step {step}/{self._total}", *shown, f"left {left}", *told)
+            self._console.print("  ".join(parts), highlight=False, markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
