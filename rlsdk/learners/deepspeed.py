@@ -78,8 +78,8 @@ class DeepSpeedLearner(DeepSpeedOptions):
         self._temperature = loss.temperature
         factor = schedule(self.schedule, self.warmup_steps, self.final_ratio, total_updates)
         actor = load_policy(roles.actor, self.attention, self.gradient_checkpointing)
-        if self.rows == "shared":
-            check_layers(actor.model.config)
+        if self.rows in ("shared", "tree"):
+            check_layers(actor.model.config, self.rows)
         self._prepare(actor, roles.actor)
         if self.lora is not None:
             wrap(actor.model, self.lora, place.seed)

@@ -43,7 +43,8 @@ class DeepSpeedOptions:
         micro_batch_tokens: Tokens of one forward pass, padding included; a longer rollout gets one of its own.
         rows: padded gives each rollout a row (rollouts of like length together); packed puts them one after another,
             which pays with flash_attention_2; shared reads a prompt once for all its rollouts in a micro-batch, which
-            pays where groups are large and prompts are not short beside responses (full attention, sdpa or eager).
+            pays where groups are large and prompts are not short beside responses (full attention, sdpa or eager);
+            tree reads whatever rollouts of a micro-batch begin with once, earlier turns and branches of a search, too.
         sequence_parallel: Ranks that share the tokens of each rollout (Ulysses), for rollouts too long for one; each
             reads `micro_batch_tokens` of a micro-batch. Divides the number of ranks and the model's heads.
         gradient_checkpointing: Compute activations again in the backward pass: a third more time, far less memory.
@@ -83,8 +84,10 @@ class DeepSpeedOptions:
             raise ValueError(f"offload: all needs zero_stage 3, which splits weights; got zero_stage {self.zero_stage}")
         if self.rows == "shared" and self.gradient_checkpointing:
             raise ValueError("rows: shared keeps the keys of prompts, gradient_checkpointing drops them; choose one")
-        if self.rows == "shared" and self.attention == "flash_attention_2":
-            raise ValueError("rows: shared needs attention: sdpa or eager; use flash_attention_2 with rows: packed")
+        if self.rows in ("shared", "tree") and self.attention == "flash_attention_2":
+            raise ValueError(
+                f"rows: {self.rows} needs attention: sdpa or eager; use flash_attention_2 with rows: packed"
+            )
         if self.sequence_parallel > 1 and (self.rows != "padded" or self.attention != "sdpa"):
             needed = "sequence_parallel needs rows: padded and attention: sdpa (torch's flash kernel on a GPU)"
             raise ValueError(f"{needed}; got rows: {self.rows} and attention: {self.attention}")

@@ -114,6 +114,8 @@ def _outputs(
     if rows.prompts is None:
         if routers is not None:
             routers.force(rows.routing)
+        if rows.ends is not None:
+            return [_along_trees(backbone, rows, rows.ends)]
         # Without `use_cache=False` the second rollout of a packed row attends to the first, without an error.
         return [backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, use_cache=False)]
     return _behind_prompts(backbone, rows, rows.prompts, routers)
@@ -153,6 +155,16 @@ def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts, rout
     return [read, output]
 
 
+def _along_trees(backbone: Any, rows: TokenRows, ends: Tensor) -> Any:
+    """Outputs for rows that are trees: each token attends to its ancestors and itself."""
+    at = torch.arange(ends.shape[1], device=ends.device)
+    mask = ((at <= at[:, None]) & (at[:, None] < ends[:, None]))[:, None]
+    if backbone.config._attn_implementation == "eager":  # it adds a mask to the scores
+        dtype = backbone.dtype
+        mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+    return backbone(input_ids=rows.input_ids, position_ids=rows.position_ids, attention_mask=mask, use_cache=False)
+
+
 def policy_faults(net: Any, attention: Attention, rows: RowStyle = "padded") -> list[str]:
     """Say why a causal language model cannot be trained as a policy, from its class and its config alone."""
     kind, text = type(net).__name__, net.config.get_text_config()
@@ -182,9 +194,9 @@ def policy_faults(net: Any, attention: Attention, rows: RowStyle = "padded") -> 
             ),
         },
     )
-    if rows == "shared":
+    if rows in ("shared", "tree"):
         try:
-            check_layers(net.config)
+            check_layers(net.config, rows)
         except LearnerError as error:
             faults.append(str(error))
     return faults
@@ -244,8 +256,8 @@ def _load(auto: Callable[[Any], Any], model: Model, attention: Attention, checkp
     return loaded
 
 
-def check_layers(config: Any) -> None:
-    """Refuse models whose prompts cannot be shared: layers that keep no keys and values of all tokens.
+def check_layers(config: Any, rows: RowStyle = "shared") -> None:
+    """Refuse models whose beginnings cannot be shared: layers that do not attend to all tokens before.
 
     Raises:
         LearnerError: A layer is of another type.
@@ -253,7 +265,7 @@ def check_layers(config: Any) -> None:
     text = config.get_text_config()
     if others := sorted(_layer_types(text) - {"full_attention"}):
         raise LearnerError(
-            f"model type {text.model_type!r} has layers of type {', '.join(others)}; rows: shared runs models of full "
+            f"model type {text.model_type!r} has layers of type {', '.join(others)}; rows: {rows} runs models of full "
             "attention alone, use rows: padded"
         )
 

@@ -12,6 +12,7 @@ from rlsdk.contracts import Model, TrainBatch
 from rlsdk.learners.microbatch import plan
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import RowStyle, TokenRows, empty_rows, read_lengths, to_exact_row, to_rows
+from rlsdk.learners.tree import plan_trees, tree_rows, trees
 from rlsdk.learners.zero import PhaseTimer
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class MicroBatchRunner:
         """Rollouts (int64) of each of this rank's micro-batches; none for no rollouts."""
         if self.exact_width is not None:
             return plan(read_lengths(batch), 1)
+        if self.style == "tree":
+            return plan_trees(batch, self.budget)
         packed, pairs = self.style == "packed", batch.rollouts.get("pairs")
         return plan(read_lengths(batch), self.budget * self.shared_by, packed=packed, pairs=pairs)
 
@@ -91,9 +94,13 @@ class MicroBatchRunner:
         Where a rank has no more micro-batches, or it is another rank's turn, the rollouts are None: results of these
         rows must weigh nothing.
         """
+        labels = trees(batch, self.budget)[0] if self.style == "tree" else None
         for i in range(count):
             part = batch.select(parts[i]) if i < len(parts) else None
-            rows = empty_rows(self.style) if part is None else self._rows(part)
+            if part is None:
+                rows = empty_rows(self.style)
+            else:
+                rows = self._rows(part) if labels is None else tree_rows(part, labels[parts[i]])
             if self.sequences is None:
                 yield part, rows.to(self.ranks.device)
                 continue
@@ -101,7 +108,9 @@ class MicroBatchRunner:
                 yield part if turn == self.sequences.rank else None, each.to(self.ranks.device)
 
     def _rows(self, batch: TrainBatch) -> TokenRows:
-        return to_rows(batch, self.style) if self.exact_width is None else to_exact_row(batch, self.exact_width)
+        if self.exact_width is not None:
+            return to_exact_row(batch, self.exact_width)
+        return to_rows(batch, "padded" if self.style == "tree" else self.style)
 
     def forward(
         self, run: Callable[[TokenRows], Mapping[str, Tensor]], batch: TrainBatch, fields: Sequence[str]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlsdk.contracts import TrainBatch
     from rlsdk.types import Image
 
-RowStyle = Literal["padded", "packed", "shared"]
+RowStyle = Literal["padded", "packed", "shared", "tree"]
 
 
 @attrs.frozen(eq=False)
@@ -54,6 +54,8 @@ class TokenRows:
         kept: Results that are wanted, as indices into those of `targets`, int64; None for all.
         image_mask: bool `[rows, width]`, True for tokens that stand for images; None: there are none.
         images: Images of each row; its tokens may stand for the first of them alone.
+        ends: Where each token's descendants end in its row, int64 `[rows, width]`: a token attends to the earlier ones
+            whose end lies behind it. None: rows are no trees.
     """
 
     input_ids: torch.Tensor
@@ -65,17 +67,16 @@ class TokenRows:
     kept: torch.Tensor | None = None
     image_mask: torch.Tensor | None = None
     images: tuple[tuple[Image, ...], ...] = ()
+    ends: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> TokenRows:
         """Copy the rows to another device."""
-        positions = None if self.position_ids is None else self.position_ids.to(device)
-        prompts = None if self.prompts is None else self.prompts.to(device)
-        routing = None if self.routing is None else self.routing.to(device)
-        kept = None if self.kept is None else self.kept.to(device)
-        states, targets = self.states.to(device), self.targets.to(device)
-        image_mask = None if self.image_mask is None else self.image_mask.to(device)
-        ids = self.input_ids.to(device)
-        return TokenRows(ids, positions, states, targets, prompts, routing, kept, image_mask, self.images)
+        moved = {
+            field.name: value.to(device)
+            for field in attrs.fields(TokenRows)
+            if hasattr(value := getattr(self, field.name), "to")
+        }
+        return attrs.evolve(self, **moved)
 
 
 def read_lengths(batch: TrainBatch) -> np.ndarray:
@@ -83,8 +84,8 @@ def read_lengths(batch: TrainBatch) -> np.ndarray:
     return np.asarray(batch.starts + batch.responses - 1)
 
 
-def to_rows(batch: TrainBatch, style: RowStyle) -> TokenRows:
-    """Lay out rollouts.
+def to_rows(batch: TrainBatch, style: Literal["padded", "packed", "shared"]) -> TokenRows:
+    """Lay out rollouts; trees are laid out by `rlsdk.learners.tree`.
 
     Padding stands on the right, where causal attention keeps it out of every state that is used.
 
@@ -101,23 +102,23 @@ def to_rows(batch: TrainBatch, style: RowStyle) -> TokenRows:
     if style != "padded" and batch.images:
         raise LearnerError(f"rollouts with images are laid out one by one; set learner.rows=padded (it is {style})")
     offsets = np.cumsum(batch.lengths) - batch.lengths
-    targets = torch.from_numpy(batch.token_ids[_ranges(offsets + batch.starts, batch.responses)])
+    targets = torch.from_numpy(batch.token_ids[ranges(offsets + batch.starts, batch.responses)])
     if style == "shared":
         return _behind_prompts(batch, offsets, targets)
     reads = read_lengths(batch)
-    tokens = batch.token_ids[_ranges(offsets, reads)]
-    within = _ranges(np.zeros_like(reads), reads)
+    tokens = batch.token_ids[ranges(offsets, reads)]
+    within = ranges(np.zeros_like(reads), reads)
     if style == "packed":
         row_begins = np.cumsum(reads) - reads
         input_ids, position_ids = torch.from_numpy(tokens[None]), torch.from_numpy(within[None])
     else:
         row_begins = np.arange(len(reads)) * int(reads.max())
-        input_ids, position_ids = torch.from_numpy(_padded(tokens, reads)), None
-    states = _ranges(row_begins + batch.starts - 1, batch.responses)
-    routing = _routing(batch, input_ids.numel(), _ranges(row_begins, reads), _ranges(offsets, reads))
+        input_ids, position_ids = torch.from_numpy(padded(tokens, reads)), None
+    states = ranges(row_begins + batch.starts - 1, batch.responses)
+    routing = routing_of(batch, input_ids.numel(), ranges(row_begins, reads), ranges(offsets, reads))
     seen = None
     if "image_mask" in batch.context:
-        seen = torch.from_numpy(_padded(batch.context["image_mask"][_ranges(offsets, reads)], reads)).bool()
+        seen = torch.from_numpy(padded(batch.context["image_mask"][ranges(offsets, reads)], reads)).bool()
     return TokenRows(
         input_ids,
         position_ids,
@@ -129,7 +130,7 @@ def to_rows(batch: TrainBatch, style: RowStyle) -> TokenRows:
     )
 
 
-def _routing(batch: TrainBatch, count: int, places: np.ndarray, tokens: np.ndarray) -> torch.Tensor | None:
+def routing_of(batch: TrainBatch, count: int, places: np.ndarray, tokens: np.ndarray) -> torch.Tensor | None:
     """Experts that the batch's `tokens` chose, at their `places` among so many positions of rows."""
     import torch
 
@@ -164,43 +165,43 @@ def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tenso
     of_row = np.array([found.setdefault(batch.token_ids[a:b].tobytes(), len(found)) for a, b in begins])
     first = np.unique(of_row, return_index=True)[1]
     lengths = batch.starts[first]
-    prompt_ids = _padded(batch.token_ids[_ranges(offsets[first], lengths)], lengths)
+    prompt_ids = padded(batch.token_ids[ranges(offsets[first], lengths)], lengths)
     # The last token of a response is read by nobody. A row without any other holds padding, so that there are rows.
     reads = batch.responses - 1
-    input_ids = _padded(batch.token_ids[_ranges(offsets + batch.starts, reads)], reads)
+    input_ids = padded(batch.token_ids[ranges(offsets + batch.starts, reads)], reads)
     width = input_ids.shape[1]
     positions = batch.starts[:, None] + np.arange(width)
     # The first token of a response was chosen in the last state of its prompt, the others in those of its own row.
-    states = _ranges(prompt_ids.size + np.arange(len(reads)) * width - 1, batch.responses)
+    states = ranges(prompt_ids.size + np.arange(len(reads)) * width - 1, batch.responses)
     firsts = np.cumsum(batch.responses) - batch.responses
     some = batch.responses > 0
     states[firsts[some]] = (of_row * prompt_ids.shape[1] + batch.starts - 1)[some]
     prompts = Prompts(torch.from_numpy(prompt_ids), torch.from_numpy(lengths), torch.from_numpy(of_row))
     rows, places = torch.from_numpy(input_ids), torch.from_numpy(positions)
-    of_prompts = _ranges(np.arange(len(first)) * prompt_ids.shape[1], lengths)
-    of_rows = _ranges(prompt_ids.size + np.arange(len(reads)) * width, reads)
-    routing = _routing(
+    of_prompts = ranges(np.arange(len(first)) * prompt_ids.shape[1], lengths)
+    of_rows = ranges(prompt_ids.size + np.arange(len(reads)) * width, reads)
+    routing = routing_of(
         batch,
         prompt_ids.size + input_ids.size,
         np.concatenate([of_prompts, of_rows]),
-        np.concatenate([_ranges(offsets[first], lengths), _ranges(offsets + batch.starts, reads)]),
+        np.concatenate([ranges(offsets[first], lengths), ranges(offsets + batch.starts, reads)]),
     )
     return TokenRows(rows, places, torch.from_numpy(states), targets, prompts, routing)
 
 
-def _ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """int64: `begin, begin + 1, …` for each of `lengths`, one after another."""
     lengths = np.maximum(lengths, 0)
     ends = np.cumsum(lengths)
     return np.asarray(np.arange(int(lengths.sum())) + np.repeat(begins - ends + lengths, lengths))
 
 
-def _padded(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def padded(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Pad concatenated sequences on the right with zeros: int64 `[rows, width]`, width at least 1."""
     lengths = np.maximum(lengths, 0)
     width = max(int(lengths.max()), 1)
     plane = np.zeros((len(lengths), width), np.int64)
-    plane.reshape(-1)[_ranges(np.arange(len(lengths)) * width, lengths)] = tokens
+    plane.reshape(-1)[ranges(np.arange(len(lengths)) * width, lengths)] = tokens
     return plane
 
 

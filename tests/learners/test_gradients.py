@@ -168,13 +168,18 @@ def test_packed_rows(
     assert distance(learn(group, shares, batch), plain_gradients(tied, batch, spec)) < 1e-5
 
 
+SHARED = [(1, 1, "balanced"), (2, 2, "balanced"), (2, 3, "balanced"), (2, 3, "no rollouts")]
+
+
 @pytest.mark.parametrize(
-    ("world", "stage", "how"), [(1, 1, "balanced"), (2, 2, "balanced"), (2, 3, "balanced"), (2, 3, "no rollouts")]
+    ("world", "stage", "how", "rows"),
+    [*((*case, "shared") for case in SHARED), (1, 0, "balanced", "tree"), (2, 3, "no rollouts", "tree")],
 )
-def test_shared_prompts(
+def test_beginnings_that_rollouts_share(
     world: int,
     stage: int,
     how: str,
+    rows: str,
     tied: Model,
     launch: Callable[..., Any],
     make_grouped_batch: Callable[..., TrainBatch],
@@ -182,7 +187,7 @@ def test_shared_prompts(
     batch, spec = make_grouped_batch(COUNT, seed=2), make_spec()
     shares = shared_out(batch, world, how)
     tokens = budget(shares, 3)
-    group = launch(world, Roles(actor=tied), spec, zero_stage=stage, lr=0.0, micro_batch_tokens=tokens, rows="shared")
+    group = launch(world, Roles(actor=tied), spec, zero_stage=stage, lr=0.0, micro_batch_tokens=tokens, rows=rows)
     assert distance(learn(group, shares, batch), plain_gradients(tied, batch, spec)) < 1e-5
 
 

@@ -93,7 +93,7 @@ def same(left: Weights, right: Weights) -> bool:
     return all(np.array_equal(array, right.tensors[name]) for name, array in left.tensors.items())
 
 
-STYLES = [(1, 1, "padded"), (1, 1, "packed"), (1, 1, "shared"), (2, 3, "padded")]
+STYLES = [(1, 1, "padded"), (1, 1, "packed"), (1, 1, "shared"), (1, 1, "tree"), (2, 3, "padded")]
 
 
 @pytest.mark.parametrize(("world", "stage", "rows"), STYLES)

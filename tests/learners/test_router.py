@@ -20,7 +20,7 @@ from rlsdk.contracts import LossSpec, Model, Roles, TrainBatch
 from rlsdk.errors import LearnerError
 from rlsdk.learners.model import load_policy
 from rlsdk.learners.router import RouterLoss
-from rlsdk.learners.rows import RowStyle, to_rows
+from rlsdk.learners.rows import to_rows
 from rlsdk.learners.ulysses import check_model
 from rlsdk.marks import policy_loss
 from rlsdk.plugins import Plugins
@@ -91,7 +91,7 @@ def test_gradients_of_a_policy_are_those_of_transformers(checkpointing: bool, tm
 
 
 @pytest.mark.parametrize("style", ["packed", "shared"])
-def test_padding_and_prompts_do_not_count(style: RowStyle, tmp_path: Path) -> None:
+def test_padding_and_prompts_do_not_count(style: Any, tmp_path: Path) -> None:
     architectures.make(tmp_path, "mixtral", **ASKED)
     policy = load_policy(Model(path=str(tmp_path)), "eager", False)
     batch = _batch(*(np.random.default_rng(i).integers(3, 100, (1, 9 + 5 * i)) for i in range(3)))

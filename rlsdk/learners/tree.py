@@ -1,0 +1,165 @@
+"""Rollouts as trees of tokens: what several of them begin with is computed once, whatever they share.
+
+A row holds a tree, whose tokens stand in the order of a depth-first walk. A token attends to those on the way from the
+root to it, itself included, so its state is that which it has in each rollout that runs through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from rlsdk.errors import LearnerError
+from rlsdk.learners.microbatch import plan
+from rlsdk.learners.rows import TokenRows, padded, ranges, read_lengths, routing_of
+
+if TYPE_CHECKING:
+    from rlsdk.contracts import TrainBatch
+
+PAIRS_PER_TOKEN = 4096
+"""Pairs of tokens whose attention costs about as much as everything else for one token, at a width of some 700."""
+
+
+@attrs.frozen(eq=False)
+class TokenTree:
+    """The distinct beginnings of some sequences: one node for each, in the order of a depth-first walk.
+
+    Attributes:
+        depths: Tokens before each node on its way from the root, int64 `[nodes]`.
+        ends: Where the descendants of each node end: those of node `i` are `i + 1, …, ends[i] - 1`; int64 `[nodes]`.
+        paths: Of each sequence, the nodes of its tokens, int64.
+    """
+
+    depths: np.ndarray
+    ends: np.ndarray
+    paths: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, sequences: Sequence[np.ndarray]) -> TokenTree:
+        """Build the tree of sequences of token ids (int64)."""
+        paths = [np.empty(0, np.int64)] * len(sequences)
+        depths = np.empty(sum(map(len, sequences)), np.int64)
+        ends = np.empty_like(depths)
+        count, last, above = 0, np.empty(0, np.int64), np.empty(0, np.int64)
+        for i in _walk(sequences):
+            sequence = sequences[i]
+            common = _common(last, sequence)
+            ends[above[common:]] = count  # nothing that comes later descends from these
+            new = np.arange(count, count + len(sequence) - common)
+            depths[new] = np.arange(common, len(sequence))
+            paths[i] = above = np.concatenate([above[:common], new])
+            count, last = count + len(new), sequence
+        ends[above] = count
+        return cls(depths[:count], ends[:count], tuple(paths))
+
+    def __len__(self) -> int:
+        return len(self.depths)
+
+
+def trees(batch: TrainBatch, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Share rollouts out over trees: one joins the tree of its neighbour if that is less work than a tree of its own.
+
+    Work is counted as tokens, and pairs of tokens of a row in units of `PAIRS_PER_TOKEN`. Where rollouts come in pairs,
+    each pair is a tree.
+
+    Args:
+        batch: Rollouts.
+        max_tokens: Most tokens of a tree of more than one rollout.
+
+    Returns:
+        The tree of each rollout, int64 `[n]`, and the tokens of each tree, int64 `[trees]`.
+    """
+    sequences = _sequences(batch)
+    pairs = batch.rollouts.get("pairs")
+    if pairs is not None:
+        _, labels = np.unique(pairs, return_inverse=True)
+        members = [[sequences[i] for i in np.flatnonzero(labels == tree)] for tree in range(int(labels.max()) + 1)]
+        return np.asarray(labels), np.array([len(TokenTree.of(each)) for each in members], np.int64)
+    labels, sizes, last = np.empty(len(sequences), np.int64), [], np.empty(0, np.int64)
+    for i in _walk(sequences):
+        length, common = len(sequences[i]), _common(last, sequences[i])
+        new, size = length - common, sizes[-1] if sizes else 0
+        saved = common * PAIRS_PER_TOKEN + length**2 - new**2 - 2 * size * new
+        if common and saved >= 0 and size + new <= max_tokens:
+            sizes[-1] += new
+        else:
+            sizes.append(length)
+        labels[i], last = len(sizes) - 1, sequences[i]
+    return labels, np.array(sizes, np.int64)
+
+
+def plan_trees(batch: TrainBatch, max_tokens: int) -> list[np.ndarray]:
+    """Cut a rank's rollouts into micro-batches of whole trees within a token budget.
+
+    Args:
+        batch: Rollouts.
+        max_tokens: Token budget, padding included; a greater tree gets a micro-batch of its own.
+
+    Returns:
+        Rollouts (int64) of each micro-batch.
+    """
+    labels, sizes = trees(batch, max_tokens)
+    by_tree = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels))[:-1])
+    return [np.concatenate([by_tree[tree] for tree in part]) for part in plan(sizes, max_tokens)]
+
+
+def tree_rows(batch: TrainBatch, labels: np.ndarray) -> TokenRows:
+    """Lay out rollouts as rows of one tree each.
+
+    Args:
+        batch: At least one rollout.
+        labels: The tree of each rollout, int64 `[n]`.
+
+    Raises:
+        LearnerError: There are images.
+    """
+    import torch
+
+    if batch.images:
+        raise LearnerError("rollouts with images are laid out one by one; set learner.rows=padded (it is tree)")
+    sequences, offsets = _sequences(batch), np.cumsum(batch.lengths) - batch.lengths
+    groups = [np.flatnonzero(labels == tree) for tree in np.unique(labels)]
+    grown = [TokenTree.of([sequences[i] for i in group]) for group in groups]
+    lengths = np.array([len(tree) for tree in grown], np.int64)
+    width = max(int(lengths.max()), 1)
+    states = [np.empty(0, np.int64)] * len(sequences)
+    sources = np.empty(int(lengths.sum()), np.int64)
+    begins = np.cumsum(lengths) - lengths
+    for row, (group, tree) in enumerate(zip(groups, grown, strict=True)):
+        for i, path in zip(group[::-1], tree.paths[::-1], strict=True):
+            sources[begins[row] + path] = np.arange(len(path)) + offsets[i]
+            states[i] = row * width + path[batch.starts[i] - 1 : batch.starts[i] - 1 + batch.responses[i]]
+    places = ranges(np.arange(len(groups)) * width, lengths)
+    targets = batch.token_ids[ranges(offsets + batch.starts, batch.responses)]
+    ends = np.tile(np.arange(1, width + 1), (len(groups), 1))  # padding sees nothing but itself
+    ends.reshape(-1)[places] = np.concatenate([tree.ends for tree in grown])
+    return TokenRows(
+        torch.from_numpy(padded(batch.token_ids[sources], lengths)),
+        torch.from_numpy(padded(np.concatenate([tree.depths for tree in grown]), lengths)),
+        torch.from_numpy(np.concatenate(states)),
+        torch.from_numpy(targets),
+        routing=routing_of(batch, len(groups) * width, places, sources),
+        ends=torch.from_numpy(ends),
+    )
+
+
+def _sequences(batch: TrainBatch) -> list[np.ndarray]:
+    """Tokens of each rollout that the model reads."""
+    offsets = np.cumsum(batch.lengths) - batch.lengths
+    reads = np.maximum(read_lengths(batch), 0)
+    return [batch.token_ids[begin : begin + count] for begin, count in zip(offsets, reads, strict=True)]
+
+
+def _walk(sequences: Sequence[np.ndarray]) -> list[int]:
+    """Order in which sequences with the same beginning are neighbours; the same for equal batches everywhere."""
+    return sorted(range(len(sequences)), key=lambda i: sequences[i].tobytes())
+
+
+def _common(first: np.ndarray, second: np.ndarray) -> int:
+    """Number of tokens with which both begin."""
+    least = min(len(first), len(second))
+    different = np.flatnonzero(first[:least] != second[:least])
+    return int(different[0]) if len(different) else least
