@@ -62,14 +62,6 @@ class DeepSpeedLearner(DeepSpeedOptions):
         os.environ.update({**self.environment(place), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or "0"})
         self._place, self._roles = place, roles
         self._ranks = Ranks.join(place.rank, place.world_size, place.device, place.master)
-        self._passes = MicroBatchRunner.of(
-            self._ranks,
-            self._clock,
-            self.rows,
-            self.micro_batch_tokens,
-            sequence_parallel=self.sequence_parallel,
-            exact_width=roles.actor.max_length if roles.actor.exact else None,
-        )
         import deepspeed
 
         no_communication_op()
@@ -80,6 +72,15 @@ class DeepSpeedLearner(DeepSpeedOptions):
         actor = load_policy(roles.actor, self.attention, self.gradient_checkpointing)
         if self.rows in ("shared", "tree"):
             check_layers(actor.model.config, self.rows)
+        self._passes = MicroBatchRunner.of(
+            self._ranks,
+            self._clock,
+            self.rows,
+            self.micro_batch_tokens,
+            actor.model.config.get_text_config().hidden_size,
+            sequence_parallel=self.sequence_parallel,
+            exact_width=roles.actor.max_length if roles.actor.exact else None,
+        )
         self._prepare(actor, roles.actor)
         if self.lora is not None:
             wrap(actor.model, self.lora, place.seed)

@@ -30,6 +30,7 @@ class MicroBatchRunner:
         clock: Timer for passes without a gradient.
         style: Row style.
         budget: Token budget of a micro-batch on each rank that runs it, padding included.
+        width: Hidden size of the policy.
         sequences: Ranks that share each rollout; None if rollouts are not shared.
         exact_width: `model.max_length` where logprobs are exact: each rollout is a micro-batch of its own; else None.
     """
@@ -38,6 +39,7 @@ class MicroBatchRunner:
     clock: PhaseTimer
     style: RowStyle
     budget: int
+    width: int
     sequences: Sequences | None = None
     exact_width: int | None = None
 
@@ -48,16 +50,17 @@ class MicroBatchRunner:
         clock: PhaseTimer,
         style: RowStyle,
         budget: int,
+        width: int,
         *,
         sequence_parallel: int,
         exact_width: int | None = None,
     ) -> MicroBatchRunner:
         """Passes in which so many ranks share each rollout; a collective where that is more than one."""
         if sequence_parallel == 1:
-            return cls(ranks, clock, style, budget, exact_width=exact_width)
+            return cls(ranks, clock, style, budget, width, exact_width=exact_width)
         from rlsdk.learners.ulysses import Sequences
 
-        return cls(ranks, clock, style, budget, Sequences.join(ranks, sequence_parallel))
+        return cls(ranks, clock, style, budget, width, Sequences.join(ranks, sequence_parallel))
 
     def adopt(self, module: Any, model: Model) -> None:
         """Prepare a policy or a critic for `run`.
@@ -82,7 +85,7 @@ class MicroBatchRunner:
         if self.exact_width is not None:
             return plan(read_lengths(batch), 1)
         if self.style == "tree":
-            return plan_trees(batch, self.budget)
+            return plan_trees(batch, self.budget, self.width)
         packed, pairs = self.style == "packed", batch.rollouts.get("pairs")
         return plan(read_lengths(batch), self.budget * self.shared_by, packed=packed, pairs=pairs)
 
@@ -94,7 +97,7 @@ class MicroBatchRunner:
         Where a rank has no more micro-batches, or it is another rank's turn, the rollouts are None: results of these
         rows must weigh nothing.
         """
-        labels = trees(batch, self.budget)[0] if self.style == "tree" else None
+        labels = trees(batch, self.budget, self.width)[0] if self.style == "tree" else None
         for i in range(count):
             part = batch.select(parts[i]) if i < len(parts) else None
             if part is None:

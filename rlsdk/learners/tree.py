@@ -19,8 +19,8 @@ from rlsdk.learners.rows import TokenRows, padded, ranges, read_lengths, routing
 if TYPE_CHECKING:
     from rlsdk.contracts import TrainBatch
 
-PAIRS_PER_TOKEN = 4096
-"""Pairs of tokens whose attention costs about as much as everything else for one token, at a width of some 700."""
+PAIRS_PER_WIDTH = 3
+"""Pairs of tokens whose attention costs as much as all else for one token, times the width of the model: measured."""
 
 
 @attrs.frozen(eq=False)
@@ -59,15 +59,16 @@ class TokenTree:
         return len(self.depths)
 
 
-def trees(batch: TrainBatch, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+def trees(batch: TrainBatch, max_tokens: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Share rollouts out over trees: one joins the tree of its neighbour if that is less work than a tree of its own.
 
-    Work is counted as tokens, and pairs of tokens of a row in units of `PAIRS_PER_TOKEN`. Where rollouts come in pairs,
-    each pair is a tree.
+    Work is counted in tokens; so many pairs of tokens in a row as `PAIRS_PER_WIDTH` says cost what a token does. Where
+    rollouts come in pairs, each pair is a tree.
 
     Args:
         batch: Rollouts.
         max_tokens: Most tokens of a tree of more than one rollout.
+        width: Hidden size of the model.
 
     Returns:
         The tree of each rollout, int64 `[n]`, and the tokens of each tree, int64 `[trees]`.
@@ -82,7 +83,7 @@ def trees(batch: TrainBatch, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     for i in _walk(sequences):
         length, common = len(sequences[i]), _common(last, sequences[i])
         new, size = length - common, sizes[-1] if sizes else 0
-        saved = common * PAIRS_PER_TOKEN + length**2 - new**2 - 2 * size * new
+        saved = common * width * PAIRS_PER_WIDTH + length**2 - new**2 - 2 * size * new
         if common and saved >= 0 and size + new <= max_tokens:
             sizes[-1] += new
         else:
@@ -91,17 +92,18 @@ def trees(batch: TrainBatch, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     return labels, np.array(sizes, np.int64)
 
 
-def plan_trees(batch: TrainBatch, max_tokens: int) -> list[np.ndarray]:
+def plan_trees(batch: TrainBatch, max_tokens: int, width: int) -> list[np.ndarray]:
     """Cut a rank's rollouts into micro-batches of whole trees within a token budget.
 
     Args:
         batch: Rollouts.
         max_tokens: Token budget, padding included; a greater tree gets a micro-batch of its own.
+        width: Hidden size of the model.
 
     Returns:
         Rollouts (int64) of each micro-batch.
     """
-    labels, sizes = trees(batch, max_tokens)
+    labels, sizes = trees(batch, max_tokens, width)
     by_tree = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels))[:-1])
     return [np.concatenate([by_tree[tree] for tree in part]) for part in plan(sizes, max_tokens)]
 

@@ -88,9 +88,10 @@ class Gradients:
             LearnerError: It cannot be loaded as a policy.
         """
         self._plans = (asked.before, asked.after)
-        self._runner = MicroBatchRunner(Ranks(0, 1, "cpu"), PhaseTimer(), "padded", BUDGET)
         self._model = attrs.evolve(asked.before.model, path=str(model), dtype="float32")
         self._policy = load_policy(self._model, "sdpa", False)
+        width = self._policy.model.config.get_text_config().hidden_size
+        self._runner = MicroBatchRunner(Ranks(0, 1, "cpu"), PhaseTimer(), "padded", BUDGET, width)
         self._parameters = [p for p in self._policy.parameters() if p.requires_grad]
         self._objectives = tuple(Objective(plan.loss) for plan in self._plans)
         self._references: dict[str, PolicyModel] = {}

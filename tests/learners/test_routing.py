@@ -104,7 +104,7 @@ def test_replayed_experts_give_the_logprobs_and_gradients_of_a_model_that_is_tol
 
 
 def _laid_out(batch: TrainBatch, style: RowStyle) -> TokenRows:
-    return tree_rows(batch, trees(batch, 1000)[0]) if style == "tree" else to_rows(batch, style)
+    return tree_rows(batch, trees(batch, 1000, 32)[0]) if style == "tree" else to_rows(batch, style)
 
 
 @pytest.mark.parametrize("style", ["packed", "shared", "tree"])

@@ -76,14 +76,14 @@ class TestTrees:
     @settings(deadline=None)
     @given(batches(), st.integers(1, 60))
     def test_micro_batches_hold_each_rollout_once_within_the_budget(self, batch: TrainBatch, budget: int) -> None:
-        labels, sizes = trees(batch, budget)
+        labels, sizes = trees(batch, budget, 32)
         reads = read_lengths(batch)
         for tree, size in enumerate(sizes):
             members = np.flatnonzero(labels == tree)
             assert size <= budget or len(members) == 1
             sequences = [batch.token_ids[batch.lengths[:i].sum() :][: reads[i]] for i in members]
             assert size == len(TokenTree.of(sequences))
-        parts = plan_trees(batch, budget)
+        parts = plan_trees(batch, budget, 32)
         assert sorted(np.concatenate(parts).tolist()) == list(range(len(batch)))
         for part in parts:
             inside = np.unique(labels[part])
@@ -97,17 +97,17 @@ class TestTrees:
             stem = rng.integers(0, 99, prompt).tolist()
             return make([[*stem, *rng.integers(0, 99, response).tolist()] for _ in range(count)], [prompt] * count)
 
-        assert len(trees(grown(2000, 500, 16), 100_000)[1]) == 1
+        assert len(trees(grown(2000, 500, 16), 100_000, 1024)[1]) == 1
         # Four tokens in common save less than the attention between long responses costs.
-        assert len(trees(grown(4, 1000, 4), 100_000)[1]) == 4
-        assert 1 < len(trees(grown(8, 12, 512), 100_000)[1]) < 20
+        assert len(trees(grown(4, 1000, 4), 100_000, 1024)[1]) == 4
+        assert 1 < len(trees(grown(8, 12, 512), 100_000, 1024)[1]) < 20
 
     def test_a_pair_is_never_divided(self) -> None:
         batch = make([[1, 2, 3], [4, 5, 6], [1, 2, 7], [4, 8, 9]], [1, 1, 1, 1], pairs=np.array([5, 3, 3, 5]))
-        labels, sizes = trees(batch, 1)
+        labels, sizes = trees(batch, 1, 32)
         assert labels.tolist() == [1, 0, 0, 1]
         assert sizes.tolist() == [4, 4]
-        assert sorted(sorted(part.tolist()) for part in plan_trees(batch, 1)) == [[0, 3], [1, 2]]
+        assert sorted(sorted(part.tolist()) for part in plan_trees(batch, 1, 32)) == [[0, 3], [1, 2]]
 
 
 class TestTreeRows:
@@ -141,7 +141,7 @@ class TestTreeRows:
         def agree(batch: TrainBatch, budget: int) -> None:
             weights = torch.from_numpy(np.random.default_rng(0).normal(size=int(batch.responses.sum())))
             whole, gradient = _loss(policy, to_rows(batch, "padded"), weights)
-            found, found_gradient = _loss(policy, tree_rows(batch, trees(batch, budget)[0]), weights)
+            found, found_gradient = _loss(policy, tree_rows(batch, trees(batch, budget, 32)[0]), weights)
             assert found == pytest.approx(whole, rel=1e-10, abs=1e-10)
             for ours, plain in zip(found_gradient, gradient, strict=True):
                 torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
@@ -153,7 +153,7 @@ class TestTreeRows:
     ) -> None:
         batch = make_grouped_batch(9, seed=2)
         critic = load_critic(untied, "sdpa", True, "small")
-        values = critic(tree_rows(batch, trees(batch, 200)[0]))
+        values = critic(tree_rows(batch, trees(batch, 200, 32)[0]))
         torch.testing.assert_close(values, critic(to_rows(batch, "padded")), atol=2e-6, rtol=1e-5)
 
 
