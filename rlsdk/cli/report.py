@@ -9,12 +9,23 @@ import click
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
-def report(run: Path) -> None:
+@click.option(
+    "--png",
+    "pictures",
+    is_flag=False,
+    flag_value="",
+    metavar="[DIR]",
+    help="Draw the curves as PNG files, too, into DIR.  [default: report/ beside report.html]",
+)
+def report(run: Path, pictures: str | None) -> None:
     """Write report.html into the folder RUN: one file, without scripts and network.
 
     What ran, what it learned, where the time went, rollouts, warnings, how to repeat it. A training writes it itself
     when it ends; this command also works while a run trains.
     """
-    from rlsdk.reporting.report import write_report
+    from rlsdk.reporting.report import write_pictures, write_report
 
     click.echo(write_report(run))
+    if pictures is not None:
+        for path in write_pictures(run, Path(pictures) if pictures else run / "report"):
+            click.echo(path)

@@ -128,16 +128,11 @@ class Objective:
         """
         spec, mask = self.spec, x.loss_mask
         kl_coef, entropy_coef = at(spec.kl_coef, x.train_step), at(spec.entropy_coef, x.train_step)
-        per_token = self._run("policy_loss", self._loss, x, tally)
-        if self._correction is not None:
-            weights = self._run("correction", self._correction, x, tally).detach()
-            tally.add_tokens("actor/correction", weights, mask)
-            per_token = per_token * weights
-        policy = self._aggregate(per_token, x, totals)
+        policy = self._aggregate(self.policy_losses(x, tally), x, totals)
         loss = policy
         tally.add("actor/policy_loss", policy.item(), 0.0)
-        if self._kl is not None and hasattr(x, "ref_logprobs"):
-            kl = at(self._kl, x.train_step)(x.logprobs, x.ref_logprobs)
+        kl = self.reference_kl(x)
+        if kl is not None:
             tally.add_tokens("actor/ref_kl", kl, mask)
             if kl_coef:
                 loss = loss + kl_coef * self._aggregate(kl, x, totals)
@@ -146,6 +141,22 @@ class Objective:
         tally.add("actor/loss", loss.item(), 0.0)
         _observe(x, tally)
         return loss
+
+    def policy_losses(self, x: LossInputs, tally: MetricAccumulator) -> Tensor:
+        """Compute the policy loss of each token, float `[t]`, weighed by the correction; metrics go to `tally`."""
+        per_token = self._run("policy_loss", self._loss, x, tally)
+        if self._correction is None:
+            return per_token
+        weights = self._run("correction", self._correction, x, tally).detach()
+        tally.add_tokens("actor/correction", weights, x.loss_mask)
+        return per_token * weights
+
+    def reference_kl(self, x: LossInputs) -> Tensor | None:
+        """Compute each token's KL to the reference model, float `[t]`; None without an estimator or its logprobs."""
+        if self._kl is None or not hasattr(x, "ref_logprobs"):
+            return None
+        kl: Tensor = at(self._kl, x.train_step)(x.logprobs, x.ref_logprobs)
+        return kl
 
     def _aggregate(self, per_token: Tensor, x: LossInputs, totals: Totals) -> Tensor:
         mode: Any = self.spec.aggregate

@@ -14,6 +14,7 @@ from rlsdk.config.tree import leaves
 from rlsdk.contracts import History
 from rlsdk.errors import ConfigError
 from rlsdk.runlog.alerts import Alert, read_alerts
+from rlsdk.runlog.folder import MARKER
 from rlsdk.runlog.metrics import METRICS, read_metrics
 
 HELD_OUT = ("eval/sampled", "eval/greedy")
@@ -57,7 +58,7 @@ def read_run(folder: Path) -> FinishedRun:
     Raises:
         ConfigError: It is not a run's folder.
     """
-    if not (folder / METRICS).is_file():
+    if not any((folder / name).is_file() for name in (METRICS, MARKER)):
         raise ConfigError([f"RUN: {folder} is no folder of a run: it has no {METRICS}"])
     text = _text(folder / "config.yaml")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from html import escape
 from importlib import metadata
 from pathlib import Path
@@ -47,6 +48,31 @@ def try_report(folder: Path) -> None:
         write_report(folder)
     except Exception as error:  # noqa: BLE001 - whatever it is: the training has ended well
         log.warning("%s is not written: %s", folder / REPORT, described(error))
+
+
+def write_pictures(folder: Path, into: Path) -> list[Path]:
+    """Draw the curves of a report as PNG files, one a chart, and return their paths.
+
+    Args:
+        folder: Folder of the run.
+        into: Folder for the files; made if there is none.
+
+    Raises:
+        ConfigError: It is not a run's folder.
+        EnvironmentFault: matplotlib is not installed.
+        OSError: They cannot be written.
+    """
+    from rlsdk.reporting.pictures import draw
+
+    run = read_run(folder)
+    into.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for title, names in CHARTS:
+        curves = {name: run.history[name] for name in names}
+        path = into / f"{re.sub('[^a-z]+', '-', title.lower())}.png"
+        if draw(path, f"{run.name}: {title}", curves):
+            paths.append(path)
+    return paths
 
 
 def report_page(run: FinishedRun) -> str:

@@ -6,7 +6,7 @@ import errno
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -17,7 +17,7 @@ from rlsdk.checkpoints.mirror import Mirror, mirrored
 from rlsdk.cluster.placement import ray_cluster
 from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan
-from rlsdk.errors import RunError
+from rlsdk.errors import RunError, described
 from rlsdk.isolation.reaper import reaped
 from rlsdk.reporting.report import try_report
 from rlsdk.rollout.producer import first_error
@@ -177,11 +177,9 @@ def open_run(
             watchdog.check()
         except BaseException as error:
             cause = watchdog.explain(_explained(first_error(error), checkpoints), _kept(checkpoints))
-            if watchdog.verdict:
-                with suppress(OSError):  # the error is about to be raised
-                    write_summary(plan.folder, _failure(plan, str(cause)))
             log.debug("the run failed: %s", cause, exc_info=error)  # whoever called is told by the error itself
             if not record.reported:
+                _report_failure(record, cause)
                 record.end("failed", {"error": str(cause)})
             if cause is error:
                 raise
@@ -202,6 +200,17 @@ def _explained(error: BaseException, checkpoints: Checkpoints) -> BaseException:
 def _kept(checkpoints: Checkpoints) -> str:
     kept = checkpoints.latest()
     return f"the checkpoint of step {kept} is kept" if kept is not None else "there is no checkpoint yet"
+
+
+def _report_failure(record: RunRecord, cause: BaseException) -> None:
+    """Write the summary and the report of a run that an exception ended; whatever goes wrong here is only logged."""
+    plan, whole = record.plan, time.perf_counter() - record.opened
+    try:
+        said = str(cause) or type(cause).__name__
+        write_summary(plan.folder, {**_failure(plan, said), "seconds": {"whole": whole}})
+        try_report(plan.folder)
+    except BaseException as error:  # noqa: BLE001 - a full disk, or Ctrl-C: the run's own error is about to be raised
+        log.warning("the failed run is not reported: %s", described(error))
 
 
 def _failure(plan: Plan, error: str) -> dict[str, Any]:

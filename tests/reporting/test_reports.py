@@ -91,6 +91,25 @@ def test_a_report_that_cannot_be_written_is_a_line_in_the_log(
     assert "report.html is not written: OSError: [Errno 28] No space left on device" in caplog.text
 
 
+def test_the_curves_are_drawn_as_pictures_beside_the_report_or_elsewhere(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "mine")
+    for option, folder in ((("--png",), run / "report"), (("--png", str(tmp_path / "a" / "b")), tmp_path / "a" / "b")):
+        found = CliRunner().invoke(root, ["report", str(run), *option])
+        assert found.exit_code == 0, found.output
+        names = ["reward-and-held-out-accuracy.png", "seconds-of-a-step.png"]
+        assert sorted(path.name for path in folder.iterdir()) == names  # charts without values are left out
+        assert found.output.split() == [str(run / "report.html"), *(str(folder / name) for name in names)]
+        assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+def test_a_run_that_failed_before_its_first_step_has_a_report(tmp_path: Path) -> None:
+    run = tmp_path / "early"
+    run.mkdir()
+    (run / ".rlsdk-run").touch()
+    (run / "summary.json").write_text(json.dumps({"status": "failed", "error": "no such model"}))
+    assert "no such model" in report_page(read_run(run))
+
+
 def test_another_folder_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no folder of a run: it has no metrics\.jsonl"):
         read_run(tmp_path)

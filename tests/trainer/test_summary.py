@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import TaskCounts
 from rlsdk.errors import RunError
 from rlsdk.runlog.report import print_report
@@ -77,3 +79,38 @@ def test_a_run_that_cannot_write_down_its_end_still_says_why_it_failed(
     with pytest.raises(RunError, match="the learner is gone"), record.open_run(plan, **how):
         (plan.folder / "engines.json").mkdir()  # as little can be written there as on a read-only disk
         raise RunError("the learner is gone")
+
+
+def opened(plan: Plan) -> Any:
+    return record.open_run(plan, resume=False, overwrite=False, allow_changes=False, console=Console(quiet=True))
+
+
+def test_a_run_that_an_error_ends_leaves_a_report_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "ray_cluster", lambda _: contextlib.nullcontext(0))
+    plan = make_plan(tmp_path)
+    with pytest.raises(RunError, match="the learner is gone"), opened(plan):
+        raise RunError("the learner is gone <b>")
+    summary = json.loads((plan.folder / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("failed", "the learner is gone <b>")
+    page = (plan.folder / "report.html").read_text()
+    assert "<td>failed</td>" in page
+    assert "the learner is gone &lt;b&gt;" in page
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
+def test_a_report_that_fails_does_not_hide_why_the_run_failed(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(record, "ray_cluster", lambda _: contextlib.nullcontext(0))
+    for writer in ("write_summary", "try_report"):
+        with monkeypatch.context() as patched, pytest.raises(RunError, match="the learner is gone"):
+            patched.setattr(record, writer, fail)
+            plan = make_plan(tmp_path / writer)
+            with opened(plan):
+                raise RunError("the learner is gone")
+        assert "the failed run is not reported" in (plan.folder / "logs" / "driver.log").read_text()

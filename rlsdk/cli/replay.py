@@ -1,0 +1,166 @@
+"""`rlsdk replay`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlsdk.cli.parameters import plugin_files
+from rlsdk.cli.settings import SettingsCommand
+from rlsdk.errors import ConfigError
+
+FRAMEWORKS = ("verl", "trl", "slime", "openrlhf")
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("settings", metavar="[algorithm.KEY=VALUE]...", nargs=-1)
+@click.option("--algorithm", metavar="ALGORITHM", help="Compute by this algorithm.  [default: that of a configuration]")
+@click.option(
+    "--from", "framework", type=click.Choice(FRAMEWORKS), help="The trainer.  [default: by the fields' names]"
+)
+@click.option("--reward", "rewards", metavar="COLUMN", multiple=True, help="Column of the reward; repeat it for a sum.")
+@click.option("--group-size", type=click.IntRange(1), help="Rollouts of a group, if they follow one another.")
+@click.option("--checkpoint", metavar="DIR", help="Compute logprobs and the weights' gradients by this model, too.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, min_open=True),
+    default=1e-5,
+    show_default=True,
+    help="Difference that is rounding.",
+)
+@plugin_files
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def replay(
+    file: Path,
+    settings: tuple[str, ...],
+    algorithm: str | None,
+    framework: str | None,
+    rewards: tuple[str, ...],
+    group_size: int | None,
+    checkpoint: str | None,
+    tolerance: float,
+    files: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Compute the batch that veRL, TRL, slime or OpenRLHF dumped into FILE, and show where rlsdk's numbers part.
+
+    FILE holds JSON lines, parquet, .npz, .safetensors or .pt. Compared are rewards, advantages, ratios, losses and
+    gradient, as far as they were recorded; each stage starts from the recorded inputs, so that the first that differs
+    is where the two part. Nothing in FILE is executed.
+    """
+    import yaml
+
+    from rlsdk.replay.computed import replay_plan
+    from rlsdk.replay.dump import dump_of
+    from rlsdk.replay.files import read_columns
+    from rlsdk.replay.names import recognise
+    from rlsdk.replay.stages import Replay
+
+    with contextlib.redirect_stdout(sys.stderr):  # a plugin may print
+        try:
+            chosen = yaml.safe_load(algorithm) if algorithm else None
+        except yaml.YAMLError as error:
+            raise ConfigError([f"--algorithm: {algorithm!r} is not YAML: {' '.join(str(error).split())}"]) from error
+        dump = dump_of(recognise(read_columns(file), framework), rewards=rewards, group_size=group_size)
+        plan = replay_plan(chosen, settings, files)
+        with _gradients(plan, checkpoint) as gradients:
+            found = Replay(dump, plan, tolerance=tolerance, gradients=gradients).result()
+    if as_json:
+        click.echo(json.dumps({"file": str(file), **found}, indent=2, default=str))
+    else:
+        _show(found)
+
+
+@contextlib.contextmanager
+def _gradients(plan: Any, checkpoint: str | None) -> Iterator[Any]:
+    if checkpoint is None:
+        yield None
+        return
+    from rlsdk.whatif.gradients import Gradients, checkpoint_model
+    from rlsdk.whatif.question import WhatIfQuestion
+
+    if checkpoint.isdigit():
+        raise ConfigError([f"--checkpoint: {checkpoint!r} given; expected a model's folder"])
+    with checkpoint_model(Path(), checkpoint) as model:
+        yield Gradients(WhatIfQuestion(plan, plan, False, {}), model)
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from rlsdk.cli.listing import console
+    from rlsdk.runlog.rollouts import visible
+
+    out = console()
+    out.print(
+        f"{found['framework']}: {found['rollouts']} rollouts in {found['groups']} groups, {found['tokens']} tokens",
+        markup=False,
+    )
+    table = Table("stage", "rlsdk", "theirs", "greatest difference", "", title_justify="left", box=None, pad_edge=False)
+    for each in found["stages"]:
+        verdict = {True: "equal", False: "differs", None: "not recorded"}[each["equal"]]
+        cells = (each["stage"], _told(each["ours"]), _told(each["theirs"]), _number(each["max_difference"]), verdict)
+        table.add_row(*map(Text, cells))
+    out.print(table)
+    _show_loss(out, found)
+    parted = found["first_difference"]
+    if parted is None:
+        compared = any(each["equal"] for each in found["stages"])
+        out.print(
+            "no difference" if compared else "nothing to compare with: only rlsdk's numbers are shown", markup=False
+        )
+    else:
+        out.print(f"first difference: {parted['stage']}{_place(parted['first'])}", markup=False, soft_wrap=True)
+    for each in found["stages"]:
+        if each["equal"] is False:
+            reason = each["reason"] or "the reason is not recognised"
+            out.print(f"{each['stage']}: {visible(reason)}", markup=False, soft_wrap=True)
+    for note in found["notes"]:
+        out.print(f"note: {visible(note)}", markup=False, soft_wrap=True)
+
+
+def _show_loss(out: Any, found: Mapping[str, Any]) -> None:
+    loss, gradient = found["loss"], found["gradient"]
+    if loss["ours"] is None:
+        return
+    out.print(
+        f"loss: rlsdk {loss['ours']:.6g}, from their advantages {loss['from_their_advantages']:.6g} "
+        f"({loss['aggregate']}), theirs {_number(loss['theirs'])}",
+        markup=False,
+    )
+    told = [f"norm {gradient['norm']:.6g}"]
+    if "cosine" in gradient:
+        told.append(f"theirs {gradient['their_norm']:.6g} ({gradient['theirs']}), cosine {_number(gradient['cosine'])}")
+    out.print(f"gradient of the logprobs: {', '.join(told)}", markup=False)
+    if "weights" in gradient:
+        each = gradient["weights"]
+        norms = f"norm {each['ours']:.6g}, from their advantages {each['from_their_advantages']:.6g}"
+        recorded = _number(gradient.get("recorded_norm_of_weights"))
+        out.print(
+            f"gradient of the weights: {norms}, recorded {recorded}, cosine {_number(each['cosine'])}", markup=False
+        )
+
+
+def _place(first: Mapping[str, Any] | None) -> str:
+    if first is None:
+        return ""
+    token = "" if first["token"] is None else f", response token {first['token']}"
+    return f" at rollout {first['rollout']}{token}: rlsdk {first['ours']:.6g}, theirs {first['theirs']:.6g}"
+
+
+def _told(value: Any) -> str:
+    if value is None or isinstance(value, float):
+        return _number(value)
+    return f"{value['mean']:.4g} ({value['least']:.4g} to {value['greatest']:.4g})"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.6g}"

@@ -1,0 +1,1 @@
+"""Batches that other trainers dumped, computed again by rlsdk and compared with what they recorded."""

@@ -1,0 +1,333 @@
+"""A dumped batch in one form, whoever wrote it: a list of rollouts, with what the trainer recorded for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.errors import ConfigError, DataError
+from rlsdk.replay.names import IGNORED, NAMES, Recognised
+from rlsdk.types import is_reward
+
+TOKEN_FIELDS = (
+    "old_logprobs", "logprobs", "behaviour_logprobs", "ref_logprobs", "values", "advantages", "ratios", "losses",
+    "gradient",
+)  # fmt: skip
+"""Fields with a value for each token of a response."""
+Rows = tuple[np.ndarray, ...]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Dump:
+    """A dumped batch.
+
+    Attributes:
+        framework: The trainer that wrote it.
+        names: rlsdk's field -> its name in the file.
+        prompts: Tokens before the first that was sampled, without padding, int64; empty where they are not known.
+        responses: Tokens that the mask covers, int64; zeros where they are not known.
+        masks: True where the policy sampled a token of the response.
+        tokens: Field -> values of each rollout's response, float64, with what stands in its padding.
+        scores: float64 `[n]`, reward of each rollout, before any penalty; NaN where it is not a number.
+        rewards: float64 `[n]`, reward that the trainer's advantages began with, where it was recorded, too.
+        groups: Label of each rollout's group.
+        numbers: `loss` and `gradient_norm`, where they were recorded.
+        width: Tokens of the padded responses.
+        has_ids: True if the tokens are known.
+        notes: What a reader should know.
+    """
+
+    framework: str
+    names: Mapping[str, str]
+    prompts: Rows
+    responses: Rows
+    masks: Rows
+    tokens: Mapping[str, Rows]
+    scores: np.ndarray
+    rewards: np.ndarray | None
+    groups: tuple[str, ...]
+    numbers: Mapping[str, float]
+    width: int
+    has_ids: bool
+    notes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+
+def dump_of(found: Recognised, *, rewards: Sequence[str] = (), group_size: int | None = None) -> Dump:
+    """Bring the fields of a file into one form.
+
+    Args:
+        found: Fields whose names are known.
+        rewards: Columns whose sum is the reward, where it has several parts.
+        group_size: Rollouts of a group, where they follow one another; None: found from labels or prompts.
+
+    Raises:
+        DataError: Fields are missing, or do not fit together; with the field, the rollout and what was expected.
+    """
+    reader = _Reader(found)
+    masks = reader.masks()
+    scores, shaped = reader.rewards(rewards, masks)
+    prompts, responses = reader.ids(masks)
+    values = {name: reader.per_token(name, masks) for name in TOKEN_FIELDS if name in found.values}
+    for name, rows in values.items():
+        _expect_finite(found.names[name], rows, masks)
+    return Dump(
+        framework=found.framework,
+        names=found.names,
+        prompts=prompts,
+        responses=responses,
+        masks=masks,
+        tokens=values,
+        scores=scores,
+        rewards=shaped,
+        groups=reader.groups(prompts, group_size),
+        numbers={n: reader.number(n) for n in ("loss", "gradient_norm") if n in found.values},
+        width=max((len(each) for each in masks), default=0),
+        has_ids=reader.has_ids,
+        notes=tuple(reader.notes),
+    )
+
+
+class _Reader:
+    """Reads the fields of one file."""
+
+    def __init__(self, found: Recognised) -> None:
+        self.found, self.notes = found, list[str]()
+        self.has_ids = "response_ids" in found.values or "sequences" in found.values
+        self.count = self._count()
+
+    def _count(self) -> int:
+        """Return the number of rollouts, and check that all fields that hold rows agree on it."""
+        lengths = {
+            self.found.names[name]: len(value)
+            for name, value in self.found.values.items()
+            if isinstance(value, list | np.ndarray) and np.ndim(value[:0] if isinstance(value, list) else value) > 0
+        }
+        for name in ("loss", "gradient_norm"):  # one value, or one a micro-batch
+            lengths.pop(self.found.names.get(name, ""), None)
+        if not lengths or not max(lengths.values()):
+            known = ", ".join(sorted({n for each in NAMES.values() for names in each.values() for n in names}))
+            given = ", ".join(sorted(self.found.others)) or "none"
+            raise DataError(f"no field of a batch was found (fields: {given}); known names are {known}")
+        counts = set(lengths.values())
+        if len(counts) > 1:
+            told = ", ".join(f"{name} {count}" for name, count in sorted(lengths.items()))
+            raise DataError(f"fields differ in their number of rollouts: {told}; expected one number for all")
+        return counts.pop()
+
+    def masks(self) -> Rows:
+        """Return the mask of each response, cut where its padding begins."""
+        rows = self._rows("response_mask")
+        if rows is None:
+            rows = self._masks_without_field()
+        lengths = self._lengths(rows)
+        masks = tuple(row[:length] > 0 for row, length in zip(rows, lengths, strict=True))
+        tools = self._rows("tool_mask")
+        if tools is not None:
+            masks = tuple(m & (t[: len(m)] > 0) for m, t in zip(masks, tools, strict=True))
+        if not any(mask.any() for mask in masks):
+            name = self.found.names.get("response_mask", "the mask")
+            raise DataError(f"{name} is 0 everywhere: no token of the batch would be trained")
+        return masks
+
+    def _masks_without_field(self) -> Rows:
+        lengths = self.found.values.get("response_lengths")
+        if lengths is not None:
+            return tuple(np.ones(int(length)) for length in lengths)
+        for name in ("old_logprobs", "logprobs", "response_ids"):
+            if name in self.found.values and not self._padded(name):
+                return tuple(np.ones(len(row)) for row in self._rows(name) or ())
+        attention = self._attention()
+        if attention is not None and "response_ids" in self.found.values:
+            return attention
+        if self.has_ids or any(name in self.found.values for name in ("old_logprobs", "logprobs")):
+            raise DataError(
+                "no mask of the responses was found; expected one of "
+                f"{', '.join(sorted({n for names in NAMES['response_mask'].values() for n in names}))}"
+            )
+        self.notes.append("the file holds no tokens: each rollout counts as one, and rewards and advantages are shown")
+        return tuple(np.ones(1) for _ in range(self.count))
+
+    def _attention(self) -> Rows | None:
+        """Return the part of the attention mask that covers the responses."""
+        responses, attention = self._rows("response_ids"), self._rows("attention_mask")
+        if responses is None or attention is None:
+            return None
+        return tuple(a[len(a) - len(r) :] for a, r in zip(attention, responses, strict=True))
+
+    def _lengths(self, rows: Rows) -> list[int]:
+        """Return the tokens of each response without padding: to the last that is attended to, or sampled."""
+        given = self.found.values.get("response_lengths")
+        if given is not None:
+            return [int(length) for length in given]
+        attention = self._attention()
+        if attention is not None and all(len(a) == len(r) for a, r in zip(attention, rows, strict=True)):
+            rows = tuple(np.maximum(a, r) for a, r in zip(attention, rows, strict=True))
+        return [int(np.flatnonzero(row > 0)[-1]) + 1 if (row > 0).any() else 0 for row in rows]
+
+    def ids(self, masks: Rows) -> tuple[Rows, Rows]:
+        """Return the tokens of prompts and responses."""
+        sequences, responses = self._rows("sequences"), self._rows("response_ids")
+        if responses is None and sequences is not None:
+            return self._split(sequences, masks)
+        zeros = tuple(np.zeros(len(mask), np.int64) for mask in masks)
+        if responses is None:
+            return tuple(np.zeros(0, np.int64) for _ in masks), zeros
+        prompts, attended = self._rows("prompt_ids"), self._rows("prompt_mask")
+        if attended is None and prompts is not None and "attention_mask" in self.found.values:
+            rows = self._rows("attention_mask") or ()
+            attended = tuple(a[: len(p)] for a, p in zip(rows, prompts, strict=True))
+        if prompts is not None and attended is not None:
+            prompts = tuple(p[a > 0] for p, a in zip(prompts, attended, strict=True))
+        known = prompts or tuple(np.zeros(0, np.int64) for _ in masks)
+        cut = tuple(r[: len(mask)].astype(np.int64) for r, mask in zip(responses, masks, strict=True))
+        leading = [r[: first_trained(mask)] for r, mask in zip(cut, masks, strict=True)]
+        return tuple(np.concatenate([p.astype(np.int64), x]) for p, x in zip(known, leading, strict=True)), cut
+
+    def _split(self, sequences: Rows, masks: Rows) -> tuple[Rows, Rows]:
+        """Split whole sequences: the mask covers their last tokens, however wide it is."""
+        given = self._rows("response_mask") or masks
+        attention = self._rows("attention_mask")
+        prompts, responses = [], []
+        for i, (row, width, mask) in enumerate(zip(sequences, map(len, given), masks, strict=True)):
+            if width > len(row):
+                raise DataError(f"rollout {i}: a mask of {width} values, but {len(row)} tokens")
+            begin = len(row) - width
+            before = row[: begin + first_trained(mask)]
+            attended = before if attention is None else before[attention[i][: len(before)] > 0]
+            prompts.append(attended.astype(np.int64))
+            responses.append(row[begin : begin + len(mask)].astype(np.int64))
+        return tuple(prompts), tuple(responses)
+
+    def per_token(self, name: str, masks: Rows) -> Rows:
+        """Return a field with one value for each response token; one value for a rollout stands for all its tokens."""
+        value = self.found.values[name]
+        if all(np.ndim(each) == 0 for each in value):
+            return tuple(np.full(len(m), float(v)) for m, v in zip(masks, value, strict=True))
+        rows, label = self._rows(name) or (), self.found.names[name]
+        for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+            if len(row) < len(mask):
+                raise DataError(f"{label}: rollout {i} has {len(row)} values; expected {len(mask)}, one a token")
+        return tuple(row.astype(np.float64) for row in rows)
+
+    def rewards(self, columns: Sequence[str], masks: Rows) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the reward of each rollout before penalties, and the one that advantages began with."""
+        if columns:
+            return self._named_columns(columns), None
+        scores, shaped = (self._totals(name, masks) for name in ("scores", "rewards"))
+        if scores is None and shaped is None:
+            scores = self._numeric_columns()
+        if scores is None:
+            scores, shaped = shaped, None
+        assert scores is not None
+        return np.where([is_reward(v) for v in scores], scores, np.nan), shaped
+
+    def _totals(self, name: str, masks: Rows) -> np.ndarray | None:
+        value = self.found.values.get(name)
+        if value is None:
+            return None
+        label = self.found.names[name]
+        try:
+            return np.array(
+                [
+                    np.sum(np.asarray(v, np.float64)[: len(m)]) if np.ndim(v) else _float(v)
+                    for v, m in zip(value, masks, strict=True)
+                ]
+            )
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{label}: {error}; expected a number, or one a token, for each rollout") from error
+
+    def _named_columns(self, columns: Sequence[str]) -> np.ndarray:
+        every = {**self.found.others, **{self.found.names[k]: v for k, v in self.found.values.items()}}
+        if unknown := [name for name in columns if name not in every]:
+            raise ConfigError(
+                [f"--reward: the file has no column {n!r}; it has {', '.join(sorted(every))}" for n in unknown]
+            )
+        return _summed([every[name] for name in columns])
+
+    def _numeric_columns(self) -> np.ndarray:
+        """Return the sum of the columns of numbers without another meaning: TRL's tables name reward functions."""
+        parts = {
+            name: value
+            for name, value in self.found.others.items()
+            if name not in IGNORED
+            and isinstance(value, list)
+            and len(value) == self.count
+            and all(isinstance(v, int | float) or v is None for v in value)
+        }
+        if not parts:
+            raise DataError(
+                f"no rewards were found (fields: {', '.join(sorted({*self.found.names.values(), *self.found.others}))}"
+                "); name their columns by --reward"
+            )
+        self.notes.append(f"the reward is the sum of {', '.join(parts)}; --reward names other columns")
+        return _summed(list(parts.values()))
+
+    def groups(self, prompts: Rows, size: int | None) -> tuple[str, ...]:
+        """Return the label of each rollout's group."""
+        if size is not None:
+            if self.count % size:
+                raise ConfigError([f"--group-size: {self.count} rollouts are no multiple of {size}"])
+            return tuple(str(i // size) for i in range(self.count))
+        labels = self.found.values.get("groups", self.found.values.get("prompts"))
+        if labels is not None:
+            return tuple(str(label) for label in labels)
+        if not any(len(prompt) for prompt in prompts):
+            raise DataError("nothing says which rollouts share a task (no labels, no prompts); give --group-size")
+        self.notes.append("rollouts with equal prompts are taken for one group; --group-size says otherwise")
+        return tuple(prompt.tobytes().hex() for prompt in prompts)
+
+    def number(self, name: str) -> float:
+        """Return a single number; of several, such as one a micro-batch, their mean."""
+        try:
+            values = np.asarray(self.found.values[name], np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{self.found.names[name]}: {error}; expected a number") from error
+        return float(values.mean())
+
+    def _padded(self, name: str) -> bool:
+        return isinstance(self.found.values[name], np.ndarray)
+
+    def _rows(self, name: str) -> Rows | None:
+        """Return a field as one array a rollout."""
+        value = self.found.values.get(name)
+        if value is None:
+            return None
+        try:
+            rows = tuple(np.asarray(each) for each in value)
+            if any(row.ndim != 1 or row.dtype.kind not in "biuf" for row in rows):
+                raise ValueError("it holds other things than numbers, one a token")
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.found.names[name]}: {error}; expected a list of numbers for each rollout"
+            ) from error
+        return rows
+
+
+def first_trained(mask: np.ndarray) -> int:
+    """Return the position of the first token that the policy sampled; the end if there is none."""
+    return int(np.argmax(mask)) if mask.any() else len(mask)
+
+
+def _summed(columns: Sequence[Sequence[Any]]) -> np.ndarray:
+    total: np.ndarray = np.sum(np.array([[_float(v) for v in column] for column in columns]), axis=0)
+    return total
+
+
+def _float(value: Any) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _expect_finite(name: str, rows: Rows, masks: Rows) -> None:
+    for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+        wrong = np.flatnonzero(mask & ~np.isfinite(row[: len(mask)]))
+        if len(wrong):
+            raise DataError(
+                f"{name}: rollout {i}, response token {wrong[0]} is {row[wrong[0]]}; expected a number at every "
+                "sampled token. This is where that training went wrong first, or the mask is off"
+            )

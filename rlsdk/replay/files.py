@@ -1,0 +1,146 @@
+"""Files of dumped batches, read without executing anything that is in them."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlsdk.errors import DataError
+
+KINDS = "JSON lines, parquet, .npz, .safetensors or .pt"
+_WRAPPERS = ("batch", "non_tensor_batch", "meta_info", "rollout_data", "train_data", "inputs", "experience")
+"""Names below which trainers put a batch; their fields are taken as those of the file."""
+_ROWS = ("samples", "rollouts", "experiences")
+"""Names below which trainers put a list with one mapping for each rollout."""
+_TENSORS = "torch.save({name: value for name, value in batch.batch.items()}, 'batch.pt')"
+
+
+def read_columns(path: Path) -> dict[str, Any]:
+    """Return the fields of a dumped batch: arrays, lists with one value for each rollout, and single values.
+
+    Raises:
+        DataError: The file is missing, damaged, of no known kind, or cannot be read without executing code.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; expected a dumped batch ({KINDS})")
+    with path.open("rb") as opened:
+        head = opened.read(16)
+    if not head:
+        raise DataError(f"{path} is empty; expected a dumped batch ({KINDS})")
+    try:
+        found = _read(path, head)
+    except DataError:
+        raise
+    except Exception as error:  # readers of four formats raise their own kinds on damaged files
+        said = next(iter(str(error).splitlines()), "")
+        raise DataError(f"{path} cannot be read: {type(error).__name__}: {said[:300]}; expected {KINDS}") from error
+    columns = _flat(found, path)
+    if not columns:
+        raise DataError(f"{path} holds no fields; expected those of a batch, such as responses and rewards")
+    return columns
+
+
+def _read(path: Path, head: bytes) -> Any:
+    if head.startswith(b"PAR1"):
+        import pyarrow.parquet as pq
+
+        return pq.read_table(path).to_pydict()
+    if head.startswith(b"PK"):
+        with zipfile.ZipFile(path) as archive:
+            pickled = any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist())
+        return _torch(path) if pickled else _npz(path)
+    if head.startswith(b"\x80"):
+        return _torch(path)
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
+        from safetensors.numpy import load_file
+
+        return load_file(path)
+    return _json(path)
+
+
+def _npz(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as opened:
+        return {name: opened[name] for name in opened.files}
+
+
+def _torch(path: Path) -> Any:
+    """Load tensors and plain values; a pickle of anything else is refused, since it would execute code."""
+    import pickle
+
+    import torch
+    from numpy._core import multiarray
+
+    arrays: list[Any] = [multiarray._reconstruct, multiarray.scalar, np.ndarray, np.dtype]
+    kinds = {type(np.dtype(name)) for name in ("?", "i1", "i4", "i8", "u1", "f2", "f4", "f8")}
+    try:
+        with torch.serialization.safe_globals([*arrays, *kinds]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DataError(
+            f"{path} is a pickle of more than tensors and plain values (such as DataProto.save_to_disk writes), which "
+            f"would execute code while it is read; save the tensors alone, where the batch was made: {_TENSORS}"
+        ) from error
+
+
+def _json(path: Path) -> Any:
+    text = path.read_text(encoding="utf-8")
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        return [_row(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return whole if isinstance(whole, list) or any(isinstance(v, list | dict) for v in _values(whole)) else [whole]
+
+
+def _values(whole: Any) -> Sequence[Any]:
+    return list(whole.values()) if isinstance(whole, dict) else []
+
+
+def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path}, line {number}: {error}; expected one JSON object a line ({KINDS})") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{path}, line {number}: a JSON {type(row).__name__}; expected one object a line")
+    return row
+
+
+def _flat(found: Any, path: Path) -> dict[str, Any]:
+    """Return the columns of what a file holds, with the fields of nested mappings beside the others."""
+    if isinstance(found, list | tuple):
+        return _columns(found, path)
+    if not isinstance(found, Mapping):
+        raise DataError(f"{path} holds a {type(found).__name__}; expected a mapping from names of fields to values")
+    columns: dict[str, Any] = {}
+    for name, value in found.items():
+        if name in _WRAPPERS and isinstance(value, Mapping):
+            columns |= _flat(value, path)
+        elif name in _ROWS and isinstance(value, list | tuple):
+            columns |= _columns(value, path)
+        else:
+            columns[str(name)] = _plain(value)
+    return columns
+
+
+def _columns(rows: Sequence[Any], path: Path) -> dict[str, Any]:
+    """Turn rows into columns; a row may be a list of rows (the rollouts of one group)."""
+    flat = [row for each in rows for row in (each if isinstance(each, list | tuple) else [each])]
+    for i, row in enumerate(flat):
+        if not isinstance(row, Mapping):
+            raise DataError(f"{path}: rollout {i} is a {type(row).__name__}; expected a mapping from names to values")
+    names = dict.fromkeys(name for row in flat for name in row)
+    missing = {name: next((i for i, row in enumerate(flat) if name not in row), None) for name in names}
+    return {str(n): [_plain(row[n]) for row in flat] for n in names if missing[n] is None}
+
+
+def _plain(value: Any) -> Any:
+    """Turn tensors into arrays, also in lists."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        return (value.float() if value.is_floating_point() else value).numpy()
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,223 @@
+"""How a trainer came to its losses: clip bounds, KL terms, and the weights with which it sums tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import attrs
+import numpy as np
+
+COEFFICIENTS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Coefficients of a KL term that people choose; others would fit any number."""
+BOUNDS = (0.2, 0.28, 0.3, 0.1, 0.4, np.inf)
+MODES: Mapping[str, str] = {
+    "token-mean": "the mean over all tokens of the batch",
+    "seq-mean-token-mean": "the mean over rollouts of the mean over their tokens",
+    "seq-mean-token-sum": "the sum over tokens, over the number of rollouts",
+    "token-sum": "the sum over all tokens",
+    "padded-mean": "the sum over tokens, over rollouts × padded length (as if padding counted)",
+    "group-mean": "the mean over groups of the mean over their tokens",
+}
+MASKS: Mapping[str, str] = {
+    "all": "",
+    "without first": "with a mask off by one: the first token of each response is left out",
+    "without last": "with a mask off by one: the last token of each response is left out",
+}
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Tokens:
+    """The sampled tokens of a batch, as far as sums over them go.
+
+    Attributes:
+        mask: bool `[t]`.
+        segments: int64 `[t]`, rollout of each token.
+        groups: int64 `[n]`.
+        width: Padded length of the responses.
+    """
+
+    mask: np.ndarray
+    segments: np.ndarray
+    groups: np.ndarray
+    width: int
+
+    def without(self, which: str) -> Tokens:
+        """Return a copy whose mask leaves out the first or the last sampled token of each rollout."""
+        if which == "all":
+            return self
+        where = np.flatnonzero(self.mask)
+        owner = self.segments[where]
+        edge = np.diff(owner, prepend=-1) != 0 if which == "without first" else np.diff(owner, append=-1) != 0
+        mask = self.mask.copy()
+        mask[where[edge]] = False
+        return attrs.evolve(self, mask=mask)
+
+    def weights(self, mode: str) -> np.ndarray:
+        """Return the weight of each token, `[t]`, in the sum that a mode of `MODES` takes."""
+        n = len(self.groups)
+        counts = np.bincount(self.segments, self.mask, minlength=n)
+        rollouts = max(int(np.count_nonzero(counts)), 1)
+        if mode == "seq-mean-token-mean":
+            weight = 1.0 / (rollouts * np.maximum(counts, 1)[self.segments])
+        elif mode == "group-mean":
+            by_group = np.bincount(self.groups, counts)
+            weight = 1.0 / (np.count_nonzero(by_group) * np.maximum(by_group, 1)[self.groups[self.segments]])
+        else:
+            divisor = {
+                "token-mean": max(counts.sum(), 1),
+                "seq-mean-token-sum": rollouts,
+                "token-sum": 1,
+                "padded-mean": n * max(self.width, 1),
+            }[mode]
+            weight = np.full(len(self.mask), 1.0 / divisor)
+        return np.where(self.mask, weight, 0.0)
+
+
+@attrs.frozen(kw_only=True)
+class Normalisation:
+    """How a loss is made of per-token losses.
+
+    Attributes:
+        mode: Key of `MODES`.
+        mask: Key of `MASKS`.
+        kl: Coefficient of a KL term, and its estimator; None for no term.
+        clip: Lower and upper distance of the clip bounds from 1, where they differ from rlsdk's; None where not.
+    """
+
+    mode: str
+    mask: str = "all"
+    kl: tuple[float, str] | None = None
+    clip: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        text = f"theirs is {MODES[self.mode]}"
+        if MASKS[self.mask]:
+            text += f", {MASKS[self.mask]}"
+        if self.kl is not None:
+            text += f", with {self.kl[0]:g} × the KL to the reference ({self.kl[1]}) in the loss"
+        if self.clip is not None:
+            text += f", with ratios clipped {described_bounds(*self.clip)}"
+        return text
+
+
+def described_bounds(low: float, high: float) -> str:
+    """Say where ratios are clipped."""
+    ends = ["" if np.isinf(low) else f"below {1 - low:g}", "" if np.isinf(high) else f"above {1 + high:g}"]
+    return " and ".join(filter(None, ends)) or "nowhere"
+
+
+def clipped_losses(
+    advantages: np.ndarray, ratios: np.ndarray, low: float, high: float, dual: float = np.inf
+) -> np.ndarray:
+    """Return clipped surrogate losses: `max(-A·r, -A·clip(r))`, for negative advantages at most `-A·dual`."""
+    losses = np.maximum(-advantages * ratios, -advantages * np.clip(ratios, 1 - low, 1 + high))
+    return np.where((advantages < 0) & np.isfinite(dual), np.minimum(losses, -advantages * min(dual, 1e30)), losses)
+
+
+def kl_estimates(logprobs: np.ndarray, reference: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the three common per-token estimates of the KL (http://joschu.net/blog/kl-approx.html)."""
+    difference = logprobs - reference
+    return {"k3": np.expm1(-difference) + difference, "k1": difference, "k2": difference**2 / 2}
+
+
+def nice(coefficient: float, precision: float = 1e-3) -> float | None:
+    """Return the usual coefficient that a fitted one stands for; None if it is near none of them."""
+    return next((c for c in COEFFICIENTS if abs(coefficient - c) <= precision * c), None)
+
+
+def normalisation_of(
+    theirs: float,
+    losses: np.ndarray,
+    tokens: Tokens,
+    tolerance: float,
+    *,
+    kls: Mapping[str, np.ndarray],
+    surrogate: tuple[np.ndarray, np.ndarray] | None,
+) -> Normalisation | None:
+    """Find out how a recorded loss was made; None if nothing known gives it.
+
+    Args:
+        theirs: The recorded loss.
+        losses: Per-token losses `[t]`.
+        tokens: The sampled tokens.
+        tolerance: Greatest relative difference.
+        kls: Estimator -> per-token KL `[t]`; empty where there is no reference.
+        surrogate: Advantages and ratios `[t]`, to try other clip bounds with; None where per-token losses are known.
+    """
+    size = float(np.abs(losses[tokens.mask]).mean()) if tokens.mask.any() else 0.0
+    close = tolerance * max(abs(theirs), 1e-2 * size, 1e-12)
+    for candidate, value in _candidates(theirs, losses, tokens, kls, surrogate):
+        if abs(value - theirs) <= close:
+            return candidate
+    return None
+
+
+def _candidates(
+    theirs: float,
+    losses: np.ndarray,
+    tokens: Tokens,
+    kls: Mapping[str, np.ndarray],
+    surrogate: tuple[np.ndarray, np.ndarray] | None,
+) -> Iterator[tuple[Normalisation, float]]:
+    """Yield explanations with the loss that each would give, the simpler ones first."""
+    for mask in MASKS:
+        chosen = tokens.without(mask)
+        for mode in MODES:
+            yield Normalisation(mode=mode, mask=mask), float(chosen.weights(mode) @ losses)
+    for mode, (name, kl) in itertools.product(MODES, kls.items()):
+        weights = tokens.weights(mode)
+        base, term = float(weights @ losses), float(weights @ kl)
+        coefficient = nice((theirs - base) / term) if term else None
+        if coefficient is not None:
+            # The term is small beside its coefficient's rounding: fitted well enough is explained.
+            yield Normalisation(mode=mode, kl=(coefficient, name)), base + coefficient * term
+    if surrogate is not None:
+        for mode, low, high in itertools.product(MODES, BOUNDS, BOUNDS):
+            value = float(tokens.weights(mode) @ clipped_losses(*surrogate, low, high))
+            yield Normalisation(mode=mode, clip=(low, high)), value
+
+
+@attrs.frozen
+class Bounds:
+    """Clip bounds that per-token losses show: None where no token was clipped on that side.
+
+    Attributes:
+        low: Least ratio that a token with negative advantage is charged for.
+        high: Greatest ratio that a token with positive advantage gets.
+        dual: Greatest ratio that a token with negative advantage is charged for.
+    """
+
+    low: float | None
+    high: float | None
+    dual: float | None
+
+
+def bounds_of(losses: np.ndarray, advantages: np.ndarray, ratios: np.ndarray, tolerance: float) -> Bounds | None:
+    """Read clip bounds from per-token losses; None if they are no clipped surrogate.
+
+    Args:
+        losses: float64, of sampled tokens.
+        advantages: Their advantages.
+        ratios: Their ratios.
+        tolerance: Greatest relative difference.
+    """
+    some = advantages != 0
+    if not some.any() or (np.abs(losses[~some]) > tolerance).any():
+        return None
+    charged, ratios, positive = -losses[some] / advantages[some], ratios[some], advantages[some] > 0
+    off = np.abs(charged - ratios) > tolerance * np.maximum(1, ratios)
+    sides = (
+        off & ~positive & (charged > ratios),
+        off & positive & (charged < ratios),
+        off & ~positive & (charged < ratios),
+    )
+    if (off & ~(sides[0] | sides[1] | sides[2])).any():
+        return None
+    found = []
+    for side in sides:
+        values = charged[side]
+        if len(values) and np.ptp(values) > 10 * tolerance * max(1.0, float(np.abs(values).max())):
+            return None
+        found.append(float(np.median(values)) if len(values) else None)
+    return Bounds(*found)
