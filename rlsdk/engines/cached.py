@@ -1,0 +1,238 @@
+"""A model of transformers with a cache of slots: reads prompts, then a token at a time for all that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig
+
+from rlsdk.contracts import ActorSpec, Model, Request, Weights
+from rlsdk.conversion import from_checkpoint, policy_class, shapes
+from rlsdk.engines.common import check_names
+from rlsdk.engines.heads import ExactHead
+from rlsdk.engines.rows import RunningRows
+from rlsdk.engines.slots import See, Slots, check_layers, prefill, token_bytes, use_attention
+from rlsdk.errors import EngineError
+from rlsdk.exact import sequence_logprobs
+from rlsdk.routing import Routers
+from rlsdk.vision import Vision
+from rlsdk.weights import from_weights
+
+
+class CachedModel:
+    """A model and the cache of the continuations that it runs.
+
+    Attributes:
+        net: Model of transformers.
+        vision: Images as the model reads them.
+        rows: Running continuations.
+        vocabulary: Number of tokens.
+        row_bytes: Bytes of the cache for each continuation, whatever its length.
+        token_bytes: Bytes of the cache for each token of each continuation.
+    """
+
+    def __init__(self, model: Model, place: ActorSpec, *, capacity: int, compiled: bool, routed: bool) -> None:
+        """Load the model.
+
+        Args:
+            model: Model to load.
+            place: Where it runs.
+            capacity: Continuations that run at once.
+            compiled: Decode with a model under `torch.compile`.
+            routed: Keep the experts that tokens choose.
+
+        Raises:
+            EngineError: A layer keeps neither keys and values nor a state.
+        """
+        self._model, self._device, self._routed = model, place.device, routed
+        self.vision = Vision(model)
+        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        net = policy_class(config).from_pretrained(
+            model.path, dtype=getattr(torch, model.dtype), trust_remote_code=model.trust_remote_code
+        )
+        if model.head_dtype == "float32":
+            net.set_output_embeddings(ExactHead(net.get_output_embeddings()))
+        self.net: Any = net.to(place.device).eval().requires_grad_(False)
+        self._routers = Routers(self.net)
+        config = self.net.config.get_text_config()
+        check_layers(config, compiled)
+        use_attention(self.net, compiled)
+        self._decoder = _compiled(net) if compiled else net
+        self.rows = RunningRows(capacity, *((self._routers.layers, self._routers.chosen) if routed else ()))
+        self._slots = Slots(config)
+        self.vocabulary: int = config.vocab_size
+        self.token_bytes = token_bytes(config, net.dtype.itemsize)
+        with torch.inference_mode():
+            self.row_bytes = self._slots.state_bytes(net, place.device)
+        self._expected: Mapping[str, tuple[int, ...]] | None = None
+
+    def replace(self, weights: Weights) -> None:
+        """Replace the weights; nothing changes if they are refused.
+
+        Raises:
+            EngineError: A tensor of the model is missing, has a different shape, or does not belong to the model.
+        """
+        if self._expected is None:
+            self._expected = shapes(self.net)
+        check_names(weights, self._expected)
+        held = self.net.state_dict()
+        known = {*self._expected, *held, *(name for name, _ in self.net.named_buffers())}
+        if unknown := [name for name in weights.tensors if name not in known]:
+            raise EngineError(
+                f"weights of version {weights.version}: {len(unknown)} tensors are none of the model's: "
+                f"{', '.join(unknown[:5])}"
+            )
+        with torch.inference_mode():
+            for name, tensor in from_checkpoint(self.net, dict(from_weights(weights))):
+                if name in held:
+                    held[name].copy_(tensor)
+
+    def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
+        if self._model.exact:
+            return sequence_logprobs(self.net, token_ids, self._model.max_length, 1.0)
+        with torch.inference_mode():
+            ids = torch.as_tensor(np.array(token_ids), device=self._device)
+            scores = self.net(ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+            found: np.ndarray = scores.gather(-1, ids[1:, None])[:, 0].cpu().numpy()
+        return found
+
+    def sleep(self) -> None:
+        """Free the device for a colocated learner; on a CPU there is nothing to free."""
+        if self._device != "cpu":
+            self.net.to("cpu")
+            self._slots.clear()
+
+    def wake(self, budget: int) -> None:
+        """Take the device back, and read again what runs."""
+        if self._device != "cpu":
+            self.net.to(self._device)
+            self.read_again(budget)
+
+    def read_again(self, budget: int) -> None:
+        """Recompute the cache of all that runs, in passes of `budget` tokens.
+
+        Tokens keep the experts with which they were first read.
+        """
+        rows, running = self.rows, self.rows.running
+        if len(running):
+            tokens = [rows.tokens[row, : rows.length[row]] for row in running]
+            with torch.inference_mode():
+                self._read(
+                    tokens, rows.requests(running), running, np.arange(len(running)), budget, keeps_experts=False
+                )
+
+    def read(self, requests: Sequence[Request], rows: np.ndarray, source: np.ndarray, budget: int) -> torch.Tensor:
+        """Read prompts, each once for all rows that continue it.
+
+        Args:
+            requests: Requests whose prompts are read.
+            rows: int64 `[k]`, rows to fill.
+            source: int64 `[k]`, index of each row's request.
+            budget: Prompt tokens, padding included, in one pass.
+
+        Returns:
+            Logits after each row's prompt, `[k, vocabulary]`.
+        """
+        prompts = [request.prompt_ids for request in requests]
+        return self._read(prompts, requests, rows, source, budget, keeps_experts=self._routed)
+
+    def _read(
+        self,
+        prompts: Sequence[np.ndarray],
+        requests: Sequence[Request],
+        rows: np.ndarray,
+        source: np.ndarray,
+        budget: int,
+        *,
+        keeps_experts: bool,
+    ) -> torch.Tensor:
+        found: torch.Tensor | None = None
+        for part in _parts([len(p) for p in prompts], budget):
+            if keeps_experts:
+                self._routers.record()
+            see = self._seeing([requests[i] for i in part], [len(prompts[i]) for i in part])
+            logits, cache, lengths, offsets = prefill(self.net, [prompts[i] for i in part], self._device, see)
+            mine = np.flatnonzero((source >= part.start) & (source < part.stop))
+            if keeps_experts:
+                routing = self._routers.take().numpy()
+                routing = routing.reshape(len(part), -1, *routing.shape[1:])
+                for i in mine.tolist():
+                    count = len(prompts[source[i]])
+                    self.rows.routing[rows[i], :count] = routing[source[i] - part.start, -count:]
+            at = torch.from_numpy(source[mine] - part.start).to(self._device)
+            if offsets is not None:
+                self.rows.offset[rows[mine]] = offsets[at].cpu().numpy()
+            self._slots.fill(cache, at, lengths, torch.from_numpy(rows[mine]).to(self._device))
+            if found is None:
+                found = logits.new_empty(len(rows), logits.shape[-1])
+            found[torch.from_numpy(mine).to(self._device)] = logits[at]
+        assert found is not None
+        return found
+
+    def _seeing(self, requests: Sequence[Request], lengths: Sequence[int]) -> See | None:
+        """Return what makes the model's arguments of the requests' tokens and images; None if there are no images."""
+        if not any(request.images for request in requests):
+            return None
+
+        def see(tokens: torch.Tensor, seen: torch.Tensor) -> Mapping[str, torch.Tensor]:
+            mask = np.zeros(tokens.shape, dtype=bool)
+            for row, request, length in zip(mask, requests, lengths, strict=True):
+                if request.image_positions is not None:
+                    row[len(row) - length + request.image_positions] = True
+            images = [request.images for request in requests]
+            return self.vision.inputs(self.net, tokens, torch.from_numpy(mask).to(self._device), images, seen)
+
+        return see
+
+    def advance(self) -> torch.Tensor:
+        """Read the newest token of each running row; returns the logits after it, `[running, vocabulary]`."""
+        rows = self.rows
+        alive, running = rows.alive[: rows.used], rows.running
+        width = int(rows.length[running].max()) + 1
+        columns = np.minimum(rows.length[: rows.used], width - 1)  # of a dead row, any column will do
+        inputs = rows.tokens[np.arange(rows.used), columns]
+        # One row would be another graph.
+        decoder = self._decoder if rows.used > 1 else self.net
+        if self._routed:
+            self._routers.record()
+        offsets = rows.offset[: rows.used]
+        shifted = offsets if offsets.any() else None
+        logits = self._slots.advance(decoder, self._device, inputs, columns, width, shifted)
+        if self._routed:
+            rows.routing[running, rows.length[running]] = self._routers.take().numpy()[running]
+        rows.length[: rows.used] += alive
+        return logits if len(running) == rows.used else logits[running]
+
+    def compact(self) -> None:
+        """Move the running rows to the front."""
+        width = int(self.rows.length[self.rows.running].max())
+        with torch.inference_mode():
+            self._slots.keep(torch.from_numpy(self.rows.compact()).to(self._device), width)
+
+
+def _compiled(net: Any) -> Callable[..., Any]:
+    """The model as a function, compiled once for any number of rows and columns."""
+    from torch.fx.experimental import _config as config
+
+    # Else rows that are as many as a head's numbers, say, in the first step, would be taken for the same, and compiled
+    # anew when they are not. The setting is the calling task's own, and steps are not taken in that of `start`.
+    context = copy_context()
+    context.run(setattr, config, "use_duck_shape", False)
+    return partial(context.run, torch.compile(net, dynamic=True))
+
+
+def _parts(lengths: Sequence[int], budget: int) -> Iterable[range]:
+    """Consecutive ranges; the padded size of one that holds several, count times longest, is within the budget."""
+    start, longest = 0, 0
+    for index, length in enumerate(lengths):
+        if index > start and (index + 1 - start) * max(longest, length) > budget:
+            yield range(start, index)
+            start, longest = index, 0
+        longest = max(longest, length)
+    yield range(start, len(lengths))
