@@ -141,7 +141,7 @@ class Transformers:
             ValueFault: A request cannot be generated, or its id is in use.
         """
         limit, loaded = self._model.max_length, self._loaded
-        check_images(requests, loaded.vision if sees(loaded.net) and not self.compile else None)
+        check_images(requests, loaded.vision if sees(self.net) and not self.compile else None)
         check_requests(requests, max_length=limit, vocabulary=self._ends.vocabulary)
         held = (p.request.id for p in [*self._rows.held, *self._waiting] if p is not None)
         check_known([r.id for r in requests], held)
@@ -186,6 +186,11 @@ class Transformers:
             return []
         found: list[Sampled] = self._rows.sampled(since)
         return found
+
+    @property
+    def net(self) -> Any:
+        """The model of transformers, once it is loaded."""
+        return self._loaded.net
 
     @property
     def unfinished(self) -> int:
@@ -311,7 +316,7 @@ class Transformers:
         whole = sampling.temperature == 0 or (sampling.top_p == 1 and sampling.top_k == 0)
         if self._model.exact and whole:  # the learner knows no part of a vocabulary
             tokens, width = rows.tokens[row, :end], self._model.max_length
-            found = sequence_logprobs(self._loaded.net, tokens, width, sampling.temperature or 1.0)
+            found = sequence_logprobs(self.net, tokens, width, sampling.temperature or 1.0)
             rows.logprobs[row, start:end] = found[start - 1 :]
         completion: Completion = rows.take(row, end, finish)
         return completion

@@ -58,7 +58,7 @@ def trace(engine: Any, policy: Any, token_ids: np.ndarray, width: int) -> list[O
     Returns:
         Operations in the order in which the engine computed them, `logprobs` last.
     """
-    with _outputs(engine._net) as ours:
+    with _outputs(engine.net) as ours:
         said = engine.logprobs(token_ids)
     with _outputs(policy.model) as theirs, torch.no_grad():
         learned = policy(to_exact_row(whole_rollout(token_ids), width))[0]

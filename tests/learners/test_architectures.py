@@ -91,7 +91,7 @@ def test_the_engine_has_the_learners_logprobs_after_a_step(name: str, dtype: str
     atol = 1e-4 if dtype == "float32" else 0.2
     assert np.abs(expected - before).max() > 3 * atol  # else a load of nothing would pass
     np.testing.assert_allclose(engine.logprobs(IDS), expected, atol=atol)
-    policy_state, engine_state = policy.model.state_dict(), engine._loaded.net.state_dict()
+    policy_state, engine_state = policy.model.state_dict(), engine.net.state_dict()
     assert all(torch.equal(policy_state[key], engine_state[key]) for key in policy_state)
     engine.stop()
 
@@ -147,7 +147,7 @@ def test_a_missing_expert_is_named_as_the_checkpoint_names_it(tmp_path: Path) ->
     engine.start(model, ActorSpec(role="engine"))
     with pytest.raises(EngineError, match=rf"version 3 .* 1 of 45 tensors are missing: {gone}"):
         engine.load_weights(short)
-    assert torch.equal(engine._loaded.net.state_dict()["lm_head.weight"], dict(from_weights(weights))["lm_head.weight"])
+    assert torch.equal(engine.net.state_dict()["lm_head.weight"], dict(from_weights(weights))["lm_head.weight"])
     engine.stop()
 
 

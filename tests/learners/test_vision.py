@@ -62,7 +62,7 @@ def test_weights_bear_the_names_of_the_checkpoint_and_reach_the_engine(kind: str
     before = engine.logprobs(IDS)
     engine.load_weights(weights)
     assert np.abs(engine.logprobs(IDS) - before).max() > 1e-3
-    ours, theirs = policy.model.state_dict(), engine._loaded.net.state_dict()
+    ours, theirs = policy.model.state_dict(), engine.net.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     exporter.export(tmp_path / "export")
     assert read_header(str(tmp_path / "export")) == held
