@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import attrs
 
-from rlsdk.types import Role
+from rlsdk.errors import ValueFault
+from rlsdk.messages import Image, Message, Part, Role
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -68,11 +69,12 @@ class ChatMessage:
 
     Attributes:
         role: Role of its author.
-        content: Text of the message.
+        content: Text of the message, with `<image>` in the place of each image.
         calls: Tool calls in the message.
         call_id: Id of the call that a tool answers.
         name: Name of the tool, where the client gives it.
         reasoning: Thought of the assistant before its answer.
+        parts: Texts and images, in their order, of a message that holds images.
     """
 
     role: Role
@@ -81,6 +83,12 @@ class ChatMessage:
     call_id: str = ""
     name: str = ""
     reasoning: str = ""
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """Images of the message, in their order."""
+        return tuple(part for part in self.parts if isinstance(part, Image))
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -88,7 +96,7 @@ class ChatMessage:
         if self.role == "assistant":
             said = self.content.rpartition("</think>")[2]
             return self.role, "".join(said.split()), tuple(call.key for call in self.calls)
-        return self.role, self.content, self.call_id
+        return self.role, self.content, self.call_id, *(image.digest for image in self.images)
 
 
 def read_object(body: Any) -> Mapping[str, Any]:
@@ -141,7 +149,8 @@ def read_message(value: Any, where: str) -> ChatMessage:
     role = value.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise APIError(f"{where}.role: expected {', '.join(_ROLES)}, got {role!r}", param=f"{where}.role")
-    content = _content(value.get("content"), f"{where}.content")
+    parts = _parts(value.get("content"), f"{where}.content", sees=role == "user")
+    message = Message(_ROLES[role], parts)
     calls: tuple[ChatToolCall, ...] = ()
     if role == "assistant":
         given = read_list(value, "tool_calls", optional=True)
@@ -149,29 +158,48 @@ def read_message(value: Any, where: str) -> ChatMessage:
     call_id, name = value.get("tool_call_id"), value.get("name")
     thought = value.get("reasoning_content") or value.get("reasoning")
     return ChatMessage(
-        _ROLES[role],
-        content,
+        message.role,
+        message.text,
         calls,
         call_id if role == "tool" and isinstance(call_id, str) else "",
         name if isinstance(name, str) else "",
         thought if role == "assistant" and isinstance(thought, str) else "",
+        parts if message.images else (),
     )
 
 
-def _content(value: Any, where: str) -> str:
-    """The text of a message; parts of it are joined as they are."""
+def _parts(value: Any, where: str, *, sees: bool) -> tuple[Part, ...]:
+    """Return the texts of a message and, where it may hold some, its images."""
     if value is None or isinstance(value, str):
-        return value or ""
+        return (value or "",)
     if not isinstance(value, list):
         raise APIError(f"{where}: expected a text or a list of parts, got {_kind(value)}", param=where)
-    texts = []
+    parts: list[Part] = []
     for i, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else _kind(part)
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
-        if kind not in ("text", "refusal") or not isinstance(text, str):
-            raise APIError(f"{where}[{i}]: only parts of the type text are served, got {kind!r}", param=f"{where}[{i}]")
-        texts.append(text)
-    return "".join(texts)
+        if kind == "image_url" and sees:
+            parts.append(_image(part.get("image_url"), f"{where}[{i}]"))
+        elif kind in ("text", "refusal") and isinstance(text, str):
+            parts.append(text)
+        else:
+            served = "text and image_url" if sees else "text"
+            said = f"{where}[{i}]: only parts of the type {served} are served here, got {kind!r}"
+            raise APIError(said, param=f"{where}[{i}]")
+    return tuple(parts)
+
+
+def _image(value: Any, where: str) -> Image:
+    """Read an image, and open it once: what no program can show is the client's error, not the policy's."""
+    url = value.get("url") if isinstance(value, dict) else None
+    if not isinstance(url, str):
+        raise APIError(f'{where}: expected {{"image_url": {{"url": "data:image/png;base64,…"}}}}', param=where)
+    try:
+        image = Image(url)
+        image.open()
+    except (ValueFault, OSError, ValueError, SyntaxError) as error:
+        raise APIError(f"{where}: {error}", param=where) from error
+    return image
 
 
 def _call(value: Any, where: str) -> ChatToolCall:

@@ -21,7 +21,7 @@ from rlsdk.seeds import derive
 from rlsdk.serving.endpoint import endpoint
 from rlsdk.serving.messages import APIError, ChatMessage
 from rlsdk.serving.replies import AnswerHead, HttpReply, models
-from rlsdk.serving.requests import MODEL, ChatAnswer, ChatReplies, Turn, answered, expect_room, full, opening
+from rlsdk.serving.requests import MODEL, ChatAnswer, ChatReplies, Turn, answered, expect_readable, full, opening
 from rlsdk.serving.streaming import LiveAnswer
 from rlsdk.serving.wire import ChatCompletionRequest, read_chat
 from rlsdk.tool_calls import Dialect
@@ -211,7 +211,7 @@ class Recorder:
             raise APIError(
                 f"the rollout has reached its limit of {self._max_turns} answers (max_turns)", code="max_turns"
             )
-        expect_room(asked, self._setting)
+        expect_readable(asked, self._setting)
         self.calls += 1
         serial = next(self._serial)
         turn = await self._turn(asked, serial)

@@ -35,12 +35,16 @@ MESSAGE_CHARACTERS = 100
 _CHUNK = "chat.completion.chunk"
 
 
-def expect_room(asked: ChatCompletionRequest, setting: RolloutContext) -> None:
-    """Refuse, before it is tokenised, a conversation of more characters than the model's length can hold.
+def expect_readable(asked: ChatCompletionRequest, setting: RolloutContext) -> None:
+    """Refuse, before it is tokenised, a conversation that the model cannot read.
 
     Raises:
-        APIError: It cannot fit.
+        APIError: It has more characters than the model's length can hold, or images that the model does not see.
     """
+    if any(message.images for message in asked.messages):
+        vision = setting.codec.vision
+        if vision is None or not vision.usable or not setting.codec.renderer.usable:
+            raise APIError(f"messages: {setting.codec.name!r} reads no images", param="messages")
     if asked.characters > setting.max_length * setting.codec.longest:
         said = f"messages of {asked.characters} characters cannot fit in model.max_length={setting.max_length} tokens"
         raise full(ValueFault(said))
@@ -60,12 +64,14 @@ class Opening:
         token_ids: int64 `[p]`.
         plain: The conversation is text, without a template.
         tools: Schemas that the chat template shows.
+        images: What a request to an engine holds beside the tokens, if messages have images.
     """
 
     messages: tuple[Message, ...]
     token_ids: np.ndarray
     plain: bool
     tools: tuple[Mapping[str, Any], ...]
+    images: Mapping[str, Any]
 
 
 async def opening(
@@ -107,7 +113,11 @@ def _opening(
         ids = codec.prompt_tokens(messages, plain=plain, tools=offered)
     except ConfigError as error:
         raise APIError("; ".join(error.faults), param="messages") from error
-    return Opening(messages, ids, plain, tuple(offered))
+    images: dict[str, Any] = {}
+    if (token := codec.image_token(messages)) is not None:
+        seen = tuple(image for message in messages for image in message.images)
+        images = {"images": seen, "image_positions": np.flatnonzero(ids == token)}
+    return Opening(messages, ids, plain, tuple(offered), images)
 
 
 @attrs.frozen(eq=False)

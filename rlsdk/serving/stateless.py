@@ -22,11 +22,13 @@ from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.serving.endpoint import Routes
 from rlsdk.serving.messages import APIError
 from rlsdk.serving.replies import AnswerHead, HttpReply, TokenLogprobs, models, text_logprobs, tokens_used
-from rlsdk.serving.requests import ChatAnswer, ChatReplies, answered, expect_room, full, opening, until_stop
+from rlsdk.serving.requests import ChatAnswer, ChatReplies, answered, expect_readable, full, opening, until_stop
 from rlsdk.serving.streaming import LiveAnswer, sampled_live
 from rlsdk.serving.wire import ChatCompletionRequest, CompletionRequest, GenerationRequest, read_chat, read_completion
 from rlsdk.tool_calls import Dialect
 from rlsdk.types import Message
+
+NO_IMAGES: Mapping[str, Any] = {}
 
 
 class EngineService:
@@ -84,13 +86,13 @@ class EngineService:
     async def _chat(self, body: Any) -> HttpReply:
         asked = read_chat(body, strict=self._strict)
         head = self._head(asked, "chatcmpl")
-        expect_room(asked, self._setting)
+        expect_readable(asked, self._setting)
         begin = await opening(asked, self._setting.codec, self._dialect)
         sampling, ids = self._sampling(asked, len(begin.token_ids)), begin.token_ids
         replies = ChatReplies(asked=asked, head=head, codec=self._setting.codec, dialect=self._dialect)
 
         async def start(watch: Watch | None) -> ChatAnswer:
-            answer = await self._sample(head.id, ids, sampling, asked.seed, watch)
+            answer = await self._sample(head.id, ids, sampling, asked.seed, watch, begin.images)
             done, codec = answer.completion, self._setting.codec
             said = answered(done.token_ids, asked, codec, self._dialect, continued=bool(asked.prefill))
             return ChatAnswer(said, done, len(ids))
@@ -176,11 +178,18 @@ class EngineService:
         )
 
     async def _sample(
-        self, group: str, prompt: np.ndarray, sampling: Sampling, seed: int | None, watch: Watch | None
+        self,
+        group: str,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        seed: int | None,
+        watch: Watch | None,
+        images: Mapping[str, Any] = NO_IMAGES,
     ) -> Answer:
         client: Any = self._setting.client
+        request = GenerateRequest(group, prompt, sampling, seed=seed, watch=watch, **images)
         try:
-            answer: Answer = await client.sample(GenerateRequest(group, prompt, sampling, seed=seed, watch=watch))
+            answer: Answer = await client.sample(request)
         except Exception as error:
             raise _failed(error) from error
         return answer

@@ -83,7 +83,12 @@ class ChatCompletionRequest(GenerationRequest):
         name = (said.name or names.get(said.call_id, "")) if said.role == "tool" else ""
         calls = [ToolCall(call.name, _arguments(call.arguments), call.id) for call in said.calls]
         return Message(
-            said.role, said.content, name, tool_calls=calls, tool_call_id=said.call_id, reasoning=said.reasoning
+            said.role,
+            said.parts or said.content,
+            name,
+            tool_calls=calls,
+            tool_call_id=said.call_id,
+            reasoning=said.reasoning,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import json
 import threading
@@ -26,7 +27,7 @@ from rlsdk.serving.http_server import MAX_BODY
 from rlsdk.serving.recording import Recorder
 from rlsdk.testing import ScriptedPolicy
 from rlsdk.tool_calls import Dialect
-from rlsdk.types import Message, Rollout, Task
+from rlsdk.types import Image, Message, Rollout, Task
 from tests.rollout.codecs import CHATML, chatml, like, plain
 
 pytest.importorskip("aiohttp")
@@ -491,6 +492,8 @@ def test_plain_text_without_a_template():
     assert shown(plain(), rollout.token_ids[~rollout.loss_mask]) == "3,5>8:\n1>"
 
 
+PNG = Image(np.zeros((28, 28, 3), np.uint8)).url
+BROKEN_PNG = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n and no more").decode()
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 2}, "n", "this server gives one answer for each request"),
     ({"messages": []}, "messages", "expected at least one message"),
@@ -499,7 +502,22 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
         "messages[0].content[0]",
-        "only parts of the type text are served, got 'image_url'",
+        "'data:' is no data URL",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": BROKEN_PNG}}]}]},
+        "messages[0].content[0]",
+        "cannot identify image file",
+    ),
+    (
+        {"messages": [SAY, {"role": "tool", "content": [{"type": "image_url", "image_url": {"url": PNG}}]}]},
+        "messages[1].content[0]",
+        "only parts of the type text are served here, got 'image_url'",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PNG}}]}]},
+        "messages",
+        "reads no images",
     ),
     ({"messages": [SAY, {"role": "assistant", "content": ""}]}, "messages", "needs text and no tool calls"),
     ({"continue_final_message": True}, "messages", "it is the user's"),
