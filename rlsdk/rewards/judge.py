@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from rlsdk.errors import ValueFault
 from rlsdk.rewards import judge_verdict as verdict
 from rlsdk.rewards.judge_client import EndpointError, JudgeClient
 from rlsdk.rewards.judge_verdict import DEFAULT_RUBRIC, Form, NoVerdictError, Verdict
-from rlsdk.types import Rollout, Score
+from rlsdk.types import Image, Rollout, Score
 
 _RESERVED = frozenset({"model", "messages", "temperature", "max_tokens", "stream", "n"})
 
@@ -44,6 +44,8 @@ class Judge:
         verdict: How the judge writes its score: as JSON with `score` (and `reason`), as `[[7]]`, or as its last number.
         scale: Its least and its greatest score, which become 0 and 1.
         where: Text that is judged: the last message, or the whole response (all turns).
+        images: Most images that are sent, the last ones of the conversation; the judge must read images then. 0: none,
+            `<image>` stands in their place.
         temperature: Sampling temperature of the judge; null leaves it out of the request.
         max_tokens: Most tokens of the judge's answer; null leaves it out of the request.
         extra: Further fields of the request, such as `{reasoning_effort: low}`.
@@ -61,6 +63,7 @@ class Judge:
     verdict: Form = "json"
     scale: tuple[float, float] = (0.0, 10.0)
     where: Literal["message", "response"] = "message"
+    images: int = 0
     temperature: float | None = 0.0
     max_tokens: int | None = 1024
     extra: Mapping[str, Any] = attrs.field(factory=dict)
@@ -91,31 +94,33 @@ class Judge:
             without a verdict.
         """
         given = _given(rollout, self.where)
-        key = self._key(given) if self._kept else ""
+        images = rollout.images[-self.images :] if self.images else ()
+        key = self._key(given, images) if self._kept else ""
         found = await asyncio.to_thread(self._kept.get, key) if self._kept else None
         if found is not None:
             return self._score(found, cached=True)
         try:
-            found = verdict.read(await self._endpoint.ask(self._body(given)), self.verdict, self.scale)
+            found = verdict.read(await self._endpoint.ask(self._body(given, images)), self.verdict, self.scale)
         except (EndpointError, NoVerdictError) as error:
             return Score.invalid(f"the judge {self.model}: {error}")
         if self._kept:
             await asyncio.to_thread(self._kept.put, key, found)
         return self._score(found, cached=False)
 
-    def _body(self, given: dict[str, str]) -> dict[str, Any]:
+    def _body(self, given: dict[str, str], images: Sequence[Image]) -> dict[str, Any]:
         sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         return {
             "model": self.model,
-            "messages": verdict.messages(self._text, given, self.verdict, self.scale, self.max_characters),
+            "messages": verdict.messages(self._text, given, self.verdict, self.scale, self.max_characters, images),
             **{name: value for name, value in sampling.items() if value is not None},
             **self.extra,
         }
 
-    def _key(self, given: dict[str, str]) -> str:
+    def _key(self, given: dict[str, str], images: Sequence[Image]) -> str:
         """Compute the cache key of everything that determines a verdict."""
         settings = (self.base_url, self.model, self._text, self.verdict, self.scale, self.temperature, self.max_tokens)
         held = [*settings, dict(self.extra), self.max_characters, given]
+        held += [[image.digest for image in images]] if images else []  # without any, the key of earlier versions
         return hashlib.sha256(json.dumps(held, sort_keys=True, default=str).encode()).hexdigest()
 
     def _score(self, found: Verdict, *, cached: bool) -> Score:
@@ -159,7 +164,7 @@ def _check(judge: Judge) -> None:
     low, high = judge.scale
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueFault(f"scale must be the least and the greatest score, such as [0, 10]; got {list(judge.scale)}")
-    least = {"max_tokens": 1, "max_concurrency": 1, "max_characters": 2, "retries": 0}
+    least = {"max_tokens": 1, "max_concurrency": 1, "max_characters": 2, "retries": 0, "images": 0}
     low_ones = [
         f"{name} is {value}"
         for name, limit in least.items()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -24,7 +25,7 @@ from rlsdk.errors import OptionError
 from rlsdk.rewards import judge_verdict as verdict
 from rlsdk.rewards.judge_client import MAX_BODY, _retry_after
 from rlsdk.scoring.scorer import RewardTerm, Scorer
-from rlsdk.types import Message
+from rlsdk.types import Image, Message
 
 
 class Server(ThreadingHTTPServer):
@@ -174,6 +175,34 @@ def test_what_is_sent_follows_the_options(server, tmp_path):
     content = body["messages"][1]["content"]
     assert "\none\ntwo\n" in content
     assert content.endswith("Keep {braces} and {0}.")
+
+
+def shown(*colours):
+    """A conversation with an image of each colour, in one message each."""
+    images = [Image(np.full((28, 28, 3), colour, np.uint8)) for colour in colours]
+    asked = [Message("user", (image, f"What is {i}?")) for i, image in enumerate(images)]
+    turns = [turn for message in asked for turn in (message, Message("assistant", "grey"))]
+    return images, rlsdk.Rollout(rlsdk.Task("t", asked[:1]), turns, [], [], [], [])
+
+
+def test_the_last_images_are_sent_where_they_are_asked_for(server):
+    images, conversation = shown(0, 100, 200)
+    for count in (0, 2, 9):
+        assert score(load(server, images=count, rubric="Rate {response} to {prompt}."), conversation).value == 0.7
+    without, two, all_of_them = (body["messages"][1]["content"] for _, body in server.asked)
+    assert "user: <image>What is 0?" in without and without == without.strip()
+    for content, sent in ((two, images[1:]), (all_of_them, images)):
+        text, *pictures = content
+        assert text["type"] == "text" and f"The images that follow, {len(sent)} in number" in text["text"]
+        assert "user: <image>What is 0?" in text["text"]
+        assert pictures == [{"type": "image_url", "image_url": {"url": image.url}} for image in sent]
+
+
+def test_a_verdict_on_other_images_is_not_kept_for_these(server, tmp_path):
+    judge = load(server, images=1, cache=str(tmp_path / "verdicts.sqlite"))
+    server.answers = [said('{"score": 5}'), said('{"score": 6}')]
+    found = [score(judge, shown(colour)[1]).value for colour in (0, 9, 0)]
+    assert found == [0.5, 0.6, 0.5]
 
 
 @pytest.mark.parametrize("where", ["message", "response"])
@@ -386,6 +415,7 @@ def test_a_cache_in_use(server, tmp_path):
         ({"rubric": "no/such/file.md"}, "rubric 'no/such/file.md' cannot be read"),
         ({"scale": [1, 1]}, "scale must be the least and the greatest"),
         ({"scale": [0, float("inf")]}, "scale must be the least and the greatest"),
+        ({"images": -1}, "images is -1"),
         ({"retries": -1, "max_concurrency": 0}, "max_concurrency is 0, retries is -1"),
         ({"timeout": 0.0}, "timeout must be a number of seconds above 0"),
         ({"extra": {"messages": []}}, "extra must not hold messages"),
