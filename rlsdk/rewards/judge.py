@@ -119,7 +119,7 @@ class Judge:
     def _key(self, given: dict[str, str], images: Sequence[Image]) -> str:
         """Compute the cache key of everything that determines a verdict."""
         settings = (self.base_url, self.model, self._text, self.verdict, self.scale, self.temperature, self.max_tokens)
-        held = [*settings, dict(self.extra), self.max_characters, given]
+        held: list[Any] = [*settings, dict(self.extra), self.max_characters, given]
         held += [[image.digest for image in images]] if images else []  # without any, the key of earlier versions
         return hashlib.sha256(json.dumps(held, sort_keys=True, default=str).encode()).hexdigest()
 
