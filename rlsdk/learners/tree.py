@@ -79,7 +79,8 @@ def trees(batch: TrainBatch, max_tokens: int, width: int) -> tuple[np.ndarray, n
         _, labels = np.unique(pairs, return_inverse=True)
         members = [[sequences[i] for i in np.flatnonzero(labels == tree)] for tree in range(int(labels.max()) + 1)]
         return np.asarray(labels), np.array([len(TokenTree.of(each)) for each in members], np.int64)
-    labels, sizes, last = np.empty(len(sequences), np.int64), [], np.empty(0, np.int64)
+    labels, last = np.empty(len(sequences), np.int64), np.empty(0, np.int64)
+    sizes: list[int] = []
     for i in _walk(sequences):
         length, common = len(sequences[i]), _common(last, sequences[i])
         new, size = length - common, sizes[-1] if sizes else 0
