@@ -9,6 +9,8 @@ WORKDIR /opt/rlsdk
 COPY . .
 RUN make venv
 ENV PATH="/opt/rlsdk/.venv/bin:$PATH"
+# KubeRay starts Ray in a login shell, which sets PATH anew.
+RUN ln -s /opt/rlsdk/.venv/bin/ray /opt/rlsdk/.venv/bin/rlsdk /usr/local/bin/
 
 ENTRYPOINT ["rlsdk"]
 CMD ["--help"]

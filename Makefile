@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves tournament recipes release lint types layers docs configuration
+.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves tournament recipes gpu-day release lint types layers docs configuration
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -103,3 +103,10 @@ curves: $(STAMP) gridworlds  ## train with many algorithms, with several turns, 
 
 tournament: $(STAMP)  ## compare all algorithms on the suite nano over SEEDS=3 seeds; write docs/tournament.md; hours; it goes on where it stopped
 	@$(BIN)/python tools/tournament.py --seeds $(or $(SEEDS),3)
+
+# Environments of its own: the builds of torch and vLLM for CPUs and for GPUs cannot be in one. TRL gets rlsdk for its rewards.
+gpu-day:  ## on one GPU, in half an hour: tests, memory, times, and curves beside TRL; tables in gpu-day/ (MODEL=PATH); docs/gpu_day.md
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "gpu-day: nvidia-smi finds no GPU on this machine; python tools/gpu_day.py --dry-run shows the plan"; exit 2; }
+	@test -x .venv-gpu/bin/rlsdk || { $(PYTHON) -m venv .venv-gpu && .venv-gpu/bin/pip install -q -e '.[gpu,test]'; }
+	@test -x .venv-trl/bin/trl || { $(PYTHON) -m venv .venv-trl && .venv-trl/bin/pip install -q 'trl[vllm]==1.16.*' pyyaml -e .; }
+	@.venv-gpu/bin/python tools/gpu_day.py $(if $(MODEL),--model $(MODEL))

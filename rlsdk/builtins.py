@@ -45,7 +45,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "rlsdk.sources.files",
         "rlsdk.sources.seeds",
     ),
-    "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers"),
+    "engine": ("rlsdk.engines.vllm", "rlsdk.engines.transformers", "rlsdk.engines.openai"),
     "learner": ("rlsdk.learners.deepspeed",),
     "tracker": ("rlsdk.runlog.trackers",),
     "renderer": ("rlsdk.renderers.template",),

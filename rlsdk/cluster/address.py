@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 from rlsdk.cluster.health import CONNECT_SECONDS, unreachable
+from rlsdk.cluster.tokens import MODE, token_fault
 from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import RunError
 
@@ -49,14 +49,12 @@ class RayAddress:
             RunError: There is no such cluster, or it does not answer in time; the message names the origin.
         """
         log.info("Ray is at %s, from %s", self.address, self.origin)
-        target = self.address.removeprefix("ray://")
-        host, _, port = target.rpartition(":")
-        if self.address != "auto":
-            if not host or not port.isdecimal():
-                raise self._error("is not an address: expected HOST:PORT, such as 10.0.0.1:6379, or auto")
+        target = self._gcs()
+        if target:
             if why := unreachable(target, CONNECT_SECONDS):
                 raise self._error(f"cannot be reached: {why}")
-        self._use_token()
+            if why := token_fault(target):
+                raise RunError(f"the Ray cluster {self.address!r}, named by {self.origin}, {why}")
         failures: list[Exception] = []
 
         def init() -> None:
@@ -74,17 +72,23 @@ class RayAddress:
             raise self._error(f"accepts connections, but Ray did not answer within {JOIN_SECONDS:g} s")
         if failures:
             said = next(iter(str(failures[0]).splitlines()), "")
-            mode = os.environ.get("RAY_AUTH_MODE", "disabled")
-            raise self._error(f"cannot be joined: {said} (RAY_AUTH_MODE is {mode})") from failures[0]
+            mode = os.environ.get(MODE, "disabled")
+            raise self._error(f"cannot be joined: {said} ({MODE} is {mode})") from failures[0]
 
-    def _use_token(self) -> None:
-        """Use this machine's token for a cluster that requires one; other clusters ignore it."""
-        if "RAY_AUTH_MODE" in os.environ:
-            return
-        file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-        if os.environ.get("RAY_AUTH_TOKEN") or file.is_file():
-            os.environ["RAY_AUTH_MODE"] = "token"
-            log.info("RAY_AUTH_MODE=token, since Ray has a token here; set RAY_AUTH_MODE=disabled to use none")
+    def _gcs(self) -> str:
+        """Return `HOST:PORT` of the cluster's GCS; empty for an address that only Ray's client understands."""
+        if self.address == "auto":
+            from ray._private.services import canonicalize_bootstrap_address
+
+            try:
+                found = canonicalize_bootstrap_address("auto")
+            except ConnectionError as error:
+                raise self._error(f"was not found: {' '.join(str(error).split())}") from error
+            return str(found)
+        host, _, port = self.address.removeprefix("ray://").rpartition(":")
+        if not host or not port.isdecimal():
+            raise self._error("is not an address: expected HOST:PORT, such as 10.0.0.1:6379, or auto")
+        return "" if self.address.startswith("ray://") else self.address
 
     def _error(self, what: str) -> RunError:
         return RunError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ import attrs
 from rlsdk.cluster.address import RayAddress
 from rlsdk.cluster.gpus import GPUMap, GPUNode, RoleName, assign_gpus
 from rlsdk.cluster.health import ray_watched
+from rlsdk.cluster.nodes import check_nodes, draining_nodes
 from rlsdk.cluster.reservation import GPUSeat, gpu_nodes, reserve
 from rlsdk.config import Plan
 from rlsdk.config.schema import PlacementSection
@@ -102,8 +103,18 @@ def gpu_map(plan: Plan, nodes: Sequence[GPUNode], roles: Sequence[RoleName] = ("
 
 
 @contextmanager
-def ray_cluster(plan: Plan) -> Iterator[int]:
-    """Connect to Ray, or start it for this run, and disconnect at the end; yield the number of GPUs."""
+def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
+    """Connect to Ray, or start it for this run, and disconnect at the end; yield the number of GPUs.
+
+    Args:
+        plan: Plan of the run.
+        trains: True for a program that has a learner, whose nodes must see the run's folder.
+
+    Raises:
+        ConfigError: `placement.runtime_env` is not one of Ray's runtime environments.
+        EnvironmentFault: The nodes of a cluster that was joined have other packages than this machine.
+        RunError: Ray cannot be joined or started.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # with 15, any other program could starve the actors
@@ -113,10 +124,17 @@ def ray_cluster(plan: Plan) -> Iterator[int]:
     import ray
 
     placement = plan.config.placement
-    quiet = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
+    if placement.runtime_env:
+        quiet["runtime_env"] = _runtime_env(placement)
     address = RayAddress.find(placement)
     if address is not None:
         address.join(**quiet)
+        try:
+            check_nodes(plan, trains=trains)
+        except BaseException:
+            ray.shutdown()
+            raise
     else:
         # At every start Ray says whether it asks for a token; that is noise for a cluster on loopback.
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
@@ -128,6 +146,18 @@ def ray_cluster(plan: Plan) -> Iterator[int]:
             yield int(ray.cluster_resources().get("GPU", 0))
     finally:
         ray.shutdown()
+
+
+def _runtime_env(placement: PlacementSection) -> dict[str, Any]:
+    """Return the runtime environment of all actors, checked by Ray."""
+    from ray.runtime_env import RuntimeEnv
+
+    given = dict(placement.runtime_env)
+    try:
+        RuntimeEnv(**given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError([f"placement.runtime_env: {error}; its keys are those of Ray's runtime_env"]) from error
+    return given
 
 
 @contextmanager
@@ -206,15 +236,28 @@ def no_room(plan: Plan, found: Layout, count: int) -> str:
     """
     import ray
 
+    leaving = draining_nodes()
     if found.engines:  # their places are kept for them, as long as the node is there
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        return "" if all(seat.node in alive for seat in found.engines) else "a node that held GPUs of engines is gone"
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - leaving
+        stay = all(seat.node in alive for seat in found.engines)
+        return "" if stay else "a node that holds GPUs of engines has left, or is about to"
     each = {"CPU": 1.0, **plan.config.placement.engine_resources}
-    free = ray.available_resources()
+    free = _free_resources(leaving)
     short = [
         f"{free.get(name, 0):g} of {n * count:g} {name}" for name, n in each.items() if free.get(name, 0) < n * count
     ]
     return f"Ray has free {', '.join(short)}" if short else ""
+
+
+def _free_resources(leaving: Collection[str]) -> dict[str, float]:
+    """Return what is free on nodes that stay."""
+    from ray._private.state import available_resources_per_node
+
+    free: dict[str, float] = {}
+    for node, resources in available_resources_per_node().items():
+        for name, amount in resources.items() if node not in leaving else ():
+            free[name] = free.get(name, 0.0) + amount
+    return free
 
 
 def placed_everywhere(plan: Plan, found: Layout) -> dict[str, Any]:

@@ -165,6 +165,7 @@ class PlacementSection(Section):
         colocate: Engines and learner share the devices, one sleeping while the other works.
         ray: Address of a running Ray cluster; null takes the environment's RAY_ADDRESS and, without one, starts Ray for
             this run on this machine.
+        runtime_env: Ray's runtime environment of all actors: `env_vars`, `pip`, `working_dir`, `py_modules` and others.
         engine_resources: Ray resources reserved for each engine besides cores and GPUs, by name: custom resources
             select the nodes of a cluster that run engines.
         learner_resources: Ray resources reserved likewise for each rank of the learner.
@@ -181,6 +182,7 @@ class PlacementSection(Section):
     gpus_per_engine: int = 1
     colocate: bool = True
     ray: str | None = None
+    runtime_env: Mapping[str, Any] = {}
     engine_resources: Mapping[str, float] = {}
     learner_resources: Mapping[str, float] = {}
     engine_restarts: int = 3

@@ -72,6 +72,15 @@ class LimitsMicroBatches(Protocol):
 
 
 @runtime_checkable
+class OnlySamples(Protocol):
+    """Optional interface of an engine for evaluation and debugging, on whose samples nothing can be trained."""
+
+    def training_faults(self) -> Sequence[str]:
+        """Say why not: one sentence per reason, with its remedy."""
+        ...
+
+
+@runtime_checkable
 class ExaminesModel(Protocol):
     """Optional interface of an engine or learner that knows before it starts whether it can run a model."""
 

@@ -16,7 +16,15 @@ from rlsdk import preflight
 from rlsdk.cluster.gpus import GPUNode
 from rlsdk.cluster.placement import gpu_map
 from rlsdk.config import Plan, TaskSource
-from rlsdk.contracts import ExaminesModel, ReplaysRouting, Requires, RequiresPrograms, ReturnsRouting, SpansGPUs
+from rlsdk.contracts import (
+    ExaminesModel,
+    OnlySamples,
+    ReplaysRouting,
+    Requires,
+    RequiresPrograms,
+    ReturnsRouting,
+    SpansGPUs,
+)
 from rlsdk.conversion import Differences, compare, read_header
 from rlsdk.engines.common import end_ids, open_tokenizer
 from rlsdk.errors import ConfigError, EnvironmentFault, OptionError, RlsdkError, UnreachableDataError, described
@@ -164,6 +172,8 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
     """
     found = _Examination(plan, starts)
     found.warnings += machine(plan, trains=trains)
+    if trains and plan.needs_engine:
+        found.faults += [PlanFinding("engine", text) for text in training_faults(plan)]
     codec = found.codec()
     built = skeleton(plan, download=starts)
     if (net := built[0]) is not None:
@@ -183,6 +193,12 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
     return Readiness(tuple(found.faults), tuple(found.warnings), tuple(trained), disk)
+
+
+def training_faults(plan: Plan) -> Sequence[str]:
+    """Say why nothing can be trained on what the engine of a plan samples; nothing if it can."""
+    engine = plan.plugins.resolve(plan.engine)
+    return engine.training_faults() if isinstance(engine, OnlySamples) else []
 
 
 @attrs.define

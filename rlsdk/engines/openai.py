@@ -1,0 +1,251 @@
+"""The engine `openai`: any OpenAI-compatible server, for evaluation and debugging; its model cannot be trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import ActorSpec, Completion, Finish, Model, Request, Weights
+from rlsdk.engines.common import check_images, check_known, check_requests, end_ids, open_tokenizer
+from rlsdk.errors import EngineError
+from rlsdk.marks import engine
+
+WAIT_SECONDS = 0.02
+"""Longest time that a step waits for answers."""
+_SAID = 500
+_REFUSAL = (
+    "the engine `openai` samples on a server whose weights cannot be replaced and whose logprobs are not those of the "
+    "learner's model, so nothing can be trained with it: evaluate with it (`rlsdk eval`), or train with "
+    "engine=vllm or engine=transformers"
+)
+
+
+@attrs.define(eq=False)
+class _Asked:
+    """A continuation that was requested."""
+
+    request: Request
+    index: int
+    future: Future[Completion]
+
+
+@engine("openai")
+@attrs.define(kw_only=True, eq=False, slots=False)
+class OpenAI:
+    """Sample through `/completions` of an OpenAI-compatible server: vLLM, SGLang, llama.cpp, rlsdk's own, or a service.
+
+    `model.path` names a model of the same family on this machine, whose tokenizer writes prompts and reads answers.
+    Token ids and logprobs are taken where the server gives them (vLLM and rlsdk do). Otherwise the text is tokenised
+    here, perhaps not as it was sampled, and logprobs are 0.
+
+    Attributes:
+        base_url: URL without `/completions`, such as http://127.0.0.1:8000/v1.
+        model: Name of the model on the server; empty takes the first that it lists.
+        api_key_env: Environment variable with the key; without the variable, none is sent.
+        prompts: Send prompts as token ids, or as text to servers that take no ids.
+        parallel: Requests that run at once.
+        timeout: Seconds until a request fails.
+    """
+
+    base_url: str
+    model: str = ""
+    api_key_env: str = "OPENAI_API_KEY"
+    prompts: Literal["ids", "text"] = "ids"
+    parallel: int = 64
+    timeout: float = 600.0
+
+    _client: Any = attrs.field(init=False, default=None)
+    _threads: Any = attrs.field(init=False, default=None)
+    _tokenizer: Any = attrs.field(init=False, default=None)
+    _limit: int = attrs.field(init=False, default=0)
+    _ends: tuple[int, ...] = attrs.field(init=False, default=())
+    _asked: list[_Asked] = attrs.field(init=False, factory=list)
+
+    def training_faults(self) -> Sequence[str]:
+        """Say why no model can be trained on what this engine samples."""
+        return [_REFUSAL]
+
+    def environment(self, place: ActorSpec) -> Mapping[str, str]:
+        """Environment variables of the actor, with the key of this process: actors do not inherit the driver's."""
+        key = os.environ.get(self.api_key_env, "")
+        return place.environment() | ({self.api_key_env: key} if key else {})
+
+    def start(self, model: Model, place: ActorSpec) -> None:
+        """Open the tokenizer, and ask the server for its models.
+
+        Raises:
+            EngineError: The server does not answer, or lists no model.
+        """
+        import httpx
+
+        key = os.environ.get(self.api_key_env, "")
+        self._tokenizer, self._limit = open_tokenizer(model), model.max_length
+        self._ends = end_ids(model, self._tokenizer)
+        local = self.base_url.startswith(("http://127.0.0.1", "http://localhost"))
+        self._client = httpx.Client(
+            timeout=httpx.Timeout(self.timeout, connect=10.0),
+            limits=httpx.Limits(max_connections=self.parallel),
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            trust_env=not local,  # no proxy stands before this machine
+        )
+        self._threads = ThreadPoolExecutor(self.parallel)
+        if not self.model:
+            found = self._call("GET", "/models")
+            try:
+                self.model = str(found["data"][0]["id"])
+            except (LookupError, TypeError) as error:
+                said = f"{self.base_url}/models lists no model: {found!r:.{_SAID}}"
+                raise EngineError(f"{said}; name one with engine.model") from error
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Send requests, one for each continuation.
+
+        Raises:
+            ValueFault: A request cannot be generated, or its id is in use.
+        """
+        check_images(requests, None)
+        check_requests(requests, max_length=self._limit, vocabulary=len(self._tokenizer))
+        check_known([request.id for request in requests], (asked.request.id for asked in self._asked))
+        self._asked += [
+            _Asked(request, index, self._threads.submit(self._complete, request, index))
+            for request in requests
+            for index in range(request.n)
+        ]
+
+    def step(self) -> list[Completion]:
+        """Wait a moment; return what has been answered.
+
+        Raises:
+            EngineError: The server refused a request, or could not be reached.
+        """
+        wait([asked.future for asked in self._asked], timeout=WAIT_SECONDS, return_when=FIRST_COMPLETED)
+        done: list[_Asked] = []
+        waiting: list[_Asked] = []
+        for asked in self._asked:
+            (done if asked.future.done() else waiting).append(asked)
+        self._asked = waiting
+        return [asked.future.result() for asked in done]
+
+    @property
+    def unfinished(self) -> int:
+        """Continuations without an answer."""
+        return len(self._asked)
+
+    def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
+        """End requests (None: all); what the server has sampled for them is lost."""
+        wanted = None if ids is None else set(ids)
+        ended = [asked for asked in self._asked if wanted is None or asked.request.id in wanted]
+        self._asked = [asked for asked in self._asked if wanted is not None and asked.request.id not in wanted]
+        for asked in ended:
+            asked.future.cancel()
+        none = np.zeros(0, np.int64)
+        return [self._completion(asked.request, asked.index, none, [], "abort") for asked in ended]
+
+    def reseed(self, seed: int) -> None:
+        """Do nothing: the server has its own generator, and requests with a seed send it."""
+
+    def load_weights(self, weights: Weights) -> None:
+        """Refuse.
+
+        Raises:
+            EngineError: Always.
+        """
+        raise EngineError(_REFUSAL)
+
+    def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
+        """Refuse.
+
+        Raises:
+            EngineError: Always.
+        """
+        raise EngineError(_REFUSAL)
+
+    def sleep(self) -> None:
+        """Do nothing: this engine holds no device."""
+
+    def wake(self) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._client.close()
+        self._asked = []
+
+    def _complete(self, request: Request, index: int) -> Completion:
+        sampling, ids = request.sampling, request.prompt_ids
+        room = min(sampling.max_tokens, self._limit - len(ids))
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": ids.tolist() if self.prompts == "ids" else self._tokenizer.decode(ids),
+            "max_tokens": room,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        if self.prompts == "ids":  # a server that takes ids may give them, too
+            body |= {"logprobs": 1, "return_token_ids": True}
+        more = {
+            "top_k": sampling.top_k,
+            "stop": list(sampling.stop),
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "ignore_eos": sampling.ignore_eos,
+            "include_stop_str_in_output": bool(sampling.stop) and self.prompts == "ids",
+            "seed": None if request.seed is None else (request.seed + index) % 2**31,
+        }
+        body |= {name: value for name, value in more.items() if value not in (None, 0, [], False)}
+        found = self._call("POST", "/completions", body)
+        try:
+            choice = found["choices"][0]
+            text, given = choice["text"], choice.get("finish_reason")
+        except (LookupError, TypeError, AttributeError) as error:
+            said = f"{self.base_url}/completions: its answer is no completion: {found!r:.{_SAID}}"
+            raise EngineError(said) from error
+        finish: Finish = given if given in ("stop", "length") else "stop"
+        tokens = choice.get("token_ids")
+        if not isinstance(tokens, list):
+            tokens = self._tokenizer.encode(text, add_special_tokens=False)
+            if finish == "stop" and self._ends and not text.endswith(sampling.stop or ("\0",)):
+                tokens = [*tokens, self._ends[0]]
+        tokens = tokens[:room]  # a text of so many tokens may have more when it is tokenised here
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        return self._completion(request, index, np.array(tokens, np.int64), logprobs, finish)
+
+    def _completion(
+        self, request: Request, index: int, tokens: np.ndarray, logprobs: Sequence[float | None], finish: Finish
+    ) -> Completion:
+        known = len(logprobs) == len(tokens) and None not in logprobs
+        return Completion(
+            request=request.id,
+            index=index,
+            token_ids=tokens,
+            logprobs=np.array(logprobs, np.float32) if known else np.zeros(len(tokens), np.float32),
+            versions=np.zeros(len(tokens), np.int64),
+            finish=finish,
+        )
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        import httpx
+
+        try:
+            response = self._client.request(method, self.base_url.rstrip("/") + path, json=body)
+        except httpx.TransportError as error:
+            raise EngineError(f"{self.base_url} cannot be reached ({type(error).__name__}: {error})") from error
+        if response.status_code in (401, 403):
+            raise EngineError(
+                f"{self.base_url}{path} answers with status {response.status_code}: set the key in the environment "
+                f"variable {self.api_key_env} (engine.api_key_env)"
+            )
+        if response.status_code != 200:
+            said = response.text[:_SAID]
+            raise EngineError(f"{self.base_url}{path} answers with status {response.status_code}: {said}")
+        try:
+            return response.json()
+        except ValueError as error:
+            said = response.text[:_SAID]
+            raise EngineError(f"{self.base_url}{path}: its answer is not JSON: {said!r}") from error
