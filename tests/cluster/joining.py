@@ -58,7 +58,7 @@ def drain_after_two_steps(cluster: Raylets, run: Path, found: dict[str, Any]) ->
     tokens = {"RAY_AUTH_MODE": "token"}
     subprocess.run([*command, "--deadline-remaining-seconds", "600"], env=cluster.environment | tokens, check=True)
     end = time.monotonic() + 120
-    while time.monotonic() < end and "after" not in found:
+    while time.monotonic() < end and "after" not in found and ray.is_initialized():
         try:
             found["after"] = ray.get(ray.get_actor("engine-0-life-2").identity.remote()).node
         except (ValueError, ray.exceptions.RayError):
@@ -76,6 +76,8 @@ def main(folder: Path) -> None:
         "model": {"path": str(MODEL), "max_length": 32},
         "engine": "transformers",
         "steps": 5000,
+        "learner": {"use": "deepspeed", "lr": 1.0e-6},
+        "max_empty_steps": None,
         "eval": {"before": False, "after": False},
         "rollout": {"max_staleness": 1},
     }
