@@ -63,15 +63,6 @@ def check_nodes(plan: Plan, *, trains: bool) -> None:
     check_folder(plan.folder, reports)
 
 
-def draining_nodes() -> frozenset[str]:
-    """Return Ray's ids of the nodes that leave the cluster soon, as `ray drain-node` and autoscalers announce."""
-    import ray
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-    client = GcsClient(address=ray.get_runtime_context().gcs_address)
-    return frozenset(client.get_draining_nodes(timeout=10))
-
-
 def versions_of(packages: Sequence[str]) -> dict[str, str]:
     """Return the versions of the packages that are installed."""
     found = {}

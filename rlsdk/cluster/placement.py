@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ import attrs
 from rlsdk.cluster.address import RayAddress
 from rlsdk.cluster.gpus import GPUMap, GPUNode, RoleName, assign_gpus
 from rlsdk.cluster.health import ray_watched
-from rlsdk.cluster.nodes import check_nodes, draining_nodes
+from rlsdk.cluster.nodes import check_nodes
 from rlsdk.cluster.reservation import GPUSeat, gpu_nodes, reserve
 from rlsdk.config import Plan
 from rlsdk.config.schema import PlacementSection
@@ -236,28 +236,15 @@ def no_room(plan: Plan, found: Layout, count: int) -> str:
     """
     import ray
 
-    leaving = draining_nodes()
     if found.engines:  # their places are kept for them, as long as the node is there
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - leaving
-        stay = all(seat.node in alive for seat in found.engines)
-        return "" if stay else "a node that holds GPUs of engines has left, or is about to"
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return "" if all(seat.node in alive for seat in found.engines) else "a node that held GPUs of engines is gone"
     each = {"CPU": 1.0, **plan.config.placement.engine_resources}
-    free = _free_resources(leaving)
+    free = ray.available_resources()
     short = [
         f"{free.get(name, 0):g} of {n * count:g} {name}" for name, n in each.items() if free.get(name, 0) < n * count
     ]
     return f"Ray has free {', '.join(short)}" if short else ""
-
-
-def _free_resources(leaving: Collection[str]) -> dict[str, float]:
-    """Return what is free on nodes that stay."""
-    from ray._private.state import available_resources_per_node
-
-    free: dict[str, float] = {}
-    for node, resources in available_resources_per_node().items():
-        for name, amount in resources.items() if node not in leaving else ():
-            free[name] = free.get(name, 0.0) + amount
-    return free
 
 
 def placed_everywhere(plan: Plan, found: Layout) -> dict[str, Any]:

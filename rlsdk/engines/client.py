@@ -177,11 +177,9 @@ class EngineClient:
         """Route to an engine from now on; requests that waited for one are sent.
 
         Args:
-            rank: Rank of the engine; the one that has it gets no more requests.
+            rank: Rank of the engine, currently unused.
             actor: Actor handle of an engine with the current weights.
         """
-        if rank in self._seats:
-            self._leaving.append(self._seats[rank])
         self._seats[rank] = _Seat(rank, actor)
         waiting, self._waiting = self._waiting, []
         self._send(waiting)
@@ -195,15 +193,9 @@ class EngineClient:
     async def drain(self, rank: int) -> None:
         """Stop routing to an engine, and wait until it has answered the requests that it has."""
         seat = self._seats.pop(rank, None)
-        if seat is not None:
+        if seat is not None and seat.load:
             self._leaving.append(seat)
-            await self.finished(seat.actor)
-
-    async def finished(self, actor: Any) -> None:
-        """Wait until an engine that is no longer routed to has answered the requests that it has."""
-        for seat in [each for each in self._leaving if each.actor is actor]:
-            if seat.load:
-                await seat.idle.wait()
+            await seat.idle.wait()
             self._leaving.remove(seat)
 
     def fail(self, error: Exception) -> None:

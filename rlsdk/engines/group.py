@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -16,15 +16,19 @@ import numpy as np
 from rlsdk.cluster.actors import described, died, kill, reason
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
-from rlsdk.engines.restarts import DRAIN_SECONDS, RestartPolicy, patiently
+from rlsdk.engines.client import EngineClient
 from rlsdk.errors import CanaryError, EngineError
-from rlsdk.isolation.vitals import Identity
 
 log = logging.getLogger(__name__)
+PATIENCE = 60.0
+"""Seconds that an engine may take to come back before the log says what it may be waiting for; and again, and again."""
 SHOWN = 20
 """Most reasons that the summary lists."""
 COUNTED = (*STEP, "tokens")
 """Counters of an actor that are read after each step."""
+
+Start = Callable[[int, int], tuple[Any, Any]]
+"""Starts the engine of a rank, given the number of earlier starts; returns its handle, and what to wait for."""
 
 
 class WeightSource(Protocol):
@@ -41,6 +45,23 @@ class WeightSource(Protocol):
     def checksums(self) -> dict[str, str]:
         """CRC-32 of each tensor of the weights."""
         ...
+
+
+@attrs.define(kw_only=True)
+class RestartPolicy:
+    """Policy for restarting engines that died.
+
+    Attributes:
+        client: Client that routes requests to the running engines.
+        start: Starts a replacement for a dead engine.
+        most: Number of deaths per rank that a run survives.
+        missing: Returns a sentence naming the resources Ray lacks for so many more engines; empty if there is room.
+    """
+
+    client: EngineClient
+    start: Start
+    most: int
+    missing: Callable[[int], str] = lambda count: ""
 
 
 @attrs.define
@@ -80,8 +101,6 @@ class EngineGroup:
         self._started: list[Any] = []
         self._wanted = len(self._actors)
         self._leaving: set[int] = set()
-        self._moving: set[int] = set()
-        self._poll: asyncio.Task[None] | None = None
         self._changes: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._awake, self._syncing = asyncio.Event(), asyncio.Lock()
@@ -173,8 +192,6 @@ class EngineGroup:
         """
         if not len(self):
             return 0.0
-        if self._poll is None and self._restarts is not None and self._restarts.draining is not None:
-            self._poll = asyncio.get_running_loop().create_task(self._leave_nodes(self._restarts))
         async with self._syncing:
             self._published = None  # so that Ray's store need not hold two versions at once
             weights = await asyncio.to_thread(learner.weights, version)
@@ -232,7 +249,7 @@ class EngineGroup:
 
     def close(self) -> None:
         """Stop the engines that this group started."""
-        for change in (*self._changes, *filter(None, [self._poll])):
+        for change in self._changes:
             change.cancel()
         for actor in self._started:
             kill(actor)
@@ -277,9 +294,6 @@ class EngineGroup:
 
     def _handle_death(self, restarts: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
         kill(actor)  # an actor that cannot be reached may still be running
-        if rank in self._moving:
-            log.warning("engine %d died before its replacement was ready: %s", rank, reason(error))
-            return
         deaths, said = self._deaths[rank], f"step {self.step}: engine {rank}: {reason(error)}"
         deaths.append(said)
         self.lost.append(said)
@@ -316,38 +330,6 @@ class EngineGroup:
         self._leaving.discard(rank)
         log.info("engine %d was removed", rank)
 
-    async def _leave_nodes(self, restarts: RestartPolicy) -> None:
-        """Replace engines on nodes that are about to leave the cluster, while there is room for them elsewhere."""
-        told: set[int] = set()
-        while restarts.draining is not None:
-            gone = await asyncio.to_thread(restarts.draining)
-            here = {rank: actor for rank, actor in self._actors.items() if rank not in self._moving | self._leaving}
-            for rank in [rank for rank, actor in here.items() if gone and await self._node(actor) in gone]:
-                if lacking := restarts.missing(1):
-                    if rank not in told:
-                        log.warning("engine %d stays on a node that is being drained: %s", rank, lacking)
-                    told.add(rank)
-                    continue
-                log.info("engine %d is replaced, since its node is being drained", rank)
-                self._moving.add(rank)
-                self._background(self._restart(restarts, rank))
-            await asyncio.sleep(DRAIN_SECONDS)
-
-    async def _node(self, actor: Any) -> str:
-        """Return Ray's id of an engine's node; empty if the engine does not say."""
-        try:
-            identity: Identity = await actor.identity.remote()
-        except Exception as error:  # noqa: BLE001 - whoever calls it next learns that it died
-            log.debug("an engine did not say where it is: %s", error)
-            return ""
-        return identity.node
-
-    async def _retire(self, restarts: RestartPolicy, rank: int, actor: Any) -> None:
-        """Stop an engine that was replaced, once it has answered its requests."""
-        await restarts.client.finished(actor)
-        kill(actor)
-        log.info("engine %d has left the node that is being drained", rank)
-
     async def _restart(self, restarts: RestartPolicy, rank: int) -> None:
         """Restart an engine, send it the current weights, compare, and only then route requests to it."""
         await self._awake.wait()
@@ -357,28 +339,21 @@ class EngineGroup:
         try:
             actor, ready = restarts.start(rank, incarnation)
             self._started.append(actor)
-            await patiently(rank, ready)
+            await _patiently(rank, ready)
             async with self._syncing:
                 if self._published is not None:
                     weights, canary = self._published
                     canary.join(rank, await actor.load_weights.remote(weights, canary.token_ids))
                 if self._seeding is not None:
                     await actor.reseed.remote(_seeds([*self._seeding, rank, incarnation], 1)[0])
-                if rank in self._actors:  # it still runs, on a node that is about to leave the cluster
-                    self._background(self._retire(restarts, rank, self._actors[rank]))
-                    self._forget(rank)
                 self._actors[rank] = actor
                 restarts.client.admit(rank, actor)
         except Exception as error:  # noqa: BLE001 - kept for whoever calls engines next
-            self._moving.discard(rank)
-            if not died(error):
-                self._fail(error if isinstance(error, CanaryError) else self._named(rank, "start", error))
-            elif rank in self._actors:
-                log.warning("engine %d stays on a node that is being drained: %s", rank, described(error))
-            else:
+            if died(error):
                 self._handle_death(restarts, rank, actor, error)
+            else:
+                self._fail(error if isinstance(error, CanaryError) else self._named(rank, "start", error))
             return
-        self._moving.discard(rank)
         log.info("engine %d is ready", rank)
 
     def _fail(self, error: Exception) -> None:
@@ -387,6 +362,24 @@ class EngineGroup:
         log.error("%s", error)
         if self._restarts is not None:
             self._restarts.client.fail(self._failure)
+
+
+async def _patiently(rank: int, ready: Any) -> None:
+    """Wait for an engine's start, and log which resources are free while it takes long."""
+    import ray
+
+    start = asyncio.ensure_future(_awaited(ready))
+    try:
+        while not (await asyncio.wait({start}, timeout=PATIENCE))[0]:
+            free = {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
+            log.warning("engine %d has not started yet; free in Ray: %s", rank, free)
+        start.result()
+    finally:
+        start.cancel()
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
 
 
 def _seeds(entropy: Sequence[int], count: int) -> list[int]:

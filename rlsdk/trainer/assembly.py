@@ -14,7 +14,6 @@ import attrs
 import numpy as np
 
 from rlsdk.cluster.actors import kill
-from rlsdk.cluster.nodes import draining_nodes
 from rlsdk.cluster.placement import Layout, layout, no_room
 from rlsdk.config import Plan, defaults
 from rlsdk.config.rules import fresh_groups
@@ -22,8 +21,7 @@ from rlsdk.contracts.rollouts import Rollouts
 from rlsdk.engines.canary import TOLERANCE, Canary
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.gate import PausableClient
-from rlsdk.engines.group import EngineGroup
-from rlsdk.engines.restarts import RestartPolicy
+from rlsdk.engines.group import EngineGroup, RestartPolicy
 from rlsdk.engines.starting import exchanged_adapter, start_engine, start_engines, started_engines
 from rlsdk.environments.pool import EnvWorkerPools, env_worker_pools
 from rlsdk.errors import ConfigError
@@ -215,8 +213,9 @@ def _engines(plan: Plan, actors: Sequence[Any], layout: Layout, client: EngineCl
         return EngineGroup(actors, shared=shared)
     start = partial(start_engine, plan, layout, exchanged_adapter(plan))
     most, missing = plan.config.placement.engine_restarts, partial(no_room, plan, layout)
-    restarts = RestartPolicy(client=client, start=start, most=most, missing=missing, draining=draining_nodes)
-    return EngineGroup(actors, shared=shared, restarts=restarts)
+    return EngineGroup(
+        actors, shared=shared, restarts=RestartPolicy(client=client, start=start, most=most, missing=missing)
+    )
 
 
 def _streams(plan: Plan, tasks: Sequence[Sequence[Task]], codec: ChatTokenizer) -> TaskStreams:

@@ -19,8 +19,7 @@ from rlsdk.contracts import ActorSpec, Completion, LossSpec, Model, Request, Rol
 from rlsdk.engines.actor import launch
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.client import EngineClient, GenerateRequest
-from rlsdk.engines.group import EngineGroup
-from rlsdk.engines.restarts import RestartPolicy
+from rlsdk.engines.group import EngineGroup, RestartPolicy
 from rlsdk.errors import CanaryError, EngineError, LearnerError
 from rlsdk.learners.group import LearnerGroup
 from rlsdk.plugins import Plugins
