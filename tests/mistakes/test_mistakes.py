@@ -91,7 +91,7 @@ def lab(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(preflight, "_version", lambda name: None if name == "wandb" else known(name))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
-    def started(*_: Any) -> None:
+    def started(*_: Any, **__: Any) -> None:
         raise AssertionError("Ray would have been started")
 
     for module in (record, models, debug):

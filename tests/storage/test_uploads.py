@@ -381,7 +381,7 @@ def test_a_bucket_that_is_not_there_is_said_and_not_made(plan: Callable[..., Pla
 def test_a_training_uploads_its_checkpoints_and_is_resumed_from_them(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
-    monkeypatch.setattr(training_run, "ray_cluster", lambda _: contextlib.nullcontext(0))
+    monkeypatch.setattr(training_run, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
     monkeypatch.setattr(training_run, "reaped", contextlib.nullcontext)
     monkeypatch.setattr(training_run, "log_to", lambda *_: None)
     how: dict[str, Any] = {"overwrite": False, "allow_changes": False, "console": Console(file=io.StringIO())}

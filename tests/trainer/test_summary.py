@@ -73,7 +73,7 @@ def test_what_ended_the_run_is_not_reported_twice(caplog: pytest.LogCaptureFixtu
 def test_a_run_that_cannot_write_down_its_end_still_says_why_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "ray_cluster", lambda _: contextlib.nullcontext(0))
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
     plan, console = make_plan(tmp_path), Console(quiet=True)
     how: dict[str, Any] = {"resume": False, "overwrite": False, "allow_changes": False, "console": console}
     with pytest.raises(RunError, match="the learner is gone"), record.open_run(plan, **how):
@@ -88,7 +88,7 @@ def opened(plan: Plan) -> Any:
 def test_a_run_that_an_error_ends_leaves_a_report_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "ray_cluster", lambda _: contextlib.nullcontext(0))
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
     plan = make_plan(tmp_path)
     with pytest.raises(RunError, match="the learner is gone"), opened(plan):
         raise RunError("the learner is gone <b>")
@@ -106,7 +106,7 @@ def test_a_report_that_fails_does_not_hide_why_the_run_failed(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(record, "ray_cluster", lambda _: contextlib.nullcontext(0))
+    monkeypatch.setattr(record, "ray_cluster", lambda _, **__: contextlib.nullcontext(0))
     for writer in ("write_summary", "try_report"):
         with monkeypatch.context() as patched, pytest.raises(RunError, match="the learner is gone"):
             patched.setattr(record, writer, fail)
