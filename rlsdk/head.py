@@ -5,6 +5,9 @@ The backward pass computes each chunk of logits again, so that two buffers of on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
@@ -14,6 +17,17 @@ CHUNK_ELEMENTS = 2**25
 """Logits in one chunk: 128 MiB in float32. Fewer rows would re-read the weight's gradient more often than is good."""
 
 EntropyMode = Literal["none", "value", "gradient"]
+_CHUNKS: ContextVar[int | None] = ContextVar("_CHUNKS", default=None)
+
+
+@contextmanager
+def few_chunks(count: int = 2) -> Iterator[None]:
+    """Compute only the first chunks, for the memory of a pass: all chunks use the buffers of the first."""
+    token = _CHUNKS.set(count)
+    try:
+        yield
+    finally:
+        _CHUNKS.reset(token)
 
 
 def token_logprobs(
@@ -230,4 +244,5 @@ def _dot(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _parts(count: int, rows: int) -> list[slice]:
-    return [slice(begin, min(begin + rows, count)) for begin in range(0, count, rows)]
+    begins = range(0, count, rows)[: _CHUNKS.get()]
+    return [slice(begin, min(begin + rows, count)) for begin in begins]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -149,6 +150,17 @@ def gpu_count() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def main_memory() -> int | None:
+    """Return the main memory that this machine, or this container, may use in all, in bytes; None if unknown."""
+    sizes = []
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # `max` where there is no limit
+            sizes.append(int(Path(path).read_text(encoding="ascii")))
+    with suppress(ValueError, OSError, AttributeError):  # AttributeError: Windows
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(sizes, default=None)
 
 
 def hub_is_offline() -> bool:

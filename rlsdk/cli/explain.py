@@ -26,18 +26,29 @@ from rlsdk.config.origins import Origin, origins
 from rlsdk.errors import ConfigError
 from rlsdk.readiness.checks import PlanFinding, examine, gpu_faults
 from rlsdk.readiness.disk import DiskEstimate, in_words
-from rlsdk.readiness.explained import batch, describe, finding_of, memory
+from rlsdk.readiness.explained import batch, describe, finding_of
+from rlsdk.readiness.memory import MemoryEstimate, estimate_memory
+from rlsdk.readiness.memory import in_words as memory_in_words
 
 
 @click.command(cls=SettingsCommand)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @plugin_files
-@click.option("--full", is_flag=True, help="Show every value and where it was set, the batch arithmetic and memory.")
+@click.option("--full", is_flag=True, help="Show every value and where it was set, and the batch arithmetic.")
 @click.option("--gpus", metavar="GPUS[xNODES],…", help="Show who gets which GPU on nodes like these, such as 8x4.")
+@click.option("--gpu-memory", type=float, metavar="GIB", help="Plan for GPUs with so much memory, in GiB.")
+@click.option("--memory/--no-memory", "with_memory", default=True, help="Estimate the memory that the run needs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(
-    config: Path, settings: tuple[str, ...], files: tuple[str, ...], full: bool, gpus: str | None, as_json: bool
+    config: Path,
+    settings: tuple[str, ...],
+    files: tuple[str, ...],
+    full: bool,
+    gpus: str | None,
+    gpu_memory: float | None,
+    with_memory: bool,
+    as_json: bool,
 ) -> None:
     """Check the YAML file CONFIG with the settings KEY=VALUE, and say what it would run; nothing starts.
 
@@ -55,20 +66,26 @@ def explain(
         found = examine(plan, starts=False)
     plan_text: dict[str, Any] = describe(plan)
     if full:
-        plan_text |= {"batch": batch(plan), "memory": memory(plan, found.disk)}
-    if gpus is not None:
-        nodes = _nodes(gpus)
+        plan_text |= {"batch": batch(plan)}
+    nodes = None if gpus is None else _nodes(gpus)
+    if nodes is not None:
         misplaced = tuple(PlanFinding("placement", text) for text in gpu_faults(plan, nodes))
         found = attrs.evolve(found, faults=(*found.faults, *misplaced))
         if not misplaced:
             rows = gpu_map(plan, nodes).rows()
             plan_text["gpus"] = {f"{node}, GPU {gpu}": ", ".join(users) or "nobody" for node, gpu, users in rows}
+    memory = MemoryEstimate()
+    if with_memory:
+        memory = estimate_memory(plan, nodes=nodes, gpu_bytes=None if gpu_memory is None else int(gpu_memory * 2**30))
+        short = tuple(PlanFinding("memory", text) for text in memory.shortages())
+        found = attrs.evolve(found, warnings=(*found.warnings, *short))
     if as_json:
         values = [attrs.asdict(each, recurse=False) for each in origins(config, settings, plan)] if full else None
-        _print_json(plan_text, found.faults, found.warnings, found.disk, values)
+        _print_json(plan_text, found.faults, found.warnings, found.disk, memory, values)
         sys.exit(WRONG_INPUT if found.faults else 0)
     if not found.faults:
-        _print({**plan_text, **({"disk": in_words(plan, found.disk)} if found.disk else {})})
+        sizes = {"memory": memory_in_words(memory), "disk": in_words(plan, found.disk) if found.disk else {}}
+        _print({**plan_text, **{section: content for section, content in sizes.items() if content}})
         if full:
             _print_values(origins(config, settings, plan))
     for warning in found.warnings:
@@ -89,11 +106,13 @@ def _print_json(
     faults: Sequence[PlanFinding],
     warnings: Sequence[PlanFinding] = (),
     disk: DiskEstimate | None = None,
+    memory: MemoryEstimate | None = None,
     values: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     sizes = disk and {**attrs.asdict(disk), "total": disk.total, "needed": disk.needed}
     listed = {"faults": [*map(attrs.asdict, faults)], "warnings": [*map(attrs.asdict, warnings)]}
-    found = {**listed, "plan": plan, "disk": sizes, **({} if values is None else {"values": values})}
+    rows = [attrs.asdict(row) for row in memory.rows] if memory else []
+    found = {**listed, "plan": plan, "disk": sizes, "memory": rows, **({} if values is None else {"values": values})}
     click.echo(json.dumps(found, indent=2, default=str))
 
 

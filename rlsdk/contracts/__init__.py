@@ -26,6 +26,7 @@ from rlsdk.contracts.generation import (
     TopTokens,
     Weights,
 )
+from rlsdk.contracts.memory import EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
 from rlsdk.contracts.optional import (
     ComputesExactly,
     ExaminesModel,
@@ -98,6 +99,8 @@ __all__ = [
     "Engine",
     "EnvHandle",
     "Environment",
+    "EstimatesGeneration",
+    "EstimatesUpdates",
     "ExaminesModel",
     "Finding",
     "Finish",
@@ -115,6 +118,7 @@ __all__ = [
     "LimitsMicroBatches",
     "LossSpec",
     "Malformed",
+    "MemoryUse",
     "Model",
     "OnlySamples",
     "ParsedAnswer",
@@ -153,6 +157,7 @@ __all__ = [
     "Tracker",
     "TrainBatch",
     "TrainedRole",
+    "UpdateShape",
     "UsesGPUs",
     "Weights",
     "WholeGroups",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlsdk.contracts.generation import DType
 
@@ -66,8 +66,8 @@ class LimitsMicroBatches(Protocol):
     """A learner that divides its share of an optimiser step into forward passes of a limited size."""
 
     @property
-    def micro_batch_tokens(self) -> int:
-        """Greatest number of tokens of one forward pass."""
+    def micro_batch_tokens(self) -> int | Literal["auto"]:
+        """Greatest number of tokens of one forward pass; `auto` if the learner chooses it when it starts."""
         ...
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from rlsdk.contracts import ActorSpec, Completion, Finish, Model, Request, Sampled, Weights
+from rlsdk.contracts import ActorSpec, Completion, Finish, MemoryUse, Model, Request, Sampled, Weights
 from rlsdk.engines.common import (
     StopStrings,
     check_images,
@@ -20,6 +20,7 @@ from rlsdk.engines.common import (
     mix,
     open_tokenizer,
 )
+from rlsdk.engines.memory import transformers_memory
 from rlsdk.engines.rows import EndTable, Pending, room
 from rlsdk.errors import EngineError, ValueFault
 from rlsdk.exact import sequence_logprobs
@@ -86,6 +87,12 @@ class Transformers:
         except EngineError as error:
             return [str(error)]
         return []
+
+    def generation_memory(
+        self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
+    ) -> Sequence[MemoryUse]:
+        """Estimate the greatest memory of an engine; see `EstimatesGeneration`."""
+        return transformers_memory(self, model, net, place)
 
     def routing_faults(self, model: Any) -> Sequence[str]:
         """Say why the experts that tokens choose cannot be returned; the model may have no weights."""

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.contracts import ActorSpec, Adapter, Completion, Finish, Model, Request, Sampled, Weights
+from rlsdk.contracts import ActorSpec, Adapter, Completion, Finish, MemoryUse, Model, Request, Sampled, Weights
 from rlsdk.conversion import trained_shapes
 from rlsdk.engines import vllm_adapter
 from rlsdk.engines.common import (
@@ -26,6 +26,7 @@ from rlsdk.engines.common import (
     open_tokenizer,
     with_tied_head,
 )
+from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
 from rlsdk.engines.vllm_model import import_architectures, model_faults, routing_faults
 from rlsdk.engines.vllm_worker import share
@@ -92,6 +93,12 @@ class Vllm:
     def gpus(self) -> int:
         """Number of GPUs that one engine uses."""
         return self.tensor_parallel_size
+
+    def generation_memory(
+        self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
+    ) -> Sequence[MemoryUse]:
+        """Estimate the greatest memory of an engine; see `EstimatesGeneration`."""
+        return vllm_memory(self, model, net, place, device_bytes)
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,13 +21,17 @@ from rlsdk.learners.lora import switched_off, wrap
 from rlsdk.learners.passes import MicroBatchRunner
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.saving import load_models, save_models
+from rlsdk.learners.shortage import with_less
 from rlsdk.learners.zero import DeepSpeedConfig, PhaseTimer, Trained, no_communication_op, schedule
 from rlsdk.marks import learner
+from rlsdk.preflight import size_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from rlsdk.batch import Totals
+
+log = logging.getLogger(__name__)
 
 
 @learner("deepspeed")
@@ -62,6 +68,7 @@ class DeepSpeedLearner(DeepSpeedOptions):
         os.environ.update({**self.environment(place), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or "0"})
         self._place, self._roles = place, roles
         self._ranks = Ranks.join(place.rank, place.world_size, place.device, place.master)
+        tokens = self._tokens(roles, place)  # before anything is loaded
         import deepspeed
 
         no_communication_op()
@@ -76,7 +83,7 @@ class DeepSpeedLearner(DeepSpeedOptions):
             self._ranks,
             self._clock,
             self.rows,
-            self.micro_batch_tokens,
+            tokens,
             actor.model.config.get_text_config().hidden_size,
             sequence_parallel=self.sequence_parallel,
             exact_width=roles.actor.max_length if roles.actor.exact else None,
@@ -98,6 +105,17 @@ class DeepSpeedLearner(DeepSpeedOptions):
             reference = load_policy(roles.reference, self.attention, False)
             self._prepare(reference, roles.reference)
             self._reference = self._frozen(reference, roles.reference)
+
+    def _tokens(self, roles: Roles, place: ActorSpec) -> int:
+        """Return the token budget of a micro-batch, the same on all ranks; `auto` looks at the free memory."""
+        if self.micro_batch_tokens != "auto":
+            return self.micro_batch_tokens
+        from rlsdk.learners.estimate import auto_tokens, free_memory
+
+        free = free_memory(place)
+        tokens = -self._ranks.all_reduce_max([-auto_tokens(self, roles, place, free)])[0]
+        log.warning("micro_batch_tokens: auto is %d, with %s free", tokens, size_text(free))
+        return tokens
 
     def _prepare(self, module: Any, model: Model) -> None:
         self._passes.adopt(module, model)
@@ -161,7 +179,11 @@ class DeepSpeedLearner(DeepSpeedOptions):
             return {name: result for name, result in zip(names, results, strict=True) if name in fields}
 
         with switched_off(self._actor.engine.module) if off else nullcontext():
-            return self._passes.forward(run, batch, fields)
+            return self._forward(f"the forward pass of the {role}", run, batch, fields)
+
+    def _forward(self, what: str, run: Any, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
+        passes = partial(self._passes.forward, run, batch, fields)
+        return with_less(self._passes, what, passes, again=passes, why_not=self._actor.repeat_fault)
 
     def values(self, batch: TrainBatch) -> np.ndarray:
         """float32 `[t]`: the critic's, of the state in which each response token was chosen.
@@ -173,7 +195,10 @@ class DeepSpeedLearner(DeepSpeedOptions):
         if critic is None:
             raise LearnerError("this learner holds no critic")
         run = self._passes.run
-        return self._passes.forward(lambda rows: {"values": run(critic, rows)}, batch, ("values",))["values"]
+        found = self._forward(
+            "the critic's forward pass", lambda rows: {"values": run(critic, rows)}, batch, ("values",)
+        )
+        return found["values"]
 
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
         """Take one optimiser step per minibatch (this rank's share, trained tokens and trained rollouts of all ranks).

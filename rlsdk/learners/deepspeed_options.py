@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import attrs
 
-from rlsdk.contracts import ActorSpec, DType
+from rlsdk.contracts import ActorSpec, DType, MemoryUse, Roles, UpdateShape
 from rlsdk.errors import LearnerError
 from rlsdk.learners.lora import Lora, adapter_fault, count_adapter
 from rlsdk.learners.ranks import environment
@@ -19,6 +19,11 @@ from rlsdk.limits import NonNegative, Share, at_least, below
 Decay = Annotated[float, at_least(0), below(1)]
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
+
+
+def _positive_or_auto(_: Any, __: Any, value: int | str) -> None:
+    if value != "auto" and (isinstance(value, str) or value <= 0):
+        raise ValueError(f"micro_batch_tokens: expected a number above 0, or auto; got {value!r}")
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -40,7 +45,8 @@ class DeepSpeedOptions:
         schedule: Learning rate after the warm-up: constant, or linear or cosine down to `final_ratio`.
         warmup_steps: Optimiser steps of linear warm-up.
         final_ratio: Learning rate at the end, as a share of the peak.
-        micro_batch_tokens: Tokens of one forward pass, padding included; a longer rollout gets one of its own.
+        micro_batch_tokens: Tokens of one forward pass, padding included; a longer rollout gets one of its own. `auto`
+            takes as many, up to 32768, as leave half of the free memory unused by the estimate of `rlsdk explain`.
         rows: padded gives each rollout a row (rollouts of like length together); packed puts them one after another,
             which pays with flash_attention_2; shared reads a prompt once for all its rollouts in a micro-batch, which
             pays where groups are large and prompts are not short beside responses (full attention, sdpa or eager);
@@ -68,7 +74,7 @@ class DeepSpeedOptions:
     schedule: Schedule = "constant"
     warmup_steps: Annotated[int, at_least(0)] = 0
     final_ratio: Share = 0.1
-    micro_batch_tokens: int = attrs.field(default=16384, validator=attrs.validators.gt(0))
+    micro_batch_tokens: int | Literal["auto"] = attrs.field(default=16384, validator=_positive_or_auto)
     rows: RowStyle = "padded"
     sequence_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     gradient_checkpointing: bool = False
@@ -114,6 +120,24 @@ class DeepSpeedOptions:
         else:
             trained = sum(p.numel() for p in model.parameters())
         return trained * ((4 if dtype == "float32" else 2) + 12)
+
+    @property
+    def memory_remedies(self) -> tuple[str, ...]:
+        """Options that would lower the memory of a rank, those first that cost least."""
+        found = {
+            "gradient_checkpointing=true": not self.gradient_checkpointing and self.rows != "shared",
+            "micro_batch_tokens=auto": self.micro_batch_tokens != "auto",
+            "zero_stage=3 on more ranks (placement.learners)": self.zero_stage < 3,
+            "offload=all, or offload=optimizer (GPUs only)": self.offload == "none",
+            "lora": self.lora is None,
+        }
+        return tuple(f"learner.{name}" for name, open_ in found.items() if open_)
+
+    def update_memory(self, roles: Roles, place: ActorSpec, shape: UpdateShape) -> Sequence[MemoryUse]:
+        """Estimate the greatest memory of a rank, without loading weights; see `EstimatesUpdates`."""
+        from rlsdk.learners.estimate import update_memory
+
+        return update_memory(self, roles, place, shape)
 
     def model_faults(self, model: Any) -> Sequence[str]:
         """Say why a model cannot be trained with these options; it may have no weights."""

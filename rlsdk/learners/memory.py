@@ -69,6 +69,10 @@ class Memory:
             self.part.restore(state)
         self._before, self._left, self._reported = self.state(), [], MetricAccumulator()
 
+    def forget(self) -> None:
+        """Forget the calls of an optimiser step that did not end."""
+        self.restore(self._before)
+
     def call(self, x: LossInputs) -> Any:
         """Call the component on a micro-batch, from the state in which the optimiser step began."""
         if self._left and self._left[-1] != self._before:

@@ -232,14 +232,20 @@ def _vision(model: Model, net: Any) -> Vision | None:
     return vision if sees(net) and vision.usable else None
 
 
-def _load(auto: Callable[[Any], Any], model: Model, attention: Attention, checkpointing: bool) -> Any:
-    from transformers import AutoConfig
+def blank_policy(model: Model, attention: Attention, checkpointing: bool) -> PolicyModel:
+    """Build a policy from its config alone: made of fake tensors, it tells the memory of a pass without using any."""
+    config = _config(model, local_files_only=True)
+    net = policy_class(config).from_config(
+        config,
+        dtype=getattr(torch, model.dtype),
+        attn_implementation=attention,
+        trust_remote_code=model.trust_remote_code,
+    )
+    return PolicyModel(_trainable(net, checkpointing), exact=model.head_dtype == "float32")
 
-    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
-        for name, value in vars(part).items():  # no dropout: the learner's logprobs must be the engine's
-            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
-                setattr(part, name, 0.0)
+
+def _load(auto: Callable[[Any], Any], model: Model, attention: Attention, checkpointing: bool) -> Any:
+    config = _config(model)
     loaded, report = auto(config).from_pretrained(
         model.path,
         config=config,
@@ -250,10 +256,26 @@ def _load(auto: Callable[[Any], Any], model: Model, attention: Attention, checkp
     )
     if missing := sorted(report["missing_keys"]):
         raise LearnerError(f"model {model.path}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
+    return _trainable(loaded, checkpointing)
+
+
+def _config(model: Model, **options: Any) -> Any:
+    """Return the config of a model, without dropout: the learner's logprobs must be the engine's."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code, **options)
+    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+                setattr(part, name, 0.0)
+    return config
+
+
+def _trainable(net: Any, checkpointing: bool) -> Any:
     if checkpointing:
-        loaded.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    loaded.train()  # gradient checkpointing works only in this mode; dropout was set to 0
-    return loaded
+        net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    net.train()  # gradient checkpointing works only in this mode; dropout was set to 0
+    return net
 
 
 def check_layers(config: Any, rows: RowStyle = "shared") -> None:

@@ -179,6 +179,11 @@ class Objective:
         add_component_metrics(tally, "actor/", metrics, x.loss_mask)
         return values
 
+    def forget(self) -> None:
+        """Forget the calls of an optimiser step, which begins again."""
+        for memory in self._memories.values():
+            memory.forget()
+
     def advance(self, gather: Gather, *, taken: bool = True) -> None:
         """Advance the memory of stateful components after an optimiser step; see `Memory.advance`."""
         for memory in self._memories.values():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlsdk.learners.ulysses import Sequences
 
 
-@attrs.frozen
+@attrs.define
 class MicroBatchRunner:
     """Runs a model over rollouts in micro-batches.
 
@@ -33,6 +33,7 @@ class MicroBatchRunner:
         width: Hidden size of the policy.
         sequences: Ranks that share each rollout; None if rollouts are not shared.
         exact_width: `model.max_length` where logprobs are exact: each rollout is a micro-batch of its own; else None.
+        halved: True once the budget was halved, since memory had run out.
     """
 
     ranks: Ranks
@@ -42,6 +43,7 @@ class MicroBatchRunner:
     width: int
     sequences: Sequences | None = None
     exact_width: int | None = None
+    halved: bool = False
 
     @classmethod
     def of(
@@ -79,6 +81,10 @@ class MicroBatchRunner:
     def run(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
         """Run the model over the rows; with `sequences`, the result is the same on all ranks that share them."""
         return model(rows, *args) if self.sequences is None else self.sequences(model, rows, *args)
+
+    def halve(self) -> None:
+        """Take half as many tokens in each micro-batch from now on."""
+        self.budget, self.halved = max(1, self.budget // 2), True
 
     def plan(self, batch: TrainBatch) -> list[np.ndarray]:
         """Rollouts (int64) of each of this rank's micro-batches; none for no rollouts."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import attrs
 import numpy as np
@@ -15,6 +16,7 @@ from rlsdk.errors import LearnerError
 from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss
 from rlsdk.learners.passes import MicroBatchRunner
+from rlsdk.learners.shortage import with_less
 from rlsdk.learners.zero import Trained
 from rlsdk.schedules import at
 
@@ -39,6 +41,7 @@ class Updates:
     seed: int
     device: str
     _metrics: dict[str, MetricAccumulator] = attrs.field(init=False, factory=dict)
+    _added: dict[str, list[Callable[[], None]]] = attrs.field(init=False, factory=dict)
 
     def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
         """Take one optimiser step of each role for each minibatch; see `Learner.update`.
@@ -70,6 +73,33 @@ class Updates:
         Raises:
             LearnerError: The learner does not train that role.
         """
+        trained = self._trained(role)
+        add = partial(self._add, batch, totals, role=role, step=step, update=update, updates=updates, last=last)
+        added = self._added.setdefault(role, [])
+        added.append(add)
+
+        def again() -> None:
+            trained.drop_gradients()
+            self._metrics.pop(role, None)
+            if role == "actor":
+                self.objective.forget()
+            for each in added:
+                each()
+
+        what = f"the update of the {role} in step {step + 1}"
+        with_less(self.passes, what, add, again=again, why_not=trained.repeat_fault)
+
+    def _add(
+        self,
+        batch: TrainBatch,
+        totals: Totals,
+        *,
+        role: TrainedRole,
+        step: int,
+        update: int,
+        updates: int,
+        last: bool,
+    ) -> None:
         trained, parts = self._trained(role), self.passes.plan(batch)
         count = self.passes.ranks.all_reduce_max([max(len(parts), 1)])[0]
         context = UpdateContext(
@@ -98,6 +128,7 @@ class Updates:
             LearnerError: Too many gradients in a row were not finite.
         """
         trained, found = self._trained(role), self._metrics.pop(role, MetricAccumulator())
+        self._added.pop(role, None)
         ranks, lr = self.passes.ranks, trained.lr
         with self.passes.clock("update_seconds"):
             norm = trained.step()

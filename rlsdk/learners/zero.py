@@ -143,6 +143,35 @@ class Trained:
                 # A sum over ranks: DeepSpeed takes their mean.
                 self.engine.backward(loss * self._world)
 
+    @property
+    def repeat_fault(self) -> str:
+        """Say why the gradient of an optimiser step cannot be dropped and computed again; empty if it can."""
+        if self._world > 1:
+            return "other ranks wait for this one, so it cannot begin again"
+        if self._setting.stage == 3 or self._setting.offload != "none":
+            return "with zero_stage 3 or offload a step cannot begin again"
+        return ""
+
+    def drop_gradients(self) -> None:
+        """Drop the gradient of the optimiser step, and what a backward pass left behind that did not end."""
+        for parameter in self.engine.module.parameters():
+            parameter.grad = None
+        if self._setting.stage == 0:
+            return
+        optimizer = self.engine.optimizer
+        optimizer.zero_grad(set_to_none=True)
+        if not hasattr(optimizer, "ipg_buckets"):  # bfloat16 in stage 1, with gradients in buffers of float32
+            return
+        for held in (optimizer.averaged_gradients, optimizer.all_grad_tensors, optimizer.extra_large_param_to_reduce):
+            held.clear()
+        for bucket in optimizer.ipg_buckets.values():
+            bucket.clear()
+        optimizer.params_already_reduced[:] = [False] * len(optimizer.params_already_reduced)
+        optimizer._release_ipg_buffers()
+        while optimizer._backward_active_depth:
+            optimizer.exit_backward()
+        optimizer.clear_backward_seen_flag()
+
     def step(self) -> float | None:
         """Take one optimiser step along the gradient; all ranks skip it if the gradient is not finite.
 

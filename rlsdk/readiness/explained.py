@@ -1,4 +1,4 @@
-"""A plan in words: what it runs, how its batches are divided, and the memory that it takes."""
+"""A plan in words: what it runs, and how its batches are divided."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rlsdk.config import Plan, TaskSource
 from rlsdk.contracts import LimitsMicroBatches, RewardSpec
 from rlsdk.plugins import ComponentRef, short_name
 from rlsdk.readiness.checks import PlanFinding
-from rlsdk.readiness.disk import DTYPE_BYTES, DiskEstimate
 from rlsdk.storage.location import is_url
 
 NEVER_RUN = (
@@ -192,32 +191,18 @@ def batch(plan: Plan) -> dict[str, str]:
     }
     if isinstance(learner, LimitsMicroBatches):
         limit = learner.micro_batch_tokens
-        most = max(1, min(share, ceil(share * longest / limit)))
-        words["micro-batches"] = (
-            f"{share:,} rollouts × {longest:,} tokens in forward passes of at most {limit:,} tokens: at full length "
-            f"some {most:,} for each optimiser step; gradients add up over them, so their number changes "
-            "only speed and memory"
-        )
+        exact = "gradients add up over them, so their number changes only speed and memory"
+        if limit == "auto":
+            words["micro-batches"] = f"as many tokens in a forward pass as the learner finds memory for; {exact}"
+        else:
+            most = max(1, min(share, ceil(share * longest / limit)))
+            words["micro-batches"] = (
+                f"{share:,} rollouts × {longest:,} tokens in forward passes of at most {limit:,} tokens: at full "
+                f"length some {most:,} for each optimiser step; {exact}"
+            )
     if config.steps is not None:
         words["whole run"] = (
             f"{config.steps:,} steps: {config.steps * rollouts:,} rollouts, {config.steps * updates:,} "
         )
         words["whole run"] += "optimiser steps"
-    return words
-
-
-def memory(plan: Plan, disk: DiskEstimate | None) -> dict[str, str]:
-    """Describe the memory that weights and optimiser state take; empty if the model's size is not known."""
-    if disk is None or disk.parameters is None:
-        return {}
-    size = preflight.size_text
-    weights = disk.parameters * DTYPE_BYTES[plan.config.model.dtype]
-    words = {
-        "learner": f"{size(disk.checkpoint + weights)} over all ranks: weights and optimiser state, as in a "
-        "checkpoint, and gradients; activations come on top",
-    }
-    if plan.needs_reference:
-        words["reference model"] = f"{size(weights)} of weights"
-    if plan.needs_engine:
-        words["each engine"] = f"{size(weights)} of weights, and its KV cache"
     return words

@@ -194,7 +194,9 @@ def _examined(tree: dict[str, Any], file: str | None) -> dict[str, Any]:
     from rlsdk.errors import ConfigError
     from rlsdk.readiness.checks import examine
     from rlsdk.readiness.disk import in_words
-    from rlsdk.readiness.explained import batch, describe, finding_of, memory
+    from rlsdk.readiness.explained import batch, describe, finding_of
+    from rlsdk.readiness.memory import estimate_memory
+    from rlsdk.readiness.memory import in_words as memory_in_words
 
     try:
         plan = check(found_beside(tree, Path(file)) if file else tree)
@@ -203,7 +205,7 @@ def _examined(tree: dict[str, Any], file: str | None) -> dict[str, Any]:
     found = examine(plan, starts=False)
     words = {
         "batch": batch(plan),
-        "memory": memory(plan, found.disk),
+        "memory": memory_in_words(estimate_memory(plan)),
         "disk": in_words(plan, found.disk) if found.disk else {},
         **describe(plan),
     }

@@ -1,0 +1,179 @@
+"""Peak memory of a forward and backward pass, found without computing: torch's fake tensors have shapes alone."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rlsdk.head import Head, few_chunks
+from rlsdk.learners.rows import TokenRows
+
+FEW_LAYERS = 4
+"""Number of layers of one kind up to which all are run; of more, two, since each further one adds the same."""
+
+
+@attrs.frozen
+class PassMemory:
+    """Greatest memory of a forward and backward pass beyond weights and added-up gradients.
+
+    Attributes:
+        bytes: All of it.
+        head: The part that the output head holds at that moment.
+    """
+
+    bytes: int
+    head: int = 0
+
+    def plus(self, other: PassMemory, minus: PassMemory, times: int) -> PassMemory:
+        """Add `other - minus` so many times."""
+        return PassMemory(
+            self.bytes + times * (other.bytes - minus.bytes), max(0, self.head + times * (other.head - minus.head))
+        )
+
+
+class _Allocations(TorchDispatchMode):
+    """Counts the bytes of all living tensors, by what is being computed while they are made."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        own = (*module.parameters(), *module.buffers())
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in own)
+        self.part = "layers"
+        self.living: Counter[str] = Counter()
+        self.peak: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._count(leaf.untyped_storage())
+        return result
+
+    def _count(self, storage: Any) -> None:
+        if storage in self._seen:
+            return
+        size, part = storage.nbytes(), self.part
+        self._seen.add(storage)
+        weakref.finalize(storage, self._free, part, size)
+        self.living[part] += size
+        if self.living.total() > self.peak.total():
+            self.peak = self.living.copy()
+
+    def _free(self, part: str, size: int) -> None:
+        self.living[part] -= size
+
+
+def pass_memory(build: Callable[[], nn.Module], make_rows: Callable[[], TokenRows], **options: Any) -> PassMemory:
+    """Return the peak memory of a micro-batch of an update: forward pass, loss and backward pass.
+
+    Of a model with many layers, few of each kind are run. The estimate is for operators as they run on a CPU; those of
+    a GPU keep the same tensors.
+
+    Args:
+        build: Makes the module; its tensors are fake, so this costs no memory.
+        make_rows: Makes the rows of the micro-batch.
+        **options: Arguments of the module beside the rows.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), _without_init(), few_chunks():
+        module = build()
+        layers = _layers_of(module)
+        kinds = {} if layers is None else _kinds(layers)
+        if all(len(each) <= FEW_LAYERS for each in kinds.values()):
+            return _run(module, make_rows, options)
+        assert layers is not None
+        few = {kind: each[: 2 if len(each) > FEW_LAYERS else len(each)] for kind, each in kinds.items()}
+        found = base = _run_with(module, layers, few, make_rows, options)
+        for kind, each in kinds.items():
+            if len(each) > FEW_LAYERS:
+                more = _run_with(module, layers, {**few, kind: each[:3]}, make_rows, options)
+                found = found.plus(more, base, len(each) - 2)
+    return found
+
+
+@contextmanager
+def _without_init() -> Iterator[None]:
+    """Leave weights as they are: they have no values."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        yield
+
+
+def _layers_of(module: nn.Module) -> nn.ModuleList | None:
+    """Return the list of the model's layers, the longest that it has."""
+    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each)]
+    return max(lists, key=len, default=None)
+
+
+def _kinds(layers: nn.ModuleList) -> dict[Any, list[nn.Module]]:
+    """Group layers whose passes need the same memory: of one class, with parameters of the same shapes."""
+    found: dict[Any, list[nn.Module]] = {}
+    for layer in layers:
+        shapes = tuple((name, tuple(p.shape), p.requires_grad) for name, p in layer.named_parameters())
+        windows = tuple(getattr(each, "sliding_window", None) for each in layer.children())
+        found.setdefault((type(layer), shapes, windows), []).append(layer)
+    return found
+
+
+def _run_with(
+    module: nn.Module,
+    layers: nn.ModuleList,
+    kept: dict[Any, list[nn.Module]],
+    make_rows: Callable[[], TokenRows],
+    options: dict[str, Any],
+) -> PassMemory:
+    """Run the module with some of its layers."""
+    held = list(layers)
+    chosen = {id(layer) for each in kept.values() for layer in each}
+    layers._modules = {str(i): layer for i, layer in enumerate(x for x in held if id(x) in chosen)}
+    try:
+        return _run(module, make_rows, options)
+    finally:
+        layers._modules = {str(i): layer for i, layer in enumerate(held)}
+
+
+def _run(module: nn.Module, make_rows: Callable[[], TokenRows], options: dict[str, Any]) -> PassMemory:
+    handles: list[Any] = []
+    with _Allocations(module) as counted:
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                handles.append(parameter.register_post_accumulate_grad_hook(_drop_gradient))
+        for each in module.modules():
+            if isinstance(each, Head):
+                handles += _marks_head(each, counted)
+        results = module(make_rows(), **options)
+        results = results if isinstance(results, tuple) else (results,)
+        loss = sum(each.sum() for each in results if each is not None and each.requires_grad)
+        del results
+        loss.backward()  # type: ignore[union-attr]
+    for handle in handles:
+        handle.remove()
+    return PassMemory(counted.peak.total(), counted.peak["head"])
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None  # it is added to the gradient of the optimiser step, which is counted elsewhere
+
+
+def _marks_head(head: Head, counted: _Allocations) -> list[Any]:
+    def begin(*_: Any) -> None:
+        counted.part = "head"
+
+    def end(*_: Any) -> None:
+        counted.part = "layers"
+
+    return [
+        head.register_forward_pre_hook(begin),
+        head.register_forward_hook(end),
+        head.register_full_backward_pre_hook(begin),
+        head.register_full_backward_hook(end),
+    ]

@@ -1,0 +1,83 @@
+"""What a rank does when memory runs out: half the micro-batch, once, and the same gradient from the beginning."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from rlsdk.errors import LearnerError
+from rlsdk.learners.passes import MicroBatchRunner
+from rlsdk.preflight import size_text
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+REMEDIES = (
+    "lower learner.micro_batch_tokens, set learner.gradient_checkpointing=true, or divide the model among more ranks "
+    "(learner.zero_stage, placement.learners)"
+)
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Return True if an exception says that memory ran out, on a GPU or of the machine."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def with_less(
+    passes: MicroBatchRunner, what: str, run: Callable[[], T], *, again: Callable[[], T] | None, why_not: str = ""
+) -> T:
+    """Run passes; if memory runs out, halve the micro-batch and run once more.
+
+    Args:
+        passes: Runner of the micro-batches.
+        what: What is run, for messages.
+        run: Runs all micro-batches.
+        again: Undoes what `run` did and runs everything with the smaller micro-batches; None if that is not possible.
+        why_not: Why it is not possible.
+
+    Raises:
+        LearnerError: Memory ran out although the micro-batch was halved before, or the work cannot be repeated.
+    """
+    try:
+        return run()
+    except Exception as error:
+        if not is_shortage(error):
+            raise
+        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+    # Outside of the handler: until then the exception holds the frames, and these the activations.
+    if passes.halved:
+        why_not = "the micro-batch was halved before"
+    if again is None or why_not:
+        raise LearnerError(_out_of_memory(passes, what, said, why_not))
+    passes.halve()
+    gc.collect()
+    if passes.ranks.device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+    log.warning(
+        "out of memory in %s (%s): the micro-batch is halved to %d tokens, and the gradient of this step is computed "
+        "again; it stays the same. Set learner.micro_batch_tokens=%d",
+        what,
+        said,
+        passes.budget,
+        passes.budget,
+    )
+    return with_less(passes, what, again, again=None)
+
+
+def _out_of_memory(passes: MicroBatchRunner, what: str, said: str, why_not: str) -> str:
+    used = ""
+    if passes.ranks.device == "cuda":
+        import torch
+
+        used = f"; {size_text(torch.cuda.max_memory_allocated())} of the GPU were in use"
+    return (
+        f"out of memory in {what}, with micro-batches of {passes.budget} tokens{used} ({said})"
+        f"{f'; {why_not}' if why_not else ''}: {REMEDIES}"
+    )

@@ -1,0 +1,214 @@
+"""Estimate, before a run starts, of the memory of its processes: on each GPU, and on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from math import ceil
+from typing import Any
+
+import attrs
+
+from rlsdk import preflight
+from rlsdk.cluster.gpus import GPUNode
+from rlsdk.config import Plan
+from rlsdk.contracts import ActorSpec, EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
+from rlsdk.learners.starting import roles
+from rlsdk.readiness.disk import DTYPE_BYTES, skeleton
+
+DRIVER_BYTES = 600 * 2**20
+"""Main memory of the driver and of Ray's own processes."""
+COPIES = 2
+"""Copies of the weights in Ray's object store: those that engines have, and the next ones."""
+
+
+@attrs.frozen(kw_only=True)
+class MemoryRow:
+    """Memory of one process for one purpose.
+
+    Attributes:
+        role: Purpose, such as `learner weights`.
+        bytes: Size.
+        of: Memory of the device or machine that it is taken from; None if unknown.
+        where: That device: `GPU`, or `engine GPU` and `learner GPU` if they are different ones, or `host`.
+        processes: Number of such processes on it.
+    """
+
+    role: str
+    bytes: int
+    of: int | None
+    where: str
+    processes: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class MemoryEstimate:
+    """Memory that a run needs at once.
+
+    Attributes:
+        rows: One row for each purpose of a process.
+        unknown: Sentences about what could not be estimated.
+        remedies: Options of the learner that would lower it.
+    """
+
+    rows: tuple[MemoryRow, ...] = ()
+    unknown: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> list[str]:
+        """Devices of the rows, in their order."""
+        return list(dict.fromkeys(row.where for row in self.rows))
+
+    def total(self, where: str) -> int:
+        """Return the bytes that are needed on a device."""
+        return sum(row.bytes * row.processes for row in self.rows if row.where == where)
+
+    def capacity(self, where: str) -> int | None:
+        """Return the memory of a device; None if it is not known."""
+        return next((row.of for row in self.rows if row.where == where), None)
+
+    def shortages(self) -> Iterator[str]:
+        """Say what does not fit, and what to lower."""
+        size = preflight.size_text
+        for where in self.places:
+            has, needs = self.capacity(where), self.total(where)
+            if has is None or needs <= has:
+                continue
+            largest = sorted((row for row in self.rows if row.where == where), key=lambda row: -row.bytes)[:3]
+            parts = ", ".join(f"{row.role} {size(row.bytes)}" for row in largest)
+            what = "this machine" if where == "host" else f"each {where}"
+            engine = {"host": ["engine.kv_cache_gib", "placement.engines"], "GPU": ["engine.gpu_memory_utilization"]}
+            remedies = [*self.remedies, *engine.get(where, [])]
+            yield (
+                f"some {size(needs)} are needed at once, and {what} has {size(has)}; most is for {parts}. What lowers "
+                f"it: {', '.join(remedies)}"
+            )
+
+
+def estimate_memory(
+    plan: Plan, *, nodes: Sequence[GPUNode] | None = None, gpu_bytes: int | None = None
+) -> MemoryEstimate:
+    """Estimate the memory of a plan; builds the model without weights, and computes nothing.
+
+    Args:
+        plan: Checked plan.
+        nodes: Nodes with GPUs on which it would run; None for this machine.
+        gpu_bytes: Memory of a GPU; None for that of this machine's.
+    """
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        return MemoryEstimate(unknown=("memory is not estimated: that needs torch; pip install 'rlsdk[cpu]'",))
+    found = _Estimate.of(plan, nodes, gpu_bytes)
+    net, why = skeleton(plan, download=False)
+    if net is None:
+        return MemoryEstimate(unknown=(f"memory is not estimated: {why}",))
+    found.learner()
+    if plan.needs_engine:
+        found.engines(net)
+    weights = sum(p.numel() for p in net.parameters()) * DTYPE_BYTES[plan.config.model.dtype]
+    if plan.needs_engine:
+        found.add([MemoryUse("object store", weights * COPIES, on_host=True)], "host", 1)
+    found.add([MemoryUse("driver and Ray", DRIVER_BYTES, on_host=True)], "host", 1)
+    return MemoryEstimate(rows=tuple(found.rows), unknown=tuple(found.unknown), remedies=found.remedies)
+
+
+@attrs.define(kw_only=True)
+class _Estimate:
+    """Collects the rows.
+
+    Attributes:
+        plan: Checked plan.
+        cuda: True if the actors run on GPUs.
+        nodes: Number of machines.
+        gpu_bytes: Memory of a GPU; None if unknown.
+        host_bytes: Memory of a machine; None if unknown.
+        remedies: Options of the learner that would lower its memory.
+    """
+
+    plan: Plan
+    cuda: bool
+    nodes: int
+    gpu_bytes: int | None
+    host_bytes: int | None
+    rows: list[MemoryRow] = attrs.field(factory=list)
+    unknown: list[str] = attrs.field(factory=list)
+    remedies: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, nodes: Sequence[GPUNode] | None, gpu_bytes: int | None) -> _Estimate:
+        device = plan.config.placement.device
+        here = preflight.gpu_count() if device != "cpu" else 0
+        if gpu_bytes is None and here:
+            import torch
+
+            gpu_bytes = int(torch.cuda.get_device_properties(0).total_memory)
+        return cls(
+            plan=plan,
+            cuda=device == "cuda" or (device == "auto" and bool(here or nodes)),
+            nodes=1 if nodes is None else len(nodes),
+            gpu_bytes=gpu_bytes,
+            host_bytes=preflight.main_memory() if nodes is None else None,
+        )
+
+    def learner(self) -> None:
+        """Add the rows of the learner's ranks."""
+        plan, place = self.plan, self.plan.config.placement
+        learner = plan.plugins.resolve(plan.learner)
+        if not isinstance(learner, EstimatesUpdates):
+            self.unknown.append(f"the learner {plan.learner.name!r} does not tell how much memory it needs")
+            return
+        spec = ActorSpec(role="learner", world_size=place.learners, device="cuda" if self.cuda else "cpu")
+        self.remedies = tuple(learner.memory_remedies)
+        uses = learner.update_memory(roles(plan), spec, self._shape())
+        self.add(uses, "GPU" if place.colocate and plan.needs_engine else "learner GPU", place.learners)
+
+    def engines(self, net: Any) -> None:
+        """Add the rows of the engines."""
+        plan, place = self.plan, self.plan.config.placement
+        engine = plan.plugins.resolve(plan.engine)
+        if not isinstance(engine, EstimatesGeneration):
+            self.unknown.append(f"the engine {plan.engine.name!r} does not tell how much memory it needs")
+            return
+        spec = ActorSpec(role="engine", world_size=place.engines, device="cuda" if self.cuda else "cpu")
+        uses = engine.generation_memory(plan.model, net, spec, self.gpu_bytes)
+        self.add(uses, "GPU" if place.colocate else "engine GPU", place.engines)
+
+    def add(self, uses: Sequence[MemoryUse], device: str, count: int) -> None:
+        """Add what each of `count` processes uses; on a machine with several, all of them count."""
+        here = ceil(count / self.nodes)
+        for use in uses:
+            if not use.bytes:
+                continue
+            if self.cuda and not use.on_host:
+                self.rows.append(MemoryRow(role=use.role, bytes=use.bytes, of=self.gpu_bytes, where=device))
+            else:
+                row = MemoryRow(role=use.role, bytes=use.bytes, of=self.host_bytes, where="host", processes=here)
+                self.rows.append(row)
+
+    def _shape(self) -> UpdateShape:
+        """Return the rollouts of an optimiser step on one rank, each of the greatest length."""
+        config, place = self.plan.config, self.plan.config.placement
+        prompt, longest = config.max_prompt_tokens, config.max_prompt_tokens + config.sampling.max_tokens
+        if not self.plan.plugins.component(self.plan.workflow).one_answer:
+            longest = config.model.max_length
+        longest = min(config.model.max_length, longest)
+        prompt = min(prompt, longest - 1)
+        each = config.group_size if self.plan.sampled else 1
+        share = ceil(config.batch_size * each / config.minibatches / place.learners)
+        free = self.gpu_bytes if self.cuda else self.host_bytes and self.host_bytes // place.learners
+        return UpdateShape(
+            rollouts=share, prompt=prompt, response=longest - prompt, prompts=ceil(share / each), free=free
+        )
+
+
+def in_words(found: MemoryEstimate) -> dict[str, str | list[str]]:
+    """Describe an estimate: name -> text."""
+    size, words = preflight.size_text, {}
+    for row in found.rows:
+        several = f"{row.processes} × " if row.processes > 1 else ""
+        words[f"{row.role} ({row.where})"] = f"{several}{size(row.bytes)}"
+    for where in found.places:
+        has = found.capacity(where)
+        of = "" if has is None else f" of {size(has)}"
+        words[f"needed at once ({where})"] = f"{size(found.total(where))}{of}"
+    return {**words, **({"unknown": list(found.unknown)} if found.unknown else {})}
