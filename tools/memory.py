@@ -50,6 +50,7 @@ alone (USS). The first 30 % of the steps are a warm-up and do not count. The res
 line is fitted to their means: *slope* is how much the process grows with each step, with a confidence interval of
 95 %. A process *grows* if the whole interval lies above 1 KiB per step, which is 1 GiB in a million steps.
 """
+NEXT = "## Memory before a run"
 
 
 @attrs.frozen
@@ -205,7 +206,8 @@ def main() -> int:
     watch.run(asked.minutes)
     text = "\n".join(lines(watch))
     print(text)
-    PAGE.write_text(f"{HEAD}\n{text}\n", encoding="utf-8")
+    _, mark, rest = PAGE.read_text(encoding="utf-8").partition(NEXT)  # what tools/memory_estimates.py writes
+    PAGE.write_text(f"{HEAD}\n{text}\n\n{mark}{rest}", encoding="utf-8")
     return int(any(slope.grows for slope in watch.slopes()))
 
 

@@ -93,7 +93,7 @@ def measure(folder: Path, shape: Shape) -> dict[str, int]:
     uses = learner.update_memory(roles, place, UpdateShape(rollouts=count, prompt=prompt, response=RESPONSE))
     ones = np.ones(count * RESPONSE, np.float32)
     batch = TrainBatch(
-        token_ids=np.random.default_rng(0).integers(0, 4096, count * length),
+        token_ids=np.random.default_rng(0).integers(0, 2048, count * length),
         lengths=np.full(count, length),
         starts=np.full(count, prompt),
         responses=np.full(count, RESPONSE),
@@ -120,7 +120,10 @@ def in_process(name: str) -> dict[str, int]:
 
 def table(found: Mapping[str, Mapping[str, int]]) -> str:
     """Return the table of docs/memory.md."""
-    rows = ["| learner | estimated, MiB | measured, MiB | estimate against measurement |", "| --- | ---: | ---: | ---: |"]
+    rows = [
+        "| learner | estimated, MiB | measured, MiB | estimate against measurement |",
+        "| --- | ---: | ---: | ---: |",
+    ]
     for name, sizes in found.items():
         off = sizes["estimated"] / sizes["measured"] - 1
         estimated, measured = (f"{sizes[key] / 2**20:,.0f}" for key in ("estimated", "measured"))

@@ -132,7 +132,22 @@ def described(error: BaseException) -> str:
 
 def reason(error: BaseException) -> str:
     """Return Ray's explanation of a death in one line."""
+    if short := out_of_memory(str(error)):
+        return short
     text = re.sub(r"Worker exit type: \w+ Worker exit detail: ", "", str(error)).split(" Some common causes")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     telling = next((line for line in reversed(lines) if "because" in line), lines[-1])
     return telling if len(telling) <= LONGEST else f"{telling[: LONGEST - 1]}…"
+
+
+def out_of_memory(text: str) -> str:
+    """Turn the screenful that Ray writes when it kills a process to save its node into a sentence; else return ""."""
+    if "due to the node running low on memory" not in text:
+        return ""
+    node = re.search(r"Memory on the node \(IP: ([^,)]+)[^)]*\) was ([\d.]+GB) used / ([\d.]+GB) limit", text)
+    where = f" of node {node[1]} ran out ({node[2]} of {node[3]} were in use)" if node else " of its node ran out"
+    used = re.search(r"actual memory used=([\d.]+GB)", text)
+    return (
+        f"Ray killed it, since the memory{where}{f'; it used {used[1]}' if used else ''}. Lower what `rlsdk explain` "
+        "counts: placement.engines, engine.kv_cache_gib, learner.micro_batch_tokens"
+    )

@@ -31,6 +31,7 @@ from rlsdk.contracts import (
 )
 from rlsdk.errors import EngineError
 from rlsdk.isolation.process import settle
+from rlsdk.isolation.vitals import peak_memory
 from rlsdk.plugins import ComponentRef, Plugins
 
 log = logging.getLogger(__name__)
@@ -210,10 +211,10 @@ class EngineActor(RunActor):
     async def clock(self) -> dict[str, float]:
         """Since the start: seconds inside `step`, steps, tokens sampled, prompt tokens, seconds of weight loads.
 
-        And sums over the steps from which the cost of a step can be fitted: continuations in it, their squares, and
-        their products with the seconds of the step.
+        And the greatest main memory of this process (`host_bytes`), and sums over the steps from which the cost of a
+        step can be fitted: continuations in it, their squares, and their products with the seconds of the step.
         """
-        return dict(self._clock)
+        return {**self._clock, "host_bytes": float(peak_memory())}
 
     async def stop(self) -> None:
         """End the step loop and free everything; waiting calls of `generate` fail."""

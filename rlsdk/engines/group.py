@@ -97,6 +97,7 @@ class EngineGroup:
             restarts.client.lost = self._lose
         self._deaths: dict[int, list[str]] = {rank: [] for rank in self._actors}
         self._clocks = {rank: _Clock() for rank in self._actors}
+        self._host_bytes = 0.0
         self._starts = dict.fromkeys(self._actors, 1)
         self._started: list[Any] = []
         self._wanted = len(self._actors)
@@ -217,7 +218,8 @@ class EngineGroup:
 
         Returns:
             `engine`: seconds of generation, of the slowest rank, and `engines` in the mean; `tokens` of all; `steps` of
-            decoding, of the rank with most, and the sums over all ranks of what the actors count of their steps.
+            decoding, of the rank with most, and the sums over all ranks of what the actors count of their steps;
+            `host_bytes`: greatest main memory that a rank has used.
         """
         for rank, counted in (await self.all("clock")).items():
             self._count(rank, counted)
@@ -229,6 +231,7 @@ class EngineGroup:
             "steps": float(by_rank["steps"].max(initial=0.0)),
             **{f"all_{name}": float(by_rank[name].sum()) for name in STEP},
             "tokens": float(by_rank["tokens"].sum()),
+            "host_bytes": self._host_bytes,
         }
 
     def metrics(self) -> dict[str, float]:
@@ -285,6 +288,7 @@ class EngineGroup:
     def _count(self, rank: int, counted: Mapping[str, float]) -> None:
         if rank in self._actors:  # the counts of a dead engine are already in `past`
             self._clocks[rank].now = np.array([counted[name] for name in COUNTED])
+        self._host_bytes = max(self._host_bytes, counted.get("host_bytes", 0.0))
 
     def _forget(self, rank: int) -> None:
         """Stop calling an engine, and keep its counts."""

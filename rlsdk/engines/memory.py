@@ -29,7 +29,7 @@ def transformers_memory(options: Transformers, model: Model, net: Any, place: Ac
 def vllm_memory(
     options: Vllm, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
 ) -> tuple[MemoryUse, ...]:
-    """Estimate the memory of vLLM; on GPUs, of each of them, where the KV cache gets what weights leave of its share."""
+    """Estimate the memory of vLLM; on each of its GPUs, the KV cache gets what the weights leave of its share."""
     if place.device == "cpu":
         return _uses(_weights(model, net), options.kv_cache_gib * 2**30, VLLM_PROCESS_BYTES, place)
     weights = _weights(model, net) // options.tensor_parallel_size
@@ -38,7 +38,8 @@ def vllm_memory(
 
 
 def _weights(model: Model, net: Any) -> int:
-    return sum(p.numel() for p in net.parameters()) * (4 if model.dtype == "float32" else 2)
+    count: int = sum(p.numel() for p in net.parameters())
+    return count * (4 if model.dtype == "float32" else 2)
 
 
 def _uses(weights: int, cache: int, process: int, place: ActorSpec) -> tuple[MemoryUse, ...]:

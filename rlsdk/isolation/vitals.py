@@ -6,6 +6,7 @@ import faulthandler
 import os
 import platform
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -164,6 +165,14 @@ def _moved(process: psutil.Process) -> int:
         return 0
     counters = counted()
     return int(counters.read_bytes + counters.write_bytes)
+
+
+def peak_memory() -> int:
+    """Return the greatest main memory that this process has used so far, in bytes."""
+    import resource  # not on Windows
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024
 
 
 def write_stacks(process: Identity) -> bool:

@@ -40,11 +40,11 @@ class PassMemory:
         )
 
 
-class _Allocations(TorchDispatchMode):
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all living tensors, by what is being computed while they are made."""
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         own = (*module.parameters(), *module.buffers())
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in own)
         self.part = "layers"
@@ -144,9 +144,8 @@ def _run_with(
 def _run(module: nn.Module, make_rows: Callable[[], TokenRows], options: dict[str, Any]) -> PassMemory:
     handles: list[Any] = []
     with _Allocations(module) as counted:
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                handles.append(parameter.register_post_accumulate_grad_hook(_drop_gradient))
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        handles += [each.register_post_accumulate_grad_hook(_drop_gradient) for each in trained]  # type: ignore[no-untyped-call]
         for each in module.modules():
             if isinstance(each, Head):
                 handles += _marks_head(each, counted)
@@ -154,7 +153,7 @@ def _run(module: nn.Module, make_rows: Callable[[], TokenRows], options: dict[st
         results = results if isinstance(results, tuple) else (results,)
         loss = sum(each.sum() for each in results if each is not None and each.requires_grad)
         del results
-        loss.backward()  # type: ignore[union-attr]
+        loss.backward()
     for handle in handles:
         handle.remove()
     return PassMemory(counted.peak.total(), counted.peak["head"])

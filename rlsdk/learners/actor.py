@@ -12,6 +12,7 @@ from rlsdk.cluster.actors import RunActor
 from rlsdk.contracts import ActorSpec, HasClock, LossSpec, Roles
 from rlsdk.errors import LearnerError
 from rlsdk.isolation.process import settle
+from rlsdk.isolation.vitals import peak_memory
 from rlsdk.plugins import ComponentRef, Plugins
 
 if TYPE_CHECKING:
@@ -65,8 +66,20 @@ class LearnerActor(RunActor):
         return None if weights is None else checksums(weights)
 
     def clock(self) -> dict[str, float]:
-        """Return the learner's timings; empty for a learner without a clock."""
-        return self._learner.clock() if isinstance(self._learner, HasClock) else {}
+        """Return the learner's timings, none for a learner without a clock, and the greatest memory of its process."""
+        timed = self._learner.clock() if isinstance(self._learner, HasClock) else {}
+        return {**timed, **_peaks()}
+
+
+def _peaks() -> dict[str, float]:
+    """Return the greatest memory so far in bytes: main memory and, on a GPU, that of tensors and all that was held."""
+    import torch
+
+    found = {"host_bytes": float(peak_memory())}
+    if torch.cuda.is_available():
+        found["gpu_bytes"] = float(torch.cuda.max_memory_allocated())
+        found["gpu_held_bytes"] = float(torch.cuda.max_memory_reserved())
+    return found
 
 
 def _free_port() -> int:

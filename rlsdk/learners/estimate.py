@@ -167,7 +167,8 @@ def largest_rows(options: DeepSpeedOptions, model: Model, shape: UpdateShape, to
     if model.exact:
         return to_exact_row(batch.select(np.arange(1)), model.max_length)
     part = plan(read_lengths(batch), tokens, packed=options.rows == "packed")[0]
-    return to_rows(batch.select(part), options.rows)
+    # A tree of rollouts that share nothing is a row for each.
+    return to_rows(batch.select(part), "padded" if options.rows == "tree" else options.rows)
 
 
 def _rollouts(shape: UpdateShape, prompt: int, response: int) -> TrainBatch:

@@ -276,6 +276,24 @@ def time_metrics(
     return metrics
 
 
+def memory_metrics(*, driver: int, engine: Mapping[str, float], learner: Mapping[str, float]) -> dict[str, float]:
+    """Return the greatest memory of each kind of process since it was started, in GiB.
+
+    Args:
+        driver: Main memory of this process, in bytes.
+        engine: What engines count, with `host_bytes` of the largest one.
+        learner: What ranks count, with `host_bytes` and, on GPUs, `gpu_bytes` and `gpu_held_bytes` of the largest one.
+    """
+    found = {
+        "memory/driver": driver,
+        "memory/engine": engine.get("host_bytes"),
+        "memory/learner": learner.get("host_bytes"),
+        "memory/learner_gpu": learner.get("gpu_bytes"),
+        "memory/learner_gpu_held": learner.get("gpu_held_bytes"),
+    }
+    return {name: size / 2**30 for name, size in found.items() if size}
+
+
 def skipped_updates(metrics: Mapping[str, float]) -> dict[str, int]:
     """Updates of a step, by role, skipped because their gradient was not finite; roles with none are absent."""
     counts = {role: int(metrics.get(f"{role}/skipped_updates", 0)) for role in ("actor", "critic")}

@@ -21,6 +21,7 @@ from rlsdk.contracts.rollouts import RolloutCounters, Rollouts, TakenBatch
 from rlsdk.contracts.training import LearnerHandle
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.process import settle
+from rlsdk.isolation.vitals import peak_memory
 from rlsdk.loops.signals import handled
 from rlsdk.rollout.experience import ReplayBuffer, ReplayedGroup
 from rlsdk.rollout.staleness import StalenessPolicy
@@ -36,6 +37,7 @@ from rlsdk.trainer.metrics import (
     RunTimes,
     Timer,
     gap_metrics,
+    memory_metrics,
     reward_metrics,
     rollout_metrics,
     skipped_updates,
@@ -131,6 +133,7 @@ class Trainer:
         self._updated = self._synced = self._restored = False
         self._before: tuple[dict[str, float], RolloutCounters]
         self._generated = 0.0
+        self._peaks: dict[str, float] = {}
         self.resources = ExitStack()
         self.record: RunRecord | None = None
 
@@ -374,7 +377,11 @@ class Trainer:
         spent = {name: now[name] - before[name] for name in before}
         wasted = {"rollouts/tokens_wasted": float(after.wasted - counted.wasted)} if self.plan.sampled else {}
         generated, sampled, ahead = self._generated, metrics["rollouts/tokens"], self.runs_ahead
-        return wasted | self.times.add_step(self.timer, wall, spent, generated=generated, sampled=sampled, ahead=ahead)
+        return (
+            wasted
+            | self._peaks
+            | self.times.add_step(self.timer, wall, spent, generated=generated, sampled=sampled, ahead=ahead)
+        )
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:
@@ -390,6 +397,7 @@ class Trainer:
     async def _used(self) -> tuple[dict[str, float], RolloutCounters]:
         """Return seconds and tokens counted inside the actors so far; of several actors, the slowest."""
         learner, counters = await asyncio.gather(asyncio.to_thread(self.learner.clock), self.rollouts.counters())
+        self._peaks = memory_metrics(driver=peak_memory(), engine=counters.clock, learner=learner)
         return {**counters.clock, "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}, counters
 
     @property

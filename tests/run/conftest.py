@@ -108,7 +108,7 @@ class Runner:
     def metrics(self, name: str = "run", *, times: bool = False) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, without times."""
         lines = [json.loads(line) for line in (self.path(name) / "metrics.jsonl").read_text().splitlines()]
-        return [{k: v for k, v in line.items() if times or not k.startswith("time/")} for line in lines]
+        return [{k: v for k, v in line.items() if times or not k.startswith(("time/", "memory/"))} for line in lines]
 
     def summary(self, name: str = "run") -> dict[str, Any]:
         """`summary.json`."""

@@ -141,7 +141,7 @@ def test_a_check_explains_the_arithmetic_memory_and_disk() -> None:
     found = checked({"text": BASE})
     assert found["faults"] == found["warnings"] == []
     assert found["plan"]["batch"]["rollouts"].startswith("64 tasks × 8 = 512 rollouts in each step")
-    assert "weights and optimiser state" in found["plan"]["memory"]["learner"]
+    assert found["plan"]["memory"]["learner weights (host)"].endswith("MiB")
     assert found["plan"]["disk"]["needed"]
     assert (found["name"], Path(found["folder"]).name, found["exists"]) == ("nano", "nano", False)
 
