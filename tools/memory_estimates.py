@@ -128,7 +128,7 @@ def in_process(name: str) -> dict[str, int]:
 def table(found: Mapping[str, Mapping[str, int]]) -> str:
     """Return the table of docs/memory.md."""
     rows = [
-        "| learner | estimated, MiB | measured, MiB | estimate against measurement | measured with what glibc keeps, MiB |",
+        "| learner | estimated, MiB | measured, MiB | estimate against measurement | with what glibc keeps, MiB |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for name, sizes in found.items():
