@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlsdk.contracts import ActorSpec, MemoryUse, Model
-
-if TYPE_CHECKING:
-    from rlsdk.engines.transformers import Transformers
-    from rlsdk.engines.vllm import Vllm
 
 PROCESS_BYTES = 400 * 2**20
 """Memory of an engine's process without a model: Python, torch and Ray."""
@@ -16,25 +12,26 @@ VLLM_PROCESS_BYTES = 1200 * 2**20
 """The same with vLLM."""
 
 
-def transformers_memory(options: Transformers, model: Model, net: Any, place: ActorSpec) -> tuple[MemoryUse, ...]:
+def transformers_memory(
+    model: Model, net: Any, place: ActorSpec, *, max_num_seqs: int, kv_cache_gib: float
+) -> tuple[MemoryUse, ...]:
     """Estimate the memory of the engine `transformers` at its greatest."""
     from rlsdk.engines.slots import token_bytes
 
     width = 4 if model.dtype == "float32" else 2
-    full = options.max_num_seqs * model.max_length * token_bytes(net.config.get_text_config(), width)
-    cache = min(full, int(options.kv_cache_gib * 2**30))
-    return _uses(_weights(model, net), cache, PROCESS_BYTES, place)
+    full = max_num_seqs * model.max_length * token_bytes(net.config.get_text_config(), width)
+    return _uses(_weights(model, net), min(full, int(kv_cache_gib * 2**30)), PROCESS_BYTES, place)
 
 
 def vllm_memory(
-    options: Vllm, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
+    model: Model, net: Any, place: ActorSpec, *, kv_cache_gib: int, gpus: int, device_share: float, device_bytes: int
 ) -> tuple[MemoryUse, ...]:
     """Estimate the memory of vLLM; on each of its GPUs, the KV cache gets what the weights leave of its share."""
+    weights = _weights(model, net)
     if place.device == "cpu":
-        return _uses(_weights(model, net), options.kv_cache_gib * 2**30, VLLM_PROCESS_BYTES, place)
-    weights = _weights(model, net) // options.tensor_parallel_size
-    cache = max(0, int(options.gpu_memory_utilization * (device_bytes or 0)) - weights)
-    return _uses(weights, cache, VLLM_PROCESS_BYTES, place)
+        return _uses(weights, kv_cache_gib * 2**30, VLLM_PROCESS_BYTES, place)
+    own = weights // gpus
+    return _uses(own, max(0, int(device_share * device_bytes) - own), VLLM_PROCESS_BYTES, place)
 
 
 def _weights(model: Model, net: Any) -> int:

@@ -92,7 +92,7 @@ class Transformers:
         self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
     ) -> Sequence[MemoryUse]:
         """Estimate the greatest memory of an engine; see `EstimatesGeneration`."""
-        return transformers_memory(self, model, net, place)
+        return transformers_memory(model, net, place, max_num_seqs=self.max_num_seqs, kv_cache_gib=self.kv_cache_gib)
 
     def routing_faults(self, model: Any) -> Sequence[str]:
         """Say why the experts that tokens choose cannot be returned; the model may have no weights."""

@@ -98,7 +98,15 @@ class Vllm:
         self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
     ) -> Sequence[MemoryUse]:
         """Estimate the greatest memory of an engine; see `EstimatesGeneration`."""
-        return vllm_memory(self, model, net, place, device_bytes)
+        return vllm_memory(
+            model,
+            net,
+            place,
+            kv_cache_gib=self.kv_cache_gib,
+            gpus=self.tensor_parallel_size,
+            device_share=self.gpu_memory_utilization,
+            device_bytes=device_bytes or 0,
+        )
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything."""

@@ -359,7 +359,9 @@ def test_a_training_is_stopped_as_by_ctrl_c_and_outlives_the_server(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # a training that waits for its end, in place of a real one
     (tmp_path / "rlsdk/__init__.py").touch()
     (tmp_path / "rlsdk/cli.py").write_text(
-        "import sys, time\nprint('begins', *sys.argv[1:], flush=True)\n"
+        # As `rlsdk train` does: what was started in the background of a shell ignores Ctrl-C otherwise.
+        "import signal, sys, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "print('begins', *sys.argv[1:], flush=True)\n"
         "try:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print('saved')\n    sys.exit(130)\n"
     )
     started = trainings.start("one", str(tmp_path / "runs/one"), Path("a.yaml"))
