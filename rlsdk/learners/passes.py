@@ -12,13 +12,26 @@ from rlsdk.contracts import Model, TrainBatch
 from rlsdk.learners.microbatch import plan
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import RowStyle, TokenRows, empty_rows, read_lengths, to_exact_row, to_rows
-from rlsdk.learners.tree import plan_trees, tree_rows, trees
+from rlsdk.learners.tree import plan_trees, tree_rows
 from rlsdk.learners.zero import PhaseTimer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rlsdk.learners.ulysses import Sequences
+
+
+@attrs.frozen(eq=False)
+class MicroBatch:
+    """Rollouts of one forward pass.
+
+    Attributes:
+        rollouts: int64, their places in the batch.
+        trees: int64, the tree of each of them; None if rows are no trees.
+    """
+
+    rollouts: np.ndarray
+    trees: np.ndarray | None = None
 
 
 @attrs.define
@@ -86,39 +99,38 @@ class MicroBatchRunner:
         """Take half as many tokens in each micro-batch from now on."""
         self.budget, self.halved = max(1, self.budget // 2), True
 
-    def plan(self, batch: TrainBatch) -> list[np.ndarray]:
-        """Rollouts (int64) of each of this rank's micro-batches; none for no rollouts."""
+    def plan(self, batch: TrainBatch) -> list[MicroBatch]:
+        """This rank's micro-batches; none for no rollouts."""
         if self.exact_width is not None:
-            return plan(read_lengths(batch), 1)
+            return [MicroBatch(part) for part in plan(read_lengths(batch), 1)]
         if self.style == "tree":
-            return plan_trees(batch, self.budget, self.width)
+            return [MicroBatch(*part) for part in plan_trees(batch, self.budget, self.width)]
         packed, pairs = self.style == "packed", batch.rollouts.get("pairs")
-        return plan(read_lengths(batch), self.budget * self.shared_by, packed=packed, pairs=pairs)
+        parts = plan(read_lengths(batch), self.budget * self.shared_by, packed=packed, pairs=pairs)
+        return [MicroBatch(part) for part in parts]
 
     def micro_batches(
-        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int
+        self, batch: TrainBatch, parts: Sequence[MicroBatch], count: int
     ) -> Iterator[tuple[TrainBatch | None, TokenRows]]:
         """The rows of `count * shared_by` passes, and the rollouts whose results they give.
 
         Where a rank has no more micro-batches, or it is another rank's turn, the rollouts are None: results of these
         rows must weigh nothing.
         """
-        labels = trees(batch, self.budget, self.width)[0] if self.style == "tree" else None
         for i in range(count):
-            part = batch.select(parts[i]) if i < len(parts) else None
-            if part is None:
-                rows = empty_rows(self.style)
-            else:
-                rows = self._rows(part) if labels is None else tree_rows(part, labels[parts[i]])
+            part = batch.select(parts[i].rollouts) if i < len(parts) else None
+            rows = empty_rows(self.style) if part is None else self._rows(part, parts[i].trees)
             if self.sequences is None:
                 yield part, rows.to(self.ranks.device)
                 continue
             for turn, each in enumerate(self.sequences.turns(rows)):
                 yield part if turn == self.sequences.rank else None, each.to(self.ranks.device)
 
-    def _rows(self, batch: TrainBatch) -> TokenRows:
+    def _rows(self, batch: TrainBatch, trees: np.ndarray | None = None) -> TokenRows:
         if self.exact_width is not None:
             return to_exact_row(batch, self.exact_width)
+        if trees is not None:
+            return tree_rows(batch, trees)
         return to_rows(batch, "padded" if self.style == "tree" else self.style)
 
     def forward(
@@ -142,7 +154,7 @@ class MicroBatchRunner:
                 results = run(rows)
                 if part is None:
                     continue
-                positions = batch.response_positions(next(left))
+                positions = batch.response_positions(next(left).rollouts)
                 for name, result in results.items():
                     found[name][positions] = result.float().cpu().numpy()
         return found

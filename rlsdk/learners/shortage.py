@@ -29,7 +29,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def with_less(
-    passes: MicroBatchRunner, what: str, run: Callable[[], T], *, again: Callable[[], T] | None, why_not: str = ""
+    passes: MicroBatchRunner, what: str, run: Callable[[], T], *, again: Callable[[], T], why_not: str = ""
 ) -> T:
     """Run passes; if memory runs out, halve the micro-batch and run once more.
 
@@ -37,8 +37,8 @@ def with_less(
         passes: Runner of the micro-batches.
         what: What is run, for messages.
         run: Runs all micro-batches.
-        again: Undoes what `run` did and runs everything with the smaller micro-batches; None if that is not possible.
-        why_not: Why it is not possible.
+        again: Undoes what `run` did and runs everything with the smaller micro-batches.
+        why_not: Why that is not possible; empty if it is.
 
     Raises:
         LearnerError: Memory ran out although the micro-batch was halved before, or the work cannot be repeated.
@@ -52,7 +52,7 @@ def with_less(
     # Outside of the handler: until then the exception holds the frames, and these the activations.
     if passes.halved:
         why_not = "the micro-batch was halved before"
-    if again is None or why_not:
+    if why_not:
         raise LearnerError(_out_of_memory(passes, what, said, why_not))
     passes.halve()
     gc.collect()
@@ -68,7 +68,7 @@ def with_less(
         passes.budget,
         passes.budget,
     )
-    return with_less(passes, what, again, again=None)
+    return with_less(passes, what, again, again=again)
 
 
 def _out_of_memory(passes: MicroBatchRunner, what: str, said: str, why_not: str) -> str:

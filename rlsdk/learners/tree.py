@@ -93,7 +93,7 @@ def trees(batch: TrainBatch, max_tokens: int, width: int) -> tuple[np.ndarray, n
     return labels, np.array(sizes, np.int64)
 
 
-def plan_trees(batch: TrainBatch, max_tokens: int, width: int) -> list[np.ndarray]:
+def plan_trees(batch: TrainBatch, max_tokens: int, width: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Cut a rank's rollouts into micro-batches of whole trees within a token budget.
 
     Args:
@@ -102,11 +102,12 @@ def plan_trees(batch: TrainBatch, max_tokens: int, width: int) -> list[np.ndarra
         width: Hidden size of the model.
 
     Returns:
-        Rollouts (int64) of each micro-batch.
+        Of each micro-batch the rollouts, and the tree of each of them; int64.
     """
     labels, sizes = trees(batch, max_tokens, width)
     by_tree = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels))[:-1])
-    return [np.concatenate([by_tree[tree] for tree in part]) for part in plan(sizes, max_tokens)]
+    parts = [np.concatenate([by_tree[tree] for tree in part]) for part in plan(sizes, max_tokens)]
+    return [(part, labels[part]) for part in parts]
 
 
 def tree_rows(batch: TrainBatch, labels: np.ndarray) -> TokenRows:

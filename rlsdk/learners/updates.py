@@ -15,7 +15,7 @@ from rlsdk.contracts import TrainBatch, TrainedRole
 from rlsdk.errors import LearnerError
 from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss
-from rlsdk.learners.passes import MicroBatchRunner
+from rlsdk.learners.passes import MicroBatch, MicroBatchRunner
 from rlsdk.learners.shortage import with_less
 from rlsdk.learners.zero import Trained
 from rlsdk.schedules import at
@@ -74,7 +74,15 @@ class Updates:
             LearnerError: The learner does not train that role.
         """
         trained = self._trained(role)
-        add = partial(self._add, batch, totals, role=role, step=step, update=update, updates=updates, last=last)
+        context = UpdateContext(
+            update=update,
+            updates=updates,
+            train_step=step,
+            updates_done=self.trained["actor"].updates,
+            totals=totals,
+            seed=int(np.random.SeedSequence([self.seed, step, update]).generate_state(1)[0]),
+        )
+        add = partial(self._add, batch, context, role, last=last)
         added = self._added.setdefault(role, [])
         added.append(add)
 
@@ -89,27 +97,9 @@ class Updates:
         what = f"the update of the {role} in step {step + 1}"
         with_less(self.passes, what, add, again=again, why_not=trained.repeat_fault)
 
-    def _add(
-        self,
-        batch: TrainBatch,
-        totals: Totals,
-        *,
-        role: TrainedRole,
-        step: int,
-        update: int,
-        updates: int,
-        last: bool,
-    ) -> None:
+    def _add(self, batch: TrainBatch, context: UpdateContext, role: TrainedRole, *, last: bool) -> None:
         trained, parts = self._trained(role), self.passes.plan(batch)
         count = self.passes.ranks.all_reduce_max([max(len(parts), 1)])[0]
-        context = UpdateContext(
-            update=update,
-            updates=updates,
-            train_step=step,
-            updates_done=self.trained["actor"].updates,
-            totals=totals,
-            seed=int(np.random.SeedSequence([self.seed, step, update]).generate_state(1)[0]),
-        )
         if role == "actor" and self.objective.whole_batch:
             context = self._with_whole(batch, parts, count, context)
         losses = self._actor_losses if role == "actor" else self._critic_losses
@@ -168,7 +158,7 @@ class Updates:
         self,
         actor: Trained,
         batch: TrainBatch,
-        parts: Sequence[np.ndarray],
+        parts: Sequence[MicroBatch],
         count: int,
         context: UpdateContext,
         tally: MetricAccumulator,
@@ -195,7 +185,7 @@ class Updates:
         self,
         critic: Trained,
         batch: TrainBatch,
-        parts: Sequence[np.ndarray],
+        parts: Sequence[MicroBatch],
         count: int,
         context: UpdateContext,
         tally: MetricAccumulator,
@@ -206,7 +196,7 @@ class Updates:
             yield _nothing(values) if part is None else critic_loss(part, values, clip, context.totals, tally)
 
     def _with_whole(
-        self, batch: TrainBatch, parts: Sequence[np.ndarray], count: int, context: UpdateContext
+        self, batch: TrainBatch, parts: Sequence[MicroBatch], count: int, context: UpdateContext
     ) -> UpdateContext:
         """Add the inputs of the optimiser batch, from a pass without gradients, gathered from all ranks."""
         ranks, actor = self.passes.ranks, self.trained["actor"]
@@ -218,7 +208,7 @@ class Updates:
                     columns.append((logprobs.cpu(), entropy.cpu()))
         empty = torch.zeros(0)
         local = [torch.cat([empty, *(column[i] for column in columns)]) for i in (0, 1)]
-        order = np.concatenate([np.zeros(0, np.int64), *parts])
+        order = np.concatenate([np.zeros(0, np.int64), *(part.rollouts for part in parts)])
         shares = ranks.gather((batch.select(order), *local))
         whole = TrainBatch.concatenate([share[0] for share in shares])
         logprobs, entropy = (torch.cat([share[i] for share in shares]).to(self.device) for i in (1, 2))

@@ -22,7 +22,7 @@ from rlsdk.evaluation.models import model_of
 from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.model import PolicyModel, load_policy
 from rlsdk.learners.objective import Objective, UpdateContext
-from rlsdk.learners.passes import MicroBatchRunner
+from rlsdk.learners.passes import MicroBatch, MicroBatchRunner
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.zero import PhaseTimer
 from rlsdk.trainer.batch import StepBatch, labels
@@ -174,10 +174,10 @@ class Gradients:
         return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self._parameters]
 
     def _whole_inputs(
-        self, objective: Objective, batch: TrainBatch, parts: Sequence[np.ndarray], context: UpdateContext
+        self, objective: Objective, batch: TrainBatch, parts: Sequence[MicroBatch], context: UpdateContext
     ) -> LossInputs:
         """Return the inputs of the whole batch, in the order of its micro-batches, for losses that read them."""
-        ordered = batch.select(np.concatenate(parts))
+        ordered = batch.select(np.concatenate([part.rollouts for part in parts]))
         found = self._fields(self._policy, ordered, ["logprobs", "entropy"], self._plans[0])
         logprobs, entropy = (torch.from_numpy(found[name]) for name in ("logprobs", "entropy"))
         return objective.inputs(ordered, logprobs, entropy, context)

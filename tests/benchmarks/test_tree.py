@@ -86,8 +86,8 @@ def test_trees_are_faster_than_rows_of_their_own(case: str, tmp_path: Path, show
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     policy, batch = load_policy(Model(path=str(tmp_path)), "sdpa", False), batch_of(rollouts)
-    labels, sizes = trees(batch, BUDGET, WIDTH)
-    as_trees = [tree_rows(batch.select(part), labels[part]) for part in plan_trees(batch, BUDGET, WIDTH)]
+    sizes = trees(batch, BUDGET, WIDTH)[1]
+    as_trees = [tree_rows(batch.select(part), labels) for part, labels in plan_trees(batch, BUDGET, WIDTH)]
     alone = [to_rows(batch, "padded")]
     times: dict[str, list[float]] = {"rows": [], "trees": []}
     for _ in range(4):

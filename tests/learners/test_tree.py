@@ -83,7 +83,9 @@ class TestTrees:
             assert size <= budget or len(members) == 1
             sequences = [batch.token_ids[batch.lengths[:i].sum() :][: reads[i]] for i in members]
             assert size == len(TokenTree.of(sequences))
-        parts = plan_trees(batch, budget, 32)
+        planned = plan_trees(batch, budget, 32)
+        parts = [part for part, _ in planned]
+        assert all(np.array_equal(of, labels[part]) for part, of in planned)
         assert sorted(np.concatenate(parts).tolist()) == list(range(len(batch)))
         for part in parts:
             inside = np.unique(labels[part])
@@ -107,7 +109,7 @@ class TestTrees:
         labels, sizes = trees(batch, 1, 32)
         assert labels.tolist() == [1, 0, 0, 1]
         assert sizes.tolist() == [4, 4]
-        assert sorted(sorted(part.tolist()) for part in plan_trees(batch, 1, 32)) == [[0, 3], [1, 2]]
+        assert sorted(sorted(part.tolist()) for part, _ in plan_trees(batch, 1, 32)) == [[0, 3], [1, 2]]
 
 
 class TestTreeRows:
