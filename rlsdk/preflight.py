@@ -31,19 +31,20 @@ def torch_companions() -> list[str]:
     Returns:
         One sentence for each package that does not fit.
     """
-    torch = _version("torch")
+    torch = version("torch")
     if torch is None or not torch.endswith("+cpu"):
         return []
     effects = {"torchvision": "importing a model of transformers fails with `operator torchvision::nms does not exist`"}
     return [
-        f"{name} {version} is built for CUDA, but torch {torch} is not: {effects.get(name, 'importing it fails')}. "
+        f"{name} {found} is built for CUDA, but torch {torch} is not: {effects.get(name, 'importing it fails')}. "
         f"Text models work without it: {REMEDY}"
         for name in COMPANIONS
-        if (version := _version(name)) and not version.endswith("+cpu")
+        if (found := version(name)) and not found.endswith("+cpu")
     ]
 
 
-def _version(distribution: str) -> str | None:
+def version(distribution: str) -> str | None:
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -61,7 +62,7 @@ def packages(needed: Iterable[str], what: str) -> list[str]:
         One sentence for each that is not installed.
     """
     wanted = [[each.strip() for each in name.split("|")] for name in needed]
-    missing = [names[0] for names in wanted if not any(map(_version, names))]
+    missing = [names[0] for names in wanted if not any(map(version, names))]
     return [f"{what} needs {name}, which is not installed: pip install {name}" for name in missing]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from rlsdk import preflight
 from rlsdk.config import Plan
 from rlsdk.errors import EnvironmentFault
 
@@ -50,7 +50,7 @@ def check_nodes(plan: Plan, *, trains: bool) -> None:
             sees the folder.
     """
     required = {"rlsdk", *(mark.distribution for mark in plan.plugins.used().values() if mark.distribution)}
-    here = versions_of(sorted(required | set(STACK)))
+    here = {name: found for name in sorted(required | set(STACK)) if (found := preflight.version(name))}
     if trains and plan.folder.is_dir():
         with NamedTemporaryFile(dir=plan.folder, prefix=".seen-by-nodes-") as mark:
             reports = _ask(plan, sorted(here), str(Path(mark.name).resolve()))
@@ -61,17 +61,6 @@ def check_nodes(plan: Plan, *, trains: bool) -> None:
     for difference in package_faults(here, [name for name in STACK if name in here], reports):
         log.warning("nodes differ from this machine: %s", difference.strip())
     check_folder(plan.folder, reports)
-
-
-def versions_of(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of the packages that are installed."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def package_faults(here: Mapping[str, str], packages: Sequence[str], reports: Sequence[NodeReport]) -> list[str]:

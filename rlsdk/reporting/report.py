@@ -6,11 +6,11 @@ import logging
 import os
 import re
 from html import escape
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rlsdk.errors import described
+from rlsdk.preflight import version
 from rlsdk.reporting.charts import chart
 from rlsdk.reporting.page import page, table, text_block
 from rlsdk.reporting.reading import FinishedRun, read_run
@@ -147,13 +147,7 @@ def _samples(run: FinishedRun) -> str:
 
 
 def _versions() -> list[tuple[str, str]]:
-    found = []
-    for name in PACKAGES:
-        try:
-            found.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return [(name, found) for name in PACKAGES if (found := version(name))]
 
 
 def _repeat(run: FinishedRun) -> str:

@@ -87,8 +87,8 @@ def lab(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    known = preflight._version
-    monkeypatch.setattr(preflight, "_version", lambda name: None if name == "wandb" else known(name))
+    known = preflight.version
+    monkeypatch.setattr(preflight, "version", lambda name: None if name == "wandb" else known(name))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
     def started(*_: Any, **__: Any) -> None:

@@ -54,8 +54,8 @@ def test_a_rank_that_the_engine_cannot_serve_stops_the_run_before_it_starts(plan
 def test_a_missing_peft_stops_the_run_before_it_starts(
     plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = preflight._version
-    monkeypatch.setattr(preflight, "_version", lambda name: None if name == "peft" else known(name))
+    known = preflight.version
+    monkeypatch.setattr(preflight, "version", lambda name: None if name == "peft" else known(name))
     with pytest.raises(EnvironmentFault, match=r"learner core/deepspeed with these options needs peft, .* pip install"):
         run(plan("vllm", lora={"rank": 8}))
     assert exchanged_adapter(plan("vllm")) is None
