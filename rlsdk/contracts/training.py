@@ -353,7 +353,7 @@ class LearnerHandle(Protocol):
         ...
 
     def clock(self) -> dict[str, float]:
-        """Return seconds so far by name, each of the rank that took longest."""
+        """Return seconds and greatest bytes of memory so far by name, each of the rank that has most."""
         ...
 
     def save(self, folder: Path) -> None:

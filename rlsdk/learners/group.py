@@ -324,7 +324,7 @@ class LearnerGroup:
         self._call("export", [(Path(folder),)] * len(self.actors))
 
     def clock(self) -> dict[str, float]:
-        """Seconds so far by name, each of the rank that took longest."""
+        """Seconds and greatest bytes of memory so far by name, each of the rank that has most."""
         clocks = self._wait("clock", [a.clock.remote() for a in self.actors])
         return {name: max(c.get(name, 0.0) for c in clocks) for name in clocks[0]}
 

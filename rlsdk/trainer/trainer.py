@@ -131,9 +131,8 @@ class Trainer:
         self.interrupted = self.save_requested = False
         self._store, self._resume_from = store, resume_from
         self._updated = self._synced = self._restored = False
-        self._before: tuple[dict[str, float], RolloutCounters]
+        self._before: tuple[Mapping[str, float], RolloutCounters]
         self._generated = 0.0
-        self._peaks: dict[str, float] = {}
         self.resources = ExitStack()
         self.record: RunRecord | None = None
 
@@ -366,22 +365,22 @@ class Trainer:
 
     async def start_timer(self) -> Timer:
         """Start the timer of a step, for engines and learner, too."""
-        self._before = await self._used()
+        self._before = await self._clocks()
         self.timer, self._generated = Timer(), 0.0
         return self.timer
 
     async def stop_timer(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the time metrics of the step."""
-        wall, (before, counted) = self.timer.wall, self._before
-        now, after = await self._used()
+        wall = self.timer.wall
+        learner, after = await self._clocks()
+        before, now = _inside(*self._before), _inside(learner, after)
         spent = {name: now[name] - before[name] for name in before}
-        wasted = {"rollouts/tokens_wasted": float(after.wasted - counted.wasted)} if self.plan.sampled else {}
+        found = memory_metrics(driver=peak_memory(), engine=after.clock, learner=learner)
+        if self.plan.sampled:
+            found["rollouts/tokens_wasted"] = float(after.wasted - self._before[1].wasted)
         generated, sampled, ahead = self._generated, metrics["rollouts/tokens"], self.runs_ahead
-        return (
-            wasted
-            | self._peaks
-            | self.times.add_step(self.timer, wall, spent, generated=generated, sampled=sampled, ahead=ahead)
-        )
+        times = self.times.add_step(self.timer, wall, spent, generated=generated, sampled=sampled, ahead=ahead)
+        return found | times
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:
@@ -394,11 +393,9 @@ class Trainer:
     async def _generating(self) -> float:
         return (await self.rollouts.counters()).clock["engines"] if self.runs_ahead else 0.0
 
-    async def _used(self) -> tuple[dict[str, float], RolloutCounters]:
-        """Return seconds and tokens counted inside the actors so far; of several actors, the slowest."""
-        learner, counters = await asyncio.gather(asyncio.to_thread(self.learner.clock), self.rollouts.counters())
-        self._peaks = memory_metrics(driver=peak_memory(), engine=counters.clock, learner=learner)
-        return {**counters.clock, "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}, counters
+    async def _clocks(self) -> tuple[Mapping[str, float], RolloutCounters]:
+        """Return what the learner and the rollouts have counted so far; of several actors, the slowest."""
+        return await asyncio.gather(asyncio.to_thread(self.learner.clock), self.rollouts.counters())
 
     @property
     def ended(self) -> bool:
@@ -517,6 +514,11 @@ class Trainer:
 
     def __exit__(self, *error: Any) -> None:
         self.resources.__exit__(*error)
+
+
+def _inside(learner: Mapping[str, float], counters: RolloutCounters) -> dict[str, float]:
+    """Return seconds and tokens counted inside the actors so far."""
+    return {**counters.clock, "learner": sum(v for k, v in learner.items() if k.endswith("_seconds"))}
 
 
 async def _end(trainer: Trainer, callback: Callback, kind: type[BaseException] | None, *_: object) -> None:
