@@ -76,7 +76,8 @@ def explain(
             plan_text["gpus"] = {f"{node}, GPU {gpu}": ", ".join(users) or "nobody" for node, gpu, users in rows}
     memory = MemoryEstimate()
     if with_memory:
-        memory = estimate_memory(plan, nodes=nodes, gpu_bytes=None if gpu_memory is None else int(gpu_memory * 2**30))
+        gpu_bytes = None if gpu_memory is None else int(gpu_memory * 2**30)
+        memory = estimate_memory(plan, found.built, nodes=nodes, gpu_bytes=gpu_bytes)
         short = tuple(PlanFinding("memory", text) for text in memory.shortages())
         found = attrs.evolve(found, warnings=(*found.warnings, *short))
     if as_json:

@@ -17,6 +17,8 @@ _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", 
 
 Finish = Literal["stop", "length", "abort"]
 DType = Literal["float32", "bfloat16", "float16"]
+DTYPE_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number."""
 HeadDType = Literal["model", "float32"]
 
 

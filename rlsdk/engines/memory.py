@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlsdk.contracts import ActorSpec, MemoryUse, Model
+from rlsdk.contracts.generation import DTYPE_BYTES
 
 PROCESS_BYTES = 400 * 2**20
 """Memory of an engine's process without a model: Python, torch and Ray."""
@@ -18,25 +19,24 @@ def transformers_memory(
     """Estimate the memory of the engine `transformers` at its greatest."""
     from rlsdk.engines.slots import token_bytes
 
-    width = 4 if model.dtype == "float32" else 2
-    full = max_num_seqs * model.max_length * token_bytes(net.config.get_text_config(), width)
+    full = max_num_seqs * model.max_length * token_bytes(net.config.get_text_config(), DTYPE_BYTES[model.dtype])
     return _uses(_weights(model, net), min(full, int(kv_cache_gib * 2**30)), PROCESS_BYTES, place)
 
 
 def vllm_memory(
-    model: Model, net: Any, place: ActorSpec, *, kv_cache_gib: int, gpus: int, device_share: float, device_bytes: int
+    model: Model, net: Any, place: ActorSpec, *, kv_cache_gib: int, gpus: int, room: int
 ) -> tuple[MemoryUse, ...]:
-    """Estimate the memory of vLLM; on each of its GPUs, the KV cache gets what the weights leave of its share."""
+    """Estimate the memory of vLLM; on each of its GPUs, the KV cache gets what the weights leave of the `room`."""
     weights = _weights(model, net)
     if place.device == "cpu":
         return _uses(weights, kv_cache_gib * 2**30, VLLM_PROCESS_BYTES, place)
     own = weights // gpus
-    return _uses(own, max(0, int(device_share * device_bytes) - own), VLLM_PROCESS_BYTES, place)
+    return _uses(own, max(0, room - own), VLLM_PROCESS_BYTES, place)
 
 
 def _weights(model: Model, net: Any) -> int:
     count: int = sum(p.numel() for p in net.parameters())
-    return count * (4 if model.dtype == "float32" else 2)
+    return count * DTYPE_BYTES[model.dtype]
 
 
 def _uses(weights: int, cache: int, process: int, place: ActorSpec) -> tuple[MemoryUse, ...]:

@@ -98,15 +98,8 @@ class Vllm:
         self, model: Model, net: Any, place: ActorSpec, device_bytes: int | None
     ) -> Sequence[MemoryUse]:
         """Estimate the greatest memory of an engine; see `EstimatesGeneration`."""
-        return vllm_memory(
-            model,
-            net,
-            place,
-            kv_cache_gib=self.kv_cache_gib,
-            gpus=self.tensor_parallel_size,
-            device_share=self.gpu_memory_utilization,
-            device_bytes=device_bytes or 0,
-        )
+        room = int(self.gpu_memory_utilization * (device_bytes or 0))
+        return vllm_memory(model, net, place, kv_cache_gib=self.kv_cache_gib, gpus=self.gpus, room=room)
 
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import attrs
 
 from rlsdk.contracts import ActorSpec, DType, MemoryUse, Roles, UpdateShape
+from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.errors import LearnerError
 from rlsdk.learners.lora import Lora, adapter_fault, count_adapter
 from rlsdk.learners.ranks import environment
@@ -119,7 +120,7 @@ class DeepSpeedOptions:
             trained = count_adapter(model, self.lora)
         else:
             trained = sum(p.numel() for p in model.parameters())
-        return trained * ((4 if dtype == "float32" else 2) + 12)
+        return trained * (DTYPE_BYTES[dtype] + 12)
 
     @property
     def memory_remedies(self) -> tuple[str, ...]:

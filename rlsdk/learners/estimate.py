@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from rlsdk.contracts import ActorSpec, MemoryUse, Model, Roles, TrainBatch, UpdateShape
+from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.learners.microbatch import plan
 from rlsdk.learners.rows import TokenRows, read_lengths, to_exact_row, to_rows
 
@@ -85,7 +86,7 @@ def rank_memory(options: DeepSpeedOptions, roles: Roles, place: ActorSpec) -> Ra
         steps.append(critic.step)
     if roles.reference is not None and not (options.lora and roles.reference == roles.actor):
         shared = place.world_size if options.zero_stage == 3 else 1
-        size = parameters(roles.reference)[0] * _width(roles.reference.dtype) // shared
+        size = parameters(roles.reference)[0] * DTYPE_BYTES[roles.reference.dtype] // shared
         uses.append(MemoryUse("reference model", size, options.offload == "all"))
     if not cpu:
         uses.append(MemoryUse("communication buffers", actor.buffers))
@@ -108,7 +109,7 @@ class _Trained:
     @classmethod
     def of(cls, options: DeepSpeedOptions, model: Model, place: ActorSpec, *, lora: bool) -> _Trained:
         every, trained = parameters(model, options.lora if lora else None)
-        width, ranks, cuda = _width(model.dtype), place.world_size, place.device == "cuda"
+        width, ranks, cuda = DTYPE_BYTES[model.dtype], place.world_size, place.device == "cuda"
         stage = 1 if width == 2 and options.zero_stage == 0 else options.zero_stage
         share = -(-trained // ranks) if stage else trained
         # Gradients are added up in float32, by stages 2 and 3 those of the own share alone.
@@ -235,7 +236,3 @@ def parameters(model: Model, lora: Any = None) -> tuple[int, int]:
         return every, every
     adapter = count_adapter(net, lora)
     return every + adapter, adapter
-
-
-def _width(dtype: str) -> int:
-    return 4 if dtype == "float32" else 2

@@ -65,12 +65,14 @@ class Readiness:
         warnings: Problems of this machine, which others may not have.
         tasks: Tasks of each source in `tasks.train`; empty where they were not read.
         disk: Disk space that the run needs; None if the program has no learner.
+        built: The model without its weights; None, and the reason, if it cannot be built.
     """
 
     faults: tuple[PlanFinding, ...] = ()
     warnings: tuple[PlanFinding, ...] = ()
     tasks: tuple[Sequence[Task], ...] = ()
     disk: DiskEstimate | None = None
+    built: tuple[Any, str] = (None, "")
 
     def require(self) -> Readiness:
         """Return this result if there are no findings.
@@ -192,7 +194,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
         count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
-    return Readiness(tuple(found.faults), tuple(found.warnings), tuple(trained), disk)
+    return Readiness(tuple(found.faults), tuple(found.warnings), tuple(trained), disk, built)
 
 
 def training_faults(plan: Plan) -> Sequence[str]:

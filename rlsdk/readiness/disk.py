@@ -13,6 +13,7 @@ from rlsdk import preflight
 from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import SizesCheckpoints
+from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.conversion import without_weights
 from rlsdk.storage.location import is_url
 
@@ -25,7 +26,6 @@ USUAL_LENGTH = 0.5
 HELD_FOR_UPLOADS = 2
 """Number of checkpoints kept longer because they are uploaded, or wait for it."""
 LOG_BYTES_PER_STEP, LOG_BYTES_PER_ACTOR = 16 * 2**10, 2**20
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @attrs.frozen(kw_only=True)

@@ -13,8 +13,8 @@ from rlsdk import preflight
 from rlsdk.cluster.gpus import GPUNode
 from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
+from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.learners.starting import roles
-from rlsdk.readiness.disk import DTYPE_BYTES, skeleton
 
 DRIVER_BYTES = 600 * 2**20
 """Main memory of the driver and of Ray's own processes."""
@@ -87,19 +87,20 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    plan: Plan, *, nodes: Sequence[GPUNode] | None = None, gpu_bytes: int | None = None
+    plan: Plan, built: tuple[Any, str], *, nodes: Sequence[GPUNode] | None = None, gpu_bytes: int | None = None
 ) -> MemoryEstimate:
-    """Estimate the memory of a plan; builds the model without weights, and computes nothing.
+    """Estimate the memory of a plan; computes nothing.
 
     Args:
         plan: Checked plan.
+        built: The model without its weights, and why there is none; see `rlsdk.readiness.disk.skeleton`.
         nodes: Nodes with GPUs on which it would run; None for this machine.
         gpu_bytes: Memory of a GPU; None for that of this machine's.
     """
     if find_spec("torch") is None or find_spec("transformers") is None:
         return MemoryEstimate(unknown=("memory is not estimated: that needs torch; pip install 'rlsdk[cpu]'",))
     found = _Estimate.of(plan, nodes, gpu_bytes)
-    net, why = skeleton(plan, download=False)
+    net, why = built
     if net is None:
         return MemoryEstimate(unknown=(f"memory is not estimated: {why}",))
     found.learner()

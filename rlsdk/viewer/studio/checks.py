@@ -205,7 +205,7 @@ def _examined(tree: dict[str, Any], file: str | None) -> dict[str, Any]:
     found = examine(plan, starts=False)
     words = {
         "batch": batch(plan),
-        "memory": memory_in_words(estimate_memory(plan)),
+        "memory": memory_in_words(estimate_memory(plan, found.built)),
         "disk": in_words(plan, found.disk) if found.disk else {},
         **describe(plan),
     }
