@@ -77,7 +77,7 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[: at.rows, :, : at.width], self.values[: at.rows, :, : at.width]
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Make it at least this large; what is there stays. Zeros, since masked columns must be finite."""
+        """Grow the cache to at least so many rows and columns: by zeros, since masked columns must be finite."""
         for name in ("keys", "values"):
             held = getattr(self, name)
             if held.shape[0] < rows or held.shape[2] < columns:

@@ -64,7 +64,7 @@ def replay_plan(algorithm: str | Mapping[str, Any] | None, settings: Sequence[st
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Computed:
+class ComputedBatch:
     """A batch as rlsdk computes it; `t` response tokens, from the first sampled to the last of each rollout.
 
     Attributes:
@@ -112,7 +112,7 @@ class Computed:
         return int(self.order[rollout]), self.offsets[rollout] + token - begin
 
 
-def compute(dump: Dump, plan: Plan, gradients: Gradients | None = None) -> Computed:
+def compute(dump: Dump, plan: Plan, gradients: Gradients | None = None) -> ComputedBatch:
     """Compute a dumped batch.
 
     Args:
@@ -133,7 +133,7 @@ def compute(dump: Dump, plan: Plan, gradients: Gradients | None = None) -> Compu
     batch = batch.with_fields(**_fields(batch, plan, recorded, gradients))
     _check_fields(batch, plan)
     credited = asyncio.run(CreditAssigner.of(plan).assign_aside(batch, train_step=0, train_steps=1))
-    found = Computed(
+    found = ComputedBatch(
         batch=credited,
         order=positions,
         offsets=tuple(first_trained(dump.masks[i]) for i in positions),
@@ -214,7 +214,7 @@ def _check_fields(batch: StepBatch, plan: Plan) -> None:
         raise ConfigError([f"{fault.partition(', which')[0].partition(', the')[0]}; {advice}" for fault in lacking])
 
 
-def _with_losses(found: Computed, plan: Plan) -> Computed:
+def _with_losses(found: ComputedBatch, plan: Plan) -> ComputedBatch:
     """Add ratios, losses and gradients."""
     objective, recorded = Objective(plan.loss), found.recorded
     algorithm = plan.algorithm

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from rlsdk.config import Plan
-from rlsdk.replay.computed import Computed
+from rlsdk.replay.computed import ComputedBatch
 from rlsdk.replay.dump import Dump
 from rlsdk.replay.formulas import Formula, contrast, formulas_of
 from rlsdk.replay.objectives import (
@@ -29,7 +29,7 @@ _SHIFTED = {"advantages": "advantages", "token losses": "losses", "gradient": "g
 class Reasons:
     """Compares recorded numbers with those that other choices would have given."""
 
-    def __init__(self, dump: Dump, found: Computed, plan: Plan, tolerance: float) -> None:
+    def __init__(self, dump: Dump, found: ComputedBatch, plan: Plan, tolerance: float) -> None:
         self._dump, self._found, self._plan, self._tolerance = dump, found, plan, tolerance
         self._tokens = Tokens(mask=found.mask, segments=found.segments, groups=found.batch.groups, width=dump.width)
 

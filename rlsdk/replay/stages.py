@@ -22,7 +22,7 @@ TOLERANCE = 1e-5
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Stage:
+class ComparedStage:
     """One stage of both sides.
 
     Attributes:
@@ -93,7 +93,7 @@ class Replay:
             "notes": self._notes(),
         }
 
-    def _stages(self) -> list[Stage]:
+    def _stages(self) -> list[ComparedStage]:
         found, recorded = self.found, self.found.recorded
         stages = [self._model_logprobs(), self._rewards()]
         stages.append(self._per_token("advantages", found.advantages, recorded.get("advantages")))
@@ -104,18 +104,18 @@ class Replay:
         stages += [self._loss(), self._per_token("gradient", found.given_gradient, recorded.get("gradient"))]
         return stages
 
-    def _model_logprobs(self) -> Stage:
+    def _model_logprobs(self) -> ComparedStage:
         """Compare the logprobs of the checkpoint's model with the recorded ones."""
         theirs = self.found.recorded.get("old_logprobs")
         if self._gradients is None or theirs is None:
-            return Stage(name="logprobs")
+            return ComparedStage(name="logprobs")
         ours = self._gradients.forward(self.found.batch, self.plan, ["logprobs"])["logprobs"].astype(np.float64)
         return self._per_token("logprobs", ours, theirs, loose=1e-3)
 
-    def _rewards(self) -> Stage:
+    def _rewards(self) -> ComparedStage:
         ours, theirs = self.dump.scores, self.dump.rewards
         if theirs is None:
-            return Stage(name="rewards", ours=ours)
+            return ComparedStage(name="rewards", ours=ours)
         off = np.abs(ours - theirs)
         wrong = np.flatnonzero(~(off <= self.tolerance * np.maximum(1, np.abs(theirs))))
         first = None
@@ -124,7 +124,7 @@ class Replay:
             first = {"rollout": i, "token": None, "ours": float(ours[i]), "theirs": float(theirs[i])}
         reason = self.reasons.rewards() if len(wrong) else ""
         difference = float(np.nanmax(off)) if np.isfinite(off).any() else None
-        return Stage(
+        return ComparedStage(
             name="rewards",
             ours=ours,
             theirs=theirs,
@@ -134,10 +134,12 @@ class Replay:
             reason=reason,
         )
 
-    def _per_token(self, name: str, ours: np.ndarray | None, theirs: np.ndarray | None, *, loose: float = 0.0) -> Stage:
+    def _per_token(
+        self, name: str, ours: np.ndarray | None, theirs: np.ndarray | None, *, loose: float = 0.0
+    ) -> ComparedStage:
         mask = self.found.mask
         if ours is None or theirs is None:
-            return Stage(
+            return ComparedStage(
                 name=name, ours=None if ours is None else ours[mask], theirs=None if theirs is None else theirs[mask]
             )
         bound = max(self.tolerance, loose)
@@ -154,7 +156,7 @@ class Replay:
                 "theirs": float(theirs[wrong[0]]),
             }
             reason = reason or self.reasons.of(name, ours, theirs)
-        return Stage(
+        return ComparedStage(
             name=name,
             ours=ours[mask],
             theirs=theirs[mask],
@@ -174,16 +176,16 @@ class Replay:
         whole = found.losses + coefficient * found.kl
         return min((found.losses, whole), key=lambda each: float(np.abs(each - theirs)[found.mask].max()))
 
-    def _loss(self) -> Stage:
+    def _loss(self) -> ComparedStage:
         ours, theirs = self.found.given_loss, self.dump.numbers.get("loss")
         if ours is None or theirs is None:
-            return Stage(name="loss", ours=ours, theirs=theirs)
+            return ComparedStage(name="loss", ours=ours, theirs=theirs)
         difference = abs(ours - theirs)
         assert self.found.losses is not None
         size = float(np.abs(self.found.losses[self.found.mask]).mean())
         equal = difference <= 10 * self.tolerance * max(abs(theirs), 1e-2 * size)
         reason = "" if equal else self.reasons.loss(theirs)
-        return Stage(name="loss", ours=ours, theirs=theirs, difference=difference, equal=equal, reason=reason)
+        return ComparedStage(name="loss", ours=ours, theirs=theirs, difference=difference, equal=equal, reason=reason)
 
     def _losses(self) -> dict[str, Any]:
         """Return the loss in both normalisations and in all the others."""

@@ -79,6 +79,14 @@ def started_by(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return found
 
 
+def assert_all_ended(process: subprocess.Popen[str]) -> None:
+    """Wait until nothing that a job started runs any more."""
+    end = time.monotonic() + 30
+    while started_by(process) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not started_by(process)
+
+
 def test_sigterm_reaches_the_driver_and_its_status_is_the_jobs(job: dict[str, str]) -> None:
     folder = Path(job["RAY_TMPDIR"])
     write(folder / "bin" / "rlsdk", FAKE_RLSDK)
@@ -103,10 +111,7 @@ def test_sigterm_reaches_the_driver_and_its_status_is_the_jobs(job: dict[str, st
         assert head.startswith(f"--overlap --nodes 1 --ntasks 1 --nodelist 127.0.0.1 ray start --head --port {port} ")
         assert other.endswith(f"--nodelist localhost ray start --address 127.0.0.1:{port} --block")
         assert not list((folder / "home").iterdir())  # the token is gone
-        end = time.monotonic() + 30
-        while started_by(process) and time.monotonic() < end:
-            time.sleep(0.2)
-        assert not started_by(process)
+        assert_all_ended(process)
     finally:
         for each in started_by(process):
             each.kill()
@@ -130,10 +135,7 @@ def test_the_script_trains_on_two_nodes_and_leaves_nothing_running(job: dict[str
         assert process.returncode == 0, said[-3000:]
         assert json.loads((folder / "run" / "summary.json").read_text())["steps"] == 2
         assert not list((folder / "home").glob(".rlsdk-job-*"))
-        end = time.monotonic() + 30
-        while started_by(process) and time.monotonic() < end:
-            time.sleep(0.2)
-        assert not started_by(process)
+        assert_all_ended(process)
     finally:
         for each in started_by(process):
             each.kill()
