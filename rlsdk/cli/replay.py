@@ -14,8 +14,7 @@ import click
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
 from rlsdk.errors import ConfigError
-
-FRAMEWORKS = ("verl", "trl", "slime", "openrlhf")
+from rlsdk.replay.names import FRAMEWORKS
 
 
 @click.command(cls=SettingsCommand)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from rlsdk.contracts import Series
 from rlsdk.errors import described
 from rlsdk.preflight import version
 from rlsdk.reporting.charts import chart
@@ -67,8 +69,7 @@ def write_pictures(folder: Path, into: Path) -> list[Path]:
     run = read_run(folder)
     into.mkdir(parents=True, exist_ok=True)
     paths = []
-    for title, names in CHARTS:
-        curves = {name: run.history[name] for name in names}
+    for title, curves in _curves(run):
         path = into / f"{re.sub('[^a-z]+', '-', title.lower())}.png"
         if draw(path, f"{run.name}: {title}", curves):
             paths.append(path)
@@ -82,7 +83,7 @@ def report_page(run: FinishedRun) -> str:
         [
             ("Result", _result(run)),
             ("Warnings and findings", _findings(run)),
-            ("What it learned", "".join(_charts(run))),
+            ("What it learned", "".join(chart(title, curves) for title, curves in _curves(run))),
             ("Where the time went", _times(run)),
             ("Rollouts, first and last", _samples(run)),
             ("What ran", table(("package", "version"), _versions()) + text_block(run.config_text)),
@@ -118,8 +119,10 @@ def _findings(run: FinishedRun) -> str:
     return f"<ul>{''.join(told)}</ul>" if told else "<p>None.</p>"
 
 
-def _charts(run: FinishedRun) -> list[str]:
-    return [chart(title, {name: run.history[name] for name in names}) for title, names in CHARTS]
+def _curves(run: FinishedRun) -> Iterator[tuple[str, dict[str, Series]]]:
+    """Yield the title and the metrics of each chart."""
+    for title, names in CHARTS:
+        yield title, {name: run.history[name] for name in names}
 
 
 def _times(run: FinishedRun) -> str:
