@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from rlsdk.cluster.reservation import GPUSeat
@@ -91,11 +92,14 @@ def spawn(
 
 
 def kill(actor: Any) -> None:
-    """Kill an actor, which may be unreachable or dead; the watchdog does not report it."""
+    """Kill an actor, which may be unreachable, dead, or ended with its Ray; the watchdog does not report it."""
     import ray
 
     forget_actor(actor)
-    ray.kill(actor)
+    if not ray.is_initialized():  # `ray.kill` would start Ray anew
+        return
+    with suppress(ray.exceptions.ActorHandleNotFoundError):  # Ray was shut down and started again since
+        ray.kill(actor)
 
 
 def died(error: BaseException) -> bool:

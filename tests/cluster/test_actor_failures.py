@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from ray import exceptions
 
@@ -49,3 +52,31 @@ def test_the_reason_is_the_line_that_says_because() -> None:
         "The actor is dead because its worker process has died. Worker unexpectedly exits with a connection error "
         "code 2."
     )
+
+
+ENDED = """
+import ray
+
+from rlsdk.cluster.actors import kill, spawn
+
+class Idle:
+    pass
+
+def start():
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+
+start()
+actor = spawn(Idle)
+ray.shutdown()
+kill(actor)
+print("started by kill:", ray.is_initialized())
+start()
+kill(actor)
+"""
+
+
+@pytest.mark.stack
+def test_an_actor_that_ended_with_its_ray_is_killed_without_an_error() -> None:
+    command = [sys.executable, "-c", ENDED]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "started by kill: False\n"), ran.stderr
