@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start gridworlds test test-slow soak faults models memory bench curves tournament recipes gpu-day release lint types layers docs configuration
+.PHONY: help venv quickstart warm-start gridworlds test test-slow test-long soak faults models memory bench curves tournament recipes gpu-day release lint types layers docs configuration
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -71,7 +71,11 @@ test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSp
 
 # Here, too: a training keeps little more than one core busy, as engine and learner take turns.
 test-slow: $(STAMP)  ## whole trainings, kills
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not long and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40
+
+# One after the other: some of them fail on a busy machine.
+test-long: $(STAMP)  ## the longest trainings, which CI leaves out; an hour
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "long and not gpu" --timeout 1800 --durations 0
 
 release: $(STAMP)  ## wheel, sdist, constraints and SBOM (CycloneDX JSON) of a release, in dist/; nothing is uploaded
 	@$(BIN)/python tools/release.py

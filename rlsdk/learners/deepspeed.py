@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -22,7 +23,7 @@ from rlsdk.learners.passes import MicroBatchRunner
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.saving import load_models, save_models
 from rlsdk.learners.shortage import with_less
-from rlsdk.learners.zero import DeepSpeedConfig, PhaseTimer, Trained, no_communication_op, schedule
+from rlsdk.learners.zero import DeepSpeedConfig, PhaseTimer, Trained, schedule
 from rlsdk.marks import learner
 from rlsdk.preflight import size_text
 
@@ -69,9 +70,9 @@ class DeepSpeedLearner(DeepSpeedOptions):
         self._place, self._roles = place, roles
         self._ranks = Ranks.join(place.rank, place.world_size, place.device, place.master)
         tokens = self._tokens(roles, place)  # before anything is loaded
+        _import_deepspeed()
         import deepspeed
 
-        no_communication_op()
         deepspeed.init_distributed(dist_backend="nccl" if place.device == "cuda" else "gloo")
         objective = Objective(loss)
         self._temperature = loss.temperature
@@ -314,3 +315,20 @@ class DeepSpeedLearner(DeepSpeedOptions):
             trained.engine.destroy()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _import_deepspeed() -> None:
+    """Import DeepSpeed for the first time in this process, without what nothing here uses and every start would pay.
+
+    Its shared-memory collectives, for inference, are 22 s of g++. Its autotuner imports MLflow where that is installed:
+    over a second.
+    """
+    hidden = "mlflow" not in sys.modules
+    if hidden:
+        sys.modules["mlflow"] = None  # type: ignore[assignment]  # so that importing it fails, which DeepSpeed expects
+    try:
+        import deepspeed.ops
+    finally:
+        if hidden:
+            del sys.modules["mlflow"]
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -392,10 +392,3 @@ class _Span:
         import time
 
         self._seconds[self._name] += time.perf_counter() - self._start
-
-
-def no_communication_op() -> None:
-    """Keep DeepSpeed from compiling its shared-memory collectives: 22 s of g++ for an op that inference alone calls."""
-    import deepspeed.ops
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

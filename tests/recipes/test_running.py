@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from rlsdk.errors import ValueFault
 from rlsdk.recipes import catalogue, running
 from rlsdk.recipes.catalogue import Expected
 
-LONG = pytest.mark.skipif("RLSDK_RECIPES" not in os.environ, reason="takes many minutes; set RLSDK_RECIPES=1")
 SHORT = ("preference", "longer-ways", "arithmetic", "reverse-text")
 """Measured recipes for two cores from random weights, the cheapest first."""
 
@@ -109,8 +107,9 @@ def test_a_quick_run_trains_every_stage(tmp_path):
 
 @pytest.mark.stack
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", [SHORT[0], *(pytest.param(name, marks=LONG) for name in SHORT[1:])])
+@pytest.mark.parametrize("name", SHORT)
 def test_a_recipe_ends_in_its_band(name, tmp_path):
     done = recipe_run(name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,10 +35,7 @@ def test_the_quickstart_learns(tmp_path: Path) -> None:
     assert (tmp_path / "quickstart" / "curves.png").is_file()
 
 
-@pytest.mark.skipif(
-    "RLSDK_WARM_START" not in os.environ,
-    reason="a quarter of an hour of training, after changes to learner or supervised losses: RLSDK_WARM_START=1",
-)
+@pytest.mark.long
 def test_the_shipped_model_can_be_made_again(tmp_path: Path) -> None:
     """The commands of `make warm-start` end within 3 points of what is shipped."""
     rlsdk("model", "new", "nano", str(tmp_path / "nano"))
