@@ -167,6 +167,7 @@ class TestOnTwoRanks:
 
 @pytest.mark.stack
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_groups_of_two(untied: Model, launch: Callable[..., Any], make_batch: Callable[..., TrainBatch]) -> None:
     """Sequence parallelism and data parallelism at once: four ranks, of which one has no rollouts."""
     batch, spec = make_batch(COUNT), make_spec()

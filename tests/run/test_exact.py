@@ -14,7 +14,10 @@ EXACT = ["engine=transformers", "model.exact=true", "steps=4", "algorithm.kl_coe
     "settings",
     [
         ["group_size=4", "minibatches=2"],
-        ["group_size=3", "batch_size=3", "learner.micro_batch_tokens=40", "sampling.temperature=0.8"],
+        pytest.param(
+            ["group_size=3", "batch_size=3", "learner.micro_batch_tokens=40", "sampling.temperature=0.8"],
+            marks=pytest.mark.long,
+        ),
         ["workflow={use: dialogue, turns: 2}", "model.max_length=64", "placement.learners=2", "group_size=2"],
     ],
     ids=["minibatches", "temperature", "turns on two ranks"],

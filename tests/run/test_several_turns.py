@@ -31,6 +31,7 @@ def train(folder: Path, example: str, *settings: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_frozen_lake_is_learned_in_its_environment(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     found = train(tmp_path, "frozen_lake_nano.yaml", "steps=20", "eval.every=0", "checkpoint.export=never", "seed=5")

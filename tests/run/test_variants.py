@@ -35,8 +35,8 @@ def test_two_engines_and_seeds_of_requests_sample_the_same(runner: Any) -> None:
     ("name", "metric", "mu"),
     [
         ("remax", "actor/policy_loss", None),
-        ("dpo", "actor/pair_accuracy", None),
-        ("kto", "actor/reference_point", None),
+        pytest.param("dpo", "actor/pair_accuracy", None, marks=pytest.mark.long),
+        pytest.param("kto", "actor/reference_point", None, marks=pytest.mark.long),
         ("dapo", "raw/reward", None),
         ("{use: mix, policy_loss: {mu: {from: 0.75, to: 0.25, over: 2}}}", "actor/old_kl", [0.75, 0.5, 0.25]),
     ],
