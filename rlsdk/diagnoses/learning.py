@@ -92,20 +92,23 @@ def clip_share(history: History, *, window: Count = 10, high: float = 0.3) -> Fi
 
 
 @rlsdk.diagnosis("sampler_gap")
-def sampler_gap(history: History, *, window: Count = 5, nats: float = 1.0, kl: float = 0.05) -> Finding | None:
+def sampler_gap(
+    history: History, *, window: Count = 5, nats: float = 1.0, kl: float = 0.05, agreement: float = 0.01
+) -> Finding | None:
     """Engine and learner disagree about whole generations, so that training is off its own policy.
 
     Reads `actor/gap_generation`, the mean over rollouts of how far the two logprobs of a whole rollout are apart; where
-    the learner does not recompute logprobs (`old_logprobs: rollout`), `actor/kl_to_behaviour` while no rollout is
-    stale. The canary compares a few fixed tokens; a gap that grows with the length shows only here. A nat means that
-    one of the two holds the rollout for e times as likely; runs have collapsed from such gaps (Yao et al., "Your
-    efficient RL framework secretly brings you off-policy RL training", 2025).
+    the learner does not recompute logprobs (`old_logprobs: rollout`), `actor/kl_to_behaviour` while no rollout is stale
+    and `canary/gap` does not say that they agree. The canary compares a few fixed tokens; a gap that grows with the
+    length shows only here. A nat means that one of the two holds the rollout for e times as likely; runs have collapsed
+    from such gaps (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025).
 
     Args:
         history: Metrics so far.
         window: Steps that are averaged.
         nats: Gap of a whole generation from which it is a finding.
         kl: KL to the sampler, nats a token, from which it is a finding.
+        agreement: Gap of the canary's tokens, in nats, below which that KL is not one.
     """
     gap = history["actor/gap_generation"]
     if len(gap) >= window and _current(gap, history):
@@ -114,6 +117,11 @@ def sampler_gap(history: History, *, window: Count = 5, nats: float = 1.0, kl: f
         to_sampler = history["actor/kl_to_behaviour"]
         stale = history["staleness/max"].last(window)
         if len(to_sampler) < window or not _current(to_sampler, history) or (len(stale) and stale.values.max() > 0):
+            return None
+        # These logprobs are compared while the batch is trained on: where engine and learner agree after each sync,
+        # what is measured is how far the updates go.
+        canary = history["canary/gap"]
+        if len(canary) and canary.last(window).values.max() < agreement:
             return None
         now, limit, what = to_sampler.last(window).mean, kl, "nats a token (KL)"
     if now < limit:

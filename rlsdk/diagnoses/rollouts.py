@@ -22,12 +22,22 @@ def dead_groups(history: History, *, window: Count = 10, share: float = 0.7) -> 
     dead = history.first_of("raw/groups_dead", "groups/dead")
     if len(dead) < window or dead.steps[-1] != history.step or (now := dead.last(window).mean) < share:
         return None
-    accuracy = history["accuracy/mean"].last(window).mean
-    if accuracy > 0.5:
-        advice = "the tasks are too easy: train on harder ones, or have rollout.dynamic_sampling=true find those left"
-    else:
-        advice = "the tasks are too hard: begin with easier ones, raise group_size, or reward parts of a solution"
-    return Finding(f"in {now:.0%} of the groups all rollouts earn the same (limit {share:.0%})", advice)
+    message = f"in {now:.0%} of the groups all rollouts earn the same (limit {share:.0%})"
+    return Finding(message, _advice_on_dead_groups(history, window))
+
+
+def _advice_on_dead_groups(history: History, window: int) -> str:
+    accuracy, cut = history["accuracy/mean"], history["rollouts/truncated"].last(window).mean
+    if accuracy.last(window).mean > 0.5:
+        return "the tasks are too easy: train on harder ones, or have rollout.dynamic_sampling=true find those left"
+    if len(accuracy) and (best := accuracy.values.max()) >= 0.1 and accuracy.last(3).mean < best / 4:
+        return (
+            f"the model has lost what it could do (its accuracy was {best:.0%} at best): lower learner.lr, and begin "
+            "again from an earlier checkpoint"
+        )
+    if cut > 0.5:
+        return f"{cut:.0%} of the answers are cut off before they are complete: raise sampling.max_tokens"
+    return "the tasks are too hard: begin with easier ones, raise group_size, or reward parts of a solution"
 
 
 @rlsdk.diagnosis("length_explosion")

@@ -119,6 +119,28 @@ def test_sampling_ahead_explains_a_kl_to_the_sampler() -> None:
     assert rule(history(actor__kl_to_behaviour=0.3, staleness__max=1.0)) is None
 
 
+def test_updates_that_go_far_are_no_gap_where_the_canary_sees_none() -> None:
+    rule = rlsdk.load("diagnosis", "sampler_gap")
+    assert rule(history(actor__kl_to_behaviour=0.3, canary__gap=1e-6)) is None
+    assert rule(history(actor__kl_to_behaviour=0.3, canary__gap=lambda s: 0.2 if s == 38 else 1e-6)) is not None
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "cut", "advice"),
+    [
+        (0.9, 0.0, "the tasks are too easy"),
+        (0.0, 0.0, "the tasks are too hard"),
+        (0.0, 1.0, "100% of the answers are cut off before they are complete: raise sampling.max_tokens"),
+        (lambda s: 0.4 if s < 20 else 0.0, 1.0, "the model has lost what it could do (its accuracy was 40% at best)"),
+    ],
+)
+def test_the_advice_on_dead_groups_is_on_their_cause(accuracy: Any, cut: float, advice: str) -> None:
+    found = rlsdk.load("diagnosis", "dead_groups")(
+        history(groups__dead=1.0, accuracy__mean=accuracy, rollouts__truncated=cut)
+    )
+    assert found.advice.startswith(advice)
+
+
 def test_a_reward_of_form_and_task_in_one_is_seen_through() -> None:
     rule = rlsdk.load("diagnosis", "format_only")
     both = {"reward__mean": lambda s: min(0.1, s / 200), "accuracy__mean": 0.01}

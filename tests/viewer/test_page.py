@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlsdk.runlog.alerts import Alert, append_alerts
 from rlsdk.runlog.ledger_file import note_ledger
 from tests.viewer.browser import Browser, chromium, served
 from tests.viewer.recorded import make_run
@@ -240,6 +241,28 @@ def test_a_newcomer_finds_a_planted_fault_on_the_first_page(browser: Browser, tm
             assert "silent" in browser.see("tr", "engine 1").text
         if fault is starving_source:
             browser.see(".ledger tr", "code")
+
+
+def test_alerts_have_plain_titles_stand_by_cause_and_link_to_what_shows_them(browser: Browser, tmp_path: Path) -> None:
+    run = write(tmp_path / "told", [{"step": i, **metrics_of(i)} for i in range(1, STEPS)])
+    told = [
+        Alert(20, "mylab/slow_sync", "info", "syncs take 50% of a step", "raise rollout.sync_interval"),
+        Alert(24, "repeated_phrases", "warning", "40% of what rollouts say, they have said before", "read some"),
+        Alert(31, "clip_share", "warning", "the clip takes 40% away", "lower learner.lr"),
+    ]
+    append_alerts(run, told)
+    with served(run) as address:
+        browser.open(address)
+        browser.see(".stands li", "Updates are clipped")
+        texts = [entry.text for entry in browser.all(".stands li")]
+        assert [text.splitlines()[0] for text in texts] == [
+            "Updates are clipped step 31",
+            "Answers repeat themselves step 24",
+            "mylab/slow_sync step 20",
+        ]
+        assert "Syncs take 50% of a step. Raise rollout.sync_interval." in texts[2]
+        browser.click(".stands button", "Read the longest answers")
+        browser.see(".chips", "order: longest")
 
 
 def test_nothing_stands_out_in_a_healthy_run(browser: Browser, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ const SECTIONS = [
   ]],
   ["Is the update sound?", [
     { title: "KL to the policy before", names: ["actor/kl_to_old", "actor/kl_to_behaviour"], labels: ["before the step", "sampler"], hint: "How far a step moves the policy. Healthy: below 0.1, and steady." },
-    { title: "KL to the reference", match: /^(actor\/kl|kl)\/?(reference|to_ref|ref)?$/, hint: "How far it has moved from the model that it began with." },
+    { title: "KL to the reference", names: ["actor/ref_kl"], hint: "How far it has moved from the model that it began with." },
     { title: "Clipped tokens", names: ["actor/clip_share"], format: percent, hint: "Healthy: below 20 %." },
     { title: "Norm of the gradient", names: ["actor/grad_norm"], hint: "Spikes, or a steady rise, come before a collapse." },
     { title: "Engine and learner", names: ["canary/gap", "actor/gap"], labels: ["after a sync", "in a batch"], hint: "Greatest difference of their logprobs for the same tokens. A jump means that they no longer hold the same model." },
@@ -106,24 +106,31 @@ export function mount(element, first) {
 
   function draw() {
     for (const { chart, wanted, plot } of charts) plot.set(series(chart, wanted))
-    const own = context.chosen.length === 1 ? findings(curves[context.run.id] ?? {}) : []
-    for (const { chart, wanted, plot } of charts) {
-      plot.warn(own.find((each) => wanted.includes(each.chart) || (chart.key && chart.key === each.chart))?.title)
-    }
-    stand(own)
+    const found = context.chosen.length === 1 ? findings(curves[context.run.id] ?? {}, alerts) : findings({}, alerts)
+    for (const { wanted, chart, plot } of charts) plot.warn(found.find((each) => shows(chart, wanted, each))?.title)
+    stand(found)
   }
 
+  const shows = (chart, wanted, finding) => wanted.includes(finding.chart) || (chart.key && chart.key === finding.chart)
+
   let alerts = []
-  function stand(own) {
-    const told = alerts.slice(0, 6).map((alert) => ({
-      title: visible(alert.name ?? "alert"), text: `${visible(alert.message ?? "")}${alert.advice ? ` ${visible(alert.advice)}` : ""}`,
-      step: alert.step, level: alert.level,
-    }))
-    const all = [...told, ...own]
-    stands.hidden = !all.length
-    replace(stands, h("h2", {}, "What stands out"), h("ul", {}, all.map((each) => h("li", { class: each.level === "info" ? "calm" : "" },
-      h("b", {}, each.title), each.step === undefined ? null : h("small", {}, ` step ${each.step}`), h("p", {}, each.text),
-      each.page ? h("button", { class: "link", onclick: () => context.open(each.page, {}) }, `open the page of ${each.page}`) : null))))
+  function stand(found) {
+    stands.hidden = !found.length
+    replace(stands, h("h2", {}, "What stands out"), h("ul", {}, found.map((each) => h("li", { class: each.level === "info" ? "calm" : "" },
+      h("b", {}, visible(each.title)), each.step === undefined ? null : h("small", {}, ` step ${each.step}`), h("p", {}, visible(each.text)),
+      h("p", { class: "leads" }, leads(each).map(([words, open]) => h("button", { class: "link", onclick: open }, visible(words))))))))
+  }
+
+  // Where the page shows a finding: answers, the curve, the setting that is the likely cause.
+  function leads({ rollouts, page, setting, ...finding }) {
+    if (context.chosen.length > 1) return []
+    const drawn = charts.find(({ chart, wanted }) => shows(chart, wanted, finding))
+    return [
+      rollouts && context.run.stored ? [rollouts[0], () => context.open("rollouts", rollouts[1])] : null,
+      page ? [page[0], () => context.open(page[1], {})] : null,
+      drawn ? ["Show the curve", () => enlarge(drawn.chart, drawn.wanted)] : null,
+      setting ? [`See ${setting}`, () => context.open("settings", { key: setting })] : null,
+    ].filter(Boolean)
   }
 
   function layout() {

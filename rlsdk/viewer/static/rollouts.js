@@ -74,7 +74,7 @@ export function mount(element, first) {
   function drawChips() {
     const given = Object.entries(wanted())
     if (!chips.isConnected) filters.after(chips)
-    replace(chips, given.length ? [given.map(([name, value]) => h("button", { class: "tag on", title: "remove", onclick: () => clear([name]) }, `${name.replace("_", " ")}: ${visible(value)} ×`)),
+    replace(chips, given.length ? [given.map(([name, value]) => h("button", { class: "tag on", title: "remove", onclick: () => clear([name]) }, name === "invalid" ? "no score ×" : `${name.replace("_", " ")}: ${visible(value)} ×`)),
       given.length > 1 ? h("button", { class: "link", onclick: () => clear(FIELDS) }, "clear all") : null] : null)
   }
 
@@ -153,7 +153,7 @@ export function mount(element, first) {
       rewardMark(row),
       h("div", { class: "item-text" }, h("p", { class: "item-answer" }, said(row.response || "(nothing)")),
         h("p", { class: "item-about" }, together ? null : [`step ${row.step ?? "–"} · `, said(row.task), " · "], `#${row.rollout} · ${number(row.tokens)} tokens`,
-          row.status === "finished" ? null : h("b", {}, ` · ${visible(row.status)}`), row.valid ? null : h("b", {}, ` · ${visible(row.reason).slice(0, 60)}`))))
+          row.status === "finished" ? null : h("b", {}, ` · ${visible(row.status)}`), row.reason ? h(row.valid ? "span" : "b", {}, ` · ${visible(row.reason).slice(0, 60)}`) : null)))
   }
 
   function select(i, { quietly = false } = {}) {

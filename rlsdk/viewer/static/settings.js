@@ -24,7 +24,8 @@ export function mount(element, first) {
       h("p", { class: "hint" }, context.chosen.length === 1 ? h("span", {}, visible(context.run.path)) : null),
       h("div", { class: "table-box" }, h("table", { class: "settings" },
         context.chosen.length > 1 ? h("thead", {}, h("tr", {}, h("th", {}), context.chosen.map((run) => h("th", {}, visible(run.name))))) : null,
-        h("tbody", {}, shown.map((key) => h("tr", {}, h("th", {}, visible(key)), flat.map((each) => h("td", {}, said(each.get(key) ?? "–")))))))))
+        h("tbody", {}, shown.map((key) => h("tr", { class: key === context.parameters.key ? "sought" : "" }, h("th", {}, visible(key)), flat.map((each) => h("td", {}, said(each.get(key) ?? "–")))))))))
+    box.querySelector(".sought")?.scrollIntoView({ block: "center" })
   }
   refresh().catch((error) => replace(box, h("p", { class: "trouble" }, error.message)))
   return {
