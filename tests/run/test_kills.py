@@ -74,7 +74,7 @@ def test_ctrl_c_and_sigterm_save_and_end_cleanly(runner: Any, number: signal.Sig
 
 
 def test_a_killed_learner_rank_fails_the_run_and_a_killed_engine_does_not(runner: Any) -> None:
-    ahead = ("steps=8", "checkpoint.every=2", "eval.before=false", "rollout.max_staleness=1")
+    ahead = ("steps=40", "checkpoint.every=2", "eval.before=false", "rollout.max_staleness=1")
     both = (*ahead, "eval.after=false", LIGHT)
     process = runner.start(*both)
     wait_for(lambda: step_of(runner) >= 3, 120, process)
@@ -89,13 +89,13 @@ def test_a_killed_learner_rank_fails_the_run_and_a_killed_engine_does_not(runner
     process.wait(120)
     assert process.returncode == 0, runner.console()
     metrics, summary = runner.metrics(), runner.summary()
-    assert [line["step"] for line in metrics] == list(range(1, 9))
+    assert [line["step"] for line in metrics] == list(range(1, 41))
     assert all(line["canary/gap"] < 1e-3 for line in metrics) and metrics[-1]["engines/alive"] == 1
     assert summary["engines"]["lost"] == metrics[-1]["engines/lost"] == 1
     assert "engine 0: The actor is dead" in summary["engines"]["reasons"][0]
     tasks = summary["tasks"]
-    assert tasks["trained"] + tasks["filtered"] + tasks["failed"] == 8 * 4
-    assert tasks["issued"] == 8 * 4 + tasks["returned"]
+    assert tasks["trained"] + tasks["filtered"] + tasks["failed"] == 40 * 4
+    assert tasks["issued"] == 40 * 4 + tasks["returned"]
 
 
 def kill_one(driver: int, kind: str) -> None:
