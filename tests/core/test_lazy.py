@@ -52,6 +52,14 @@ def test_the_plugin_of_pytest_loads_nothing():
     }
 
 
+@pytest.mark.stack
+def test_a_learner_loads_deepspeed_without_mlflow():
+    pytest.importorskip("mlflow")
+    found = modules_after("from rlsdk.learners import deepspeed; deepspeed._import_deepspeed()")
+    assert "deepspeed" in found
+    assert "mlflow" not in found
+
+
 def test_a_public_name_is_loaded_when_it_is_used():
     before, after = modules_after("import rlsdk"), modules_after("import rlsdk; rlsdk.CreditInputs")
     assert "torch" in after

@@ -10,7 +10,7 @@ import pytest
 from rlsdk.contracts import Model, Roles, TrainBatch
 from tests.learners.test_gradients import COUNT, budget, distance, learn, make_spec, plain_gradients, shared_out
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(400)]
 
 
 def test_gradients_of_a_compiled_model(

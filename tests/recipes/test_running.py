@@ -1,4 +1,4 @@
-"""Stages are run once, resumed, and compared with what is expected; two recipes are run whole."""
+"""Stages are run once, resumed, and compared with what is expected; some recipes are run whole."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ export function mount(element, first) {
 
   function draw() {
     for (const { chart, wanted, plot } of charts) plot.set(series(chart, wanted))
-    const found = context.chosen.length === 1 ? findings(curves[context.run.id] ?? {}, alerts) : findings({}, alerts)
+    const found = findings((context.chosen.length === 1 && curves[context.run.id]) || {}, alerts)
     for (const { wanted, chart, plot } of charts) plot.warn(found.find((each) => shows(chart, wanted, each))?.title)
     stand(found)
   }
