@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import attrs
 import click
@@ -26,7 +24,10 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
     Of its plugins none is executed; `--plugin mine.py --rule mine/slow` names one of yours. What was found is no
     failure of this command: its exit status is 0.
     """
+    import yaml
+
     from rlsdk.checkpoints.reading import local_copy
+    from rlsdk.runlog.alerts import chosen_rules
     from rlsdk.runlog.alerts import diagnose as diagnosed
     from rlsdk.runlog.metrics import METRICS, read_metrics
 
@@ -34,7 +35,9 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
         if not (folder / METRICS).is_file():
             raise ConfigError([f"RUN: {run} is no folder of a run: it has no {METRICS}"])
         lines = read_metrics(folder)
-        found = diagnosed(lines, chosen_rules(folder, rules, plugins))
+        config = folder / "config.yaml"
+        kept = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        found = diagnosed(lines, chosen_rules(kept, rules, plugins))
     if as_json:
         click.echo(json.dumps([attrs.asdict(alert) for alert in found], indent=2))
         return
@@ -43,34 +46,3 @@ def diagnose(run: str, rules: Sequence[str], plugins: Sequence[str], as_json: bo
         click.echo(f"Nothing found in {steps} steps of {run}.")
     for alert in found:
         click.echo(f"step {alert.step}  {alert.level}  {alert.name}: {alert.message}\n  {alert.advice}")
-
-
-def chosen_rules(folder: Path, names: Sequence[str] = (), plugins: Sequence[str] = ()) -> dict[str, Any]:
-    """Return diagnoses ready to run: those named, or all built-in ones, with the options of the run's configuration.
-
-    Raises:
-        PluginError: There is no such diagnosis.
-    """
-    from rlsdk.plugins import Plugins, short_name
-
-    known = Plugins(plugins)
-    options = _options(folder)
-    wanted = names or [*known.names("diagnosis")]
-    return {n: known.resolve(known.reference("diagnosis", n, options.get(short_name(n), {}))) for n in wanted}
-
-
-def _options(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the options of the built-in diagnoses that a run's configuration names, by their names."""
-    import yaml
-
-    from rlsdk.plugins import short_name
-
-    file = folder / "config.yaml"
-    kept = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    listed = kept.get("diagnoses") if isinstance(kept, Mapping) else None
-    uses = listed if isinstance(listed, list) else [listed]
-    return {
-        short_name(use["use"]): {k: v for k, v in use.items() if k != "use"}
-        for use in uses
-        if isinstance(use, Mapping) and "use" in use
-    }

@@ -147,8 +147,10 @@ class Finding:
         message: One sentence with the numbers: what was seen, and compared with what.
         advice: What to do about it.
         level: `info`, `warning`, or `critical` for what spoils the training if nothing is done.
+        metric: The metric whose curve shows it best; empty if there is none.
     """
 
     message: str
     advice: str
     level: Level = "warning"
+    metric: str = ""

@@ -37,11 +37,14 @@ def entropy_collapse(
         "raise the upper clip (algorithm.policy_loss.clip_high=0.28), add algorithm.entropy_coef, lower learner.lr, "
         "or go back to an earlier checkpoint; sampling.temperature=1 keeps what exploration there is",
         "critical",
+        "actor/entropy" if len(history["actor/entropy"]) else "rollouts/entropy",
     )
 
 
 @rlsdk.diagnosis("kl_runaway")
-def kl_runaway(history: History, *, window: Count = 10, reference: float = 0.3, update: float = 0.1) -> Finding | None:
+def kl_runaway(
+    history: History, *, window: Count = 10, least: Count = 3, reference: float = 0.3, update: float = 0.1
+) -> Finding | None:
     """The policy runs away: from the reference model, or from itself within the updates of a single batch.
 
     Reads `actor/ref_kl` and `actor/kl_to_old`, in nats per token. PPO is stopped early at 0.015 in Spinning Up, and
@@ -51,6 +54,7 @@ def kl_runaway(history: History, *, window: Count = 10, reference: float = 0.3, 
     Args:
         history: Metrics so far.
         window: Steps that are averaged.
+        least: Values from which it is looked at: a policy that runs away is soon lost.
         reference: KL to the reference, nats a token, from which it is a runaway.
         update: KL of the updates on one batch, nats a token, likewise.
     """
@@ -59,12 +63,13 @@ def kl_runaway(history: History, *, window: Count = 10, reference: float = 0.3, 
         ("actor/ref_kl", reference, "the policy is away from the reference model by"),
     ):
         kl = history[name]
-        if len(kl) >= window and _current(kl, history) and (now := kl.last(window).mean) >= limit:
+        if len(kl) >= least and _current(kl, history) and (now := kl.last(window).mean) >= limit:
             return Finding(
                 f"{what} {now:.3g} nats a token ({name}, limit {limit:g})",
                 "lower learner.lr or the number of updates a batch (minibatches, passes); against a reference, raise "
                 "algorithm.kl_coef",
                 "critical",
+                name,
             )
     return None
 
@@ -88,6 +93,7 @@ def clip_share(history: History, *, window: Count = 10, high: float = 0.3) -> Fi
         f"the clip takes the gradient of {now:.0%} of what is trained away (limit {high:.0%})",
         "lower learner.lr, or make fewer updates a batch (minibatches, passes); if staleness/max is above 0, lower "
         "rollout.max_staleness",
+        metric="actor/clip_share",
     )
 
 
@@ -112,7 +118,7 @@ def sampler_gap(
     """
     gap = history["actor/gap_generation"]
     if len(gap) >= window and _current(gap, history):
-        now, limit, what = gap.last(window).mean, nats, "nats a generation"
+        now, limit, what, name = gap.last(window).mean, nats, "nats a generation", "actor/gap_generation"
     else:
         to_sampler = history["actor/kl_to_behaviour"]
         stale = history["staleness/max"].last(window)
@@ -123,7 +129,7 @@ def sampler_gap(
         canary = history["canary/gap"]
         if len(canary) and canary.last(window).values.max() < agreement:
             return None
-        now, limit, what = to_sampler.last(window).mean, kl, "nats a token (KL)"
+        now, limit, what, name = to_sampler.last(window).mean, kl, "nats a token (KL)", "actor/kl_to_behaviour"
     if now < limit:
         return None
     return Finding(
@@ -131,6 +137,7 @@ def sampler_gap(
         "set model.head_dtype=float32, train in the engine's dtype, or correct for it (algorithm.correction=tis); "
         "`rlsdk check model PATH --trace` finds the operation that differs",
         "critical",
+        name,
     )
 
 
@@ -157,23 +164,26 @@ def format_only(
     if gained > 0.02 or solved > 0.5:
         return None
     forms = {name: series for name, series in history.between("reward/").items() if term in name}
-    told = [
-        f"reward/{name} has gone from {series.first(window).mean:.2f} to {series.last(window).mean:.2f}"
+    told = {
+        f"reward/{name}": f"{series.first(window).mean:.2f} to {series.last(window).mean:.2f}"
         for name, series in forms.items()
         if len(series) >= 2 * window
         and series.last(window).mean - series.first(window).mean >= rise
         and series.last(window).mean >= learned * series.values.max()
-    ]
+    }
     if not forms and accuracy.values.max() > 0:
         reward = history["reward/mean"]
         before, now = reward.first(window).mean, reward.last(window).mean
-        told = [f"the reward has gone from {before:.2f} to {now:.2f}"] if now - before >= rise else []
+        told = {"reward/mean": f"{before:.2f} to {now:.2f}"} if now - before >= rise else {}
     if not told:
         return None
+    metric, change = next(iter(told.items()))
     return Finding(
-        f"{told[0]} while the accuracy stays at {solved:.1%}: the form is learned, the task is not",
+        f"{metric} has gone from {change} while the accuracy stays at {solved:.1%}: the form is learned, the task is "
+        "not",
         "lower the weight of the form once it is learned (or make it a gate: `gate: 1` beside `use:`), and give tasks "
         "of which the model solves some",
+        metric=metric,
     )
 
 
@@ -205,6 +215,7 @@ def held_out_drop(history: History, *, window: Count = 5, evaluations: Count = 2
         "read rollouts of the highest reward for what the reward does not see (`rlsdk rollouts RUN --order-by "
         "'reward desc'`), then mend the reward; otherwise take more tasks, or stop at the better checkpoint",
         "critical",
+        next(name for name in EVALUATIONS if name in history.series),
     )
 
 

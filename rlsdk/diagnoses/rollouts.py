@@ -1,10 +1,56 @@
-"""Diagnoses of the rollouts: groups without a signal, lengths, repetition, and sources that are left out."""
+"""Diagnoses of the rollouts: missing scores, groups without a signal, lengths, repetition, and sources of tasks."""
 
 from __future__ import annotations
 
 import rlsdk
 from rlsdk.contracts import Finding, History, Series
 from rlsdk.limits import Count
+
+
+@rlsdk.diagnosis("no_score")
+def no_score(history: History, *, window: Count = 5, rollouts: float = 1.0) -> Finding | None:
+    """The reward fails on some answers: they have no score, and teach nothing.
+
+    Reads `rollouts/invalid`. A reward that raises for answers of one kind hides it from the training; the setting
+    `max_invalid` ends a run only where most answers have no score.
+
+    Args:
+        history: Metrics so far.
+        window: Steps that are averaged.
+        rollouts: Number of such rollouts a step from which it is a finding.
+    """
+    invalid = history["rollouts/invalid"]
+    if len(invalid) < window or invalid.steps[-1] != history.step or (now := invalid.last(window).mean) < rollouts:
+        return None
+    return Finding(
+        f"{now:.3g} rollouts a step have no score, since the reward failed on them (limit {rollouts:g})",
+        "read the reason that each of them gives (`rlsdk rollouts RUN --where 'not valid'`) and mend the reward",
+        metric="rollouts/invalid",
+    )
+
+
+@rlsdk.diagnosis("cut_off")
+def cut_off(history: History, *, window: Count = 5, share: float = 0.3) -> Finding | None:
+    """Many answers end at the limit of tokens, and have done so from the start: what is cut off cannot be right.
+
+    Reads `rollouts/truncated`. Where the share has doubled, answers have grown: see `length_explosion`.
+
+    Args:
+        history: Metrics so far.
+        window: Steps that are averaged.
+        share: Share of truncated rollouts from which it is a finding.
+    """
+    cut = history["rollouts/truncated"]
+    if len(cut) < 2 * window or cut.steps[-1] != history.step:
+        return None
+    before, now = cut.first(window).mean, cut.last(window).mean
+    if now < share or now >= 2 * before:
+        return None
+    return Finding(
+        f"{now:.0%} of the answers end at the limit of tokens, as {before:.0%} did at first (limit {share:.0%})",
+        "raise sampling.max_tokens, or pay for shorter answers (the shaping `overlong`)",
+        metric="rollouts/truncated",
+    )
 
 
 @rlsdk.diagnosis("dead_groups")
@@ -23,7 +69,8 @@ def dead_groups(history: History, *, window: Count = 10, share: float = 0.7) -> 
     if len(dead) < window or dead.steps[-1] != history.step or (now := dead.last(window).mean) < share:
         return None
     message = f"in {now:.0%} of the groups all rollouts earn the same (limit {share:.0%})"
-    return Finding(message, _advice_on_dead_groups(history, window))
+    metric = "raw/groups_dead" if len(history["raw/groups_dead"]) else "groups/dead"
+    return Finding(message, _advice_on_dead_groups(history, window), metric=metric)
 
 
 def _advice_on_dead_groups(history: History, window: int) -> str:
@@ -64,15 +111,18 @@ def length_explosion(
     earned, earns = _before(reward, window), reward.last(window).mean
     if is_cut >= truncated and is_cut >= 2 * was_cut:
         what = f"{is_cut:.0%} of the rollouts are truncated, {was_cut:.0%} were before; they have {now:.0f} tokens"
+        metric = "rollouts/truncated"
     elif now >= growth * before and not earns > earned + 0.01:
         what = f"rollouts have grown from {before:.0f} to {now:.0f} tokens, and the reward from {earned:.3g} to "
         what += f"{earns:.3g}"
+        metric = "rollouts/length"
     else:
         return None
     return Finding(
         what,
         "read some of the long ones (`rlsdk rollouts RUN --order-by 'tokens desc'`); average over all tokens "
         "(algorithm.aggregate=token-mean), add the shaping `overlong`, or raise sampling.max_tokens",
+        metric=metric,
     )
 
 
@@ -98,6 +148,7 @@ def repeated_phrases(history: History, *, window: Count = 5, share: float = 0.3)
         f"{now:.0%} of what rollouts say, in phrases of eight tokens, they have said before (limit {share:.0%})",
         "read some (`rlsdk rollouts RUN --order-by 'tokens desc'`); lower learner.lr or go back to a checkpoint, end "
         "rollouts earlier (sampling.stop), or add a penalty to the reward",
+        metric="rollouts/repetition",
     )
 
 
@@ -126,8 +177,40 @@ def starving_source(history: History, *, window: Count = 10, share: float = 0.05
                 "look at what becomes of its groups (`rlsdk rollouts RUN --where \"source = '" + name + "'\"`): all "
                 "right or all wrong ones are filtered, slow ones expire; change its tasks, its weight or "
                 "rollout.max_staleness",
+                metric=f"source/{name}/share",
             )
     return None
+
+
+@rlsdk.diagnosis("unsolved_source")
+def unsolved_source(
+    history: History, *, window: Count = 10, unsolved: float = 0.05, solved: float = 0.25
+) -> Finding | None:
+    """A source of tasks is never solved beside one that is: its expected answers or its reward may be broken.
+
+    Reads `source/NAME/accuracy/mean`.
+
+    Args:
+        history: Metrics so far.
+        window: Steps with answers of the source that are averaged.
+        unsolved: Accuracy below which a source counts as never solved.
+        solved: Accuracy that another source must have.
+    """
+    accuracy = {
+        name: series.last(window).mean
+        for name, series in history.between("source/", "/accuracy/mean").items()
+        if len(series) >= window and series.steps[-1] > history.step - window
+    }
+    best = max(accuracy, key=lambda name: accuracy[name], default="")
+    worst = min(accuracy, key=lambda name: accuracy[name], default="")
+    if worst == best or accuracy[worst] >= unsolved or accuracy[best] < solved:
+        return None
+    return Finding(
+        f"{accuracy[worst]:.0%} of the answers for source {worst!r} are right, and {accuracy[best]:.0%} for {best!r}",
+        f"compare some (`rlsdk rollouts RUN --where \"source = '{worst}'\"`) with the answers that its tasks expect: "
+        "if right ones count as wrong, its data or its reward is broken; else its tasks are too hard",
+        metric=f"source/{worst}/accuracy/mean",
+    )
 
 
 def _before(series: Series, window: int) -> float:

@@ -1,4 +1,4 @@
-"""Diagnoses of the time of a step: engines that wait, and learners that everything else waits for."""
+"""Diagnoses of engines and learners: which of them waits for the other, and engines that are lost."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def idle_engines(
         "more rollouts at once (batch_size, the engine's max_num_seqs), more environments.workers or scoring.workers, "
         "rollout.oversample with a stop rule against the last long answers, or rollout.max_staleness=1 to run ahead",
         "info",
+        "time/engines_idle",
     )
 
 
@@ -69,6 +70,30 @@ def learner_bound(
         "give devices to it (placement.learners) rather than to engines, raise learner.micro_batch_tokens, drop what "
         "it recomputes (old_logprobs=rollout, kl_coef=0), or make fewer updates a batch",
         "info",
+        "time/update",
+    )
+
+
+@rlsdk.diagnosis("engine_lost")
+def engine_lost(history: History, *, window: Count = 3) -> Finding | None:
+    """An engine has ended and has not come back: those that are left do its work.
+
+    Reads `engines/alive`. An engine that dies is started again, as long as it does not die too often.
+
+    Args:
+        history: Metrics so far.
+        window: Steps for which it must be missing: a new start takes a while.
+    """
+    alive = history["engines/alive"]
+    if len(alive) <= window or alive.steps[-1] != history.step:
+        return None
+    most, now = alive.values.max(), alive.last(window).values.max()
+    if now >= most:
+        return None
+    return Finding(
+        f"{now:.0f} engines have been left for {window} steps, of {most:.0f}",
+        "see its log in the run's folder (logs/) for how it ended; if memory ran out, give each engine less",
+        metric="engines/alive",
     )
 
 

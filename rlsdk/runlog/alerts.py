@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
 from rlsdk.contracts import Finding, History
 from rlsdk.errors import described
+from rlsdk.plugins import Plugins, short_name
 from rlsdk.runlog.metrics import lines_up_to
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class Alert:
         level: `info`, `warning` or `critical`.
         message: What was seen.
         advice: What to do.
+        metric: The metric whose curve shows it best; empty if there is none, or an older version wrote it.
     """
 
     step: int
@@ -38,6 +40,12 @@ class Alert:
     level: str
     message: str
     advice: str
+    metric: str = ""
+
+    @classmethod
+    def of(cls, step: int, name: str, finding: Finding) -> Self:
+        """Create the alert of a finding of the diagnosis `name`."""
+        return cls(step, name, finding.level, finding.message, finding.advice, finding.metric)
 
     def __str__(self) -> str:
         return f"{self.name} (step {self.step}): {self.message}; {self.advice}"
@@ -58,7 +66,7 @@ class Diagnoses:
             try:
                 finding = rule(history)
                 new = finding is not None and self._quiet.get(name, QUIET) >= QUIET
-                alert = Alert(history.step, name, finding.level, finding.message, finding.advice) if finding else None
+                alert = Alert.of(history.step, name, finding) if finding else None
             except Exception as error:
                 del self._rules[name]
                 log.warning("diagnosis %s failed and is not asked again: %s", name, described(error), exc_info=error)
@@ -99,6 +107,59 @@ def read_alerts(folder: Path) -> list[Alert] | None:
     path = folder / ALERTS
     if not path.is_file():
         return None
-    names = [field.name for field in attrs.fields(Alert)]
     found = map(json.loads, lines_up_to(path, 2**62))
-    return [Alert(**{name: line[name] for name in names}) for line in found if all(name in line for name in names)]
+    return [alert for line in found if (alert := alert_from(line)) is not None]
+
+
+def alert_from(line: Mapping[str, Any]) -> Alert | None:
+    """Return the alert of a line of `alerts.jsonl`; None if the line lacks something."""
+    fields = attrs.fields(Alert)
+    if any(field.default is attrs.NOTHING and field.name not in line for field in fields):
+        return None
+    return Alert(**{field.name: line[field.name] for field in fields if field.name in line})
+
+
+@attrs.frozen
+class Standing:
+    """What stands out in a run: the last alert of a diagnosis, in the words of the last step if it finds it still.
+
+    Attributes:
+        alert: What was found; `step` is that of the alert, or the last one if it was not found while the run trained.
+        lasts: True if the diagnosis finds it at the last step.
+    """
+
+    alert: Alert
+    lasts: bool
+
+
+def standing(history: History, alerts: Iterable[Alert], rules: Mapping[str, Rule]) -> list[Standing]:
+    """Return what stands out in a run, once for each diagnosis.
+
+    Args:
+        history: The run's metrics.
+        alerts: What was found while it trained, oldest first.
+        rules: Diagnoses to ask about the last step; of others, the alerts count alone.
+    """
+    told = {alert.name: alert for alert in alerts}
+    now = {alert.name: alert for alert in Diagnoses(rules).look(history)}
+    found = [Standing(attrs.evolve(alert, step=told.get(name, alert).step), True) for name, alert in now.items()]
+    return found + [Standing(alert, False) for name, alert in told.items() if name not in now]
+
+
+def chosen_rules(config: Mapping[str, Any], names: Sequence[str] = (), plugins: Sequence[str] = ()) -> dict[str, Rule]:
+    """Return diagnoses ready to run, with the options that the configuration of a run gives them.
+
+    Args:
+        config: The run's configuration.
+        names: Diagnoses; none means all built-in ones.
+        plugins: Files of further diagnoses. Those of the configuration are not executed.
+
+    Raises:
+        PluginError: There is no such diagnosis.
+    """
+    known = Plugins(plugins)
+    listed = config.get("diagnoses")
+    uses = [use for use in (listed if isinstance(listed, list) else [listed]) if isinstance(use, Mapping)]
+    options = {short_name(use["use"]): {k: v for k, v in use.items() if k != "use"} for use in uses if "use" in use}
+    wanted = names or known.names("diagnosis")
+    return {n: known.resolve(known.reference("diagnosis", n, options.get(short_name(n), {}))) for n in wanted}

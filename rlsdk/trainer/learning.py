@@ -105,9 +105,12 @@ def reason(metrics: Mapping[str, float]) -> str:
     if metrics.get("accuracy/mean") == 1:
         return "every rollout was right, so the model solves these tasks already; train on harder ones"
     if "reward/mean" in metrics and metrics["reward/std"] < EQUAL:
+        cut = metrics.get("rollouts/truncated", 0.0)
         return (
-            f"every rollout earned {metrics['reward/mean']:g}; read some answers (`rlsdk rollouts RUN`), then change "
-            "the reward, take easier tasks, or sample more of each task (group_size)"
+            f"every rollout earned {metrics['reward/mean']:g}"
+            + (f", and {cut:.0%} were cut off at sampling.max_tokens" if cut > 0.5 else "")
+            + "; `rlsdk diagnose RUN` says whether the model could do more before, and `rlsdk rollouts RUN` shows "
+            "answers. If it never could, change the reward, take easier tasks, or sample more of each (group_size)"
         )
     if "reward/mean" in metrics and metrics.get("groups/trained") == 0:
         return "algorithm.filters left out every group; rewards within a task may be equal, or the filters too strict"

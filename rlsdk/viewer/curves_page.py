@@ -28,9 +28,10 @@ async def curves(service: ViewerService, request: web.Request) -> web.StreamResp
     return service.reply(found)
 
 
-async def alerts(service: ViewerService, request: web.Request) -> web.StreamResponse:
-    """Answer with the alerts of some runs, the last ones first."""
-    return service.reply({run.id: run.alerts[::-1] for run in service.chosen(request)})
+async def findings(service: ViewerService, request: web.Request) -> web.StreamResponse:
+    """Answer with what stands out in some runs."""
+    runs = service.chosen(request)
+    return service.reply(await asyncio.to_thread(lambda: {run.id: run.standing() for run in runs}))
 
 
 async def ledger(service: ViewerService, request: web.Request) -> web.StreamResponse:
@@ -45,7 +46,7 @@ PAGE = Page(
     routes=[
         ("GET", "names", names),
         ("GET", "curves", curves),
-        ("GET", "alerts", alerts),
+        ("GET", "findings", findings),
         ("GET", "ledger/{run}", ledger),
     ],
 )

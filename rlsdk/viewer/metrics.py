@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rlsdk.contracts import History, Series
 from rlsdk.runlog.metrics import METRICS
 
 POINTS = 2000
@@ -99,6 +100,12 @@ class MetricTable:
         with self._lock:
             column = self._columns.get(name, array("d"))
             return next((value for value in reversed(column) if math.isfinite(value)), None)
+
+    def history(self) -> History:
+        """Return all metrics as diagnoses read them."""
+        with self._lock:
+            curves = {name: self._curve(name, len(self.steps)) for name in self._columns}
+            return History({name: Series(*curve) for name, curve in curves.items()}, max(self.steps, default=0))
 
     def points(self, names: Iterable[str], most: int = POINTS) -> dict[str, tuple[list[int], list[float]]]:
         """Return steps and values of metrics, without gaps; of a long curve, means of neighbouring points.

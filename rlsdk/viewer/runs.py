@@ -10,10 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from rlsdk.annotations import AnnotationFile
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog import actors
-from rlsdk.runlog.alerts import ALERTS
+from rlsdk.runlog.alerts import ALERTS, Alert, alert_from, chosen_rules, standing
 from rlsdk.runlog.engine_scaling import STATUS
 from rlsdk.runlog.folder import MARKER
 from rlsdk.runlog.ledger_file import read_ledger
@@ -46,6 +48,7 @@ class RunFolder:
         self.browser = Browser(path)
         self.annotations = AnnotationFile(path)
         self._read: dict[str, tuple[float, Any]] = {}
+        self._standing: tuple[tuple[int, int], list[dict[str, Any]]] | None = None
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -76,10 +79,20 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     @property
-    def alerts(self) -> list[dict[str, Any]]:
+    def alerts(self) -> list[Alert]:
         """Alerts that the run's rules have raised, the last ones last."""
-        found = self._file(ALERTS, lambda path: json_lines(path, 500))
-        return found or []
+        lines = self._file(ALERTS, lambda path: json_lines(path, 500)) or []
+        return [alert for line in lines if (alert := alert_from(line)) is not None]
+
+    def standing(self) -> list[dict[str, Any]]:
+        """Return what stands out in the run, by its alerts and by what the built-in diagnoses say of its last step."""
+        self.metrics.refresh()
+        rows, kept = len(self.metrics.steps), self._standing
+        if kept is None or kept[0] != (rows, len(self.alerts)):
+            rules = {} if self.config.get("diagnoses") == [] else chosen_rules(self.config)
+            found = standing(self.metrics.history(), self.alerts, rules)
+            self._standing = kept = ((rows, len(self.alerts)), [attrs.asdict(each) for each in found])
+        return kept[1]
 
     @property
     def experiment(self) -> str:

@@ -8,8 +8,19 @@ from pathlib import Path
 
 import pytest
 
+import rlsdk
 from rlsdk.contracts import Finding, History
-from rlsdk.runlog.alerts import Alert, Diagnoses, append_alerts, begin_alerts, diagnose, read_alerts
+from rlsdk.runlog.alerts import (
+    Alert,
+    Diagnoses,
+    Standing,
+    append_alerts,
+    begin_alerts,
+    chosen_rules,
+    diagnose,
+    read_alerts,
+    standing,
+)
 
 
 def high(history: History) -> Finding | None:
@@ -59,6 +70,32 @@ def test_a_resumed_run_keeps_the_alerts_up_to_its_step(tmp_path: Path) -> None:
     begin_alerts(tmp_path, 5)
     assert read_alerts(tmp_path) == alerts[:1]
     line = json.loads((tmp_path / "alerts.jsonl").read_text())
-    assert line == {"step": 3, "name": "high", "level": "warning", "message": "x is 2", "advice": "lower it"}
+    assert line == {
+        "step": 3,
+        "name": "high",
+        "level": "warning",
+        "message": "x is 2",
+        "advice": "lower it",
+        "metric": "",
+    }
     begin_alerts(tmp_path, 0)
     assert read_alerts(tmp_path) == []
+
+
+def test_what_stands_out_is_said_in_the_words_of_the_last_step_or_has_passed() -> None:
+    told = [Alert(2, "high", "warning", "x is 2", "lower it"), Alert(3, "mylab/mine", "info", "m", "a")]
+    rising = History.of({"step": i, "x": float(i)} for i in range(1, 6))
+    assert standing(rising, told, {"high": high}) == [
+        Standing(Alert(2, "high", "warning", "x is 5", "lower it"), lasts=True),
+        Standing(told[1], lasts=False),
+    ]
+    assert standing(rising, [], {"high": high})[0].alert.step == 5  # nobody looked while it trained
+    assert standing(rising.until(1), told[:1], {"high": high}) == [Standing(told[0], lasts=False)]
+
+
+def test_rules_have_the_options_of_the_run() -> None:
+    trace = History.of({"step": i, "actor/clip_share": 0.35} for i in range(20))
+    assert chosen_rules({}, ["clip_share"])["clip_share"](trace) is not None
+    config = {"diagnoses": ["builtin", {"use": "clip_share", "high": 0.4}]}
+    assert chosen_rules(config, ["clip_share"])["clip_share"](trace) is None
+    assert sorted(chosen_rules(config)) == sorted(rlsdk.names("diagnosis"))

@@ -77,6 +77,7 @@ def test_what_is_found_is_in_the_log_the_file_and_the_summary(lab: Path, caplog:
         "level": "warning",
         "message": "the reward is 0.5",
         "advice": "raise it",
+        "metric": "",
     }
     assert alerts == [line]
     assert summary["warnings"] == [told]

@@ -74,7 +74,7 @@ def opened(browser: Browser, folder: Path, name: str) -> Iterator[Newcomer]:
 
 def paid_for_form(newcomer: Newcomer) -> None:
     """The reward pays ten times as much for a plain sum as for the right answer."""
-    assert "reward/format rises while accuracy stays" in newcomer.reads(".stands li", "Format learned, task not")
+    assert "while the accuracy stays" in newcomer.reads(".stands li", "Format learned, task not")
     newcomer.follow("Format learned, task not", "Read the newest answers")
     newcomer.click(".item", "is not the target")
     score = newcomer.reads(".score", "is not the target")
@@ -107,7 +107,7 @@ def wrong_answers(newcomer: Newcomer) -> None:
 
 def cut_off(newcomer: Newcomer) -> None:
     """Answers need ten tokens and may have six."""
-    assert "100 %" in newcomer.reads(".stands li", "Answers are cut off")
+    assert "100%" in newcomer.reads(".stands li", "Answers are cut off")
     newcomer.follow("Answers are cut off", "Read answers that were cut off")
     assert "truncated" in newcomer.reads(".detail .item-about", "truncated")
     assert "</answer>" not in newcomer.reads(".turn.policy")

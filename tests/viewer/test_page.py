@@ -155,6 +155,7 @@ def metrics_of(i: int) -> dict[str, float]:
         "reward/format": 0.9,
         "accuracy/mean": 0.1 + 0.6 * learned + noise,
         "groups/trained": 0.8 + noise,
+        "groups/dead": 0.2 - noise,
         "rollouts/length": 120 + 10 * noise,
         "rollouts/truncated": 0.02,
         "actor/entropy": 0.5 + 0.3 * (1 - learned),
@@ -164,6 +165,8 @@ def metrics_of(i: int) -> dict[str, float]:
         "time/update": 0.7,
         "source/math/rollouts/tokens": 4000.0,
         "source/code/rollouts/tokens": 3000.0,
+        "source/math/share": 0.6,
+        "source/code/share": 0.4,
     }
 
 
@@ -175,7 +178,7 @@ def write(folder: Path, lines: list[dict[str, Any]]) -> Path:
 
 def dead_groups(folder: Path) -> None:
     zero = {"reward/mean": 0.0, "reward/std": 0.0, "accuracy/mean": 0.0, "reward/answer": 0.0, "reward/format": 0.0}
-    write(folder, [{"step": i, **metrics_of(i), **zero, "groups/trained": 0.03} for i in range(1, STEPS)])
+    write(folder, [{"step": i, **metrics_of(i), **zero, "groups/dead": 0.97} for i in range(1, STEPS)])
 
 
 def length_explosion(folder: Path) -> None:
@@ -189,7 +192,7 @@ def length_explosion(folder: Path) -> None:
 def starving_source(folder: Path) -> None:
     lines = [{"step": i, **metrics_of(i)} for i in range(1, STEPS)]
     for line in lines[12:]:
-        del line["source/code/rollouts/tokens"]
+        del line["source/code/rollouts/tokens"], line["source/code/share"]
     run = write(folder, lines)
     note_ledger(run, STEPS, {"math": {"trained": 900, "filtered": 60}, "code": {"trained": 40, "waiting": 8}})
 
@@ -216,11 +219,14 @@ def format_alone(folder: Path) -> None:
 
 
 FAULTS = {
-    dead_groups: ("Dead groups", "Only 3 % of the groups teach"),
-    length_explosion: ("Lengths grow", "Answers are 3.1 times as long as at first, and earn no more"),
-    starving_source: ("A source starves", "code gave rollouts in 0 of the last 10 steps"),
+    dead_groups: ("Dead groups", "In 97% of the groups all rollouts earn the same"),
+    length_explosion: ("Lengths grow", "Rollouts have grown from 195 to 427 tokens, and the reward from 0.3 to 0.3"),
+    starving_source: ("A source starves", "Source 'code' gave 0.0% of the groups"),
     hung_engine: ("engine 1", "uses neither CPU nor a disk and does not answer"),
-    format_alone: ("Format learned, task not", "reward/format rises while accuracy stays at 5 %"),
+    format_alone: (
+        "Format learned, task not",
+        "from 0.38 to 1.00 while the accuracy stays at 5.0%",
+    ),
 }
 
 
@@ -256,9 +262,9 @@ def test_alerts_have_plain_titles_stand_by_cause_and_link_to_what_shows_them(bro
         browser.see(".stands li", "Updates are clipped")
         texts = [entry.text for entry in browser.all(".stands li")]
         assert [text.splitlines()[0] for text in texts] == [
-            "Updates are clipped step 31",
-            "Answers repeat themselves step 24",
-            "mylab/slow_sync step 20",
+            "Updates are clipped at step 31, no longer",
+            "Answers repeat themselves at step 24, no longer",
+            "mylab/slow_sync at step 20, no longer",
         ]
         assert "Syncs take 50% of a step. Raise rollout.sync_interval." in texts[2]
         browser.click(".stands button", "Read the longest answers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import rlsdk
 from rlsdk.errors import RunError
 from rlsdk.viewer.service import COOKIE, STATIC, ViewerService
 from tests.viewer.recorded import HOSTILE, make_run
@@ -193,10 +195,15 @@ def test_the_server_imports_none_of_the_stack(run: Path) -> None:
 def test_alerts_and_a_silent_run_are_told(service: ViewerService, ask: Ask, run: Path) -> None:
     (key,) = service._runs
     alert: dict[str, Any] = {"step": 4, "name": "length", "level": "warning", "message": "m", "advice": "a"}
-    (run / "alerts.jsonl").write_text(json.dumps(alert) + "\n{broken\n")
-    assert ask(service, f"/api/alerts?runs={key}")[2] == {key: [alert]}
+    (run / "alerts.jsonl").write_text(json.dumps(alert) + "\n{broken\n" + json.dumps({"step": 5}) + "\n")
     old = time.time() - 3600
     os.utime(run / "metrics.jsonl", (old, old))
     state = ask(service, "/api/state")[2]["runs"][0]
     assert (state["status"], state["alerts"]) == ("quiet", 1)
     assert state["said"].startswith("no step for 60 min; a step usually takes 2 s")
+    assert ask(service, f"/api/findings?runs={key}")[2] == {key: [{"alert": {**alert, "metric": ""}, "lasts": False}]}
+
+
+def test_the_page_has_a_title_for_every_built_in_diagnosis() -> None:
+    script = (STATIC / "findings.js").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^  (\w+): \{ title: ", script, re.MULTILINE)) == sorted(rlsdk.names("diagnosis"))

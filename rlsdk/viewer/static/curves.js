@@ -4,7 +4,7 @@ import { get } from "/static/api.js"
 import { color } from "/static/colors.js"
 import { Chart, band, smoothed } from "/static/chart.js"
 import { append, debounce, h, number, replace, visible } from "/static/dom.js"
-import { findings, READS } from "/static/findings.js"
+import { described } from "/static/findings.js"
 
 const percent = (value) => `${number(value * 100, 3)} %`
 
@@ -19,9 +19,10 @@ const SECTIONS = [
     { title: "Groups that teach", names: ["groups/trained"], format: percent, hint: "A group whose rollouts all earn the same is dead: it has no better and no worse. Healthy: above 30 %." },
     { title: "Spread of rewards", names: ["reward/std"], hint: "Near 0, there is nothing to learn from." },
     { title: "Length of answers", names: ["rollouts/length"], hint: "Tokens. A rise without more reward is an explosion of length." },
+    { title: "Repetition", names: ["rollouts/repetition"], format: percent, hint: "Share of phrases that the answer has said before. Healthy: below 10 %." },
     { title: "Cut off", names: ["rollouts/truncated"], format: percent, hint: "Share of answers that ended at the limit. Healthy: a few per cent." },
     { title: "Without a score", names: ["rollouts/invalid"], hint: "Rollouts whose reward failed: they are left out, and count for nothing. Healthy: none." },
-    { title: "Entropy", names: ["actor/entropy"], hint: "How undecided the policy is. A slow fall is learning; a fall to nearly 0 is collapse." },
+    { title: "Entropy", names: ["actor/entropy", "rollouts/entropy"], labels: ["of the policy", "of what was sampled"], hint: "How undecided the policy is. A slow fall is learning; a fall to nearly 0 is collapse." },
   ]],
   ["Is the update sound?", [
     { title: "KL to the policy before", names: ["actor/kl_to_old", "actor/kl_to_behaviour"], labels: ["before the step", "sampler"], hint: "How far a step moves the policy. Healthy: below 0.1, and steady." },
@@ -106,18 +107,18 @@ export function mount(element, first) {
 
   function draw() {
     for (const { chart, wanted, plot } of charts) plot.set(series(chart, wanted))
-    const found = findings((context.chosen.length === 1 && curves[context.run.id]) || {}, alerts)
+    const found = described(standing)
     for (const { wanted, chart, plot } of charts) plot.warn(found.find((each) => shows(chart, wanted, each))?.title)
     stand(found)
   }
 
   const shows = (chart, wanted, finding) => wanted.includes(finding.chart) || (chart.key && chart.key === finding.chart)
 
-  let alerts = []
+  let standing = []
   function stand(found) {
     stands.hidden = !found.length
     replace(stands, h("h2", {}, "What stands out"), h("ul", {}, found.map((each) => h("li", { class: each.level === "info" ? "calm" : "" },
-      h("b", {}, visible(each.title)), each.step === undefined ? null : h("small", {}, ` step ${each.step}`), h("p", {}, visible(each.text)),
+      h("b", {}, visible(each.title)), h("small", {}, each.lasts ? ` since step ${each.step}` : ` at step ${each.step}, no longer`), h("p", {}, visible(each.text)),
       h("p", { class: "leads" }, leads(each).map(([words, open]) => h("button", { class: "link", onclick: open }, visible(words))))))))
   }
 
@@ -168,15 +169,14 @@ export function mount(element, first) {
     const found = await get("names", { runs })
     const shown = SECTIONS.flatMap(([, list]) => list.flatMap((chart) => chart.match ? found.names.filter((name) => chart.match.test(name)).slice(0, 8) : chart.names))
     const extra = more ? found.names.filter((name) => more.split(/[\s,]+/).some((word) => name.includes(word))).slice(0, 24) : []
-    const tokens = found.names.filter((name) => /^source\/.+\/rollouts\/tokens$/.test(name))
     const [answer, told, counts] = await Promise.all([
-      get("curves", { runs, names: [...new Set([...shown, ...READS, ...tokens, ...extra])].join(",") }), get("alerts", { runs }),
+      get("curves", { runs, names: [...new Set([...shown, ...extra])].join(",") }), get("findings", { runs }),
       context.chosen.length === 1 ? get(`ledger/${context.run.id}`) : null,
     ])
     if (mine !== order) return
     names = found.names
     curves = answer
-    alerts = Object.values(told).flat()
+    standing = Object.values(told).flat()
     const structure = JSON.stringify([names, more, runs])
     if (structure !== drawn) layout()
     drawn = structure
