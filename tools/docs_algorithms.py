@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ FIELDS: dict[str, Kind] = {**{kind: kind for kind in PARTS if kind != "filter"},
 """Field of an algorithm -> the kind of what it names."""
 
 
+@cache
 def components(kind: Kind) -> list[Component]:
     """The built-in components of a kind."""
     return [component for _, component in listing.collect(Plugins(), [CORE], kind).components]

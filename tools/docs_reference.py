@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def source_of(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
+@cache
 def parsed(module: str) -> ast.Module:
     """The syntax tree of a module of rlsdk."""
     return ast.parse(source_of(module).read_text(encoding="utf-8"))
@@ -70,6 +72,7 @@ def home(address: str) -> str:
     return home(origin) if origin else address
 
 
+@cache  # every page asks for it
 def surface() -> dict[str, dict[str, str]]:
     """Public module -> its public names, each with the address under which it is documented."""
     found: dict[str, dict[str, str]] = {}

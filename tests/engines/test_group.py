@@ -151,6 +151,7 @@ class Stand:
         return [self.client.sample(GenerateRequest(f"g{i}", PROMPT, Sampling(max_tokens=tokens))) for i in range(count)]
 
 
+@pytest.mark.slow
 def test_requests_of_the_dead_are_sampled_again_and_who_takes_their_place_has_the_weights(cluster: None) -> None:
     async def go() -> None:
         stand = Stand(2)

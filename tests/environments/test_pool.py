@@ -31,6 +31,7 @@ async def until(condition, seconds: float = 60.0) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_killed_hung_and_raising_fail_alone(in_workers, tmp_path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()

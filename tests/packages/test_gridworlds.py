@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("gymnasium")
+pytestmark = pytest.mark.slow  # pip builds and installs the package
 PACKAGE = Path(__file__).resolve().parents[2] / "plugins" / "rlsdk-gridworlds"
 ENVIRONMENTS = [
     "gridworlds/frozen_lake",

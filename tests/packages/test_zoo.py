@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow  # pip builds and installs the package
 ZOO = Path(__file__).resolve().parents[2] / "plugins" / "rlsdk-zoo"
 ALGORITHMS = ["zoo/chord_mu", "zoo/dppo", "zoo/kimi", "zoo/mix_chord", "zoo/rec", "zoo/sppo", "zoo/vespo"]
 NAMES = ["zoo/dppo", "zoo/kimi", "zoo/mix_chord", "zoo/rec", "zoo/sppo", "zoo/vespo"]

@@ -71,6 +71,7 @@ def test_rollouts_are_saved_and_add_up(finished: Any) -> None:
     assert sum(r["tokens"] for r in rows) == line["rollouts/tokens"]
 
 
+@pytest.mark.slow
 def test_with_dynamic_sampling_raw_rewards_are_those_before_filters(runner: Any, tmp_path: Path) -> None:
     lab = tmp_path / "noting_lab.py"
     lab.write_text(NOTING)
