@@ -124,16 +124,24 @@ def _order(rows: sa.Subquery, order_by: str) -> list[sa.ColumnElement[Any]]:
 
 
 def reader(address: Address, seconds: float = math.inf) -> sa.Engine:
-    """Create an engine whose connections cannot write, and whose statements end `seconds` from now at the latest."""
+    """Create an engine whose connections cannot write, and whose statements end after `seconds` at the latest.
+
+    The time of a file begins when a connection is made, that of PostgreSQL with each statement. What asks often keeps
+    the engine, which takes longer to make than a query.
+
+    Args:
+        address: The database.
+        seconds: Time limit.
+    """
     how: dict[str, Any] = {"poolclass": sa.pool.NullPool}
     if address.is_file:
-        # SQLAlchemy would create a missing file; sqlite3 opens an existing one to read.
-        name = f"file:{quote(address.file)}?mode=ro"
-        if not os.access(Path(address.file).parent, os.W_OK) and not Path(f"{address.file}-wal").exists():
-            name += "&immutable=1"  # otherwise SQLite creates a file beside the database
-        ends = time.monotonic() + seconds
 
         def connect() -> sqlite3.Connection:
+            # SQLAlchemy would create a missing file; sqlite3 opens an existing one to read.
+            name = f"file:{quote(address.file)}?mode=ro"
+            if not os.access(Path(address.file).parent, os.W_OK) and not Path(f"{address.file}-wal").exists():
+                name += "&immutable=1"  # otherwise SQLite creates a file beside the database
+            ends = time.monotonic() + seconds
             connection = sqlite3.connect(name, uri=True, timeout=60)
             # Calling Python also lets it see signals; an exception raised by one ends the statement.
             connection.set_progress_handler(lambda: time.monotonic() > ends, _INSTRUCTIONS)

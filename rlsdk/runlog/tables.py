@@ -36,6 +36,8 @@ GROUPS = sa.Table(
 )
 """One row per group. `kept_at`: step of the last checkpoint that needs it; `newest`: its newest policy version. Groups
 of evaluations have negative numbers, see `evaluated_entries`."""
+_EVALUATIONS = sa.text("(+number) < 0")  # with the plus, as the viewer writes it: a database compares the two
+_EVALUATIONS_ALONE: dict[str, Any] = {"sqlite_where": _EVALUATIONS, "postgresql_where": _EVALUATIONS}
 ROLLOUTS = sa.Table(
     "rlsdk_rollouts",
     METADATA,
@@ -59,12 +61,17 @@ ROLLOUTS = sa.Table(
     sa.Index("rlsdk_rollouts_tokens", "tokens", "number", "rollout"),
     # Holds what the viewer filters by, so that it passes over a million rollouts without reading their texts.
     sa.Index("rlsdk_rollouts_scan", "number", "rollout", "reward", "status", "tokens"),
+    # Evaluations in these orders: in the indices above, the many rollouts of the training lie between them.
+    sa.Index("rlsdk_rollouts_evaluated_reward", "reward", "number", "rollout", **_EVALUATIONS_ALONE),
+    sa.Index("rlsdk_rollouts_evaluated_tokens", "tokens", "number", "rollout", **_EVALUATIONS_ALONE),
 )
 """One row per rollout."""
 EVALUATED: tuple[str, ...] = ("eval greedy", "eval sampled")
 """States of the groups of an evaluation."""
 _EVALUATION = 2**22
 """Numbers reserved for the groups of one evaluation."""
+_LAST_STEP = 2**40 - 1
+"""Greatest step whose evaluation's numbers a database can hold."""
 _OF_GROUP = ("step", "source", "task", "number", "state", "uses")
 COLUMNS = (*_OF_GROUP, *(c.name for c in ROLLOUTS.columns if c.name not in ("run", "number")))
 """Columns of a query's result."""
@@ -110,6 +117,13 @@ def evaluated_entries(step: int, batches: Mapping[str, Sequence[Group]]) -> list
         Entry(number=first + i, source=group.task.source, state=state, step=step, uses=0, group=group)
         for i, (state, group) in enumerate(groups)
     ]
+
+
+def evaluated_numbers(step_from: int | None, step_to: int | None) -> range:
+    """Return the numbers of the groups of evaluations in a range of steps; a bound that is None always holds."""
+    first = min(max(step_from or 0, 0), _LAST_STEP)
+    last = _LAST_STEP if step_to is None else min(step_to, _LAST_STEP)
+    return range(-(last + 1) * _EVALUATION, -first * _EVALUATION)
 
 
 def create_indices(connection: sa.Connection) -> list[str]:

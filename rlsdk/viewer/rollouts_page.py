@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.errors import ValueFault
 from rlsdk.viewer.conversation import group_json, tokens_json
+from rlsdk.viewer.filters import Filter
 from rlsdk.viewer.pages import Page
-from rlsdk.viewer.rollouts import Filter
 
 if TYPE_CHECKING:
     from aiohttp import web

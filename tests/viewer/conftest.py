@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.runlog.conftest import server  # noqa: F401 - PostgreSQL
 from tests.viewer.recorded import make_run
 
 

@@ -7,6 +7,8 @@ import json
 import resource
 import sqlite3
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,13 @@ from rlsdk.runlog.query import query, reader
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import GROUPS, ROLLOUTS, create_indices
 from rlsdk.viewer import rollouts
-from rlsdk.viewer.rollouts import ORDERS, Browser, Filter, _inner, walk_of
+from rlsdk.viewer.filters import ORDERS, Filter
+from rlsdk.viewer.rollouts import Browser
+from rlsdk.viewer.walks import walk_of
+from tests.runlog.conftest import PASSWORD, PASSWORD_ENV
 from tests.viewer.recorded import make_run
 
+BY_NUMBER = "autoindex_rlsdk_rollouts"
 COLUMNS = {"newest": ("number", True), "oldest": ("number", False), "lowest": ("reward", False)}
 COLUMNS |= {"highest": ("reward", True), "longest": ("tokens", True), "shortest": ("tokens", False)}
 
@@ -128,61 +134,133 @@ def test_a_run_without_rollouts_says_so(tmp_path: Path) -> None:
 WALKS = {
     "no condition": (Filter(), "rlsdk_rollouts_scan"),
     "oldest": (Filter(order="oldest"), "rlsdk_rollouts_scan"),
-    "task": (Filter(task="sums/3"), "rlsdk_groups_task"),
-    "source": (Filter(source="sums"), "rlsdk_groups_source"),
+    "task": (Filter(task="task 3"), "rlsdk_groups_task"),
+    "source": (Filter(source="s1"), "rlsdk_groups_source"),
     "state": (Filter(state="trained"), "rlsdk_groups_state"),
-    "steps": (Filter(step_from=2, step_to=3), "rlsdk_groups_step"),
+    "steps": (Filter(step_from=2, step_to=30), "rlsdk_groups_step"),
+    "finished": (Filter(status="finished"), "rlsdk_rollouts_status"),
     "status": (Filter(status="failed"), "rlsdk_rollouts_status"),
     "no score": (Filter(invalid=True), "rlsdk_rollouts_reward"),
     "lowest": (Filter(order="lowest"), "rlsdk_rollouts_reward"),
     "reward": (Filter(order="highest", reward_from=0.2, reward_to=0.4), "rlsdk_rollouts_reward"),
     "longest": (Filter(order="longest"), "rlsdk_rollouts_tokens"),
-    "mixed": (Filter(status="truncated", source="sums", reward_to=0.1, text="x"), "rlsdk_rollouts_status"),
+    "mixed": (Filter(status="truncated", source="s1", reward_to=0.1, text="x"), "rlsdk_rollouts_status"),
+    "common reward": (Filter(reward_from=0.1), "rlsdk_rollouts_scan"),
+    "rare reward": (Filter(reward_from=2.0), "rlsdk_rollouts_reward"),
+    "best of a task": (Filter(task="task 3", order="highest"), "rlsdk_groups_task"),
+    "text": (Filter(text="nowhere"), "rlsdk_rollouts_scan"),
     "evaluations": (Filter(kind="eval"), "rlsdk_rollouts_scan"),
+    "steps of evaluations": (Filter(kind="eval", step_from=2, step_to=3), "rlsdk_rollouts_scan"),
+    "best of evaluations": (Filter(kind="eval", order="highest"), "rlsdk_rollouts_evaluated_reward"),
+    "longest of evaluations": (Filter(kind="eval", order="longest"), "rlsdk_rollouts_evaluated_tokens"),
 }
 
 
-def plan_of(connection: sa.Connection, wanted: Filter, cursor: list[Any] | None) -> list[str]:
-    statement = _inner(walk_of(wanted), "", cursor, 60)
-    text = str(statement.compile(connection.engine, compile_kwargs={"literal_binds": True}))
-    return [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}")]
+EMPTY = ("no score", "status", "rare reward", "text", "steps of evaluations")
+
+
+def plans_of(call: Callable[[], object]) -> list[str]:
+    """What SQLite does for each statement of a call, as one text with a line for each step."""
+    plans: list[str] = []
+
+    def explain(connection: sa.Connection, cursor: object, statement: str, given: Any, *_: object) -> None:
+        asked = connection.connection.cursor()
+        asked.execute(f"EXPLAIN QUERY PLAN {statement}", given)
+        plans.append("\n".join(step for *_, step in asked.fetchall()))
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", explain)
+    try:
+        call()
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", explain)
+    return plans
 
 
 def check_plans(folder: Path) -> None:
-    address = Address.of(folder)
-    assert address
-    with reader(address).connect() as connection:
-        for name, (wanted, index) in WALKS.items():
-            columns = len(walk_of(wanted).order)
-            for cursor in (None, [1] * columns):
-                plan = plan_of(connection, wanted, cursor)
-                assert index in plan[0] or (index.endswith("scan") and "autoindex_rlsdk_rollouts" in plan[0]), (
-                    name,
-                    plan,
-                )
-                assert not any(step.startswith("SCAN") and "USING" not in step for step in plan), (name, plan)
-                sorts = [
-                    step for step in plan if "TEMP B-TREE" in step and "RIGHT PART" not in step and "LAST" not in step
-                ]
-                assert not sorts, (name, plan)
+    """Every statement of a first page and of the one after it searches an index, and none sorts what it found."""
+    browser = Browser(folder)
+    for name, (wanted, index) in WALKS.items():
+        first = browser.page(wanted)
+        cursors = [None, first["next"] or [1] * len(walk_of(wanted).order)]
+        plans = [plan for cursor in cursors for plan in plans_of(partial(browser.page, wanted, cursor))]
+        assert any(index in plan or (index.endswith("scan") and BY_NUMBER in plan) for plan in plans), (name, plans)
+        steps = {step for plan in plans for step in plan.splitlines()}
+        # Within each group, its few rollouts are put into order.
+        assert not [step for step in steps if "TEMP B-TREE" in step and "RIGHT PART" not in step], (name, plans)
+        assert not [step for step in steps if step.startswith("SCAN rlsdk") and "USING" not in step], (name, plans)
 
 
-def test_every_filter_walks_an_index_in_its_order(folder: Path) -> None:
-    check_plans(folder)
+def test_every_statement_of_a_page_walks_an_index_and_sorts_nothing(tmp_path: Path) -> None:
+    million(tmp_path / "some", 300, 16)
+    check_plans(tmp_path / "some")
 
 
-def test_the_store_of_an_earlier_rlsdk_gets_its_indices(folder: Path, tmp_path: Path) -> None:
-    old = make_run(tmp_path / "old")
+def test_pages_are_the_same_from_postgresql(
+    folder: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD_ENV, PASSWORD)
+    address, here = Address.make(tmp_path, server, PASSWORD_ENV), Address.of(folder)
+    RolloutStore(address).close()
+    assert here is not None
+    with address.engine().begin() as there, reader(here).connect() as connection:
+        for table in (GROUPS, ROLLOUTS):
+            rows = [dict(row) for row in connection.execute(sa.select(table)).mappings()]
+            there.execute(table.insert(), [row | {"run": run} for row in rows for run in (address.run, "other")])
+    monkeypatch.setattr(rollouts, "FIRST_WINDOW", 1)
+    for name, (wanted, _) in WALKS.items():
+        wanted = attrs.evolve(wanted, source=wanted.source and "sums", task=wanted.task and "sums/3")
+        assert everything(Browser(tmp_path), wanted) == everything(Browser(folder), wanted), name
+    assert Browser(tmp_path).upgrade() == []
+
+
+def test_the_values_by_which_one_filters_are_read_from_indices_and_not_counted(tmp_path: Path) -> None:
+    million(tmp_path / "some", 300, 16)
+    browser = Browser(tmp_path / "some")
+    plans = plans_of(browser.facets)
+    assert all(plan.startswith("SEARCH") and "INDEX rlsdk_groups_" in plan for plan in plans), plans
+    assert browser.facets() == {
+        "sources": [*(f"s{n}" for n in range(5)), "sums", "words"],
+        "states": ["filtered", "trained"],
+        "steps": 20,
+    }
+
+
+def test_a_page_reads_neither_payloads_nor_more_rows_than_it_shows(folder: Path) -> None:
+    statements: list[str] = []
+    seen = lambda connection, cursor, statement, *_: statements.append(statement)  # noqa: E731
+    sa.event.listen(sa.Engine, "before_cursor_execute", seen)
+    try:
+        Browser(folder).page(Filter(), limit=5)
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", seen)
+    assert len(statements) == 2
+    assert not any(word in statement for statement in statements for word in ("payload", "count("))
+
+
+@pytest.mark.parametrize("few", [0, 3000])
+@settings(max_examples=15)
+@given(wanted=FILTERS)
+def test_rows_of_a_rare_condition_are_the_same_by_either_way(folder: Path, few: int, wanted: Filter) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollouts, "FIRST_WINDOW", 1)
+        patch.setattr(rollouts, "FEW", few)
+        found = everything(Browser(folder), wanted, 2)
+    assert found == everything(Browser(folder), wanted, 60)
+
+
+def test_the_store_of_an_earlier_rlsdk_gets_its_indices(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    million(old, 300, 16)
     with sqlite3.connect(old / "rollouts.db") as connection:
         for name in ("task", "source", "state"):
             connection.execute(f"DROP INDEX rlsdk_groups_{name}")
-        for name in ("status", "tokens", "scan"):
+        for name in ("status", "tokens", "scan", "evaluated_reward", "evaluated_tokens"):
             connection.execute(f"DROP INDEX rlsdk_rollouts_{name}")
-    before = everything(Browser(old), Filter(source="sums"))
-    assert len(Browser(old).upgrade()) == 6
+    before = everything(Browser(old), Filter(source="s1"))
+    assert len(Browser(old).upgrade()) == 8
     assert Browser(old).upgrade() == []
     check_plans(old)
-    assert everything(Browser(old), Filter(source="sums")) == before
+    assert everything(Browser(old), Filter(source="s1")) == before
 
 
 def test_a_store_opened_to_write_gets_its_indices(tmp_path: Path) -> None:
@@ -239,14 +317,14 @@ def test_a_million_rollouts_browse_without_a_wait_and_in_flat_memory(tmp_path: P
     million(tmp_path / "big", 62_500, 16)
     check_plans(tmp_path / "big")
     browser = Browser(tmp_path / "big")
-    assert browser.facets()["rollouts"] >= 1_000_000
+    assert browser.facets()["steps"] >= 900
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     slowest: dict[str, float] = {}
     for name, (wanted, _) in WALKS.items():
         began = time.perf_counter()
         page = browser.page(wanted)
         slowest[name] = time.perf_counter() - began
-        assert page["rows"] or name in ("no score", "task", "status", "steps", "mixed"), name
+        assert page["rows"] or name in EMPTY, name
     rare = Filter(text="needle")
     began, found, cursor = time.perf_counter(), [], None
     while not found:
