@@ -126,8 +126,8 @@ def _order(rows: sa.Subquery, order_by: str) -> list[sa.ColumnElement[Any]]:
 def reader(address: Address, seconds: float = math.inf) -> sa.Engine:
     """Create an engine whose connections cannot write, and whose statements end after `seconds` at the latest.
 
-    The time of a file begins when a connection is made, that of PostgreSQL with each statement. What asks often keeps
-    the engine, which takes longer to make than a query.
+    For a file, the time starts when a connection is made; for PostgreSQL, with each statement. Whoever queries often
+    should keep the engine: to make one takes longer than a query.
 
     Args:
         address: The database.

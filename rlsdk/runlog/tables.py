@@ -36,7 +36,7 @@ GROUPS = sa.Table(
 )
 """One row per group. `kept_at`: step of the last checkpoint that needs it; `newest`: its newest policy version. Groups
 of evaluations have negative numbers, see `evaluated_entries`."""
-_EVALUATIONS = sa.text("(+number) < 0")  # with the plus, as the viewer writes it: a database compares the two
+_EVALUATIONS = sa.text("(+number) < 0")  # as the viewer's statements write it, or SQLite would not use the index
 _EVALUATIONS_ALONE: dict[str, Any] = {"sqlite_where": _EVALUATIONS, "postgresql_where": _EVALUATIONS}
 ROLLOUTS = sa.Table(
     "rlsdk_rollouts",

@@ -25,10 +25,10 @@ WINDOW, TEXT_WINDOW = 20_000, 4_000
 """Rows that one statement passes over at most while it looks for those that meet further conditions; fewer where it
 must read their texts."""
 FIRST_WINDOW, GROWTH = 4, 16
-"""Rows for each of a page that the first of these statements passes over, and how many times as many each further one
-does as the one before."""
+"""Rows that the first of these statements passes over for each row of a page, and the factor by which each further
+statement passes over more."""
 FEW = 3_000
-"""Rows that meet a condition, up to which all of them are read and sorted instead."""
+"""Maximum number of rows that meet a condition for all of them to be read and sorted instead."""
 SECONDS = 0.4
 """Time after which a page is returned as far as it got; its cursor continues."""
 LONGEST = 60.0
@@ -79,10 +79,10 @@ class Browser:
             raise RunError(f"the rollouts in {address.url} cannot be read: {said}") from error
 
     def page(self, wanted: Filter, cursor: Sequence[Any] | None = None, *, limit: int = PAGE) -> dict[str, Any]:
-        """Return rollouts that meet a filter: `rows`, `next` (cursor of the next page) and `done`.
+        """Return rollouts that meet a filter: `rows`, `next` (cursor of the next page), `done` and `at_step`.
 
         Where conditions are rarely met, a page may hold few rows, or none, and yet not be the last: the walk ended
-        after `SECONDS`, and `next` continues it.
+        after `SECONDS` at the step `at_step`, and `next` continues it.
 
         Args:
             wanted: The filter.

@@ -11,11 +11,13 @@ import sqlalchemy as sa
 from rlsdk.runlog.tables import GROUPS, ROLLOUTS, evaluated_numbers
 from rlsdk.viewer.filters import Filter
 
-# The plus keeps SQLite from preferring the primary key to the index of the order. The last condition is that of the
-# indices of evaluations, word for word; typed as a boolean, SQLAlchemy would compare it with 1, and no index would do.
+# The plus keeps SQLite from using an index on the number, which it would prefer to that of an order or a range.
+# `_EVALUATED` is the condition of the indices of evaluations, word for word. Typed as booleans, SQLAlchemy would
+# compare the conditions with 1, and no index would do.
 _TRAINED: sa.ColumnElement[bool] = sa.literal_column("(+rlsdk_rollouts.number) >= 0")
-_TRAINED_GROUP: sa.ColumnElement[bool] = sa.literal_column("(+rlsdk_groups.number) >= 0")
 _EVALUATED: sa.ColumnElement[bool] = sa.literal_column("(+rlsdk_rollouts.number) < 0")
+_BY_NUMBER = {"train": frozenset({"kind"}), "eval": frozenset({"kind", "step_from", "step_to"})}
+"""Fields of a filter that a condition on the number decides: numbers of evaluations follow from the step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -26,14 +28,14 @@ class Walk:
         order: Columns of the order, the first ones first.
         descending: True for the greatest first.
         decided: Conditions that bound the walk, or are decided by what the index holds.
-        by_group: True if a condition is on the group, whose index is walked.
+        table: Table whose index is walked.
         names: Fields of the filter that are decided.
     """
 
     order: tuple[sa.ColumnElement[Any], ...]
     descending: bool
     decided: tuple[sa.ColumnElement[bool], ...] = ()
-    by_group: bool = False
+    table: sa.Table = ROLLOUTS
     names: frozenset[str] = frozenset()
 
 
@@ -44,24 +46,22 @@ def walk_of(wanted: Filter) -> Walk:
         return _by_value(wanted)
     # Numbers of evaluations fall with the step, those of trained groups rise.
     down = (wanted.order == "newest") == (wanted.kind == "train")
-    numbers = {"kind"} if wanted.kind == "train" else {"kind", "step_from", "step_to"}
+    numbers = _BY_NUMBER[wanted.kind]
     rare = wanted.invalid or wanted.status not in ("", "finished")
     if wanted.task or not rare:
         for name in ("task", "state", "source"):
             if value := getattr(wanted, name):
                 decided = (GROUPS.c[name] == value, *_numbered(GROUPS.c.number, wanted))
                 order = (GROUPS.c.number, rollout)
-                return Walk(
-                    order=order, descending=down, decided=decided, by_group=True, names=frozenset({name, *numbers})
-                )
+                return Walk(order=order, descending=down, decided=decided, table=GROUPS, names=numbers | {name})
         if wanted.kind == "train" and (wanted.step_from is not None or wanted.step_to is not None):
             return _by_step(wanted)
     decided = _numbered(ROLLOUTS.c.number, wanted)
     if wanted.invalid:
-        numbers, decided = {"invalid", *numbers}, (ROLLOUTS.c.reward.is_(None), *decided)
+        numbers, decided = numbers | {"invalid"}, (ROLLOUTS.c.reward.is_(None), *decided)
     elif wanted.status:
-        numbers, decided = {"status", *numbers}, (ROLLOUTS.c.status == wanted.status, *decided)
-    return Walk(order=(ROLLOUTS.c.number, rollout), descending=down, decided=decided, names=frozenset(numbers))
+        numbers, decided = numbers | {"status"}, (ROLLOUTS.c.status == wanted.status, *decided)
+    return Walk(order=(ROLLOUTS.c.number, rollout), descending=down, decided=decided, names=numbers)
 
 
 def _by_value(wanted: Filter) -> Walk:
@@ -76,9 +76,10 @@ def _by_value(wanted: Filter) -> Walk:
 
 def _by_step(wanted: Filter) -> Walk:
     order = (GROUPS.c.step, GROUPS.c.number, ROLLOUTS.c.rollout)
-    decided = (GROUPS.c.step.is_not(None), *_within(GROUPS.c.step, wanted.step_from, wanted.step_to), _TRAINED_GROUP)
+    steps = _within(GROUPS.c.step, wanted.step_from, wanted.step_to)
+    decided = (GROUPS.c.step.is_not(None), *steps, *_numbered(GROUPS.c.number, wanted))
     names = frozenset({"kind", "step_from", "step_to"})
-    return Walk(order=order, descending=wanted.order == "newest", decided=decided, by_group=True, names=names)
+    return Walk(order=order, descending=wanted.order == "newest", decided=decided, table=GROUPS, names=names)
 
 
 def _within(column: sa.ColumnElement[Any], least: float | None, greatest: float | None) -> list[sa.ColumnElement[bool]]:
@@ -87,7 +88,7 @@ def _within(column: sa.ColumnElement[Any], least: float | None, greatest: float 
 
 
 def _numbered(number: sa.ColumnElement[int], wanted: Filter) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return the conditions on a number: the kind and, of evaluations, whose numbers follow from it, the step."""
+    """Return the conditions on a number, which decide the fields `_BY_NUMBER`."""
     if wanted.kind == "train":
         return (number >= 0,)
     numbers = evaluated_numbers(wanted.step_from, wanted.step_to)
@@ -95,7 +96,7 @@ def _numbered(number: sa.ColumnElement[int], wanted: Filter) -> tuple[sa.ColumnE
 
 
 def further(wanted: Filter, names: frozenset[str]) -> dict[str, Any]:
-    """Return the conditions of a filter but for those already decided."""
+    """Return the conditions of a filter except those already decided."""
     left = {name: value for name, value in attrs.asdict(wanted).items() if name not in (*names, "order")}
     return {name: value for name, value in left.items() if value is not None and value is not False and value != ""}
 
@@ -113,27 +114,31 @@ def next_rows(
         offset: Rows to pass over.
         also: Names of conditions that are still to be checked.
     """
-    read = _read(walk, run, also, by_group=walk.by_group).where(*walk.decided)
+    read = _read(walk, run, also, walk.table).where(*walk.decided)
     if cursor:
         read = read.where(_beyond(walk, cursor))
     order = [column.desc() if walk.descending else column.asc() for column in walk.order]
     return read.order_by(*order).limit(window).offset(offset or None)
 
 
-def _read(walk: Walk, run: str, also: Iterable[str], *, by_group: bool) -> sa.Select[Any]:
+def _read(walk: Walk, run: str, also: Iterable[str], first: sa.Table) -> sa.Select[Any]:
+    """Return a statement for the keys of all rows: it reads one table first, and looks up the other one if needed."""
     columns = [column.label(f"k{i}") for i, column in enumerate(walk.order)]
     # Columns that are read without need would take SQLite from the index to the row.
     needed = {"status": "status", "reward_from": "reward", "reward_to": "reward", "invalid": "reward"}
     columns += [ROLLOUTS.c[name].label(name) for name in sorted({needed[name] for name in also if name in needed})]
-    if by_group:
-        same = (ROLLOUTS.c.number == GROUPS.c.number) & (ROLLOUTS.c.run == GROUPS.c.run)
-        return sa.select(*columns).select_from(GROUPS.join(ROLLOUTS, same)).where(GROUPS.c.run == run)
+    if GROUPS in (walk.table, first):
+        other = ROLLOUTS if first is GROUPS else GROUPS
+        # SQLite does not know how many rows meet a condition, and may read the whole of the other table first. The plus
+        # takes away the index by which it would look up this one for each of those rows.
+        same = (other.c.number == sa.literal_column(f"(+{first.name}.number)")) & (other.c.run == first.c.run)
+        return sa.select(*columns).select_from(first.join(other, same)).where(first.c.run == run)
     # A file holds one run, and there a condition on it would mislead SQLite's planner.
     return sa.select(*columns).select_from(ROLLOUTS).where(ROLLOUTS.c.run == run if run else sa.true())
 
 
 def _beyond(walk: Walk, cursor: Sequence[Any]) -> sa.ColumnElement[bool]:
-    if walk.by_group:  # the group's columns and the rollout's are in two tables: only the former bound an index
+    if walk.table is GROUPS:  # the group's columns and the rollout's are in two tables: only the former bound an index
         *groups, rollout = walk.order
         *group, i = cursor
         left, right = sa.tuple_(*groups), sa.tuple_(*(sa.literal(value) for value in group))
@@ -148,7 +153,7 @@ def _beyond(walk: Walk, cursor: Sequence[Any]) -> sa.ColumnElement[bool]:
 def few_rows(wanted: Filter, walk: Walk, run: str, limit: int) -> Iterator[tuple[sa.Select[Any], dict[str, Any]]]:
     """Yield statements that find rows by a condition other than the walk's, in no order, with what is left to check.
 
-    Where such a condition holds for few rows, all of them are read sooner than a walk comes upon them.
+    Where such a condition holds for few rows, reading all of them is faster than to walk until they are found.
 
     Args:
         wanted: The filter.
@@ -156,29 +161,27 @@ def few_rows(wanted: Filter, walk: Walk, run: str, limit: int) -> Iterator[tuple
         run: Id of the run.
         limit: Maximum number of rows.
     """
-    kind = _EVALUATED if wanted.kind == "eval" else _TRAINED
-    for names, condition in _conditions(wanted):
+    for names, table, conditions in _conditions(wanted):
         if not names <= walk.names:
-            decided = frozenset({"kind", *names})
-            rest = further(wanted, decided)
-            by_group = walk.by_group or next(iter(names)) in ("task", "state", "source", "step_from", "step_to")
-            read = _read(walk, run, rest, by_group=by_group)
-            yield read.where(condition, kind).limit(limit), rest
+            rest = further(wanted, names)
+            yield _read(walk, run, rest, table).where(*conditions).limit(limit), rest
 
 
-def _conditions(wanted: Filter) -> Iterator[tuple[frozenset[str], sa.ColumnElement[bool]]]:
-    """Yield the conditions that an index decides, with their fields."""
-    for name in ("task", "source", "state"):
-        if value := getattr(wanted, name):
-            yield frozenset({name}), GROUPS.c[name] == value
-    if wanted.status:
-        yield frozenset({"status"}), ROLLOUTS.c.status == wanted.status
+def _conditions(wanted: Filter) -> Iterator[tuple[frozenset[str], sa.Table, Sequence[sa.ColumnElement[bool]]]]:
+    """Yield the conditions that one index decides, the kind included: their fields, the index's table, and they."""
+    by_number = _BY_NUMBER[wanted.kind]
+    for table, names in ((GROUPS, ("task", "source", "state")), (ROLLOUTS, ("status",))):
+        for name in names:
+            if value := getattr(wanted, name):
+                yield by_number | {name}, table, (table.c[name] == value, *_numbered(table.c.number, wanted))
     if wanted.invalid:
-        yield frozenset({"invalid"}), ROLLOUTS.c.reward.is_(None)
+        yield by_number | {"invalid"}, ROLLOUTS, (ROLLOUTS.c.reward.is_(None), *_numbered(ROLLOUTS.c.number, wanted))
     if rewards := _within(ROLLOUTS.c.reward, wanted.reward_from, wanted.reward_to):
-        yield frozenset({"reward_from", "reward_to"}), sa.and_(*rewards)
+        kind = _EVALUATED if wanted.kind == "eval" else _TRAINED
+        yield frozenset({"kind", "reward_from", "reward_to"}), ROLLOUTS, (*rewards, kind)
     if steps := _within(GROUPS.c.step, wanted.step_from, wanted.step_to):
-        yield frozenset({"step_from", "step_to"}), sa.and_(*steps)
+        table, bounds = (ROLLOUTS, []) if wanted.kind == "eval" else (GROUPS, steps)
+        yield by_number | {"step_from", "step_to"}, table, (*bounds, *_numbered(table.c.number, wanted))
 
 
 def matching(inner: sa.Select[Any], walk: Walk, rest: Mapping[str, Any], run: str) -> sa.Select[Any]:

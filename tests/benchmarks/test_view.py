@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import GROUPS
 from rlsdk.runlog.tables import ROLLOUTS as ROLLOUTS_TABLE
 from tests.runlog.store_costs import SIZE, costs
+from tests.turns import medians
 
 ROLLOUTS = int(os.environ.get("RLSDK_VIEW_ROLLOUTS", "1000000"))
 ROOT = Path(__file__).parents[2]
@@ -34,26 +34,26 @@ REQUESTS = 200
 """Requests over which the server's CPU time and growth are measured."""
 GROUPS_OF_A_STEP = 32
 TIMES = 5.0
-"""Greatest CPU time of a page, in indexed queries; of those that an index decides."""
+"""Greatest CPU time of a page that an index decides, in indexed queries."""
 SECONDS = 1.0
 """Longest time of a page: conditions that no index decides are looked for in portions of 0.4 s."""
 MEMORY = 64.0
 """MB that the server may grow by, over all requests."""
 PAGES = {
     "first page": "",
-    "a page in the middle": "cursor=[60000,3]",
-    "step": "step_from=1000&step_to=1000",
-    "task": "task=t",
-    "state": "state=trained",
-    "source": "source=sums",
-    "status": "status=finished",
-    "order of reward": "order=highest",
-    "reward range": "reward_from=0.05&reward_to=0.5",
-    "rare reward": "reward_from=0.7&reward_to=0.8",
-    "source and rare reward": "source=sums&reward_from=0.7&reward_to=0.8",
+    "a page in the middle": "?cursor=[60000,3]",
+    "step": "?step_from=1000&step_to=1000",
+    "task": "?task=t",
+    "state": "?state=trained",
+    "source": "?source=sums",
+    "status": "?status=finished",
+    "order of reward": "?order=highest",
+    "reward range": "?reward_from=0.05&reward_to=0.5",
+    "rare reward": "?reward_from=0.7&reward_to=0.8",
+    "source and rare reward": "?source=sums&reward_from=0.7&reward_to=0.8",
     "values to filter by": "/facets",
 }
-SEARCHES = {"text": "text=answer may be 77", "text that is nowhere": "text=nowhere to be found"}
+SEARCHES = {"text": "?text=answer may be 77", "text that is nowhere": "?text=nowhere to be found"}
 
 
 def filled(folder: Path) -> Path:
@@ -100,22 +100,9 @@ def viewed(run: Path, code: Path = ROOT) -> Iterator[Viewer]:
                     return json.loads(answer.read())
 
             (key,) = (each["id"] for each in get("state")["runs"])
-            yield Viewer(
-                psutil.Process(server.pid), lambda q: get(f"rollouts/{key}{q if q.startswith('/') else '?' + q}")
-            )
+            yield Viewer(psutil.Process(server.pid), lambda q: get(f"rollouts/{key}{q}"))
         finally:
             server.terminate()
-
-
-def medians(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Milliseconds of each call; they take turns, so that what else the machine does is the same for all."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
 
 
 def measured(run: Path, viewer: Viewer) -> dict[str, dict[str, float]]:
@@ -123,7 +110,7 @@ def measured(run: Path, viewer: Viewer) -> dict[str, dict[str, float]]:
     pages = {name: partial(viewer.ask, q) for name, q in PAGES.items()}
     searches = {name: partial(viewer.ask, q) for name, q in SEARCHES.items()}
     indexed = partial(query, run, "number = 1000")
-    clock = medians({"indexed query": indexed, **pages, **searches})
+    clock = medians({"indexed query": indexed, **pages, **searches}, ROUNDS)
     began = time.process_time()
     for _ in range(REQUESTS):
         indexed()
@@ -147,9 +134,8 @@ def test_a_page_of_a_million_rollouts_costs_a_few_indexed_queries(tmp_path: Path
         grown = (viewer.process.memory_info().rss - before) / 1e6
     print(f"server {before / 1e6:.0f} MB, grew by {grown:.1f} MB")
     for kind, times in found.items():
-        print(
-            kind, {name: f"{value:.1f} ms, {value / times['indexed query']:.1f} times" for name, value in times.items()}
-        )
+        unit = times["indexed query"]
+        print(kind, {name: f"{value:.1f} ms, {value / unit:.1f} times" for name, value in times.items()})
     assert max(found["clock"].values()) <= 1e3 * SECONDS, found
     assert max(found["cpu"].values()) <= TIMES * found["cpu"]["indexed query"], found
     assert grown <= MEMORY

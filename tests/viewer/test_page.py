@@ -13,8 +13,10 @@ import pytest
 
 from rlsdk.runlog.alerts import Alert, append_alerts
 from rlsdk.runlog.ledger_file import note_ledger
+from rlsdk.runlog.tables import Entry
+from rlsdk.viewer import rollouts
 from tests.viewer.browser import Browser, chromium, served
-from tests.viewer.recorded import make_run
+from tests.viewer.recorded import fill, group, make_run
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,27 @@ def test_the_browser_of_rollouts_is_used_with_keys(page: Browser) -> None:
     assert page.errors() == []
 
 
+def test_a_search_goes_on_from_pages_on_which_nothing_was_found(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "searched", steps=1)
+    answers = ["needle"] * 2 + ["hay"] * 4 + ["needle"] * 10 + ["hay"] * 4
+    groups = {n: group(n, answers=(text, text)) for n, text in enumerate(answers, 10)}
+    fill(run, [Entry(number=n, source="sums", state="trained", uses=1, step=n, group=g) for n, g in groups.items()])
+    monkeypatch.setattr(rollouts, "SECONDS", -1.0)
+    monkeypatch.setattr(rollouts, "TEXT_WINDOW", 4)
+    with served(run) as address:
+        browser.size(1280, 900)
+        browser.open(f"{address}#/rollouts?text=needle")
+        browser.see(".detail h2", "sums/25")
+        browser.see(".list-foot", "20 shown, searched to step 16")
+        browser.run("const pane = document.querySelector('.list-pane'); pane.scrollTop = pane.scrollHeight")
+        browser.see(".list-foot", "24 shown")
+        browser.open(f"{address}#/rollouts?text=nowhere")
+        browser.see(".detail", "No rollout meets these conditions")
+        assert browser.errors() == []
+
+
 def test_filters_are_in_the_address_and_can_be_taken_back(page: Browser, address: str) -> None:
     page.open(f"{address}#/rollouts?status=truncated&source=words")
     page.see(".chips", "status: truncated")
@@ -105,9 +128,8 @@ def test_what_a_model_wrote_is_seen_and_never_acts(page: Browser, address: str) 
 
 
 def test_a_text_of_a_megabyte_does_not_hold_up_the_page(browser: Browser, tmp_path: Path) -> None:
-    from rlsdk.runlog.tables import Entry
     from rlsdk.types import Group, Score, Task
-    from tests.viewer.recorded import fill, rollout
+    from tests.viewer.recorded import rollout
 
     run = make_run(tmp_path / "long", steps=1)
     task = Task("long", "say much", source="sums")

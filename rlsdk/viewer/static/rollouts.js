@@ -95,6 +95,7 @@ export function mount(element, first) {
       done = false
       fresh.hidden = true
     }
+    let more = false
     replace(foot, "Reading …")
     try {
       const page = await get(`rollouts/${context.run.id}`, { ...wanted(), cursor: again || !next ? "" : JSON.stringify(next) })
@@ -109,9 +110,11 @@ export function mount(element, first) {
       done = page.done
       append(list, page.rows.map((row, i) => item(row, rows.length - page.rows.length + i)))
       foots(page)
-      if (again && rows.length) select(found(context.parameters.at), { quietly: true })
+      // The server may have to stop before it has found any: the search goes on by itself.
+      more = !done && (rows.length < 20 || !page.rows.length)
+      if (at < 0 && rows.length) select(found(context.parameters.at), { quietly: true })
       box.classList.toggle("nothing", !rows.length && done)
-      if (again && !rows.length) replace(detail, empty("No rollout meets these conditions", "Remove one of them above."))
+      if (!rows.length) replace(detail, done ? empty("No rollout meets these conditions", "Remove one of them above.") : h("p", { class: "loading" }, "Searching …"))
     } catch (error) {
       if (mine !== order) return
       done = true
@@ -122,7 +125,7 @@ export function mount(element, first) {
     } finally {
       if (mine === order) loading = false
     }
-    if (mine === order && !done && rows.length < 20) load(false)
+    if (mine === order && more) load(false)
   }
 
   function found(place) {
@@ -280,7 +283,7 @@ export function mount(element, first) {
       const step = now.run.step
       if (context.run.id === now.run.id && now.run.stored) {
         if (rows.length) fresh.hidden = step === context.run.step && fresh.hidden
-        else begin()
+        else if (done) begin()
       }
       context = { ...now, parameters: { ...now.parameters } }
     },
