@@ -1,4 +1,4 @@
-"""The page on a real run while it trains: curves that grow, rollouts, tokens, processes, held-out tasks."""
+"""The page on a real run while it trains: growing curves, rollouts, tokens, processes, held-out tasks, annotation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlsdk.annotations import AnnotationFile
 from tests.viewer.browser import Browser, chromium, served
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +18,7 @@ START = 400.0
 """Seconds in which a training starts and does a step, on a machine that does much else."""
 SETTINGS = (
     "name=live",
-    "steps=14",
+    "steps=30",
     "batch_size=8",
     "group_size=8",
     "engine=transformers",
@@ -50,7 +51,10 @@ def test_a_run_is_seen_while_it_trains(training: subprocess.Popen[str], tmp_path
         assert training.poll() is None, training.stdout and training.stdout.read()
         with served(folder) as address:
             follow(page, address)
+            assert training.poll() is None, "it has ended, and nothing was clicked while it trained"
             training.wait(600)
+            [kept] = AnnotationFile(folder).read()
+            assert (kept.kind, kept.value, kept.by) == ("pair", "first", "ann")
             page.click("nav a", "Curves")
             page.see(".head", "finished")
             for width, dark, name in ((1280, False, "curves"), (1280, True, "curves-dark"), (390, False, "phone")):
@@ -73,6 +77,13 @@ def follow(page: Browser, address: str) -> None:
     page.see(".chart", "Reward", START)
     first = int(page.see(".progress", "step").text.split()[1])
     page.wait(lambda: int(page.see(".progress").text.split()[1]) > first, "no further step", START)
+    page.click("nav a", "Annotate")
+    name = page.see("input[name=by]")
+    name.clear()
+    name.send_keys("ann\ue00c")  # escape: the next keys are the page's
+    page.see(".question .column", "<answer>")
+    page.keys("1")
+    page.see(".annotate-progress", "1 done")
     page.click("nav a", "Processes")
     page.see("tr", "driver")
     page.see(".log", "training begins")
