@@ -91,7 +91,7 @@ def engine_lost(history: History, *, window: Count = 3) -> Finding | None:
     if now >= most:
         return None
     return Finding(
-        f"{now:.0f} engines have been left for {window} steps, of {most:.0f}",
+        f"{most - now:.0f} of {most:.0f} engines have not run for {window} steps",
         "see its log in the run's folder (logs/) for how it ended; if memory ran out, give each engine less",
         metric="engines/alive",
     )

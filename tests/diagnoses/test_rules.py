@@ -226,6 +226,7 @@ def test_names_between_a_beginning_and_an_end() -> None:
 FOUND = {
     "entropy_collapse": ("longer_ways", 41),
     "kl_runaway": ("too_fast", 3),
+    "clip_share": ("narrow", 10),
     "sampler_gap": ("too_fast", 5),
     "format_only": ("reverse_text", 27),
     "held_out_drop": ("long", 16),
@@ -236,6 +237,7 @@ FOUND = {
     "repeated_phrases": ("collapsed", 7),
     "starving_source": ("starving", 23),
     "unsolved_source": ("wrong_answers", 10),
+    "engine_lost": ("lost", 30),
     "idle_engines": ("longer_ways", 10),
     "learner_bound": ("learner_bound", 10),
 }
@@ -247,14 +249,13 @@ FOUND = {
 * longer_ways, reverse_text: the second stages of two recipes.
 * The others: examples/quickstart.yaml with engine=transformers, batch_size=8, group_size=8, and a planted fault.
   too_fast: lr 2e-3 and 6 passes; long: mostly paid by length, up to 64 tokens; starving: a filter that drops one source
-  from step 14 on; learner_bound: lr 6e-4 and 10 passes.
-
-`clip_share` is not among them: in all of these runs, rollouts taught nothing any more before ten steps were clipped.
-Nor is `engine_lost`: none of these runs lost one.
+  from step 14 on; learner_bound: lr 6e-4 and 10 passes; narrow: a clip range of 0.0005 and 12 passes; lost: the second
+  of two engines was killed in step 27.
 """
 READ = {
     "entropy_collapse": "actor/entropy",
     "kl_runaway": "actor/kl_to_old",
+    "clip_share": "actor/clip_share",
     "sampler_gap": "actor/kl_to_behaviour",
     "format_only": "accuracy/mean",
     "held_out_drop": "eval/sampled",
@@ -265,13 +266,19 @@ READ = {
     "repeated_phrases": "rollouts/repetition",
     "starving_source": "source/sums/share",
     "unsolved_source": "source/sums/accuracy/mean",
+    "engine_lost": "engines/alive",
     "idle_engines": "time/engines_idle",
     "learner_bound": "time/update",
 }
 """Rule -> a metric that it cannot do without."""
 
 
-SOUND = {"starving_source": "two_sources", "unsolved_source": "two_sources", "no_score": "paid_for_form"}
+SOUND = {
+    "starving_source": "two_sources",
+    "unsolved_source": "two_sources",
+    "engine_lost": "two_sources",
+    "no_score": "paid_for_form",
+}
 """Rule -> a recorded run in which it finds nothing. The other rules find nothing in `learned`, the first 60 steps of
 examples/quickstart.yaml; two_sources is like wrong_answers, without its fault, for 24 steps."""
 
