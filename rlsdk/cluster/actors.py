@@ -43,6 +43,7 @@ def spawn(
     seat: GPUSeat | None = None,
     resources: Mapping[str, float] | None = None,
     environment: Mapping[str, str] | None = None,
+    python: str = "",
     name: str = "",
     namespace: str = "",
     node: str = "",
@@ -61,6 +62,7 @@ def spawn(
         seat: GPUs that were reserved for this actor; None if it has none, or asks for some with `gpus`.
         resources: Further resources that Ray reserves, by name.
         environment: Environment variables of its process.
+        python: What starts its process in place of Python; empty for Python.
         name: Name of the actor in Ray; empty for none.
         namespace: Ray namespace of that name; empty for the driver's.
         node: Id of the node to run on; empty leaves that to Ray.
@@ -81,7 +83,10 @@ def spawn(
         "name": name,
         "namespace": namespace,
         "resources": dict(resources or {}),
-        "runtime_env": {"env_vars": dict(environment)} if environment else {},
+        "runtime_env": {
+            **({"env_vars": dict(environment)} if environment else {}),
+            **({"py_executable": python} if python else {}),
+        },
         "scheduling_strategy": strategy,
     }
     given = {option: value for option, value in options.items() if value}

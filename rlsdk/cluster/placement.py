@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -35,6 +35,7 @@ class Layout:
         learner_threads: OpenMP threads of each rank.
         engines: Reserved GPUs of each engine, by its rank; empty on the CPU.
         learners: Reserved GPUs of each rank of the learner; empty on the CPU.
+        python: What starts the processes of a role in place of Python; none of a role that Python starts.
     """
 
     device: str
@@ -42,6 +43,7 @@ class Layout:
     learner_threads: int
     engines: tuple[GPUSeat, ...] = ()
     learners: tuple[GPUSeat, ...] = ()
+    python: Mapping[str, str] = {}
 
 
 def layout(

@@ -129,6 +129,18 @@ class Requires(Protocol):
 
 
 @runtime_checkable
+class Preloads(Protocol):
+    """Optional interface of an engine or learner that can import what it needs before it is started.
+
+    On a CPU this is done once, in a process that is then forked for each actor, while the run is still being checked.
+    """
+
+    def preload(self) -> None:
+        """Import modules; nothing is loaded, no thread is started, and no random number is drawn."""
+        ...
+
+
+@runtime_checkable
 class RequiresPrograms(Protocol):
     """Optional interface of an engine or learner that, with some options, starts programs a machine may lack."""
 

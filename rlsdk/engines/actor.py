@@ -329,6 +329,7 @@ def launch(
     cpus: float = 1,
     seat: GPUSeat | None = None,
     resources: Mapping[str, float] | None = None,
+    python: str = "",
     name: str = "",
     log_path: Path | str = "",
     watched: bool = False,
@@ -342,6 +343,7 @@ def launch(
         cpus: Cores that Ray reserves.
         seat: GPUs that were reserved for it; None on the CPU.
         resources: Further resources that Ray reserves, by name.
+        python: What starts its process in place of Python; empty for Python.
         name: Actor name in Ray's listings; empty for none.
         log_path: File that takes what its process prints; empty leaves that to Ray.
         watched: Have the watchdog watch it.
@@ -358,6 +360,7 @@ def launch(
         seat=seat,
         resources=resources,
         environment=Plugins().resolve(reference).environment(place),
+        python=python,
         name=name,
         watched_as=f"engine {place.rank}" if watched else "",
         log_path=log_path,

@@ -51,6 +51,7 @@ def start_engine(
         cpus=1,
         seat=found.engines[rank] if found.engines else None,
         resources=plan.config.placement.engine_resources,
+        python=found.python.get("engine", ""),
         name=name,
         log_path=path,
         watched=True,

@@ -120,9 +120,16 @@ class Transformers:
     def environment(self, place: ActorSpec) -> Mapping[str, str]:
         """Environment variables to set before the actor's process imports anything."""
         found = place.environment()
-        if self.compile and place.device == "cpu":
-            found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)
+        if place.device == "cpu":
+            if self.compile:
+                found["TORCHINDUCTOR_COMPILE_THREADS"] = str(place.threads)
+            else:
+                found["TORCHDYNAMO_DISABLE"] = "1"  # as the learner has it: their processes are then forks of one
         return found
+
+    def preload(self) -> None:
+        """Import torch and transformers."""
+        from rlsdk.engines import cached  # noqa: F401
 
     def start(self, model: Model, place: ActorSpec) -> None:
         """Load the model; weights of the folder are version 0.

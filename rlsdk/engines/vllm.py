@@ -120,6 +120,11 @@ class Vllm:
                 found["TORCHDYNAMO_DISABLE"] = "1"
         return found
 
+    def preload(self) -> None:
+        """Import vLLM."""
+        from vllm import EngineArgs, LLMEngine  # noqa: F401
+        from vllm.v1.worker import cpu_model_runner  # noqa: F401
+
     def expect_adapter(self, adapter: Adapter) -> None:
         """Have `load_weights` take adapters of this shape, over the folder's weights; called before `start`.
 

@@ -17,7 +17,7 @@ def send(connection: socket.socket, message: bytes) -> None:
 
 def receive(connection: socket.socket) -> bytes:
     """The next message; raises EOFError where the other end is closed."""
-    return _exactly(connection, int.from_bytes(_exactly(connection, _LENGTH), "big"))
+    return exactly(connection, int.from_bytes(exactly(connection, _LENGTH), "big"))
 
 
 async def send_async(connection: socket.socket, message: bytes) -> None:
@@ -34,7 +34,8 @@ def _framed(message: bytes) -> bytes:
     return len(message).to_bytes(_LENGTH, "big") + message
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def exactly(connection: socket.socket, count: int) -> bytes:
+    """So many bytes; raises EOFError where the other end is closed before."""
     parts = []
     while count:
         part = connection.recv(min(count, _MOST))

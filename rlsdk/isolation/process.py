@@ -7,10 +7,25 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def hidden(name: str) -> Iterator[None]:
+    """In the block, importing a module fails as if it were not installed, unless it has been imported before."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def redirect(path: str | os.PathLike[str]) -> None:
@@ -30,11 +45,18 @@ def settle() -> None:
     gc.freeze()
 
 
+def end_with_parent(parent: int) -> None:
+    """End this process when its parent does (Linux), and at once if that has ended already."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
 def fork_alone() -> None:
     """Give a fork its own process group, end it with its parent, and shield it from interrupts."""
     os.setpgid(0, 0)  # no session of its own: that would be a scheduling group, in which niceness means nothing
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(os.getppid())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -16,6 +15,7 @@ import numpy as np
 
 from rlsdk.contracts import ActorSpec, Adapter, LossSpec, Model, Roles, TrainBatch, TrainedRole, Weights
 from rlsdk.errors import LearnerError
+from rlsdk.isolation.process import hidden
 from rlsdk.learners.deepspeed_options import DeepSpeedOptions
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.lora import switched_off, wrap
@@ -54,6 +54,12 @@ class DeepSpeedLearner(DeepSpeedOptions):
     _updates: Any = attrs.field(init=False)
     _outlet: WeightExporter = attrs.field(init=False)
     _clock: PhaseTimer = attrs.field(init=False, factory=PhaseTimer)
+
+    def preload(self) -> None:
+        """Import DeepSpeed."""
+        from rlsdk.learners import model, objective, updates  # noqa: F401
+
+        _import_deepspeed()
 
     def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
         """Load the models; `total_updates` is the length of the learning-rate schedule, in optimiser steps.
@@ -323,12 +329,6 @@ def _import_deepspeed() -> None:
     Its shared-memory collectives, for inference, are 22 s of g++. Its autotuner imports MLflow where that is installed:
     over a second.
     """
-    hidden = "mlflow" not in sys.modules
-    if hidden:
-        sys.modules["mlflow"] = None  # type: ignore[assignment]  # so that importing it fails, which DeepSpeed expects
-    try:
+    with hidden("mlflow"):
         import deepspeed.ops
-    finally:
-        if hidden:
-            del sys.modules["mlflow"]
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

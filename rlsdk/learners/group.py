@@ -64,6 +64,7 @@ class LearnerGroup:
         cpus: float = 1.0,
         seats: Sequence[GPUSeat] = (),
         resources: Mapping[str, float] | None = None,
+        python: str = "",
         log_dir: Path,
         cache: Path | None = None,
     ) -> LearnerGroup:
@@ -78,6 +79,7 @@ class LearnerGroup:
             cpus: Cores that Ray reserves for each rank.
             seats: GPUs that were reserved for each rank; empty on the CPU.
             resources: Further resources that Ray reserves for each rank, by name.
+            python: What starts the processes in place of Python; empty for Python.
             log_dir: Folder of the log files `learner-RANK.log`; must be visible to all ranks, like checkpoints.
             cache: Parent folder of each rank's compile caches, `learner-RANK`.
 
@@ -98,6 +100,7 @@ class LearnerGroup:
                     seat=seats[rank] if seats else None,
                     resources=resources,
                     environment=template.environment(spec),
+                    python=python,
                     watched_as=f"learner rank {rank}",
                     log_path=logs[-1].resolve(),
                 )

@@ -33,6 +33,7 @@ def start_learner(plan: Plan, found: Layout, adapter: Adapter | None, steps: int
         total_updates=steps * plan.config.minibatches * plan.config.passes,
         seats=found.learners,
         resources=placement.learner_resources,
+        python=found.python.get("learner", ""),
         log_dir=folder / "logs",
         cache=folder / "cache",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import ceil
@@ -94,7 +94,13 @@ def examined(plan: Plan) -> tuple[Sequence[Sequence[Task]], Rehearsal]:
 
 @contextmanager
 def started(
-    plan: Plan, gpus: int, tasks: Sequence[Sequence[Task]], observers: Observers, *, by_hand: bool = False
+    plan: Plan,
+    gpus: int,
+    tasks: Sequence[Sequence[Task]],
+    observers: Observers,
+    *,
+    python: Mapping[str, str] | None = None,
+    by_hand: bool = False,
 ) -> Iterator[Parts]:
     """Start engines, learner, scorer and environments in this program; they end with the block.
 
@@ -103,10 +109,11 @@ def started(
         gpus: Number of Ray's GPUs.
         tasks: Tasks of each source to train on.
         observers: Observers of every rollout.
+        python: What starts the processes of each role in place of Python, see `template`.
         by_hand: True if the rollouts are asked from several event loops, one after the other.
     """
     steps, adapter = steps_of(plan, tasks), exchanged_adapter(plan)
-    found = layout(plan, os.cpu_count() or 1, gpus)
+    found = attrs.evolve(layout(plan, os.cpu_count() or 1, gpus), python=python or {})
     with ExitStack() as stack:
         place, logs = plan.config.placement, plan.folder / "logs"
         wanted = f"engines: {place.engines if plan.needs_engine else 0}, learner ranks: {place.learners}"

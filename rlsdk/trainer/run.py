@@ -15,6 +15,7 @@ from rich.console import Console
 from rlsdk import preflight
 from rlsdk.cluster.actors import cause_of, died, kill, reason
 from rlsdk.cluster.placement import Layout, layout, ray_cluster
+from rlsdk.cluster.template import template
 from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan, Source, check
 from rlsdk.engines.starting import exchanged_adapter
@@ -89,13 +90,14 @@ def run(
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train by a checked plan; see `train`."""
-    tasks, rehearsed = examined(plan)
     how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-    with (
-        open_run(plan, console=console, rehearsed=rehearsed, **how) as record,
-        started(plan, record.gpus, tasks, record.observers) as parts,
-    ):
-        Trainer.of_run(record, parts, [ShowSamples(record.console, show)] if show else []).train()
+    with template(plan) as python:
+        tasks, rehearsed = examined(plan)
+        with (
+            open_run(plan, console=console, rehearsed=rehearsed, **how) as record,
+            started(plan, record.gpus, tasks, record.observers, python=python) as parts,
+        ):
+            Trainer.of_run(record, parts, [ShowSamples(record.console, show)] if show else []).train()
     return record.summary
 
 

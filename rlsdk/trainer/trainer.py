@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from rlsdk.checkpoints.checkpoint import Checkpoints
+from rlsdk.cluster.template import template
 from rlsdk.config import Plan, Source, check
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts.rollouts import RolloutCounters, Rollouts, TakenBatch
@@ -167,12 +168,15 @@ class Trainer:
             RlsdkError: Something did not start.
         """
         plan = (check if resume is False else check_resumed)(config, overrides, plugins)
-        tasks, rehearsed = examined(plan)
         how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
         with ExitStack() as stack:
+            python = stack.enter_context(template(plan))
+            tasks, rehearsed = examined(plan)
             record = stack.enter_context(open_run(plan, console=console, rehearsed=rehearsed, **how))
             record.by_hand = True
-            parts = stack.enter_context(started(plan, record.gpus, tasks, record.observers, by_hand=True))
+            parts = stack.enter_context(
+                started(plan, record.gpus, tasks, record.observers, python=python, by_hand=True)
+            )
             trainer = cls.of_run(record, parts, callbacks)
             run_async(trainer.prepare())
             trainer.resources = stack.pop_all()

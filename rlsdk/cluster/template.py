@@ -1,0 +1,209 @@
+"""A process that imports what engines and learner need while the checks run; Ray's workers are then forked from it.
+
+On a CPU the imports of torch, transformers, vLLM and DeepSpeed are most of a start. A *template* makes them once,
+beside the driver. It is forked into one process for each role, which imports what only its role needs. Ray starts
+`join.py` in place of Python, and that has the process of its role fork the worker. If it cannot, the worker is
+started as any other.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pickle
+import runpy
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import attrs
+
+from rlsdk.cluster.address import RayAddress
+from rlsdk.cluster.gpus import RoleName
+from rlsdk.cluster.placement import layout, placed_everywhere
+from rlsdk.config import Plan
+from rlsdk.contracts import ActorSpec, Preloads
+from rlsdk.errors import RlsdkError
+from rlsdk.isolation.framing import exactly
+from rlsdk.isolation.process import end_with_parent, fork_alone, hidden
+from rlsdk.plugins import ComponentRef, Plugins
+
+COMMON = ("torch", "transformers.modeling_utils", "transformers.models.auto.tokenization_auto")
+"""Modules that the processes of all roles need."""
+COMPILER = ("TORCHDYNAMO_", "TORCHINDUCTOR_")
+"""Beginnings of variables that torch reads when it is imported."""
+_GPU = Path("/dev/nvidiactl")
+_BOOT = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from rlsdk.cluster.template import main
+main()
+"""
+
+
+@attrs.frozen
+class TemplateRole:
+    """Actors whose processes are forked from one template.
+
+    Attributes:
+        name: engine or learner.
+        component: What their processes start.
+        environment: Variables of their processes.
+    """
+
+    name: RoleName
+    component: ComponentRef
+    environment: Mapping[str, str]
+
+
+@contextmanager
+def template(plan: Plan) -> Iterator[Mapping[str, str]]:
+    """Start the template of a run; yield what stands in place of Python for each role, by its name, until it ends.
+
+    Nothing is yielded where workers cannot be forks: on a cluster that was started before, in an environment that Ray
+    makes, on a machine with GPUs (CUDA does not survive a fork), or if roles differ in what torch reads when imported.
+    """
+    roles = _roles(plan) if _forks(plan) else []
+    compilers = {tuple((k, v) for k, v in sorted(r.environment.items()) if k.startswith(COMPILER)) for r in roles}
+    if len(compilers) != 1:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="rlsdk-", ignore_cleanup_errors=True) as folder:
+        listeners = []
+        for role in roles:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(f"{folder}/{role.name}")
+            listener.listen()
+            listeners.append(listener)
+        process = _start(roles, listeners, dict(compilers.pop()))
+        python = [sys.executable, "-I", "-S", str(Path(__file__).with_name("join.py"))]
+        try:
+            yield {role.name: shlex.join([*python, f"{folder}/{role.name}"]) for role in roles}
+        finally:
+            process.kill()  # and with it what it has forked
+            process.wait()
+
+
+def _forks(plan: Plan) -> bool:
+    """Return True if the processes of a run are on this machine alone, on its CPU, as this process is."""
+    place = plan.config.placement
+    elsewhere = RayAddress.find(place) is not None or place.runtime_env
+    return sys.platform == "linux" and not elsewhere and place.device != "cuda" and not _GPU.exists()
+
+
+def _roles(plan: Plan) -> list[TemplateRole]:
+    found = layout(plan, os.cpu_count() or 1, gpus=0)
+    place, roles = plan.config.placement, []
+    kinds: list[tuple[RoleName, ComponentRef, int, int]] = [
+        ("learner", plan.learner, place.learners, found.learner_threads)
+    ]
+    if plan.needs_engine:
+        kinds.append(("engine", plan.engine, place.engines, found.engine_threads))
+    for name, reference, count, threads in kinds:
+        spec = ActorSpec(role=name, world_size=count, threads=threads, **placed_everywhere(plan, found))
+        with suppress(RlsdkError):  # the checks report it
+            roles.append(TemplateRole(name, reference, plan.plugins.resolve(reference).environment(spec)))
+    return roles
+
+
+def _start(
+    roles: Sequence[TemplateRole], listeners: Sequence[socket.socket], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    import cloudpickle
+
+    # A pool of threads would not survive a fork. Each worker sets the number of its own.
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BOOT, json.dumps([path or os.getcwd() for path in sys.path])],
+        pass_fds=[listener.fileno() for listener in listeners],
+        env={**os.environ, **environment, **single},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
+    assert process.stdin is not None
+    served = [(at.fileno(), role.component, dict(role.environment)) for at, role in zip(listeners, roles, strict=True)]
+    with suppress(BrokenPipeError), process.stdin as given:
+        given.write(cloudpickle.dumps((os.getpid(), served)))
+    for listener in listeners:
+        listener.close()
+    return process
+
+
+def main() -> None:
+    """Run the template: import what all roles need, fork one process for each role, and wait to be ended."""
+    parent, roles = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started this one
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    for name in COMMON:
+        with hidden("ray"), suppress(ImportError):
+            importlib.import_module(name)
+    listeners = [socket.socket(fileno=descriptor) for descriptor, *_ in roles]
+    base = os.getpid()
+    for listener, (_, component, environment) in zip(listeners, roles, strict=True):
+        if os.fork() == 0:
+            for other in listeners:
+                if other is not listener:
+                    other.close()
+            end_with_parent(base)
+            _serve(listener, component, environment)
+            return
+    for listener in listeners:  # or whoever calls a role's process that is dead would wait for this one
+        listener.close()
+    while True:
+        signal.pause()
+
+
+def _serve(listener: socket.socket, reference: ComponentRef, environment: Mapping[str, str]) -> None:
+    """Import what a role needs, then fork a worker for each caller; returns in a worker, at its end."""
+    os.environ.update(environment)
+    with hidden("ray"):  # it reads its variables when it is imported, and Ray sets them for each worker
+        component = Plugins().resolve(reference)
+        if isinstance(component, Preloads):
+            component.preload()
+    if len(os.listdir("/proc/self/task")) > 1:  # a thread that a plugin has started would be missing in the forks
+        return
+    gc.collect()
+    gc.freeze()  # what is imported stays shared with the workers
+    while True:
+        caller, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            fork_alone()
+            _work(caller)
+            return
+        caller.close()
+
+
+def _work(caller: socket.socket) -> None:
+    """Become the worker that the caller would have been; the caller ends when the connection is closed, at the end."""
+    size, streams, _, _ = socket.recv_fds(caller, 8, 3)
+    request = json.loads(exactly(caller, int.from_bytes(size, "big")))
+    caller.sendall(b"f")
+    if caller.recv(1) != b"g":  # it waited too long, and has become the worker itself
+        return
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["folder"])
+    environment = request["environment"]
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    # Ray finds the title of its process beside the first variable, which must not move.
+    os.environ.update({k: v for k, v in environment.items() if os.environ.get(k) != v})
+    if "torch" in sys.modules and (threads := environment.get("OMP_NUM_THREADS")):
+        sys.modules["torch"].set_num_threads(int(threads))
+    arguments = request["arguments"]
+    script = next(i for i, argument in enumerate(arguments) if not argument.startswith("-"))
+    sys.argv = arguments[script:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
