@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import tiny
 
+from rlsdk.cluster.actors import kill
 from rlsdk.contracts import ActorSpec, Adapter, Model
 
 EXCESS = 24
@@ -78,9 +79,10 @@ def launched(model: Model, cluster: None) -> Launched:
             ray.get(actor.start.remote(model, place, adapter))
             ray.cloudpickle.register_pickle_by_value(tiny)
             yield Subject(name, run, actor)
-            ray.get(actor.stop.remote())
+            if ray.is_initialized():  # a test may have ended it before
+                ray.get(actor.stop.remote())
         finally:
-            ray.kill(actor)
+            kill(actor)
 
     return start
 
