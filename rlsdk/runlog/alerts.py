@@ -120,11 +120,12 @@ def alert_from(line: Mapping[str, Any]) -> Alert | None:
 
 
 @attrs.frozen
-class Standing:
-    """What stands out in a run: the last alert of a diagnosis, in the words of the last step if it finds it still.
+class LatestAlert:
+    """The latest alert of a diagnosis, and whether the diagnosis finds the same at the last step of the run.
 
     Attributes:
-        alert: What was found; `step` is that of the alert, or the last one if it was not found while the run trained.
+        alert: What was found, in the words of the last step if it lasts. Its step is where it was first seen, or
+            the last one if it was not found while the run trained.
         lasts: True if the diagnosis finds it at the last step.
     """
 
@@ -132,8 +133,8 @@ class Standing:
     lasts: bool
 
 
-def standing(history: History, alerts: Iterable[Alert], rules: Mapping[str, Rule]) -> list[Standing]:
-    """Return what stands out in a run, once for each diagnosis.
+def latest_alerts(history: History, alerts: Iterable[Alert], rules: Mapping[str, Rule]) -> list[LatestAlert]:
+    """Return the latest alert of each diagnosis that has found something.
 
     Args:
         history: The run's metrics.
@@ -142,8 +143,8 @@ def standing(history: History, alerts: Iterable[Alert], rules: Mapping[str, Rule
     """
     told = {alert.name: alert for alert in alerts}
     now = {alert.name: alert for alert in Diagnoses(rules).look(history)}
-    found = [Standing(attrs.evolve(alert, step=told.get(name, alert).step), True) for name, alert in now.items()]
-    return found + [Standing(alert, False) for name, alert in told.items() if name not in now]
+    found = [LatestAlert(attrs.evolve(alert, step=told.get(name, alert).step), True) for name, alert in now.items()]
+    return found + [LatestAlert(alert, False) for name, alert in told.items() if name not in now]
 
 
 def chosen_rules(config: Mapping[str, Any], names: Sequence[str] = (), plugins: Sequence[str] = ()) -> dict[str, Rule]:

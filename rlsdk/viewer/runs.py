@@ -15,7 +15,7 @@ import attrs
 from rlsdk.annotations import AnnotationFile
 from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog import actors
-from rlsdk.runlog.alerts import ALERTS, Alert, alert_from, chosen_rules, standing
+from rlsdk.runlog.alerts import ALERTS, Alert, alert_from, chosen_rules, latest_alerts
 from rlsdk.runlog.engine_scaling import STATUS
 from rlsdk.runlog.folder import MARKER
 from rlsdk.runlog.ledger_file import read_ledger
@@ -48,7 +48,7 @@ class RunFolder:
         self.browser = Browser(path)
         self.annotations = AnnotationFile(path)
         self._read: dict[str, tuple[float, Any]] = {}
-        self._standing: tuple[tuple[int, int], list[dict[str, Any]]] | None = None
+        self._standing: tuple[tuple[int, ...], list[dict[str, Any]]] | None = None
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -87,11 +87,12 @@ class RunFolder:
     def standing(self) -> list[dict[str, Any]]:
         """Return what stands out in the run, by its alerts and by what the built-in diagnoses say of its last step."""
         self.metrics.refresh()
-        rows, kept = len(self.metrics.steps), self._standing
-        if kept is None or kept[0] != (rows, len(self.alerts)):
+        alerts, kept = self.alerts, self._standing
+        key = (self.metrics.generation, len(self.metrics.steps), len(alerts))
+        if kept is None or kept[0] != key:
             rules = {} if self.config.get("diagnoses") == [] else chosen_rules(self.config)
-            found = standing(self.metrics.history(), self.alerts, rules)
-            self._standing = kept = ((rows, len(self.alerts)), [attrs.asdict(each) for each in found])
+            found = latest_alerts(self.metrics.history(), alerts, rules)
+            self._standing = kept = (key, [attrs.asdict(each) for each in found])
         return kept[1]
 
     @property

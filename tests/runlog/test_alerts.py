@@ -13,13 +13,13 @@ from rlsdk.contracts import Finding, History
 from rlsdk.runlog.alerts import (
     Alert,
     Diagnoses,
-    Standing,
+    LatestAlert,
     append_alerts,
     begin_alerts,
     chosen_rules,
     diagnose,
+    latest_alerts,
     read_alerts,
-    standing,
 )
 
 
@@ -85,12 +85,12 @@ def test_a_resumed_run_keeps_the_alerts_up_to_its_step(tmp_path: Path) -> None:
 def test_what_stands_out_is_said_in_the_words_of_the_last_step_or_has_passed() -> None:
     told = [Alert(2, "high", "warning", "x is 2", "lower it"), Alert(3, "mylab/mine", "info", "m", "a")]
     rising = History.of({"step": i, "x": float(i)} for i in range(1, 6))
-    assert standing(rising, told, {"high": high}) == [
-        Standing(Alert(2, "high", "warning", "x is 5", "lower it"), lasts=True),
-        Standing(told[1], lasts=False),
+    assert latest_alerts(rising, told, {"high": high}) == [
+        LatestAlert(Alert(2, "high", "warning", "x is 5", "lower it"), lasts=True),
+        LatestAlert(told[1], lasts=False),
     ]
-    assert standing(rising, [], {"high": high})[0].alert.step == 5  # nobody looked while it trained
-    assert standing(rising.until(1), told[:1], {"high": high}) == [Standing(told[0], lasts=False)]
+    assert latest_alerts(rising, [], {"high": high})[0].alert.step == 5  # nobody looked while it trained
+    assert latest_alerts(rising.until(1), told[:1], {"high": high}) == [LatestAlert(told[0], lasts=False)]
 
 
 def test_rules_have_the_options_of_the_run() -> None:

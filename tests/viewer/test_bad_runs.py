@@ -74,7 +74,8 @@ def opened(browser: Browser, folder: Path, name: str) -> Iterator[Newcomer]:
 
 def paid_for_form(newcomer: Newcomer) -> None:
     """The reward pays ten times as much for a plain sum as for the right answer."""
-    assert "while the accuracy stays" in newcomer.reads(".stands li", "Format learned, task not")
+    told = newcomer.reads(".stands li", "Format learned, task not")
+    assert "reward/format has gone from 0.72 to 1.00 while the accuracy stays" in told
     newcomer.follow("Format learned, task not", "Read the newest answers")
     newcomer.click(".item", "is not the target")
     score = newcomer.reads(".score", "is not the target")

@@ -247,7 +247,7 @@ FAULTS = {
     hung_engine: ("engine 1", "uses neither CPU nor a disk and does not answer"),
     format_alone: (
         "Format learned, task not",
-        "from 0.38 to 1.00 while the accuracy stays at 5.0%",
+        "reward/format has gone from 0.38 to 1.00 while the accuracy stays at 5.0%",
     ),
 }
 
