@@ -25,6 +25,7 @@ def _frozen(values: Any, dtype: str) -> np.ndarray:
     return array
 
 
+# Named functions, since mypy understands no other converters.
 def _integers(values: Any) -> np.ndarray:
     return _frozen(values, "int64")
 
@@ -40,27 +41,29 @@ class Series:
     Attributes:
         steps: int64 `[k]`.
         values: float64 `[k]`.
+        name: Name of the metric; empty for values that are not one of the run's metrics.
     """
 
     steps: np.ndarray = attrs.field(default=(), converter=_integers)
     values: np.ndarray = attrs.field(default=(), converter=_floats)
+    name: str = ""
 
     def __len__(self) -> int:
         return len(self.values)
 
     def first(self, count: int) -> Series:
         """Return the oldest values, at most `count`."""
-        return Series(self.steps[:count], self.values[:count])
+        return Series(self.steps[:count], self.values[:count], self.name)
 
     def last(self, count: int) -> Series:
         """Return the newest values, at most `count`."""
         begin = max(0, len(self) - count)
-        return Series(self.steps[begin:], self.values[begin:])
+        return Series(self.steps[begin:], self.values[begin:], self.name)
 
     def until(self, step: int) -> Series:
         """Return the values up to a step, this one included."""
         end = int(self.steps.searchsorted(step, side="right"))
-        return Series(self.steps[:end], self.values[:end])
+        return Series(self.steps[:end], self.values[:end], self.name)
 
     @property
     def mean(self) -> float:
@@ -96,11 +99,11 @@ class History:
             for name, value in finite(line).items():
                 steps.setdefault(name, []).append(last)
                 values.setdefault(name, []).append(value)
-        return cls({name: Series(steps[name], values[name]) for name in values}, last)
+        return cls({name: Series(steps[name], values[name], name) for name in values}, last)
 
     def __getitem__(self, name: str) -> Series:
         """Return a metric; an empty series if the run has none of that name."""
-        return self.series.get(name) or Series()
+        return self.series.get(name) or Series(name=name)
 
     def then(self, step: int, metrics: Mapping[str, Any]) -> History:
         """Return the history with the metrics of one more step."""
@@ -109,7 +112,7 @@ class History:
         found = dict(self.series)
         for name, value in finite(metrics).items():
             old = self[name]
-            found[name] = Series(np.append(old.steps, step), np.append(old.values, value))
+            found[name] = Series(np.append(old.steps, step), np.append(old.values, value), name)
         return History(found, step)
 
     def until(self, step: int) -> History:
@@ -119,7 +122,11 @@ class History:
 
     def first_of(self, *names: str) -> Series:
         """Return the first of these metrics that the run has; an empty series if it has none of them."""
-        return next((self.series[name] for name in names if name in self.series), Series())
+        return next((self.series[name] for name in names if name in self.series), Series(name=names[0]))
+
+    def current(self, series: Series, values: int = 1) -> bool:
+        """Return True if a metric has at least `values` values, the newest of the last step: an old one is no news."""
+        return len(series) >= max(1, values) and int(series.steps[-1]) == self.step
 
     def between(self, prefix: str, suffix: str = "") -> dict[str, Series]:
         """Return the metrics whose names have this beginning and end, by what is between: `source/`, NAME, `/share`."""
@@ -141,7 +148,7 @@ def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 @attrs.frozen
 class Finding:
-    """What a diagnosis found.
+    """Something in a run that is worth a look, and what to do about it.
 
     Attributes:
         message: One sentence with the numbers: what was seen, and compared with what.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import rlsdk
-from rlsdk.contracts import Finding, History, Series
+from rlsdk.contracts import Finding, History
 from rlsdk.limits import Count
 
 EVALUATIONS = ("eval/sampled", "eval/greedy", "eval/sampled_reward")
@@ -27,7 +27,7 @@ def entropy_collapse(
         solved: Accuracy from which low entropy is fine.
     """
     entropy = history.first_of("actor/entropy", "rollouts/entropy")
-    if len(entropy) < 2 * window or not _current(entropy, history):
+    if not history.current(entropy, 2 * window):
         return None
     before, now = entropy.first(window).mean, entropy.last(window).mean
     if now >= share * before or history["accuracy/mean"].last(window).mean >= solved:
@@ -37,7 +37,7 @@ def entropy_collapse(
         "raise the upper clip (algorithm.policy_loss.clip_high=0.28), add algorithm.entropy_coef, lower learner.lr, "
         "or go back to an earlier checkpoint; sampling.temperature=1 keeps what exploration there is",
         "critical",
-        "actor/entropy" if len(history["actor/entropy"]) else "rollouts/entropy",
+        entropy.name,
     )
 
 
@@ -63,13 +63,13 @@ def kl_runaway(
         ("actor/ref_kl", reference, "the policy is away from the reference model by"),
     ):
         kl = history[name]
-        if len(kl) >= least and _current(kl, history) and (now := kl.last(window).mean) >= limit:
+        if history.current(kl, least) and (now := kl.last(window).mean) >= limit:
             return Finding(
                 f"{what} {now:.3g} nats a token ({name}, limit {limit:g})",
                 "lower learner.lr or the number of updates a batch (minibatches, passes); against a reference, raise "
                 "algorithm.kl_coef",
                 "critical",
-                name,
+                kl.name,
             )
     return None
 
@@ -87,13 +87,13 @@ def clip_share(history: History, *, window: Count = 10, high: float = 0.3) -> Fi
         high: Share of the trained tokens, or rollouts, from which it is a finding.
     """
     clipped = history["actor/clip_share"]
-    if len(clipped) < window or not _current(clipped, history) or (now := clipped.last(window).mean) < high:
+    if not history.current(clipped, window) or (now := clipped.last(window).mean) < high:
         return None
     return Finding(
         f"the clip takes the gradient of {now:.0%} of what is trained away (limit {high:.0%})",
         "lower learner.lr, or make fewer updates a batch (minibatches, passes); if staleness/max is above 0, lower "
         "rollout.max_staleness",
-        metric="actor/clip_share",
+        metric=clipped.name,
     )
 
 
@@ -117,19 +117,19 @@ def sampler_gap(
         agreement: Gap of the canary's tokens, in nats, below which that KL is not one.
     """
     gap = history["actor/gap_generation"]
-    if len(gap) >= window and _current(gap, history):
-        now, limit, what, name = gap.last(window).mean, nats, "nats a generation", "actor/gap_generation"
+    if history.current(gap, window):
+        now, limit, what = gap.last(window).mean, nats, "nats a generation"
     else:
-        to_sampler = history["actor/kl_to_behaviour"]
+        gap = history["actor/kl_to_behaviour"]
         stale = history["staleness/max"].last(window)
-        if len(to_sampler) < window or not _current(to_sampler, history) or (len(stale) and stale.values.max() > 0):
+        if not history.current(gap, window) or (len(stale) and stale.values.max() > 0):
             return None
         # These logprobs are compared while the batch is trained on: where engine and learner agree after each sync,
         # what is measured is how far the updates go.
         canary = history["canary/gap"]
         if len(canary) and canary.last(window).values.max() < agreement:
             return None
-        now, limit, what, name = to_sampler.last(window).mean, kl, "nats a token (KL)", "actor/kl_to_behaviour"
+        now, limit, what = gap.last(window).mean, kl, "nats a token (KL)"
     if now < limit:
         return None
     return Finding(
@@ -137,7 +137,7 @@ def sampler_gap(
         "set model.head_dtype=float32, train in the engine's dtype, or correct for it (algorithm.correction=tis); "
         "`rlsdk check model PATH --trace` finds the operation that differs",
         "critical",
-        name,
+        gap.name,
     )
 
 
@@ -158,7 +158,7 @@ def format_only(
         rise: Rise of the reward since the first steps from which it counts as learned.
     """
     accuracy = history["accuracy/mean"]
-    if len(accuracy) < 2 * window or not _current(accuracy, history):
+    if not history.current(accuracy, 2 * window):
         return None
     solved, gained = accuracy.last(window).mean, accuracy.last(window).mean - accuracy.first(window).mean
     if gained > 0.02 or solved > 0.5:
@@ -201,7 +201,7 @@ def held_out_drop(history: History, *, window: Count = 5, evaluations: Count = 2
         drop: How much worse; the chance error of 400 tasks is up to 0.025.
     """
     held_out, reward = history.first_of(*EVALUATIONS), history["reward/mean"]
-    if len(held_out) <= evaluations or len(reward) < 2 * window or not _current(held_out, history):
+    if not history.current(held_out, evaluations + 1) or len(reward) < 2 * window:
         return None
     best = int(held_out.values[:-evaluations].argmax())
     latest = held_out.last(evaluations)
@@ -215,10 +215,5 @@ def held_out_drop(history: History, *, window: Count = 5, evaluations: Count = 2
         "read rollouts of the highest reward for what the reward does not see (`rlsdk rollouts RUN --order-by "
         "'reward desc'`), then mend the reward; otherwise take more tasks, or stop at the better checkpoint",
         "critical",
-        next(name for name in EVALUATIONS if name in history.series),
+        held_out.name,
     )
-
-
-def _current(series: Series, history: History) -> bool:
-    """Return True if a metric has a value of the last step: an old one must not be found again and again."""
-    return len(series) > 0 and int(series.steps[-1]) == history.step

@@ -20,12 +20,12 @@ def no_score(history: History, *, window: Count = 5, rollouts: float = 1.0) -> F
         rollouts: Number of such rollouts a step from which it is a finding.
     """
     invalid = history["rollouts/invalid"]
-    if len(invalid) < window or invalid.steps[-1] != history.step or (now := invalid.last(window).mean) < rollouts:
+    if not history.current(invalid, window) or (now := invalid.last(window).mean) < rollouts:
         return None
     return Finding(
         f"{now:.3g} rollouts a step have no score, since the reward failed on them (limit {rollouts:g})",
         "read the reason that each of them gives (`rlsdk rollouts RUN --where 'not valid'`) and mend the reward",
-        metric="rollouts/invalid",
+        metric=invalid.name,
     )
 
 
@@ -41,7 +41,7 @@ def cut_off(history: History, *, window: Count = 5, share: float = 0.3) -> Findi
         share: Share of truncated rollouts from which it is a finding.
     """
     cut = history["rollouts/truncated"]
-    if len(cut) < 2 * window or cut.steps[-1] != history.step:
+    if not history.current(cut, 2 * window):
         return None
     before, now = cut.first(window).mean, cut.last(window).mean
     if now < share or now >= 2 * before:
@@ -49,7 +49,7 @@ def cut_off(history: History, *, window: Count = 5, share: float = 0.3) -> Findi
     return Finding(
         f"{now:.0%} of the answers end at the limit of tokens, as {before:.0%} did at first (limit {share:.0%})",
         "raise sampling.max_tokens, or pay for shorter answers (the shaping `overlong`)",
-        metric="rollouts/truncated",
+        metric=cut.name,
     )
 
 
@@ -66,11 +66,10 @@ def dead_groups(history: History, *, window: Count = 10, share: float = 0.7) -> 
         share: Share of the groups from which it is a finding.
     """
     dead = history.first_of("raw/groups_dead", "groups/dead")
-    if len(dead) < window or dead.steps[-1] != history.step or (now := dead.last(window).mean) < share:
+    if not history.current(dead, window) or (now := dead.last(window).mean) < share:
         return None
     message = f"in {now:.0%} of the groups all rollouts earn the same (limit {share:.0%})"
-    metric = "raw/groups_dead" if len(history["raw/groups_dead"]) else "groups/dead"
-    return Finding(message, _advice_on_dead_groups(history, window), metric=metric)
+    return Finding(message, _advice_on_dead_groups(history, window), metric=dead.name)
 
 
 def _advice_on_dead_groups(history: History, window: int) -> str:
@@ -104,18 +103,18 @@ def length_explosion(
         truncated: Share of truncated rollouts from which it is a finding, if it has doubled.
     """
     length, cut, reward = (history[n] for n in ("rollouts/length", "rollouts/truncated", "reward/mean"))
-    if len(length) < 5 * window or length.steps[-1] != history.step:
+    if not history.current(length, 5 * window):
         return None
     before, now = _before(length, window), length.last(window).mean
     was_cut, is_cut = _before(cut, window), cut.last(window).mean
     earned, earns = _before(reward, window), reward.last(window).mean
     if is_cut >= truncated and is_cut >= 2 * was_cut:
         what = f"{is_cut:.0%} of the rollouts are truncated, {was_cut:.0%} were before; they have {now:.0f} tokens"
-        metric = "rollouts/truncated"
+        metric = cut.name
     elif now >= growth * before and not earns > earned + 0.01:
         what = f"rollouts have grown from {before:.0f} to {now:.0f} tokens, and the reward from {earned:.3g} to "
         what += f"{earns:.3g}"
-        metric = "rollouts/length"
+        metric = length.name
     else:
         return None
     return Finding(
@@ -139,7 +138,7 @@ def repeated_phrases(history: History, *, window: Count = 5, share: float = 0.3)
         share: Share of repeated phrases from which it is a finding, if it has doubled since the first steps.
     """
     repeated = history["rollouts/repetition"]
-    if len(repeated) < window or repeated.steps[-1] != history.step:
+    if not history.current(repeated, window):
         return None
     before, now = repeated.first(window).mean, repeated.last(window).mean
     if now < share or (len(repeated) >= 2 * window and now < 2 * before):
@@ -148,7 +147,7 @@ def repeated_phrases(history: History, *, window: Count = 5, share: float = 0.3)
         f"{now:.0%} of what rollouts say, in phrases of eight tokens, they have said before (limit {share:.0%})",
         "read some (`rlsdk rollouts RUN --order-by 'tokens desc'`); lower learner.lr or go back to a checkpoint, end "
         "rollouts earlier (sampling.stop), or add a penalty to the reward",
-        metric="rollouts/repetition",
+        metric=repeated.name,
     )
 
 
@@ -177,7 +176,7 @@ def starving_source(history: History, *, window: Count = 10, share: float = 0.05
                 "look at what becomes of its groups (`rlsdk rollouts RUN --where \"source = '" + name + "'\"`): all "
                 "right or all wrong ones are filtered, slow ones expire; change its tasks, its weight or "
                 "rollout.max_staleness",
-                metric=f"source/{name}/share",
+                metric=series.name,
             )
     return None
 

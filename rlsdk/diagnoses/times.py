@@ -26,7 +26,7 @@ def idle_engines(
         least_seconds: Steps that are shorter are not looked at: a call costs milliseconds.
     """
     idle = history["time/engines_idle"]
-    if len(idle) < window or idle.steps[-1] != history.step or _seconds(history, window) < least_seconds:
+    if not history.current(idle, window) or _seconds(history, window) < least_seconds:
         return None
     now = idle.last(window).mean
     ahead = len(history["time/wait_for_rollouts"]) > 0
@@ -40,7 +40,7 @@ def idle_engines(
         "more rollouts at once (batch_size, the engine's max_num_seqs), more environments.workers or scoring.workers, "
         "rollout.oversample with a stop rule against the last long answers, or rollout.max_staleness=1 to run ahead",
         "info",
-        "time/engines_idle",
+        idle.name,
     )
 
 
@@ -58,9 +58,8 @@ def learner_bound(
         share: Share of the step that the learner takes from which it is a finding.
         least_seconds: Steps that are shorter are not looked at.
     """
-    if len(history["time/update"]) < window or _seconds(history, window) < least_seconds:
-        return None
-    if history["time/update"].steps[-1] != history.step:
+    update = history["time/update"]
+    if not history.current(update, window) or _seconds(history, window) < least_seconds:
         return None
     now = _learning(history, window)
     if now < share or (len(history["time/wait_for_rollouts"]) and _waiting(history, window) > 0.05):
@@ -70,7 +69,7 @@ def learner_bound(
         "give devices to it (placement.learners) rather than to engines, raise learner.micro_batch_tokens, drop what "
         "it recomputes (old_logprobs=rollout, kl_coef=0), or make fewer updates a batch",
         "info",
-        "time/update",
+        update.name,
     )
 
 
@@ -85,7 +84,7 @@ def engine_lost(history: History, *, window: Count = 3) -> Finding | None:
         window: Steps for which it must be missing: a new start takes a while.
     """
     alive = history["engines/alive"]
-    if len(alive) <= window or alive.steps[-1] != history.step:
+    if not history.current(alive, window + 1):
         return None
     most, now = alive.values.max(), alive.last(window).values.max()
     if now >= most:
@@ -93,7 +92,7 @@ def engine_lost(history: History, *, window: Count = 3) -> Finding | None:
     return Finding(
         f"{most - now:.0f} of {most:.0f} engines have not run for {window} steps",
         "see its log in the run's folder (logs/) for how it ended; if memory ran out, give each engine less",
-        metric="engines/alive",
+        metric=alive.name,
     )
 
 

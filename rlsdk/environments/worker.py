@@ -16,6 +16,8 @@ from rlsdk.errors import EnvironmentFault, RlsdkError, WorldLostError
 from rlsdk.isolation.spans import Busy
 
 log = logging.getLogger(__name__)
+START = 120.0
+"""Seconds that a worker may take to start; it imports rlsdk and the environments, slowly where the machine is busy."""
 
 
 class EnvWorker:
@@ -148,20 +150,28 @@ class EnvWorker:
                 self.lose(described(error))
 
     async def _watch(self) -> None:
-        """Give up a worker that does not even answer `about`: some call blocks its whole process."""
+        """Give up a worker that does not start, or later does not even answer `about`: a call blocks its process."""
         loop = asyncio.get_running_loop()
+        if not await self._answers(START):
+            return self.lose(f"it did not start within {START:g} s")
         while True:
             await asyncio.sleep(self._silence)
             if not self._waiting or loop.time() - self._heard < self._silence:
                 continue
-            asked = asyncio.ensure_future(self._actor.about.remote())
-            done, _ = await asyncio.wait({asked}, timeout=self._silence)
-            if not done:
-                asked.cancel()
-                self.lose(f"it did not answer for {2 * self._silence:g} s, since a call blocks its whole process")
-                return
-            if asked.exception() is None:  # otherwise it is gone, which `_listen` reports
-                self._heard = loop.time()
+            if not await self._answers(self._silence):
+                return self.lose(
+                    f"it did not answer for {2 * self._silence:g} s, since a call blocks its whole process"
+                )
+
+    async def _answers(self, seconds: float) -> bool:
+        """Whether it answers `about` in time, or is already gone, which `_listen` reports."""
+        asked = asyncio.ensure_future(self._actor.about.remote())
+        done, _ = await asyncio.wait({asked}, timeout=seconds)
+        if not done:
+            asked.cancel()
+        elif asked.exception() is None:
+            self._heard = asyncio.get_running_loop().time()
+        return bool(done)
 
     def _fail(self, error: Exception) -> None:
         for waiting in self._waiting.values():

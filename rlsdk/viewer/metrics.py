@@ -105,7 +105,7 @@ class MetricTable:
         """Return all metrics as diagnoses read them."""
         with self._lock:
             curves = {name: self._curve(name, len(self.steps)) for name in self._columns}
-            return History({name: Series(*curve) for name, curve in curves.items()}, max(self.steps, default=0))
+            return History({name: Series(*curve, name) for name, curve in curves.items()}, max(self.steps, default=0))
 
     def points(self, names: Iterable[str], most: int = POINTS) -> dict[str, tuple[list[int], list[float]]]:
         """Return steps and values of metrics, without gaps; of a long curve, means of neighbouring points.

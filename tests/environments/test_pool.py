@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from rlsdk.components import Use
+from rlsdk.environments.actor import EnvWorkerActor
 from rlsdk.errors import FingerprintError
 from rlsdk.plugins.fingerprints import Fingerprint
 from tests.environments.test_host import on_seed
@@ -98,6 +99,23 @@ def test_a_call_that_holds_the_whole_process_costs_its_worker(in_workers) -> Non
         assert group.scores[0].value == 1.0
 
     in_workers(body, silence=1.0)
+
+
+@pytest.mark.slow
+def test_a_worker_that_takes_longer_than_its_silence_to_start_is_not_lost(in_workers, monkeypatch) -> None:
+    class SlowToStart(EnvWorkerActor):
+        def __init__(self, threads: int, log_path: str) -> None:
+            time.sleep(3)
+            super().__init__(threads, log_path)
+
+    monkeypatch.setattr("rlsdk.environments.worker.EnvWorkerActor", SlowToStart)
+
+    async def body(stage) -> None:
+        [group] = await stage.play([stage.task(2)])
+        assert group.scores[0].value == 1.0
+        assert not stage.worlds.lost
+
+    in_workers(body, silence=0.5)
 
 
 @pytest.mark.slow
