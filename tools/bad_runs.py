@@ -29,17 +29,27 @@ RUNS = ROOT / "runs" / "bad"
 KEPT = ROOT / "tests" / "viewer" / "bad_runs"
 TEXTS = (
     *("config.yaml", "metrics.jsonl", "alerts.jsonl", "ledger.jsonl", "summary.json", "actors.json", "engines.json"),
-    "logs/driver.log",
+    "logs/*.log",
 )
 """Files that are kept beside the store of rollouts."""
 HELD_OUT = 4
 """Held-out tasks whose answers are kept."""
-PLUGIN = '''"""Tasks and a reward of someone who made a mistake in each."""
+PLUGIN = '''"""Tasks, a reward and an engine of someone who made a mistake in each."""
+
+import logging
+import os
+from typing import Any
 
 import attrs
+import numpy as np
+import psutil
 
 import rlsdk
 from rlsdk.contracts import TaskList
+from rlsdk.engines.transformers import Transformers
+
+MOST = 1 << 29
+log = logging.getLogger("bad_runs_lab")
 
 
 @rlsdk.tasks("shifted")
@@ -62,6 +72,25 @@ def careless(rollout: rlsdk.Rollout) -> float:
     expression = rollout.response.partition("<answer>")[2].partition("</answer>")[0]
     end = expression.split("-")[1]
     return 0.5 * (len(end) < 4) + 0.5 * (eval(expression) == rollout.task.answer["target"])
+
+
+@rlsdk.engine("studious")
+@attrs.define(kw_only=True, eq=False, slots=False)
+class Studious(Transformers):
+    """The engine `transformers`, which keeps what it will never look at, and ends before it fills the machine."""
+
+    kept: list[Any] = attrs.field(factory=list, init=False)
+    began: int = attrs.field(default=0, init=False)
+
+    def step(self) -> Any:
+        self.began = self.began or psutil.Process().memory_info().rss
+        done = super().step()
+        self.kept += [np.ones(1 << 17) for _ in done]
+        grown = psutil.Process().memory_info().rss - self.began
+        if grown > MOST:
+            log.error("memory: %d MiB of scores are kept for later, at most %d MiB: it ends", grown >> 20, MOST >> 20)
+            os._exit(1)
+        return done
 '''
 COMMON = [
     "steps=40",
@@ -88,6 +117,7 @@ FAULTS: dict[str, list[str]] = {
     ],
     "cut_off": ["sampling.max_tokens=6"],
     "careless_reward": ["reward=bad_runs_lab/careless", "max_invalid=1.0"],
+    "hungry_engine": ["engine=bad_runs_lab/studious"],
 }
 """Name -> settings on top of `COMMON` and the quickstart's: the fault."""
 
@@ -114,16 +144,17 @@ def keep(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as made, tarfile.open(KEPT / f"{folder.name}.tar.xz", "w:xz") as archive:
         small = Path(made) / folder.name
         (small / "logs").mkdir(parents=True)
-        for name in (MARKER, *TEXTS):
-            (small / name).write_text(without_paths((folder / name).read_text(encoding="utf-8")), encoding="utf-8")
+        for path in sorted(found for name in (MARKER, *TEXTS) for found in folder.glob(name)):
+            to = small / path.relative_to(folder)
+            to.write_text(without_paths(path.read_text(encoding="utf-8")), encoding="utf-8")
         shorten_metrics(small / "metrics.jsonl")
         copy_rollouts(folder / "rollouts.db", small / "rollouts.db")
         archive.add(small, folder.name, filter=anonymous)
 
 
 def without_paths(text: str) -> str:
-    """Make the paths of this machine relative to the repository, and its name a general one."""
-    relative = text.replace(f"{ROOT}/", "").replace(str(ROOT), ".")
+    """Make paths relative to the repository and to Python, and the name of this machine a general one."""
+    relative = text.replace(f"{ROOT}/", "").replace(str(ROOT), ".").replace(sys.base_prefix, "python")
     return re.sub(rf'("host": "| on ){re.escape(socket.gethostname())}\b', r"\1here", relative)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from rlsdk.cluster.reservation import GPUSeat
@@ -140,13 +141,27 @@ def described(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return Ray's explanation of a death in one line."""
+    """Return the cause of a death in one line, as far as Ray knows it."""
     if short := out_of_memory(str(error)):
         return short
+    if "unexpectedly exits with a connection error" in str(error):  # the end of a connection is all that Ray saw
+        return "it crashed, or something killed it"
     text = re.sub(r"Worker exit type: \w+ Worker exit detail: ", "", str(error)).split(" Some common causes")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     telling = next((line for line in reversed(lines) if "because" in line), lines[-1])
     return telling if len(telling) <= LONGEST else f"{telling[: LONGEST - 1]}…"
+
+
+def last_words(log: Path) -> str:
+    """Return the last line of an actor's log, shortened; empty if there is none on this machine."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
+    except OSError:
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return last if len(last) <= LONGEST else f"{last[: LONGEST - 1]}…"
 
 
 def out_of_memory(text: str) -> str:

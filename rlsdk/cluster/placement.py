@@ -126,6 +126,7 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
     import ray
 
     placement = plan.config.placement
+    _silence_reports_of_deaths()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
     if placement.runtime_env:
         quiet["runtime_env"] = _runtime_env(placement)
@@ -172,6 +173,25 @@ def joined_cluster(plan: Plan) -> Iterator[int]:
         return
     with ray_cluster(plan) as gpus:
         yield gpus
+
+
+def _silence_reports_of_deaths() -> None:
+    """Keep Ray from printing a screenful for each process that ends; rlsdk says in a line which one and why.
+
+    Ray 2.60 has no setting for it: `log_to_driver` is about what workers print.
+    """
+    from ray._private import worker
+
+    original = worker.print_to_stdstream
+    if getattr(original, "silences_deaths", False):
+        return
+
+    def print_others(data: Mapping[str, Any], *rest: Any, **options: Any) -> None:
+        if not str(data["lines"][0]).startswith("A worker died or was killed"):
+            original(data, *rest, **options)
+
+    print_others.silences_deaths = True  # type: ignore[attr-defined]
+    worker.print_to_stdstream = print_others
 
 
 def _start_ray(**options: Any) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actors import described, died, kill, reason
+from rlsdk.cluster.actors import described, died, kill, last_words, reason
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineClient
@@ -55,12 +56,14 @@ class RestartPolicy:
         client: Client that routes requests to the running engines.
         start: Starts a replacement for a dead engine.
         most: Number of deaths per rank that a run survives.
+        logs: Folder of the engines' logs, `engine-RANK.log`; None if they have none.
         missing: Returns a sentence naming the resources Ray lacks for so many more engines; empty if there is room.
     """
 
     client: EngineClient
     start: Start
     most: int
+    logs: Path | None = None
     missing: Callable[[int], str] = lambda count: ""
 
 
@@ -298,7 +301,9 @@ class EngineGroup:
 
     def _handle_death(self, restarts: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
         kill(actor)  # an actor that cannot be reached may still be running
-        deaths, said = self._deaths[rank], f"step {self.step}: engine {rank}: {reason(error)}"
+        words = last_words(restarts.logs / f"engine-{rank}.log") if restarts.logs is not None else ""
+        said = f"step {self.step}: engine {rank}: {reason(error)}" + (f"; its log ends with {words!r}" if words else "")
+        deaths = self._deaths[rank]
         deaths.append(said)
         self.lost.append(said)
         if len(deaths) > restarts.most:

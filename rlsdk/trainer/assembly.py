@@ -220,9 +220,9 @@ def _engines(plan: Plan, actors: Sequence[Any], layout: Layout, client: EngineCl
         return EngineGroup(actors, shared=shared)
     start = partial(start_engine, plan, layout, exchanged_adapter(plan))
     most, missing = plan.config.placement.engine_restarts, partial(no_room, plan, layout)
-    return EngineGroup(
-        actors, shared=shared, restarts=RestartPolicy(client=client, start=start, most=most, missing=missing)
-    )
+    logs = plan.folder.resolve() / "logs"
+    restarts = RestartPolicy(client=client, start=start, most=most, logs=logs, missing=missing)
+    return EngineGroup(actors, shared=shared, restarts=restarts)
 
 
 def _streams(plan: Plan, tasks: Sequence[Sequence[Task]], codec: ChatTokenizer) -> TaskStreams:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from ray import exceptions
 
-from rlsdk.cluster.actors import LONGEST, cause_of, described, died, reason
+from rlsdk.cluster.actors import LONGEST, cause_of, described, died, last_words, reason
 
 RAY_SAYS = """The actor died unexpectedly before finishing this task.
 \tclass_name: EngineActor
@@ -47,11 +48,28 @@ def test_a_death_is_told_in_one_line(error: exceptions.RayError) -> None:
     assert "\n" not in described(error) and len(reason(error)) <= LONGEST
 
 
-def test_the_reason_is_the_line_that_says_because() -> None:
-    assert reason(LongDeath()) == (
-        "The actor is dead because its worker process has died. Worker unexpectedly exits with a connection error "
-        "code 2."
+def test_the_reason_is_in_plain_words_or_the_line_that_says_because() -> None:
+    assert reason(LongDeath()) == "it crashed, or something killed it"
+    other = exceptions.RayActorError(
+        error_msg="The actor died.\nThe actor is dead because its node has died.\nGood bye."
     )
+    assert reason(other) == "The actor is dead because its node has died."
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (b"first\nlast one\n\n", "last one"),
+        (b"12%\rloading 100%\r", "loading 100%"),
+        (b"x" * 5000, "x" * (LONGEST - 1) + "…"),
+        (b"\xff\xfe no text", "\ufffd\ufffd no text"),
+        (b"", ""),
+    ],
+)
+def test_the_last_words_of_an_actor_are_the_last_line_of_its_log(tmp_path: Path, written: bytes, words: str) -> None:
+    (tmp_path / "engine-0.log").write_bytes(written)
+    assert last_words(tmp_path / "engine-0.log") == words
+    assert last_words(tmp_path / "engine-1.log") == ""
 
 
 ENDED = """

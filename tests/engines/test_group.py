@@ -166,7 +166,7 @@ def test_requests_of_the_dead_are_sampled_again_and_who_takes_their_place_has_th
         after = await stand.engines.clock()
         assert after["engine"] >= before["engine"] and after["tokens"] >= before["tokens"]
         assert stand.engines.report()["lost"] == 1 and stand.engines.report()["sampled_again"] == 2
-        assert "step 0: engine 0" in stand.engines.lost[0] and "process has died" in stand.engines.lost[0]
+        assert "step 0: engine 0" in stand.engines.lost[0] and "something killed it" in stand.engines.lost[0]
         await stand.until(2)
         fresh = await asyncio.gather(*stand.ask(2, 3))
         assert sorted(answer.engine for answer in fresh) == [0, 1]
@@ -213,7 +213,9 @@ def test_an_engine_that_dies_too_often_or_comes_back_otherwise_fails_the_run(clu
         wrong, broken, mortal = Stand(1, again="wrong"), Stand(1, again="broken"), Stand(2, most=0)
         await asyncio.gather(*(stand.publish(0) for stand in (wrong, broken, mortal)))
         await asyncio.gather(wrong.kill(0), broken.kill(0), mortal.kill(1))
-        with pytest.raises(EngineError, match=r"(?s)engine 1 died 1 times; .*\n  step 0: engine 1: The actor is dead"):
+        with pytest.raises(
+            EngineError, match=r"(?s)engine 1 died 1 times; .*\n  step 0: engine 1: it crashed, or something killed it"
+        ):
             await _calls(mortal)
         with pytest.raises(EngineError, match="engine 1 died 1 times"):  # the other lives, but the run has failed
             await mortal.ask(1, 3)[0]

@@ -1,4 +1,4 @@
-"""Five recorded trainings with a planted fault: a newcomer finds each with few clicks, from the first page on.
+"""Six recorded trainings with a planted fault: a newcomer finds each with few clicks, from the first page on.
 
 tools/bad_runs.py planted the faults, trained, and wrote the archives.
 """
@@ -125,7 +125,20 @@ def careless_reward(newcomer: Newcomer) -> None:
     assert "-" not in newcomer.reads(".turn.policy .content")
 
 
-SCRIPTS: list[Callable[[Newcomer], None]] = [paid_for_form, learning_rate, wrong_answers, cut_off, careless_reward]
+def hungry_engine(newcomer: Newcomer) -> None:
+    """The engine keeps what it never looks at, and ends when it has too much of it."""
+    assert "engine 0 died 4 times" in newcomer.reads(".head .trouble")
+    newcomer.click("nav a", "Processes")
+    newcomer.click("tr", "engine 0")
+    log = newcomer.reads(".log", "MiB of scores are kept for later")
+    assert log.count("at most 512 MiB: it ends") == 4
+    newcomer.click(".tab", "driver")
+    assert newcomer.reads(".log .line.warn", "engine died and will be replaced")
+
+
+SCRIPTS: list[Callable[[Newcomer], None]] = [
+    paid_for_form, learning_rate, wrong_answers, cut_off, careless_reward, hungry_engine
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
