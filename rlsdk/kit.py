@@ -9,6 +9,9 @@
   (`FILE.py:FUNCTION`).
 * Environments: `ActionPattern`, `PATTERN`.
 * Options: `structure`, `nearest`.
+* Learners: `TransformersLearner`, the base of those that differ in how they divide models among ranks, and
+  `TrainedModule`, what they train; `LearningRate`, `PhaseTimer`, `SharedRows`, `RankMemory`, `count_parameters`; files
+  of tensors and plain values: `read_state`, `write_state`.
 * Marks: `Component`, and `component_of` a marked function or class.
 
 Each name is imported on first use, so that a light plugin stays light.
@@ -30,6 +33,11 @@ if TYPE_CHECKING:
     from rlsdk.components import Component, component_of
     from rlsdk.contracts import TaskList
     from rlsdk.environments.actions import PATTERN, ActionPattern
+    from rlsdk.learners.base import TransformersLearner
+    from rlsdk.learners.estimate import RankMemory, count_parameters
+    from rlsdk.learners.passes import SharedRows
+    from rlsdk.learners.statefile import read_state, write_state
+    from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule
     from rlsdk.options import nearest, structure
     from rlsdk.plugins.importing import find
     from rlsdk.renderers.text import TextRenderer
@@ -48,6 +56,11 @@ _NAMES = {
     "rlsdk.components": ("Component", "component_of"),
     "rlsdk.contracts": ("TaskList",),
     "rlsdk.environments.actions": ("PATTERN", "ActionPattern"),
+    "rlsdk.learners.base": ("TransformersLearner",),
+    "rlsdk.learners.estimate": ("RankMemory", "count_parameters"),
+    "rlsdk.learners.passes": ("SharedRows",),
+    "rlsdk.learners.statefile": ("read_state", "write_state"),
+    "rlsdk.learners.trained": ("LearningRate", "PhaseTimer", "TrainedModule"),
     "rlsdk.options": ("nearest", "structure"),
     "rlsdk.plugins.importing": ("find",),
     "rlsdk.renderers.text": ("TextRenderer",),
@@ -66,13 +79,20 @@ __all__ = [
     "Component",
     "Dialect",
     "LateError",
+    "LearningRate",
     "Metrics",
+    "PhaseTimer",
+    "RankMemory",
+    "SharedRows",
     "TaskList",
     "TextRenderer",
+    "TrainedModule",
+    "TransformersLearner",
     "Wording",
     "attended",
     "bounded",
     "component_of",
+    "count_parameters",
     "credit",
     "draw",
     "evaluate",
@@ -83,10 +103,12 @@ __all__ = [
     "nearest",
     "per_fits",
     "pick",
+    "read_state",
     "structure",
     "tokenize",
     "trained",
     "within",
+    "write_state",
 ]
 
 

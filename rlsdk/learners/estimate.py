@@ -1,4 +1,4 @@
-"""Memory that a rank of the DeepSpeed learner will need, from the configs of its models: no weight is loaded."""
+"""Memory that a rank of a learner will need, from the configs of its models: no weight is loaded."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rlsdk.learners.rows import TokenRows, read_lengths, to_exact_row, to_rows
 if TYPE_CHECKING:
     from rlsdk.learners.activations import PassMemory
     from rlsdk.learners.deepspeed_options import DeepSpeedOptions
+    from rlsdk.learners.options import LearnerOptions
 
 AUTO_SHARE = 0.5
 """Share of the free memory that `micro_batch_tokens: auto` gives to a rank; the rest is for what nobody foresees."""
@@ -49,11 +50,9 @@ class RankMemory:
         return sum(use.bytes for use in self.uses if not use.on_host)
 
 
-def update_memory(
-    options: DeepSpeedOptions, roles: Roles, place: ActorSpec, shape: UpdateShape
-) -> tuple[MemoryUse, ...]:
+def update_memory(options: LearnerOptions, roles: Roles, place: ActorSpec, shape: UpdateShape) -> tuple[MemoryUse, ...]:
     """Estimate the memory of a rank at its greatest; see `EstimatesUpdates`."""
-    held = rank_memory(options, roles, place)
+    held = options.rank_memory(roles, place)
     tokens = options.micro_batch_tokens
     if tokens == "auto":
         tokens = DEFAULT_TOKENS if shape.free is None else auto_tokens(options, roles, place, shape.free)
@@ -67,7 +66,7 @@ def update_memory(
     )
 
 
-def rank_memory(options: DeepSpeedOptions, roles: Roles, place: ActorSpec) -> RankMemory:
+def zero_memory(options: DeepSpeedOptions, roles: Roles, place: ActorSpec) -> RankMemory:
     """Return what a rank holds, as DeepSpeed divides it among the ranks."""
     cpu = place.device == "cpu"
     actor = _Trained.of(options, roles.actor, place, lora=options.lora is not None)
@@ -86,7 +85,7 @@ def rank_memory(options: DeepSpeedOptions, roles: Roles, place: ActorSpec) -> Ra
         steps.append(critic.step)
     if roles.reference is not None and not (options.lora and roles.reference == roles.actor):
         shared = place.world_size if options.zero_stage == 3 else 1
-        size = parameters(roles.reference)[0] * DTYPE_BYTES[roles.reference.dtype] // shared
+        size = count_parameters(roles.reference)[0] * DTYPE_BYTES[roles.reference.dtype] // shared
         uses.append(MemoryUse("reference model", size, options.offload == "all"))
     if not cpu:
         uses.append(MemoryUse("communication buffers", actor.buffers))
@@ -108,7 +107,7 @@ class _Trained:
 
     @classmethod
     def of(cls, options: DeepSpeedOptions, model: Model, place: ActorSpec, *, lora: bool) -> _Trained:
-        every, trained = parameters(model, options.lora if lora else None)
+        every, trained = count_parameters(model, options.lora if lora else None)
         width, ranks, cuda = DTYPE_BYTES[model.dtype], place.world_size, place.device == "cuda"
         stage = 1 if width == 2 and options.zero_stage == 0 else options.zero_stage
         share = -(-trained // ranks) if stage else trained
@@ -131,7 +130,7 @@ class _Trained:
         )
 
 
-def micro_batch_memory(options: DeepSpeedOptions, model: Model, shape: UpdateShape, tokens: int) -> PassMemory:
+def micro_batch_memory(options: LearnerOptions, model: Model, shape: UpdateShape, tokens: int) -> PassMemory:
     """Return the memory of the largest micro-batch of an optimiser step: activations of the actor and its head.
 
     Args:
@@ -160,10 +159,10 @@ def micro_batch_memory(options: DeepSpeedOptions, model: Model, shape: UpdateSha
     return pass_memory(build, rows, temperature=1.0, entropy="gradient")
 
 
-def largest_rows(options: DeepSpeedOptions, model: Model, shape: UpdateShape, tokens: int) -> TokenRows:
+def largest_rows(options: LearnerOptions, model: Model, shape: UpdateShape, tokens: int) -> TokenRows:
     """Lay out the first micro-batch as a rank would: its rollouts are the longest."""
     # Ranks that share sequences read as many tokens each as one that reads its own.
-    prompt, response = (max(1, -(-n // options.sequence_parallel)) for n in (shape.prompt, shape.response))
+    prompt, response = (max(1, -(-n // options.readers)) for n in (shape.prompt, shape.response))
     batch = _rollouts(shape, prompt, response)
     if model.exact:
         return to_exact_row(batch.select(np.arange(1)), model.max_length)
@@ -184,7 +183,7 @@ def _rollouts(shape: UpdateShape, prompt: int, response: int) -> TrainBatch:
     )
 
 
-def auto_tokens(options: DeepSpeedOptions, roles: Roles, place: ActorSpec, free: int) -> int:
+def auto_tokens(options: LearnerOptions, roles: Roles, place: ActorSpec, free: int) -> int:
     """Choose the token budget of a micro-batch: the largest that fits, each half of the one before.
 
     Args:
@@ -193,7 +192,7 @@ def auto_tokens(options: DeepSpeedOptions, roles: Roles, place: ActorSpec, free:
         place: Ranks of the learner.
         free: Bytes that are free on the rank's device before it loads anything.
     """
-    left = AUTO_SHARE * free - rank_memory(options, roles, place).on_device
+    left = AUTO_SHARE * free - options.rank_memory(roles, place).on_device
     longest, tokens = roles.actor.max_length, AUTO_MOST
     while tokens > AUTO_LEAST:
         shape = UpdateShape(rollouts=-(-tokens // longest), prompt=1, response=longest - 1)
@@ -220,7 +219,7 @@ def free_memory(place: ActorSpec) -> int:
 
 
 @cache
-def parameters(model: Model, lora: Any = None) -> tuple[int, int]:
+def count_parameters(model: Model, lora: Any = None) -> tuple[int, int]:
     """Count the parameters of a model, all of them and those that are trained.
 
     Args:

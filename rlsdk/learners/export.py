@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,16 +43,18 @@ class WeightExporter:
     """Gathers the actor's tensors on rank 0; every method is a collective, called on all ranks.
 
     Attributes:
-        model: The transformers model inside DeepSpeed's engine.
+        model: The transformers model inside what divides it among ranks.
         source: Origin of the model.
         ranks: Ranks that hold its parts.
         lora: LoRA settings it was wrapped with, if any.
+        gather: Gives its whole tensors, as `TrainedModule.full_tensors` does; left out, it is whole or DeepSpeed's.
     """
 
     model: Any
     source: Model
     ranks: Ranks
     lora: Lora | None
+    gather: Callable[..., dict[str, Tensor]] | None = None
 
     def weights(self, version: int) -> Weights | None:
         """All tensors as `save_pretrained` would write them, an adapter merged; gathered layer by layer."""
@@ -80,7 +83,8 @@ class WeightExporter:
         self.ranks.gather(None)
 
     def _tensors(self, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
-        return full_tensors(self.model, keep=self.ranks.rank == 0, wanted=wanted)
+        gather = self.gather or partial(full_tensors, self.model)
+        return gather(keep=self.ranks.rank == 0, wanted=wanted)
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return tensors if self.lora is None else merged(tensors, self.lora)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import numpy as np
@@ -12,13 +12,11 @@ from rlsdk.contracts import Model, TrainBatch
 from rlsdk.learners.microbatch import plan
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.rows import RowStyle, TokenRows, empty_rows, read_lengths, to_exact_row, to_rows
+from rlsdk.learners.trained import PhaseTimer
 from rlsdk.learners.tree import plan_trees, tree_rows
-from rlsdk.learners.zero import PhaseTimer
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from rlsdk.learners.ulysses import Sequences
 
 
 @attrs.frozen(eq=False)
@@ -32,6 +30,43 @@ class MicroBatch:
 
     rollouts: np.ndarray
     trees: np.ndarray | None = None
+
+
+class SharedRows(Protocol):
+    """Ranks that run each micro-batch together: in each turn all of them run that of one of them."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process among them."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of these ranks."""
+        ...
+
+    def adopt(self, model: Any, path: str) -> None:
+        """Prepare a transformers model before it is divided among ranks.
+
+        Args:
+            model: The model, which is changed.
+            path: Its folder or hub id, for messages.
+
+        Raises:
+            LearnerError: These ranks cannot run it together.
+        """
+        ...
+
+    def turns(self, rows: TokenRows) -> list[TokenRows]:
+        """Return the rows of each of these ranks, by rank, on all of them."""
+        ...
+
+    def __call__(self, model: Callable[..., Any], rows: TokenRows, *args: Any) -> Any:
+        """Run a model that gives `[t]`, or a tuple of `[t]` and None, on rows that all of them hold.
+
+        Results are the same on all of them; the gradient of each rank's own use of them reaches the model once.
+        """
+        ...
 
 
 @attrs.define
@@ -54,28 +89,9 @@ class MicroBatchRunner:
     style: RowStyle
     budget: int
     width: int
-    sequences: Sequences | None = None
+    sequences: SharedRows | None = None
     exact_width: int | None = None
     halved: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        ranks: Ranks,
-        clock: PhaseTimer,
-        style: RowStyle,
-        budget: int,
-        width: int,
-        *,
-        sequence_parallel: int,
-        exact_width: int | None = None,
-    ) -> MicroBatchRunner:
-        """Passes in which so many ranks share each rollout; a collective where that is more than one."""
-        if sequence_parallel == 1:
-            return cls(ranks, clock, style, budget, width, exact_width=exact_width)
-        from rlsdk.learners.ulysses import Sequences
-
-        return cls(ranks, clock, style, budget, width, Sequences.join(ranks, sequence_parallel))
 
     def adopt(self, module: Any, model: Model) -> None:
         """Prepare a policy or a critic for `run`.

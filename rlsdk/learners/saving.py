@@ -10,9 +10,9 @@ from rlsdk.contracts import TrainedRole
 from rlsdk.errors import CheckpointError
 from rlsdk.learners import shards
 from rlsdk.learners.ranks import Ranks
-from rlsdk.learners.zero import Trained
+from rlsdk.learners.trained import TrainedModule
 
-Models = Mapping[TrainedRole, Trained]
+Models = Mapping[TrainedRole, TrainedModule]
 
 
 def save_models(

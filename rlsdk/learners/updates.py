@@ -17,7 +17,7 @@ from rlsdk.learners.metrics import MetricAccumulator
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss
 from rlsdk.learners.passes import MicroBatch, MicroBatchRunner
 from rlsdk.learners.shortage import with_less
-from rlsdk.learners.zero import Trained
+from rlsdk.learners.trained import TrainedModule
 from rlsdk.schedules import at
 
 
@@ -37,7 +37,7 @@ class Updates:
 
     objective: Objective
     passes: MicroBatchRunner
-    trained: Mapping[TrainedRole, Trained]
+    trained: Mapping[TrainedRole, TrainedModule]
     seed: int
     device: str
     _metrics: dict[str, MetricAccumulator] = attrs.field(init=False, factory=dict)
@@ -149,14 +149,14 @@ class Updates:
             merged.merge(pairs)
         return merged.means()
 
-    def _trained(self, role: TrainedRole) -> Trained:
+    def _trained(self, role: TrainedRole) -> TrainedModule:
         if role not in self.trained:
             raise LearnerError(f"this learner trains no {role}; it trains {' and '.join(self.trained)}")
         return self.trained[role]
 
     def _actor_losses(
         self,
-        actor: Trained,
+        actor: TrainedModule,
         batch: TrainBatch,
         parts: Sequence[MicroBatch],
         count: int,
@@ -170,7 +170,7 @@ class Updates:
                 yield _nothing(logprobs) + (_nothing(entropy) if objective.entropy == "gradient" else 0)
                 continue
             loss = objective(objective.inputs(part, logprobs, entropy, context), context.totals, tally)
-            policy = actor.engine.module
+            policy = actor.module
             balance, trained = policy.take_balance(), int(part.loss_mask.sum())
             if balance is not None and trained:
                 share = trained / context.totals.tokens
@@ -183,7 +183,7 @@ class Updates:
 
     def _critic_losses(
         self,
-        critic: Trained,
+        critic: TrainedModule,
         batch: TrainBatch,
         parts: Sequence[MicroBatch],
         count: int,

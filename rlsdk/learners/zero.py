@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from rlsdk.errors import CheckpointError, LearnerError
+from rlsdk.errors import CheckpointError
 from rlsdk.learners.pickled import read_pickled
 from rlsdk.learners.statefile import read_state, write_state
+from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule, Wanted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-log = logging.getLogger(__name__)
-Schedule = Literal["constant", "linear", "cosine"]
 Offload = Literal["none", "optimizer", "all"]
 _DERIVED = ("loss_scaler", "param_slice_mappings")
 """Entries of an optimiser's state that hold objects of DeepSpeed's own; a fresh engine has the same."""
@@ -38,7 +36,6 @@ class DeepSpeedConfig:
         offload: State that is kept in main memory.
         dtype: float32 or bfloat16.
         device: cpu or cuda.
-        skip_limit: Maximum number of consecutive skipped updates.
     """
 
     lr: float
@@ -50,7 +47,6 @@ class DeepSpeedConfig:
     offload: Offload
     dtype: str
     device: str
-    skip_limit: int
 
     @property
     def deepspeed(self) -> dict[str, Any]:
@@ -100,40 +96,41 @@ class DeepSpeedConfig:
         return zero
 
 
-class Trained:
+class Trained(TrainedModule):
     """A module trained by DeepSpeed.
 
     Attributes:
         engine: DeepSpeed engine.
-        updates: Optimiser steps completed; the schedule depends on it alone.
-        skipped: Steps skipped since the last completed one.
-        peak_lr: Peak learning rate that replaces that of the options, as it was set while training; None if it was not.
     """
 
     def __init__(
-        self, module: nn.Module, setting: DeepSpeedConfig, factor: Callable[[int], float], world: int, *, role: str
+        self,
+        module: nn.Module,
+        setting: DeepSpeedConfig,
+        rate: LearningRate,
+        world: int,
+        *,
+        role: str,
+        skip_limit: int,
     ) -> None:
         import deepspeed
 
+        super().__init__(rate, role=role, skip_limit=skip_limit)
         parameters = [p for p in module.parameters() if p.requires_grad]
         self.engine = deepspeed.initialize(model=module, model_parameters=parameters, config=setting.deepspeed)[0]
-        self.updates = self.skipped = 0
-        self.peak_lr: float | None = None
-        self._setting, self._factor, self._world, self._role = setting, factor, world, role
+        self._setting, self._world = setting, world
+
+    @property
+    def module(self) -> Any:
+        """The module inside DeepSpeed's engine."""
+        return self.engine.module
 
     def __call__(self, *args: Any) -> Any:
         """Run the module."""
         return self.engine(*args)
 
     def backward(self, losses: Iterator[Tensor], count: int, clock: PhaseTimer, *, last: bool) -> None:
-        """Add the gradient of losses to that of the optimiser step.
-
-        Args:
-            losses: This rank's parts of the loss, one per micro-batch; those of all ranks add up to the loss.
-            count: Number of parts, the same on every rank.
-            clock: Timer of the phases.
-            last: True if `step` comes next.
-        """
+        """Add the gradient of losses to that of the optimiser step; see `TrainedModule.backward`."""
         for i in range(count):
             # A sum over micro-batches: with one accumulation step, DeepSpeed divides by no count of them.
             self.engine.set_gradient_accumulation_boundary(last and i == count - 1)
@@ -172,16 +169,8 @@ class Trained:
             optimizer.exit_backward()
         optimizer.clear_backward_seen_flag()
 
-    def step(self) -> float | None:
-        """Take one optimiser step along the gradient; all ranks skip it if the gradient is not finite.
-
-        Returns:
-            Gradient norm before clipping; None if the step was skipped, which leaves weights, optimiser state and
-            schedule unchanged.
-
-        Raises:
-            LearnerError: More than `skip_limit` steps in a row were skipped.
-        """
+    def follow(self) -> float:
+        """Take an optimiser step along the gradient, and return its norm before clipping."""
         import torch
 
         for group in self.engine.optimizer.param_groups:
@@ -193,26 +182,14 @@ class Trained:
                 self.engine.step()
             else:
                 self.engine.zero_grad()
-        else:
-            # Leaves out a step whose gradient is not finite, and drops that gradient.
-            self.engine.step()
-            norm = float(self.engine.get_global_grad_norm())
-        # In place of a norm that is not finite, DeepSpeed may give -1.
-        if math.isfinite(norm) and norm >= 0:
-            self.updates, self.skipped = self.updates + 1, 0
             return norm
-        self._skip()
-        return None
+        # Leaves out a step whose gradient is not finite, and drops that gradient.
+        self.engine.step()
+        # In place of a norm that is not finite, DeepSpeed may give -1.
+        return float(self.engine.get_global_grad_norm())
 
     def save(self, folder: Path, rank: int, state: Mapping[str, Any], *, frozen: bool) -> None:
-        """Write this rank's part of what `load` reads, as safetensors; a collective.
-
-        Args:
-            folder: Folder that all ranks see.
-            rank: Rank of this process.
-            state: More to keep, plain JSON, the same on all ranks.
-            frozen: Keep parameters that are not trained, too.
-        """
+        """Write this rank's part of what `read` reads, as safetensors; a collective. See `TrainedModule.save`."""
         engine, optimizer = self.engine, self.engine.optimizer
         folder.mkdir(parents=True, exist_ok=True)
         if hasattr(optimizer, "checkpoint_event_prologue"):
@@ -220,7 +197,7 @@ class Trained:
         if rank == self._source(rank, 3):
             module = engine.module_state_dict(exclude_frozen_parameters=not frozen)
             counts = {name: getattr(engine, name) for name in ("global_steps", "global_samples", "skipped_steps")}
-            run = {"updates": self.updates, "skipped": self.skipped, "peak_lr": self.peak_lr, **state}
+            run = {**self.progress, **state}
             write_state(folder / f"model-{rank}.safetensors", {"module": module, "engine": counts, "run": run})
         if rank == self._source(rank, 1):
             kept = {name: value for name, value in optimizer.state_dict().items() if name not in _DERIVED}
@@ -247,16 +224,7 @@ class Trained:
         return read_pickled(folder, rank, stage=self._setting.stage, dtype=self._setting.dtype)
 
     def restore(self, model: Mapping[str, Any], saved: dict[str, Any], rank: int, *, strict: bool) -> dict[str, Any]:
-        """Continue from what `read` returned; a collective.
-
-        Args:
-            model: State of the model.
-            saved: State of the optimiser.
-            rank: Rank of this process.
-            strict: Refuse a model that lacks a parameter.
-
-        Returns:
-            The `state` that `save` was given.
+        """Continue from what `read` returned; a collective. See `TrainedModule.restore`.
 
         Raises:
             CheckpointError: The states do not fit.
@@ -281,11 +249,10 @@ class Trained:
             for name in ("global_steps", "global_samples", "skipped_steps"):
                 setattr(engine, name, int(model["engine"][name]))
             state: dict[str, Any] = model["run"]
-            self.updates, self.skipped = int(state["updates"]), int(state.get("skipped", 0))
-            self.peak_lr = state.get("peak_lr")
+            self.set_progress(state)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
             raise CheckpointError(
-                f"the checkpoint's {self._role} does not fit this one: {type(error).__name__}: {error}"
+                f"the checkpoint's {self.role} does not fit this one: {type(error).__name__}: {error}"
             ) from error
         return state
 
@@ -293,31 +260,16 @@ class Trained:
         """The rank whose file this rank reads: its own if the stage splits the content, otherwise rank 0's."""
         return rank if self._setting.stage >= split else 0
 
-    @property
-    def lr(self) -> float:
-        """Learning rate of the next step."""
-        peak = self._setting.lr if self.peak_lr is None else self.peak_lr
-        return peak * self._factor(self.updates)
+    def full_tensors(self, *, keep: bool, wanted: Wanted | None = None) -> dict[str, Tensor]:
+        """Return whole tensors of the model by their `state_dict` names; a collective under ZeRO-3."""
+        return full_tensors(self.engine.module.model, keep=keep, wanted=wanted)
 
-    def _skip(self) -> None:
-        self.skipped += 1
-        limit, step = self._setting.skip_limit, self.updates + 1
-        if self.skipped > limit:
-            raise LearnerError(
-                f"the {self._role}'s gradient was not finite in {self.skipped} updates in a row (optimiser step {step}"
-                f"); learner.skip_limit allows {limit}. No weight was changed by them. Look for losses, advantages or "
-                "rewards that are not finite or huge, or lower learner.lr, and resume from a checkpoint"
-            )
-        log.warning(
-            "the %s's gradient is not finite: optimiser step %d is skipped (%d in a row, at most %d)",
-            self._role,
-            step,
-            self.skipped,
-            limit,
-        )
+    def close(self) -> None:
+        """Free DeepSpeed's engine."""
+        self.engine.destroy()
 
 
-def full_tensors(module: nn.Module, *, keep: bool, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+def full_tensors(module: nn.Module, *, keep: bool, wanted: Wanted | None = None) -> dict[str, Tensor]:
     """Return all tensors of a module by their `state_dict` names; a collective call under ZeRO-3.
 
     Args:
@@ -344,51 +296,3 @@ def full_tensors(module: nn.Module, *, keep: bool, wanted: Callable[[str], bool]
         if split:
             found[name] = copies[id(tensor)]
     return found if keep else {}
-
-
-def schedule(kind: Schedule, warmup: int, final: float, total: int) -> Callable[[int], float]:
-    """Build the learning-rate factor as a function of completed optimiser steps.
-
-    Args:
-        kind: Shape after the linear warm-up: constant, or linear or cosine down to `final`.
-        warmup: Number of warm-up steps.
-        final: Factor at the end.
-        total: Total number of steps.
-    """
-
-    def factor(done: int) -> float:
-        rise = min(1.0, (done + 1) / max(warmup, 1))
-        progress = min(max((done - warmup) / max(total - warmup, 1), 0.0), 1.0)
-        if kind == "linear":
-            return rise * (1 - (1 - final) * progress)
-        if kind == "cosine":
-            return rise * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
-        return rise
-
-    return factor
-
-
-class PhaseTimer:
-    """Adds up seconds by name."""
-
-    def __init__(self) -> None:
-        self.seconds = {"forward_seconds": 0.0, "update_seconds": 0.0}
-
-    def __call__(self, name: str) -> _Span:
-        """A context whose duration is added to `name`."""
-        return _Span(self.seconds, name)
-
-
-class _Span:
-    def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self._seconds, self._name = seconds, name
-
-    def __enter__(self) -> None:
-        import time
-
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        import time
-
-        self._seconds[self._name] += time.perf_counter() - self._start

@@ -24,7 +24,7 @@ from rlsdk.learners.model import PolicyModel, load_policy
 from rlsdk.learners.objective import Objective, UpdateContext
 from rlsdk.learners.passes import MicroBatch, MicroBatchRunner
 from rlsdk.learners.ranks import Ranks
-from rlsdk.learners.zero import PhaseTimer
+from rlsdk.learners.trained import PhaseTimer
 from rlsdk.trainer.batch import StepBatch, labels
 from rlsdk.whatif.question import WhatIfQuestion
 

@@ -19,7 +19,7 @@ from rlsdk.learners.model import Critic, check_layers, load_critic, load_policy
 from rlsdk.learners.objective import Objective, UpdateContext, critic_loss, needs_reference, value_loss
 from rlsdk.learners.rows import empty_rows, to_rows
 from rlsdk.learners.shards import check_manifest, find_damage, write_manifest
-from rlsdk.learners.zero import schedule
+from rlsdk.learners.trained import schedule
 from rlsdk.marks import correction, policy_loss
 from rlsdk.plugins import Plugins, load
 

@@ -66,7 +66,7 @@ def test_checkpointing_keeps_little_more_than_the_inputs_of_layers(seven_b: Mode
 def test_what_zero_divides_among_four_ranks(stage: int, weights: int | None, gradients: int, optimiser: int):
     nano, count = Model(path=str(NANO)), 343_680
     place = ActorSpec(role="learner", world_size=4)
-    uses = estimate.rank_memory(DeepSpeedLearner(zero_stage=stage), Roles(actor=nano), place).uses
+    uses = DeepSpeedLearner(zero_stage=stage).rank_memory(Roles(actor=nano), place).uses
     found = {use.role: use.bytes for use in uses}
     if weights is not None:
         assert found["learner weights"] == weights * count
@@ -108,7 +108,7 @@ def test_auto_takes_what_half_of_the_free_memory_allows():
     assert chosen == sorted(chosen, reverse=True)
     assert chosen[-1] < chosen[0]
     shape = UpdateShape(rollouts=chosen[1] // 128, prompt=1, response=127)
-    held = estimate.rank_memory(learner, roles, place).on_device
+    held = learner.rank_memory(roles, place).on_device
     needed = held + estimate.micro_batch_memory(learner, nano, shape, chosen[1]).bytes
     assert needed <= estimate.AUTO_SHARE * 2 * GIB
 

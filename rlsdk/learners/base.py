@@ -1,0 +1,345 @@
+"""A learner of transformers' models without what divides them among ranks, for learners that differ in that alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import ActorSpec, Adapter, LossSpec, Model, Roles, TrainBatch, TrainedRole, Weights
+from rlsdk.errors import LearnerError
+from rlsdk.learners.export import WeightExporter
+from rlsdk.learners.lora import switched_off, wrap
+from rlsdk.learners.options import LearnerOptions
+from rlsdk.learners.passes import MicroBatchRunner, SharedRows
+from rlsdk.learners.ranks import Ranks, environment
+from rlsdk.learners.saving import load_models, save_models
+from rlsdk.learners.shortage import with_less
+from rlsdk.learners.trained import LearningRate, PhaseTimer, TrainedModule, schedule
+from rlsdk.preflight import size_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlsdk.batch import Totals
+
+log = logging.getLogger(__name__)
+
+
+@attrs.define(kw_only=True, eq=False, slots=False)
+class TransformersLearner(LearnerOptions):
+    """A learner whose models are those of transformers; how they are divided among ranks is left to a subclass.
+
+    It packs rollouts into micro-batches, computes the objective over all ranks, keeps checkpoints with their hashes,
+    merges adapters and gives engines their weights. A subclass implements `train`, `freeze`, `facts` and
+    `rank_memory`, and overrides what differs. Its options are those of `LearnerOptions`.
+    """
+
+    _place: ActorSpec = attrs.field(init=False)
+    _ranks: Ranks = attrs.field(init=False)
+    _temperature: float = attrs.field(init=False)
+    _actor: TrainedModule = attrs.field(init=False)
+    _critic: TrainedModule | None = attrs.field(init=False, default=None)
+    _reference: Any = attrs.field(init=False, default=None)
+    _roles: Roles = attrs.field(init=False)
+    _passes: MicroBatchRunner = attrs.field(init=False)
+    _updates: Any = attrs.field(init=False)
+    _outlet: WeightExporter = attrs.field(init=False)
+    _clock: PhaseTimer = attrs.field(init=False, factory=PhaseTimer)
+
+    @abstractmethod
+    def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> TrainedModule:
+        """Divide a module among the ranks and prepare it for training; a collective.
+
+        Args:
+            module: A whole policy or critic, on the CPU; the transformers model is its `model`.
+            model: Where it comes from, with its dtype.
+            rate: Learning rate and its schedule.
+            role: What it is trained as.
+        """
+
+    @abstractmethod
+    def freeze(self, module: Any, model: Model) -> Any:
+        """Prepare a module that is not trained, and return what runs it; a collective."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> Mapping[str, Any]:
+        """Options that must be equal when a checkpoint is loaded, plain JSON."""
+
+    def prepare(self, module: Any) -> None:
+        """Change a whole module after it is loaded, before adapters are added and it is divided."""
+
+    def share_rows(self, ranks: Ranks) -> SharedRows | None:
+        """Return the ranks that run each rollout together with this one; None if each runs its own."""
+        return None
+
+    def connect(self, device: str) -> None:
+        """Prepare what divides models, once this rank has joined the others."""
+
+    @property
+    def place(self) -> ActorSpec:
+        """Placement of this rank, from `start` on."""
+        return self._place
+
+    def environment(self, place: ActorSpec) -> Mapping[str, str]:
+        """Environment variables to set before the actor's process imports anything."""
+        return environment(place, compiled=False)
+
+    def preload(self) -> None:
+        """Import what a rank needs."""
+        from rlsdk.learners import model, objective, updates  # noqa: F401
+
+    def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
+        """Load the models; `total_updates` is the length of the learning-rate schedule, in optimiser steps.
+
+        Raises:
+            LearnerError: A model cannot be used.
+        """
+        from rlsdk.learners.objective import Objective
+        from rlsdk.learners.updates import Updates
+
+        host, _, port = place.master.rpartition(":")
+        os.environ.update({**self.environment(place), "MASTER_ADDR": host or "127.0.0.1", "MASTER_PORT": port or "0"})
+        self._place, self._roles = place, roles
+        self._ranks = Ranks.join(place.rank, place.world_size, place.device, place.master)
+        tokens = self._tokens(roles, place)  # before anything is loaded
+        self.connect(place.device)
+        objective = Objective(loss)
+        self._temperature = loss.temperature
+        factor = schedule(self.schedule, self.warmup_steps, self.final_ratio, total_updates)
+        self._load_actor(roles.actor, tokens, factor)
+        if roles.critic is not None:
+            self._load_critic(roles.critic, factor)
+        self._updates = Updates(
+            objective=objective, passes=self._passes, trained=self._trained, seed=place.seed, device=place.device
+        )
+        if roles.reference is not None and not self._base_is_reference:
+            self._load_reference(roles.reference)
+
+    def _load_actor(self, model: Model, tokens: int, factor: Callable[[int], float]) -> None:
+        from rlsdk.learners.model import check_layers, load_policy
+
+        actor = load_policy(model, self.attention, self.gradient_checkpointing)
+        if self.rows in ("shared", "tree"):
+            check_layers(actor.model.config, self.rows)
+        self._passes = MicroBatchRunner(
+            self._ranks,
+            self._clock,
+            self.rows,
+            tokens,
+            actor.model.config.get_text_config().hidden_size,
+            self.share_rows(self._ranks),
+            exact_width=model.max_length if model.exact else None,
+        )
+        self._prepare(actor, model)
+        if self.lora is not None:
+            wrap(actor.model, self.lora, self._place.seed)
+        self._actor = self._train(actor, model, LearningRate(peak=self.lr, factor=factor), "actor")
+        self._outlet = WeightExporter(self._actor.module.model, model, self._ranks, self.lora, self._actor.full_tensors)
+
+    def _load_critic(self, model: Model, factor: Callable[[int], float]) -> None:
+        from rlsdk.learners.model import load_critic
+
+        critic = load_critic(model, self.attention, self.gradient_checkpointing, self.value_init)
+        self._prepare(critic, model)
+        lr = self.lr * 10 if self.critic_lr is None else self.critic_lr
+        self._critic = self._train(critic, model, LearningRate(peak=lr, factor=factor), "critic")
+
+    def _load_reference(self, model: Model) -> None:
+        from rlsdk.learners.model import load_policy
+
+        reference = load_policy(model, self.attention, False)
+        self._prepare(reference, model)
+        self._reference = self.freeze(reference.requires_grad_(False).eval(), model)
+
+    def _tokens(self, roles: Roles, place: ActorSpec) -> int:
+        """Return the token budget of a micro-batch, the same on all ranks; `auto` looks at the free memory."""
+        if self.micro_batch_tokens != "auto":
+            return self.micro_batch_tokens
+        from rlsdk.learners.estimate import auto_tokens, free_memory
+
+        free = free_memory(place)
+        tokens = -self._ranks.all_reduce_max([-auto_tokens(self, roles, place, free)])[0]
+        log.warning("micro_batch_tokens: auto is %d, with %s free", tokens, size_text(free))
+        return tokens
+
+    def _prepare(self, module: Any, model: Model) -> None:
+        self._passes.adopt(module, model)
+        self.prepare(module)
+
+    def _train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> TrainedModule:
+        if model.dtype == "float16":
+            raise LearnerError("dtype float16 would need loss scaling, which skips steps; use bfloat16 or float32")
+        return self.train(module, model, rate, role)
+
+    @property
+    def _base_is_reference(self) -> bool:
+        """True if the actor without its adapter serves as the reference, so that no second model is held."""
+        return self.lora is not None and self._roles.reference == self._roles.actor
+
+    def logprobs(
+        self, batch: TrainBatch, role: Literal["actor", "reference"] = "actor", fields: Sequence[str] = ("logprobs",)
+    ) -> dict[str, np.ndarray]:
+        """float32 `[t]` each, without a graph: of `logprobs`, `entropy`, `probs_squared_sum` those asked for.
+
+        Raises:
+            LearnerError: The learner does not hold that role.
+        """
+        if role == "reference":  # it chooses its own experts
+            batch = attrs.evolve(batch, context={k: v for k, v in batch.context.items() if k != "routed_experts"})
+        off = role == "reference" and self._base_is_reference
+        model = self._actor if role == "actor" or off else self._reference
+        if model is None:
+            raise LearnerError(f"this learner holds no {role}")
+        entropy, squares = "value" if "entropy" in fields else "none", "probs_squared_sum" in fields
+        names = ("logprobs", "entropy", "probs_squared_sum")
+
+        def run(rows: Any) -> dict[str, Tensor]:
+            results = self._passes.run(model, rows, self._temperature, entropy, squares)
+            return {name: result for name, result in zip(names, results, strict=True) if name in fields}
+
+        with switched_off(self._actor.module) if off else nullcontext():
+            return self._forward(f"the forward pass of the {role}", run, batch, fields)
+
+    def _forward(self, what: str, run: Any, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
+        passes = partial(self._passes.forward, run, batch, fields)
+        return with_less(self._passes, what, passes, again=passes, why_not=self._actor.repeat_fault)
+
+    def values(self, batch: TrainBatch) -> np.ndarray:
+        """float32 `[t]`: the critic's, of the state in which each response token was chosen.
+
+        Raises:
+            LearnerError: The learner has no critic.
+        """
+        critic = self._critic
+        if critic is None:
+            raise LearnerError("this learner holds no critic")
+        run = self._passes.run
+        found = self._forward(
+            "the critic's forward pass", lambda rows: {"values": run(critic, rows)}, batch, ("values",)
+        )
+        return found["values"]
+
+    def update(self, minibatches: Sequence[tuple[TrainBatch, int, int]], step: int) -> dict[str, float]:
+        """Take one optimiser step per minibatch (this rank's share, trained tokens and trained rollouts of all ranks).
+
+        Returns:
+            Metrics, the same on every rank, exact over micro-batches and ranks: means over trained tokens; of losses,
+            norms and learning rates means over optimiser steps. Updates that were skipped are counted, and leave no
+            other metric.
+
+        Raises:
+            LearnerError: More than `skip_limit` gradients in a row were not finite.
+        """
+        found: dict[str, float] = self._updates.update(minibatches, step)
+        return found
+
+    def forward_backward(
+        self,
+        batch: TrainBatch,
+        totals: Totals,
+        *,
+        role: TrainedRole = "actor",
+        step: int = 0,
+        update: int = 0,
+        updates: int = 1,
+        last: bool = True,
+    ) -> None:
+        """Add the gradient of this rank's rollouts to that of the optimiser step; see `GivesPrimitives`.
+
+        A loss that reads `x.whole` gets the rollouts of this call, over all ranks.
+
+        Raises:
+            LearnerError: The learner does not train that role.
+        """
+        self._updates.forward_backward(batch, totals, role=role, step=step, update=update, updates=updates, last=last)
+
+    def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
+        """Take one optimiser step along the gradient; metrics are those that `update` returns of one such step.
+
+        Raises:
+            LearnerError: More than `skip_limit` gradients in a row were not finite.
+        """
+        found: dict[str, float] = self._updates.means(self._updates.optimizer_step(role), [role])
+        return found
+
+    def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
+        """Set the peak learning rate from the next optimiser step on; the schedule multiplies it, `save` keeps it.
+
+        A checkpoint's learning rate that was set this way wins over `lr` and `critic_lr` of the run that resumes.
+
+        Args:
+            lr: Learning rate.
+            role: Model whose learning rate it is.
+        """
+        self._trained[role].peak_lr = lr
+
+    def weights(self, version: int) -> Weights | None:
+        """All tensors of the actor as `save_pretrained` writes them, an adapter merged (rank 0; None elsewhere)."""
+        return self._outlet.weights(version)
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The shape of the adapter that can be sent to engines; None if whole models are sent."""
+        return self.lora.adapter if self.lora and self.lora.sync == "adapter" else None
+
+    def adapter_weights(self, version: int) -> Weights | None:
+        """The adapter's tensors (rank 0; None elsewhere), by the names of peft's files."""
+        return self._outlet.adapter_weights(version)
+
+    def canary(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
+        return self._passes.canary(self._actor, token_ids)
+
+    def clock(self) -> dict[str, float]:
+        """Seconds so far: `forward_seconds`, and `update_seconds` of backward passes and optimiser steps."""
+        return dict(self._clock.seconds)
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` needs, each rank its part, and a manifest of hashes; all ranks must see `folder`."""
+        # A frozen base lies in the model's own folder.
+        memory, frozen = self._updates.objective.state(), self.lora is None
+        save_models(folder, self._trained, self._ranks, self._facts, memory=memory, frozen=frozen)
+
+    def load(self, folder: Path) -> None:
+        """Continue from a folder that `save` wrote; no file is opened unless all hashes match, and nothing is executed.
+
+        Raises:
+            CheckpointError: A file is missing or changed, or the learner was set up otherwise.
+        """
+        memory = load_models(folder, self._trained, self._ranks, self._facts, frozen=self.lora is None)
+        self._updates.objective.restore(memory)
+
+    @property
+    def _trained(self) -> dict[TrainedRole, TrainedModule]:
+        return {"actor": self._actor} if self._critic is None else {"actor": self._actor, "critic": self._critic}
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        common = {"dtype": self._roles.actor.dtype, "roles": sorted(self._trained)}
+        return {**self.facts, **common, "lora": self.lora and self.lora.facts}
+
+    def export(self, folder: Path) -> None:
+        """Write what `transformers.from_pretrained` opens: weights (safetensors), config, tokenizer; rank 0 writes.
+
+        An adapter is merged into the weights, and lies beside them in `adapter` as peft writes it.
+        """
+        self._outlet.export(folder)
+
+    def stop(self) -> None:
+        """Free everything."""
+        import torch.distributed as dist
+
+        for trained in self._trained.values():
+            trained.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
