@@ -24,7 +24,6 @@ AFTERS = {
     "none": "",
     "tokens": "whitened over the batch's tokens",
     "rollouts": "whitened over the batch's rollouts",
-    "twice": "whitened twice over the batch's tokens",
 }
 _WHITEN_EPSILON = 1e-8
 
@@ -66,9 +65,7 @@ class Formula:
         if self.after == "rollouts":
             plain = _whitened(plain, np.ones(len(plain), bool))
         values = np.where(mask, plain[segments], 0.0)
-        for _ in range({"tokens": 1, "twice": 2}.get(self.after, 0)):
-            values = _whitened(values, mask)
-        return values
+        return _whitened(values, mask) if self.after == "tokens" else values
 
     def _centre(self, rewards: np.ndarray, groups: np.ndarray) -> np.ndarray | float:
         if self.centre in ("none", "batch"):

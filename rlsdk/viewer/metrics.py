@@ -17,6 +17,8 @@ from rlsdk.runlog.metrics import METRICS
 POINTS = 2000
 """Maximum number of points of a curve that is sent; a longer one is thinned out."""
 _CHUNK = 2**20
+_KEPT = 4096
+"""Bytes at the end of what was read that must still stand there."""
 _GAP = math.nan
 
 
@@ -48,7 +50,7 @@ class MetricTable:
                 state = os.stat(self._path)
             except FileNotFoundError:
                 state = None
-            if state is None or state.st_size < self._offset or not self._same_beginning():
+            if state is None or state.st_size < self._offset or not self._as_it_was():
                 if self._offset:
                     self.generation += 1
                 self._clear()
@@ -61,16 +63,14 @@ class MetricTable:
                     self._offset += len(chunk)
                     self._take(chunk)
 
-    def _same_beginning(self) -> bool:
-        """Return whether the file still begins as it did: a run that starts over writes another one."""
-        if not self._seen:
-            return True
+    def _as_it_was(self) -> bool:
+        """Return whether what was read last still stands there: a run that starts over, or is resumed, writes anew."""
         with self._path.open("rb") as file:
+            file.seek(self._offset - len(self._seen))
             return file.read(len(self._seen)) == self._seen
 
     def _take(self, chunk: bytes) -> None:
-        if len(self._seen) < 256:
-            self._seen = (self._seen + chunk)[:256]
+        self._seen = (self._seen + chunk)[-_KEPT:]
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             try:

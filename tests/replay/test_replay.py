@@ -47,9 +47,10 @@ def per_token(values: np.ndarray) -> np.ndarray:
     return np.where(MASK, values[:, None], 0.0)
 
 
-def losses(advantages: np.ndarray, low: float = 0.2, high: float = 0.2) -> np.ndarray:
+def losses(advantages: np.ndarray, low: float = 0.2, high: float = 0.2, dual: float = 3.0) -> np.ndarray:
     plane = np.where(MASK, advantages, 0.0)
-    return np.where(MASK, np.maximum(-plane * RATIOS, -plane * np.clip(RATIOS, 1 - low, 1 + high)), 0.0)
+    open_losses = np.maximum(-plane * RATIOS, -plane * np.clip(RATIOS, 1 - low, 1 + high))
+    return np.where(MASK, np.where(plane < 0, np.minimum(open_losses, -plane * dual), open_losses), 0.0)
 
 
 def seq_mean(values: np.ndarray) -> float:
@@ -326,15 +327,16 @@ def test_kl_in_the_loss_is_told_with_its_coefficient(plan: Plan, coefficient: fl
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "reason"),
+    ("bounds", "reason"),
     [
-        (0.2, 0.22, "its upper clip bound at 1.22, rlsdk at 1.2"),
-        (0.25, 0.2, "its lower clip bound at 0.75, rlsdk at 0.8"),
-        (0.2, 10.0, "theirs does not clip where rlsdk's upper bound is 1.2 (ratios go to 1.25)"),
+        ((0.2, 0.22), "its upper clip bound at 1.22, rlsdk at 1.2"),
+        ((0.25, 0.2), "its lower clip bound at 0.75, rlsdk at 0.8"),
+        ((0.2, 10.0), "theirs does not clip where rlsdk's upper bound is 1.2 (ratios go to 1.25)"),
+        ((0.2, 0.2, 1.25), "its dual clip bound at 1.25, rlsdk clips nothing there"),
     ],
 )
-def test_other_clip_bounds_are_read_from_the_losses(plan: Plan, low: float, high: float, reason: str) -> None:
-    found = replayed(plan, verl(pg_losses=losses(verl()["advantages"], low, high), loss=None))
+def test_other_clip_bounds_are_read_from_the_losses(plan: Plan, bounds: tuple[float, ...], reason: str) -> None:
+    found = replayed(plan, verl(pg_losses=losses(verl()["advantages"], *bounds), loss=None))
     assert found["first_difference"]["stage"] == "token losses"
     assert reason in found["first_difference"]["reason"]
 

@@ -105,6 +105,49 @@ def test_a_search_goes_on_from_pages_on_which_nothing_was_found(
         assert browser.errors() == []
 
 
+def trained(number: int, *answers: str) -> Entry:
+    return Entry(
+        number=number, source="sums", state="trained", uses=1, step=number, group=group(number, answers=answers)
+    )
+
+
+def test_after_the_last_rollout_the_list_says_that_these_were_all(browser: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "long", steps=1)
+    fill(run, [trained(n, *["needle" if n >= 200 else "hay"] * 3) for n in range(10, 700)])
+    with served(run) as address:
+        browser.size(1280, 900)
+        browser.open(f"{address}#/rollouts?text=needle")
+        browser.see(".list-foot", "shown")
+
+        def scrolled() -> bool:
+            browser.run("const pane = document.querySelector('.list-pane'); pane.scrollTop = pane.scrollHeight")
+            return browser.run("return document.querySelector('.list-foot button') !== null")
+
+        browser.wait(scrolled, "the list has no end")
+        browser.click(".list-foot button", "1,500 shown; continue from here")
+        browser.see(".detail", "No further rollout meets these conditions, after the 1,500 before.")
+        assert browser.errors() == []
+
+
+def test_what_was_not_found_is_sought_again_as_the_run_goes_on_and_typing_is_not_disturbed(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "live")
+    with served(run) as address:
+        browser.size(1280, 900)
+        browser.open(f"{address}#/rollouts?text=needle")
+        browser.see(".detail", "No rollout meets these conditions")
+        field = "document.querySelector('input[name=step_from]')"
+        browser.run(f"{field}.focus()")
+        fill(run, [trained(900, "needle", "hay")])
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 7, "reward/mean": 0.5}\n')
+        browser.see(".detail h2", "sums/900")
+        browser.see(".list-foot", "all 1 shown")
+        assert browser.run(f"return document.activeElement === {field}")
+        assert browser.errors() == []
+
+
 def test_filters_are_in_the_address_and_can_be_taken_back(page: Browser, address: str) -> None:
     page.open(f"{address}#/rollouts?status=truncated&source=words")
     page.see(".chips", "status: truncated")

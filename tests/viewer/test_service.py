@@ -55,6 +55,22 @@ def test_curves_follow_a_file_that_grows_and_one_that_is_cut_back(service: Viewe
     assert ask(service, path)[2][key]["reward/mean"] == [[1], [0.5]]
 
 
+def test_a_run_that_was_cut_back_and_has_gone_further_is_read_anew(service: ViewerService, ask: Ask, run: Path) -> None:
+    (key,) = service._runs
+
+    def standing(kl: float, begin: int, end: int) -> list[str]:
+        kept = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[: begin - 1]
+        lines = [json.dumps({"step": step, "actor/kl_to_old": kl}) + "\n" for step in range(begin, end + 1)]
+        (run / "metrics.jsonl").write_text("".join([*kept, *lines]))
+        return [each["alert"]["name"] for each in ask(service, f"/api/findings?runs={key}")[2][key]]
+
+    assert standing(0.001, 1, 20) == []
+    assert standing(0.5, 21, 30) == ["kl_runaway"]
+    assert standing(0.001, 21, 33) == []
+    steps, values = ask(service, f"/api/curves?runs={key}&names=actor/kl_to_old")[2][key]["actor/kl_to_old"]
+    assert (steps, set(values)) == ([*range(1, 34)], {0.001})
+
+
 def test_a_long_curve_is_thinned_out_to_means(run: Path) -> None:
     lines = [json.dumps({"step": i, "x": float(i % 2)}) + "\n" for i in range(1, 10_001)]
     (run / "metrics.jsonl").write_text("".join(lines))

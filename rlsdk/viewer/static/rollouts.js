@@ -22,6 +22,7 @@ export function mount(element, first) {
   let rows = []
   let next = null
   let done = false
+  let passed = 0
   let loading = false
   let order = 0
   let at = -1
@@ -93,6 +94,7 @@ export function mount(element, first) {
     if (again) {
       next = null
       done = false
+      passed = 0
       fresh.hidden = true
     }
     let more = false
@@ -114,7 +116,7 @@ export function mount(element, first) {
       more = !done && (rows.length < 20 || !page.rows.length)
       if (at < 0 && rows.length) select(found(context.parameters.at), { quietly: true })
       box.classList.toggle("nothing", !rows.length && done)
-      if (!rows.length) replace(detail, done ? empty("No rollout meets these conditions", "Remove one of them above.") : h("p", { class: "loading" }, "Searching …"))
+      if (!rows.length) replace(detail, done ? none() : h("p", { class: "loading" }, "Searching …"))
     } catch (error) {
       if (mine !== order) return
       done = true
@@ -133,9 +135,12 @@ export function mount(element, first) {
     return Math.max(i, 0)
   }
 
+  const none = () => passed ? empty("These were all", `No further rollout meets these conditions, after the ${passed.toLocaleString("en")} before.`)
+    : empty("No rollout meets these conditions", "Remove one of them above.")
+
   function foots(page) {
     const shown = rows.length.toLocaleString("en")
-    if (done) replace(foot, rows.length ? `all ${shown} shown` : "")
+    if (done) replace(foot, rows.length ? `${passed ? "the last" : "all"} ${shown} shown` : "")
     else if (rows.length >= MOST) replace(foot, h("button", { class: "button", onclick: further }, `${shown} shown; continue from here`))
     else replace(foot, page.at_step === null ? `${shown} shown` : `${shown} shown, searched to step ${page.at_step}`)
   }
@@ -143,6 +148,7 @@ export function mount(element, first) {
   // A list without end would fill the browser: the next rollouts replace those before.
   function further() {
     const cursor = next
+    passed += rows.length
     rows = []
     at = -1
     replace(list)
@@ -283,7 +289,10 @@ export function mount(element, first) {
       const step = now.run.step
       if (context.run.id === now.run.id && now.run.stored) {
         if (rows.length) fresh.hidden = step === context.run.step && fresh.hidden
-        else if (done) begin()
+        else if (done && step !== context.run.step) {
+          if (!facets.sources) begin()
+          else load(true)  // the filters stay: a person may be typing there
+        }
       }
       context = { ...now, parameters: { ...now.parameters } }
     },
