@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
+import numpy as np
 import pytest
 
+import rlsdk
 from rlsdk.runlog.alerts import Alert, append_alerts
 from rlsdk.runlog.ledger_file import note_ledger
 from rlsdk.runlog.tables import Entry
+from rlsdk.types import Group, Message
 from rlsdk.viewer import rollouts
 from tests.viewer.browser import Browser, chromium, served
 from tests.viewer.recorded import fill, group, make_run
@@ -168,6 +172,25 @@ def test_what_a_model_wrote_is_seen_and_never_acts(page: Browser, address: str) 
     assert page.run(inside) == 0
     assert page.run("return document.title") == "first · rlsdk"
     assert page.errors() == []
+
+
+def test_the_pictures_of_an_environment_are_seen(browser: Browser, tmp_path: Path) -> None:
+    lake = np.zeros((24, 32, 3), np.uint8)
+    made = group(900)
+    answer = made.rollouts[0].messages[-1]
+    played = attrs.evolve(made.rollouts[0], messages=(Message("user", (rlsdk.Image(lake), "Find the goal.")), answer))
+    run = make_run(tmp_path / "seen", steps=1)
+    shown = Group(made.task, [played, *made.rollouts[1:]], made.scores, uid=made.uid)
+    fill(run, [Entry(number=900, source="sums", state="trained", uses=1, step=900, group=shown)])
+    with served(run) as address:
+        browser.size(1280, 900)
+        browser.open(f"{address}#/rollouts?step_from=900&at=900.0")
+        browser.see(".turn.user", "Find the goal.")
+        size = (
+            "const p = document.querySelector('.turn.user img.picture'); return p && [p.naturalWidth, p.naturalHeight]"
+        )
+        browser.wait(lambda: browser.run(size) == [32, 24], "no picture")
+        assert browser.errors() == []
 
 
 def test_a_text_of_a_megabyte_does_not_hold_up_the_page(browser: Browser, tmp_path: Path) -> None:
