@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         tasks,
         tool_parser,
         tracker,
+        weight_transfer,
         workflow,
     )
     from rlsdk.plugins import Plugins, load, names
@@ -67,6 +68,7 @@ _NAMES = {
         "tasks",
         "tool_parser",
         "tracker",
+        "weight_transfer",
         "workflow",
     ),
     "rlsdk.errors": ("ConfigError", "PluginError", "RlsdkError"),
@@ -145,6 +147,7 @@ __all__ = [
     "tool_parser",
     "tracker",
     "train",
+    "weight_transfer",
     "workflow",
 ]
 

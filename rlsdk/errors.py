@@ -123,6 +123,10 @@ class LearnerError(RlsdkError):
     """The learner failed."""
 
 
+class TransferError(RlsdkError):
+    """A transfer of weights broke off: a member died, left, or kept the others waiting for too long."""
+
+
 class CanaryError(RlsdkError):
     """Engine and learner disagree on the logprobs of the same tokens under the same weights."""
 

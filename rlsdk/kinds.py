@@ -25,6 +25,7 @@ Kind = Literal[
     "renderer",
     "tool_parser",
     "diagnosis",
+    "weight_transfer",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SUPPLIED: Mapping[str, tuple[str, ...]] = {"buffer": ("step", "uses"), "stop": ("available", "target")}

@@ -284,3 +284,12 @@ def diagnosis(name: str) -> Callable[[T], T]:
         name: Its name within its plugin.
     """
     return mark("diagnosis", name)
+
+
+def weight_transfer(name: str) -> Callable[[T], T]:
+    """Mark a weight transfer: carries weights from the ranks of the learner to the engines.
+
+    Args:
+        name: Its name within its plugin.
+    """
+    return mark("weight_transfer", name)

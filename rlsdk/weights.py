@@ -20,6 +20,7 @@ __all__ = [
     "TIED_HEAD",
     "checksums",
     "from_weights",
+    "joined",
     "pack",
     "to_weights",
     "unpack",
@@ -66,6 +67,25 @@ def from_weights(weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors, on the CPU, over the arrays' own memory: read them or copy them, never write to them."""
     for name, array in weights.tensors.items():
         yield name, unpack(array, weights.dtypes[name])
+
+
+def joined(parts: Iterable[Weights | None], *, copy: bool = False) -> Weights | None:
+    """Join parts of the weights of one version; None if there are none.
+
+    Args:
+        parts: Parts; those that are None are passed over. One alone is returned as it is, unless it is to be copied.
+        copy: True if the arrays of a part change once the next one is asked for.
+    """
+    found: Weights | None = None
+    for part in parts:
+        if part is not None:
+            tensors = {name: array.copy() for name, array in part.tensors.items()} if copy else part.tensors
+            held, dtypes = ({}, {}) if found is None else (found.tensors, found.dtypes)
+            if found is None and not copy:
+                found = part
+            else:
+                found = Weights(part.version, {**held, **tensors}, {**dtypes, **part.dtypes}, part.adapter)
+    return found
 
 
 def checksums(weights: Weights) -> dict[str, str]:

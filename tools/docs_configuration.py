@@ -32,6 +32,7 @@ KINDS: dict[Kind, str] = {
     "tool_parser": "Tool-call parsers",
     "engine": "Engines",
     "learner": "Learners",
+    "weight_transfer": "Weight transfers",
     "buffer": "Buffers",
     "stop": "Stop rules",
     "tracker": "Trackers",

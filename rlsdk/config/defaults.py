@@ -24,3 +24,4 @@ DIAGNOSES = Use("builtin")
 """In `diagnoses`: all built-in diagnoses that the list does not name itself."""
 REWARD = Use("environment")
 """Reward of a run whose workflow gives rewards itself."""
+TRANSFER = Use("object_store")

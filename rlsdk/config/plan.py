@@ -40,6 +40,7 @@ class Plan:
         renderer: Turns conversations into tokens, and answers into messages.
         tool_parser: Reads and writes tool calls; None: found from the renderer.
         stop: Rule that decides when enough of a batch is complete.
+        weight_transfer: Carries weights from the learner to the engines.
         trackers: Destinations of metrics.
         diagnoses: Rules that look for trouble in the metrics.
         needs: Optional inputs that the parts read.
@@ -67,6 +68,7 @@ class Plan:
     renderer: ComponentRef
     tool_parser: ComponentRef | None
     stop: ComponentRef
+    weight_transfer: ComponentRef
     trackers: tuple[ComponentRef, ...]
     diagnoses: tuple[ComponentRef, ...]
     needs: frozenset[str]

@@ -231,6 +231,9 @@ class _Resolver:
             "renderer": self.reference("model.renderer", "renderer", config.model.renderer),
             "stop": self.reference("rollout.stop", "stop", config.rollout.stop),
             "buffer": self.reference("rollout.buffer", "buffer", config.rollout.buffer),
+            "weight_transfer": self.reference(
+                "rollout.weight_transfer", "weight_transfer", config.rollout.weight_transfer
+            ),
         }
 
     def loss(self, algorithm: AlgorithmDefaults, parts: Mapping[str, Any], temperature: float) -> LossSpec:

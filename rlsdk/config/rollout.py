@@ -61,6 +61,7 @@ class RolloutSection(Section):
         tail_batch: Number of expired groups of a source to collect before sampling them again, ahead of all others and
             without `oversample`; 0: each is sampled again at once; -1: never, and its task counts as filtered.
         stop: Rule that decides when enough of a batch is complete; the remaining groups go into later batches.
+        weight_transfer: How weights travel from the learner to the engines.
         pause_timeout: Seconds that rollouts have to finish at the end of a run before they are cancelled.
     """
 
@@ -76,6 +77,7 @@ class RolloutSection(Section):
     max_token_staleness: int | None = None
     tail_batch: int = 0
     stop: Use = attrs.field(default=defaults.STOP, converter=used)
+    weight_transfer: Use = attrs.field(default=defaults.TRANSFER, converter=used)
     pause_timeout: float = 5.0
 
     @property

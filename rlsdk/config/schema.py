@@ -330,6 +330,7 @@ COMPONENT_KEYS: Mapping[str, Kind] = {
     "model.tool_parser": "tool_parser",
     "rollout.buffer": "buffer",
     "rollout.stop": "stop",
+    "rollout.weight_transfer": "weight_transfer",
 }
 """Path of a single component -> its kind; lists and the parts of an algorithm come beside."""
 

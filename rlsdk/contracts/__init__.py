@@ -84,6 +84,14 @@ from rlsdk.contracts.training import (
     TrainBatch,
     TrainedRole,
 )
+from rlsdk.contracts.transferring import (
+    GivesWeightParts,
+    LoadsWeightParts,
+    StreamsToEngines,
+    StreamsWeights,
+    WeightStream,
+    WeightTransfer,
+)
 
 __all__ = [
     "ActorSpec",
@@ -107,6 +115,7 @@ __all__ = [
     "Finish",
     "GivesAdapter",
     "GivesPrimitives",
+    "GivesWeightParts",
     "HasClock",
     "HasMemory",
     "HasTimeout",
@@ -117,6 +126,7 @@ __all__ = [
     "LearnerHandle",
     "LimitsConcurrency",
     "LimitsMicroBatches",
+    "LoadsWeightParts",
     "LossSpec",
     "Malformed",
     "MemoryUse",
@@ -151,6 +161,8 @@ __all__ = [
     "ShowsProgress",
     "SizesCheckpoints",
     "SpansGPUs",
+    "StreamsToEngines",
+    "StreamsWeights",
     "TakesAdapter",
     "TaskList",
     "TextCodec",
@@ -161,6 +173,8 @@ __all__ = [
     "TrainedRole",
     "UpdateShape",
     "UsesGPUs",
+    "WeightStream",
+    "WeightTransfer",
     "Weights",
     "WholeGroups",
     "Workflow",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rlsdk.contracts import (
     Completion,
     Finish,
     LimitsConcurrency,
+    LoadsWeightParts,
     Model,
     Request,
     Sampled,
@@ -75,20 +76,22 @@ class EngineActor(RunActor):
     none. All other methods run between two steps.
     """
 
-    def __init__(self, reference: ComponentRef, log_path: str = "") -> None:
+    def __init__(self, reference: ComponentRef, log_path: str = "", transfer: ComponentRef | None = None) -> None:
         """Create the actor without loading a model, which `start` does.
 
         Args:
             reference: Reference to the engine component.
             log_path: File that takes everything this process prints; empty leaves that to Ray.
+            transfer: Reference to the weight transfer; None if weights are loaded whole.
         """
         super().__init__(log_path)
         self._engine: Any = Plugins().resolve(reference)
+        self._transfer: Any = None if transfer is None else Plugins().resolve(transfer)
         self._limited = isinstance(self._engine, LimitsConcurrency)
         self._boxes: dict[str, _Box] = {}
         self._streaming: list[_Box] = []
         self._failure: BaseException | None = None
-        self._paused = self._asleep = False
+        self._paused = self._asleep = self._torn = False
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._clock = dict.fromkeys(CLOCK, 0.0)
@@ -152,13 +155,36 @@ class EngineActor(RunActor):
             if box.left and self._failure is None:  # the caller went away
                 self._engine.abort([r.id for r in requests])
 
-    async def load_weights(self, weights: Weights, canary: np.ndarray | None = None) -> np.ndarray | None:
-        """Replace the weights between two steps; returns the `logprobs` of the canary under the new ones."""
+    async def load_weights(
+        self, offer: Any, canary: np.ndarray | None = None, *, version: int = 0, seat: int = 0
+    ) -> np.ndarray | None:
+        """Replace the weights between two steps; returns the `logprobs` of the canary under the new ones.
+
+        Args:
+            offer: The weights, or what the run's weight transfer needs to receive them.
+            canary: Fixed tokens, int64 `[k]`.
+            version: Version of weights that are received.
+            seat: Number of this engine among those that receive them, from 1.
+
+        Raises:
+            TransferError: They did not come to their end. Nothing is sampled until other weights are loaded.
+        """
         self._check()
         started = time.perf_counter()
-        self._engine.load_weights(weights)
+        if isinstance(offer, Weights):
+            self._engine.load_weights(offer)
+        else:
+            self._torn = True  # in case that an exception comes: some layers would be of other weights
+            self._receive(version, self._transfer.receive(offer, seat))
+        self._torn = False
         self._clock["load_seconds"] += time.perf_counter() - started
         return None if canary is None else self._logprobs(canary)
+
+    def _receive(self, version: int, parts: Iterator[Weights]) -> None:
+        if isinstance(self._engine, LoadsWeightParts):
+            self._engine.load_weight_parts(version, parts)
+        elif (weights := transport.joined(parts, copy=True)) is not None:
+            self._engine.load_weights(weights)
 
     async def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
@@ -204,9 +230,13 @@ class EngineActor(RunActor):
         self._asleep = False
         self._wake()
 
-    async def checksums(self, weights: Weights) -> dict[str, str]:
-        """CRC-32 of each tensor as it arrived here."""
-        return transport.checksums(weights)
+    async def checksums(self, offer: Any, *, seat: int = 0) -> dict[str, str]:
+        """CRC-32 of each tensor as it arrives here, which is not loaded; for the arguments see `load_weights`."""
+        parts = (offer,) if isinstance(offer, Weights) else self._transfer.receive(offer, seat)
+        found: dict[str, str] = {}
+        for part in parts:
+            found |= transport.checksums(part)
+        return found
 
     async def clock(self) -> dict[str, float]:
         """Since the start: seconds inside `step`, steps, tokens sampled, prompt tokens, seconds of weight loads.
@@ -236,7 +266,7 @@ class EngineActor(RunActor):
         """Step while there is work; between two steps, let waiting calls run."""
         try:
             while self._failure is None:
-                if self._paused or self._asleep or not self._engine.unfinished:
+                if self._paused or self._asleep or self._torn or not self._engine.unfinished:
                     self._work.clear()
                     await self._work.wait()
                     continue
@@ -334,6 +364,7 @@ def launch(
     log_path: Path | str = "",
     watched: bool = False,
     replaced: bool = False,
+    transfer: ComponentRef | None = None,
 ) -> Any:
     """Launch the actor of an engine; the caller must then call its `start(model, place)`.
 
@@ -348,6 +379,7 @@ def launch(
         log_path: File that takes what its process prints; empty leaves that to Ray.
         watched: Have the watchdog watch it.
         replaced: True if another engine takes its place when it dies.
+        transfer: Reference to the weight transfer; None if weights are loaded whole.
 
     Returns:
         A handle; `handle.method.remote(…)` calls a method of `EngineActor`.
@@ -356,6 +388,7 @@ def launch(
         EngineActor,
         reference,
         str(log_path),
+        transfer,
         cpus=cpus,
         seat=seat,
         resources=resources,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from rlsdk.contracts import ActorSpec, Model, Request, Weights
 from rlsdk.conversion import from_checkpoint, policy_class, shapes
-from rlsdk.engines.common import check_names
+from rlsdk.engines.common import check_names, checked
 from rlsdk.engines.heads import ExactHead
 from rlsdk.engines.rows import RunningRows
 from rlsdk.engines.slots import See, Slots, check_layers, prefill, token_bytes, use_attention
@@ -77,11 +77,22 @@ class CachedModel:
         Raises:
             EngineError: A tensor of the model is missing, has a different shape, or does not belong to the model.
         """
+        check_names(weights, self._shapes())
+        self._copy(weights)
+
+    def replace_parts(self, version: int, parts: Iterator[Weights]) -> None:
+        """Replace the weights as `replace` does, part by part; those before one that is refused are changed."""
+        for part in checked(version, parts, self._shapes()):
+            self._copy(part)
+
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
         if self._expected is None:
             self._expected = shapes(self.net)
-        check_names(weights, self._expected)
+        return self._expected
+
+    def _copy(self, weights: Weights) -> None:
         held = self.net.state_dict()
-        known = {*self._expected, *held, *(name for name, _ in self.net.named_buffers())}
+        known = {*self._shapes(), *held, *(name for name, _ in self.net.named_buffers())}
         if unknown := [name for name in weights.tensors if name not in known]:
             raise EngineError(
                 f"weights of version {weights.version}: {len(unknown)} tensors are none of the model's: "

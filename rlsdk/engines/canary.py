@@ -53,21 +53,25 @@ class Canary:
         self._before = version, learner, dict(engines)
         return worst
 
-    def join(self, rank: int, seen: np.ndarray) -> float:
-        """Compare an engine that got the weights of the last check later than the others; its largest gap, in nats.
+    def join(self, rank: int, seen: np.ndarray, under: tuple[int, np.ndarray] | None = None) -> float:
+        """Compare an engine that got weights later than the others; its largest gap, in nats.
 
         Args:
             rank: Rank of the engine.
             seen: float32 `[k - 1]`.
+            under: Version of its weights and the learner's logprobs under them, float32 `[k - 1]`; left out, those of
+                the last check.
 
         Raises:
             CanaryError: A gap over the tolerance.
         """
         if self._before is None:
             return 0.0
-        version, learner, engines = self._before
+        last, learner, engines = self._before
+        version, learner = (last, learner) if under is None else under
         worst = self._compare(version, learner, rank, seen)
-        engines[rank] = seen
+        if version == last:  # else the next sync need not change its logprobs
+            engines[rank] = seen
         return worst
 
     def _compare(self, version: int, learner: np.ndarray, rank: int, seen: np.ndarray) -> float:

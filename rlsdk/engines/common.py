@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -302,6 +302,12 @@ def with_tied_head(weights: Weights, tied: bool) -> Weights:
     )
 
 
+def with_tied_heads(parts: Iterator[Weights], tied: bool) -> Iterator[Weights]:
+    """Parts of weights with the output head beside the input embeddings, where the model ties them."""
+    for part in parts:
+        yield with_tied_head(part, tied and any(name.endswith(_INPUT_EMBEDDINGS) for name in part.tensors))
+
+
 def check_names(weights: Weights, expected: Mapping[str, tuple[int, ...]]) -> None:
     """Check that weights cover every tensor of a model.
 
@@ -312,13 +318,30 @@ def check_names(weights: Weights, expected: Mapping[str, tuple[int, ...]]) -> No
     Raises:
         EngineError: A tensor is missing or has a different shape; up to five of each are named.
     """
-    missing = [n for n in expected if n not in weights.tensors]
-    wrong = [
-        f"{n} is {tuple(weights.tensors[n].shape)}, not {tuple(shape)}"
-        for n, shape in expected.items()
-        if n in weights.tensors and tuple(weights.tensors[n].shape) != tuple(shape)
+    _refuse(weights.version, expected, weights.tensors, _misshapen(weights, expected))
+
+
+def checked(version: int, parts: Iterator[Weights], expected: Mapping[str, tuple[int, ...]]) -> Iterator[Weights]:
+    """Pass parts of weights on that fit the model, and see at the end that none is missing; see `check_names`."""
+    came: set[str] = set()
+    for part in parts:
+        _refuse(version, {}, (), _misshapen(part, expected))
+        came.update(part.tensors)
+        yield part
+    _refuse(version, expected, came, [])
+
+
+def _misshapen(weights: Weights, expected: Mapping[str, tuple[int, ...]]) -> list[str]:
+    return [
+        f"{name} is {tuple(array.shape)}, not {tuple(expected[name])}"
+        for name, array in weights.tensors.items()
+        if name in expected and tuple(array.shape) != tuple(expected[name])
     ]
+
+
+def _refuse(version: int, expected: Collection[str], came: Collection[str], wrong: Sequence[str]) -> None:
+    missing = [name for name in expected if name not in came]
     if missing or wrong:
         parts = [f"{len(missing)} of {len(expected)} tensors are missing: {', '.join(missing[:5])}"] if missing else []
         parts += [f"{len(wrong)} have another shape: {', '.join(wrong[:5])}"] if wrong else []
-        raise EngineError(f"weights of version {weights.version} do not fit the model: {'; '.join(parts)}")
+        raise EngineError(f"weights of version {version} do not fit the model: {'; '.join(parts)}")

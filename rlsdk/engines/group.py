@@ -9,16 +9,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actors import described, died, kill, last_words, reason
+from rlsdk.cluster.actors import cause_of, described, died, kill, last_words, reason
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineClient
-from rlsdk.errors import CanaryError, EngineError
+from rlsdk.engines.delivery import Delivered, WeightSource, deliver, deliver_late, received_checksums
+from rlsdk.errors import CanaryError, EngineError, LearnerError, TransferError
 
 log = logging.getLogger(__name__)
 PATIENCE = 60.0
@@ -30,22 +31,6 @@ COUNTED = (*STEP, "tokens")
 
 Start = Callable[[int, int], tuple[Any, Any]]
 """Starts the engine of a rank, given the number of earlier starts; returns its handle, and what to wait for."""
-
-
-class WeightSource(Protocol):
-    """Source of the weights that engines load, such as `learners.group.LearnerGroup`; called from threads."""
-
-    def weights(self, version: int) -> Any:
-        """An `ObjectRef` of the weights."""
-        ...
-
-    def canary(self, token_ids: np.ndarray) -> np.ndarray:
-        """float32 `[k - 1]`: logprobs of each token of `[k]` given those before it, under these weights."""
-        ...
-
-    def checksums(self) -> dict[str, str]:
-        """CRC-32 of each tensor of the weights."""
-        ...
 
 
 @attrs.define(kw_only=True)
@@ -110,7 +95,7 @@ class EngineGroup:
         self._awake, self._syncing = asyncio.Event(), asyncio.Lock()
         self._awake.set()
         self._seeding: tuple[int, int] | None = None
-        self._published: tuple[Any, Canary] | None = None
+        self._delivered: Delivered | None = None
 
     def __len__(self) -> int:
         """Return the target number of engines, including dead ones."""
@@ -120,6 +105,11 @@ class EngineGroup:
     def alive(self) -> tuple[int, ...]:
         """Ranks of the engines that get requests."""
         return tuple(sorted(self._actors.keys() - self._leaving))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the engines that live, those that are being drained among them."""
+        return tuple(self._actors)
 
     def resize(self, count: int) -> str:
         """Begin to change the number of engines, without waiting: some start, or the last ones are drained.
@@ -158,7 +148,7 @@ class EngineGroup:
         """
         self._check()
         ranks = list(self._actors)
-        found = await asyncio.gather(*(self._call(rank, method, *arguments) for rank in ranks))
+        found = await asyncio.gather(*(self.call(rank, method, *arguments) for rank in ranks))
         self._check()
         return {rank: answers[0] for rank, answers in zip(ranks, found, strict=True) if answers}
 
@@ -179,7 +169,7 @@ class EngineGroup:
         self._check()
         self._seeding = seed, step
         seeds = _seeds([seed, step], len(self._clocks))
-        await asyncio.gather(*(self._call(rank, "reseed", seeds[rank]) for rank in list(self._actors)))
+        await asyncio.gather(*(self.call(rank, "reseed", seeds[rank]) for rank in list(self._actors)))
 
     async def publish(self, learner: WeightSource, version: int, canary: Canary, *, updated: bool) -> float:
         """Send the learner's weights to the engines and compare; return the canary's gap in nats, 0 without engines.
@@ -197,23 +187,18 @@ class EngineGroup:
         if not len(self):
             return 0.0
         async with self._syncing:
-            self._published = None  # so that Ray's store need not hold two versions at once
-            weights = await asyncio.to_thread(learner.weights, version)
+            self._delivered = None  # so that Ray's store need not hold two versions at once
+            ids = canary.token_ids
             if self.shared:
                 self._awake.set()
-                await self.all("wake")
-            ids = canary.token_ids
-            # Engines compute the canary as part of loading, before any other request sees the new weights; the learner
-            # computes its own meanwhile.
-            loads, forward = self.all("load_weights", weights, ids), asyncio.to_thread(learner.canary, ids)
-            seen, expected = await asyncio.gather(loads, forward)
+            found = await deliver(self, learner, version, ids, wake=self.shared)
             try:
-                gap = canary.check(version, expected, seen, updated=updated)
+                gap = canary.check(version, found.expected, found.seen, updated=updated)
             except CanaryError as error:
-                received = await self._call(min(seen), "checksums", weights)
+                received = await received_checksums(self, learner, found.weights, ids)
                 sent = await asyncio.to_thread(learner.checksums)
-                raise CanaryError(f"{error}\n{describe_checksums(sent, *(received or ({},)))}") from error
-            self._published = weights, canary  # an engine that is replaced later loads these
+                raise CanaryError(f"{error}\n{describe_checksums(sent, received)}") from error
+            self._delivered = Delivered(learner, canary, found.weights)  # for engines that start later
             return gap
 
     async def clock(self) -> dict[str, float]:
@@ -264,14 +249,17 @@ class EngineGroup:
         if self._failure is not None:
             raise self._failure
 
-    async def _call(self, rank: int, method: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call an engine; returns its answer in a tuple, which is empty if the engine has died."""
+    async def call(self, rank: int, method: str, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        """Call an engine; returns its answer in a tuple, which is empty if it has died or a transfer broke off."""
         actor = self._actors.get(rank)
         if actor is None:
             return ()
         try:
-            return (await getattr(actor, method).remote(*arguments),)
+            return (await getattr(actor, method).remote(*arguments, **options),)
         except Exception as error:
+            if isinstance(cause_of(error), TransferError):
+                log.warning("step %d: engine %d: %s", self.step, rank, cause_of(error))
+                return ()
             if self._restarts is not None and died(error):
                 self._lose(rank, actor, error)
                 return ()
@@ -330,7 +318,7 @@ class EngineGroup:
         """Let an engine finish its requests, then stop it."""
         await restarts.client.drain(rank)
         async with self._syncing:
-            for counted in await self._call(rank, "clock"):
+            for counted in await self.call(rank, "clock"):
                 self._count(rank, counted)
             actor = self._actors.get(rank)
             if actor is not None:  # else it died meanwhile
@@ -350,18 +338,18 @@ class EngineGroup:
             self._started.append(actor)
             await _patiently(rank, ready)
             async with self._syncing:
-                if self._published is not None:
-                    weights, canary = self._published
-                    canary.join(rank, await actor.load_weights.remote(weights, canary.token_ids))
+                if self._delivered is not None:
+                    await deliver_late(self._delivered, rank, actor)
                 if self._seeding is not None:
                     await actor.reseed.remote(_seeds([*self._seeding, rank, incarnation], 1)[0])
                 self._actors[rank] = actor
                 restarts.client.admit(rank, actor)
         except Exception as error:  # noqa: BLE001 - kept for whoever calls engines next
-            if died(error):
+            if died(error) or isinstance(cause_of(error), TransferError):
                 self._handle_death(restarts, rank, actor, error)
             else:
-                self._fail(error if isinstance(error, CanaryError) else self._named(rank, "start", error))
+                named = isinstance(error, CanaryError | LearnerError)
+                self._fail(error if named else self._named(rank, "start", error))
             return
         log.info("engine %d is ready", rank)
 

@@ -56,6 +56,7 @@ def start_engine(
         log_path=path,
         watched=True,
         replaced=plan.config.placement.engine_restarts > 0 if replaced is None else replaced,
+        transfer=plan.weight_transfer,
     )
     return engine, engine.start.remote(plan.model, place, adapter, routing=plan.replays_routing)
 

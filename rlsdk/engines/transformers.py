@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -237,6 +237,16 @@ class Transformers:
         """
         self._loaded.replace(weights)
         self._version = weights.version
+        self._loaded.read_again(self.max_num_batched_tokens)
+
+    def load_weight_parts(self, version: int, parts: Iterator[Weights]) -> None:
+        """Replace the weights as `load_weights` does, each part as it comes.
+
+        Raises:
+            EngineError: A tensor is missing, has a different shape, or does not belong to the model.
+        """
+        self._loaded.replace_parts(version, parts)
+        self._version = version
         self._loaded.read_again(self.max_num_batched_tokens)
 
     def logprobs(self, token_ids: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from rlsdk.engines.common import (
     check_known,
     check_names,
     check_requests,
+    checked,
     end_ids,
     mix,
     open_tokenizer,
     with_tied_head,
+    with_tied_heads,
 )
 from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
@@ -32,6 +34,7 @@ from rlsdk.engines.vllm_model import import_architectures, model_faults, routing
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.marks import engine
+from rlsdk.weights import joined
 
 _FINISH: tuple[Finish, Finish, Finish] = ("stop", "length", "abort")
 """vLLM's `FinishReason` by its number; those beyond are failures."""
@@ -320,20 +323,45 @@ class Vllm:
             EngineError: A tensor of the model is missing or has another shape, the engine is asleep, or a whole model
                 came where an adapter is expected, or the other way round.
         """
-        self._check_awake()
-        if weights.adapter != self._adapter:
-            raise EngineError(
-                f"weights of version {weights.version} are of {weights.adapter or 'a whole model'}; this engine was "
-                f"started for {self._adapter or 'whole models'}"
-            )
-        # The prefix cache must go, and what running requests have cached would mix two policies in one sequence.
-        self._llm.reset_prefix_cache(reset_running_requests=True)
+        self._prepare(weights.version, weights.adapter)
         if self._adapter is not None:
             vllm_adapter.load(self._llm, weights)
         else:
             self._load_whole(weights)
-        self._version = weights.version
-        self._llm.set_weight_version(str(weights.version))
+        self._loaded(weights.version)
+
+    def load_weight_parts(self, version: int, parts: Iterator[Weights]) -> None:
+        """Replace the weights as `load_weights` does, each part as it comes.
+
+        Workers in processes of their own get them whole, from shared memory: their calls take no iterators.
+
+        Raises:
+            EngineError: As `load_weights`.
+            TransferError: The parts ended too early.
+        """
+        if self.tensor_parallel_size > 1:
+            if (weights := joined(parts, copy=True)) is not None:
+                self.load_weights(weights)
+            return
+        self._prepare(version, None)
+        tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)
+        fitting = checked(version, with_tied_heads(parts, tied), self._expected)
+        self._llm.collective_rpc("rlsdk_load_parts", args=(fitting,))
+        self._loaded(version)
+
+    def _prepare(self, version: int, adapter: Adapter | None) -> None:
+        self._check_awake()
+        if adapter != self._adapter:
+            raise EngineError(
+                f"weights of version {version} are of {adapter or 'a whole model'}; this engine was "
+                f"started for {self._adapter or 'whole models'}"
+            )
+        # The prefix cache must go, and what running requests have cached would mix two policies in one sequence.
+        self._llm.reset_prefix_cache(reset_running_requests=True)
+
+    def _loaded(self, version: int) -> None:
+        self._version = version
+        self._llm.set_weight_version(str(version))
 
     def _load_whole(self, weights: Weights) -> None:
         tied = bool(self._llm.model_config.hf_config.get_text_config().tie_word_embeddings)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.contracts import Weights
-from rlsdk.errors import EngineError
+from rlsdk.errors import EngineError, RlsdkError
 from rlsdk.weights import from_weights
 
 # It warns of every layer without weights, such as the rotary embedding; that all came is checked before.
@@ -37,6 +37,27 @@ class WorkerExtension:
         weights = source if isinstance(source, Weights) else read_shared(Path(source))
         with self._new_expert_kernels():
             self.reload_weights(weights_iterator=from_weights(weights))
+
+    def rlsdk_load_parts(self, parts: Iterator[Weights]) -> None:
+        """Replace the weights in place, each part as it comes.
+
+        Raises:
+            EngineError: A part does not fit, or vLLM took no new weights for some experts.
+            TransferError: The parts ended too early.
+        """
+        faults: list[RlsdkError] = []
+
+        def tensors() -> Iterator[tuple[str, Any]]:
+            try:
+                for part in parts:
+                    yield from from_weights(part)
+            except RlsdkError as error:  # vLLM must come to its end: later it would mix other weights with these
+                faults.append(error)
+
+        with self._new_expert_kernels():
+            self.reload_weights(weights_iterator=tensors())
+            if faults:
+                raise faults[0]
 
     @contextmanager
     def _new_expert_kernels(self) -> Iterator[None]:

@@ -9,8 +9,8 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.cluster.actors import RunActor
-from rlsdk.contracts import ActorSpec, HasClock, LossSpec, Roles
-from rlsdk.errors import LearnerError
+from rlsdk.contracts import ActorSpec, GivesWeightParts, HasClock, LossSpec, Roles, StreamsWeights
+from rlsdk.errors import LearnerError, TransferError
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.vitals import peak_memory
 from rlsdk.plugins import ComponentRef, Plugins
@@ -29,24 +29,30 @@ class LearnerActor(RunActor):
     def __init__(self, log_path: str) -> None:
         super().__init__(log_path)
         self._learner: Learner
+        self._transfer: Any = None
+        self._first = True
 
     def where(self) -> tuple[str, int]:
         """Address of this process's node, and a port that is free there."""
-        import ray
-
-        return ray.util.get_node_ip_address(), _free_port()
+        return _host(), _free_port()
 
     def sees(self, path: str) -> tuple[str, bool]:
         """Address of this process's node, and whether a file is there."""
-        import ray
-
-        return ray.util.get_node_ip_address(), os.path.exists(path)
+        return _host(), os.path.exists(path)
 
     def start(
-        self, reference: ComponentRef, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int
+        self,
+        reference: ComponentRef,
+        roles: Roles,
+        loss: LossSpec,
+        place: ActorSpec,
+        total_updates: int,
+        transfer: ComponentRef | None = None,
     ) -> None:
-        """Resolve the learner and start it."""
+        """Resolve the learner and start it; `transfer` carries its weights to engines that receive them in a stream."""
         self._learner = Plugins().resolve(reference)
+        self._transfer = None if transfer is None else Plugins().resolve(transfer)
+        self._first = place.rank == 0
         self._learner.start(roles, loss, place, total_updates)
         settle()
 
@@ -57,6 +63,31 @@ class LearnerActor(RunActor):
     def weights(self, method: str, version: int) -> tuple[None, Weights | None]:
         """Weights for the engines (rank 0; None elsewhere), with a value beside them for a driver that only waits."""
         return None, getattr(self._learner, method)(version)
+
+    def offer(self, method: str, version: int, engines: int) -> tuple[None, Any]:
+        """What engines receive of the run's weight transfer (rank 0; None elsewhere); see `weights`."""
+        streams = isinstance(self._transfer, StreamsWeights)
+        parts = () if streams else (getattr(self._learner, method)(version),)
+        return None, self._transfer.offer(iter(parts), engines, _host()) if self._first else None
+
+    def send(self, version: int) -> str:
+        """Send the weights to the engines of the last offer; returns why that failed, empty if it did not."""
+        learner = self._learner
+        parts = (
+            learner.weight_parts(version)
+            if isinstance(learner, GivesWeightParts)
+            else iter((learner.weights(version),))
+        )
+        fault = ""
+        try:
+            if self._first:
+                self._transfer.send(parts)
+        except TransferError as error:
+            fault = str(error)
+        finally:
+            for _ in parts:  # the other ranks take part in gathering each of them
+                pass
+        return fault
 
     def checksums(self, method: str) -> dict[str, str] | None:
         """CRC-32 of each tensor that `method` gives now (rank 0; None elsewhere)."""
@@ -69,6 +100,13 @@ class LearnerActor(RunActor):
         """Return the learner's timings, none for a learner without a clock, and the greatest memory of its process."""
         timed = self._learner.clock() if isinstance(self._learner, HasClock) else {}
         return {**timed, **_peaks()}
+
+
+def _host() -> str:
+    """Return the address of this process's node."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 def _peaks() -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -286,6 +286,10 @@ class TransformersLearner(LearnerOptions):
     def weights(self, version: int) -> Weights | None:
         """All tensors of the actor as `save_pretrained` writes them, an adapter merged (rank 0; None elsewhere)."""
         return self._outlet.weights(version)
+
+    def weight_parts(self, version: int) -> Iterator[Weights | None]:
+        """What `weights` returns, layer by layer, in the model's own memory where no rank has to gather it."""
+        return self._outlet.parts(version, copy=False)
 
     @property
     def adapter(self) -> Adapter | None:

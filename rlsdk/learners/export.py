@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from rlsdk.learners.lora import Lora, is_adapter, merged, peft_names, write_adap
 from rlsdk.learners.ranks import Ranks
 from rlsdk.learners.zero import full_tensors
 from rlsdk.vision import Vision, sees
-from rlsdk.weights import to_weights
+from rlsdk.weights import joined, to_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,14 +58,22 @@ class WeightExporter:
 
     def weights(self, version: int) -> Weights | None:
         """All tensors as `save_pretrained` would write them, an adapter merged; gathered layer by layer."""
+        return joined(self.parts(version))
+
+    def parts(self, version: int, *, copy: bool = True) -> Iterator[Weights | None]:
+        """What `weights` returns, layer by layer (rank 0; None elsewhere).
+
+        Args:
+            version: Version of the weights.
+            copy: True if the arrays must own their memory; otherwise they may be the model's own.
+        """
         left_out = aliases(self.model)
-        found = Weights(version, {}, {})
         for names in by_layer(name for name in self.model.state_dict() if name not in left_out):
             tensors = self._whole(self._tensors(names.__contains__))
             if self.ranks.rank == 0:
-                layer = to_weights(version, to_checkpoint(self.model, tensors))
-                found = Weights(version, {**found.tensors, **layer.tensors}, {**found.dtypes, **layer.dtypes})
-        return found if self.ranks.rank == 0 else None
+                yield to_weights(version, to_checkpoint(self.model, tensors), copy=copy)
+            else:
+                yield None
 
     def adapter_weights(self, version: int) -> Weights | None:
         """The adapter's tensors, by the names of peft's files."""

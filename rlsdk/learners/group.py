@@ -14,7 +14,7 @@ import numpy as np
 
 from rlsdk.cluster.actors import cause_of, described, died, kill, spawn
 from rlsdk.cluster.reservation import GPUSeat
-from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, TrainedRole, Weights
+from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, TrainedRole, Weights, WeightStream
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
 from rlsdk.isolation.spans import note
@@ -22,6 +22,7 @@ from rlsdk.learners.actor import LearnerActor
 from rlsdk.learners.microbatch import split
 from rlsdk.learners.open_steps import OpenSteps
 from rlsdk.learners.rows import read_lengths
+from rlsdk.learners.streaming import WeightCalls
 from rlsdk.plugins import ComponentRef, Plugins
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class LearnerGroup:
         logs: Log files of the actors.
         ended: True if the actors were stopped or have failed.
         adapter_only: True if `weights` returns the adapter alone.
+        transfer: Way of the weights to the engines; None for Ray's object store.
     """
 
     actors: list[Any]
@@ -50,7 +52,13 @@ class LearnerGroup:
     logs: list[Path]
     ended: bool = False
     adapter_only: bool = False
+    transfer: ComponentRef | None = None
+    _step: int = attrs.field(init=False, default=0)
     _steps: OpenSteps = attrs.field(init=False)
+    _sending: WeightCalls = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._sending = WeightCalls(self.actors, self._wait, self.transfer)
 
     @classmethod
     def launch(
@@ -67,6 +75,7 @@ class LearnerGroup:
         python: str = "",
         log_dir: Path,
         cache: Path | None = None,
+        transfer: ComponentRef | None = None,
     ) -> LearnerGroup:
         """Start `place.world_size` ranks and wait until all of them hold their models.
 
@@ -82,6 +91,7 @@ class LearnerGroup:
             python: What starts the processes in place of Python; empty for Python.
             log_dir: Folder of the log files `learner-RANK.log`; must be visible to all ranks, like checkpoints.
             cache: Parent folder of each rank's compile caches, `learner-RANK`.
+            transfer: Way of the weights to the engines; None for Ray's object store.
 
         Raises:
             LearnerError: A rank did not start, or cannot see the folder.
@@ -106,7 +116,7 @@ class LearnerGroup:
                 )
             )
             places.append(spec)
-        group = cls(actors, places, logs)
+        group = cls(actors, places, logs, transfer=transfer)
         group._see(log_dir)
         group._meet()
         group.start(reference, roles, loss, total_updates)
@@ -134,11 +144,12 @@ class LearnerGroup:
 
     def start(self, reference: ComponentRef, roles: Roles, loss: LossSpec, total_updates: int) -> None:
         """Make every rank load its models; a second call restarts the learner in the same processes."""
-        for each in (reference, loss.policy_loss, loss.correction, loss.kl):
+        for each in (reference, loss.policy_loss, loss.correction, loss.kl, self.transfer):
             _by_value(each)
         self._steps = OpenSteps(reference.name, Plugins().resolve(reference), roles)
         starts = zip(self.actors, self.places, strict=True)
-        self._wait("start", [a.start.remote(reference, roles, loss, p, total_updates) for a, p in starts])
+        given = (reference, roles, loss)
+        self._wait("start", [a.start.remote(*given, p, total_updates, self.transfer) for a, p in starts])
 
     def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
         """Return fields that passes without a gradient give, float32 `[t]` each, in the batch's order.
@@ -213,7 +224,7 @@ class LearnerGroup:
             tokens, rollouts = int(trained[index].sum()), int(np.count_nonzero(trained[index]))
             for rank, share in enumerate(self._shares(batch, index)):
                 work[rank].append((batch.select(share), tokens, rollouts))
-        results = self._call("update", [(each, step) for each in work], f"update of step {step + 1}")
+        results = self._call("update", [(each, step) for each in work], f"update of step {step + 1}", step + 1)
         return dict(results[0])
 
     def forward_backward(
@@ -246,7 +257,9 @@ class LearnerGroup:
         options = {"role": role, "step": step, "update": update, "updates": updates, "last": last}
         shares, totals = self._shares(batch, np.arange(len(batch))), totals or batch.totals
         calls = zip(self.actors, shares, strict=True)
-        refs = [a.call.remote("forward_backward", batch.select(share), totals, **options) for a, share in calls]
+        with self._sending.lock:
+            self._step = step
+            refs = [a.call.remote("forward_backward", batch.select(share), totals, **options) for a, share in calls]
         self._wait(f"forward_backward of step {step + 1}", refs)
 
     def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
@@ -263,7 +276,7 @@ class LearnerGroup:
                 stopped.
         """
         self._steps.take(role)
-        return dict(self._call("optimizer_step", [(role,)] * len(self.actors))[0])
+        return dict(self._call("optimizer_step", [(role,)] * len(self.actors), version=self._step + 1)[0])
 
     def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
         """Set the peak learning rate from the next optimiser step on; the schedule multiplies it, `save` keeps it.
@@ -284,10 +297,20 @@ class LearnerGroup:
         Raises:
             LearnerError: A rank failed; the message names it. All ranks are stopped by then.
         """
-        # An engine that is given the result of a call that failed seems to have failed itself.
-        refs = [actor.weights.options(num_returns=2).remote(self._published, version) for actor in self.actors]
-        self._wait(f"weights of version {version}", [done for done, _ in refs])
-        return refs[0][1]
+        return self._sending.whole(self._published, version)
+
+    @property
+    def streams(self) -> bool:
+        """True if engines receive weights from `stream`; adapters are small, and go through Ray's object store."""
+        return self._sending.streams and not self.adapter_only
+
+    def stream(self, engines: int, token_ids: np.ndarray, version: int | None = None) -> WeightStream:
+        """Begin to send the weights to engines, which must receive them meanwhile; see `StreamsToEngines`.
+
+        Raises:
+            LearnerError: A rank failed; the message names it. All ranks are stopped by then.
+        """
+        return self._sending.stream(self._published, engines, token_ids, version)
 
     def fetch_weights(self, version: int) -> Weights:
         """Return the actor's weights in this process; `weights` only refers to them."""
@@ -337,8 +360,13 @@ class LearnerGroup:
         for actor in self.actors:
             kill(actor)
 
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "") -> list[Any]:
-        refs = [actor.call.remote(method, *args) for actor, args in zip(self.actors, arguments, strict=True)]
+    def _call(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], what: str = "", version: int | None = None
+    ) -> list[Any]:
+        """Call a method of the learner on all ranks; with a `version`, it is that of the weights from then on."""
+        with self._sending.lock:
+            self._sending.version = self._sending.version if version is None else version
+            refs = [actor.call.remote(method, *args) for actor, args in zip(self.actors, arguments, strict=True)]
         return self._wait(what or method, refs)
 
     def _wait(self, what: str, refs: Sequence[Any]) -> list[Any]:

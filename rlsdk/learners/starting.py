@@ -36,6 +36,7 @@ def start_learner(plan: Plan, found: Layout, adapter: Adapter | None, steps: int
         python=found.python.get("learner", ""),
         log_dir=folder / "logs",
         cache=folder / "cache",
+        transfer=plan.weight_transfer,
     )
     learner.adapter_only = adapter is not None
     return learner

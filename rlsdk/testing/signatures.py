@@ -26,6 +26,7 @@ PROTOCOLS: Mapping[Kind, type] = {
     "tracker": contracts.Tracker,
     "renderer": contracts.Renderer,
     "tool_parser": contracts.ToolParser,
+    "weight_transfer": contracts.WeightTransfer,
 }
 
 

@@ -1,0 +1,169 @@
+"""Weights from the learner to engines: to all of them at a sync, and to one that starts later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import StreamsToEngines
+from rlsdk.engines.canary import Canary
+
+log = logging.getLogger(__name__)
+
+
+class WeightSource(Protocol):
+    """Source of the weights that engines load, such as `learners.group.LearnerGroup`; called from threads.
+
+    One that is `StreamsToEngines` may send them in a stream instead.
+    """
+
+    def weights(self, version: int) -> Any:
+        """An `ObjectRef` of the weights."""
+        ...
+
+    def canary(self, token_ids: np.ndarray) -> np.ndarray:
+        """float32 `[k - 1]`: logprobs of each token of `[k]` given those before it, under these weights."""
+        ...
+
+    def checksums(self) -> dict[str, str]:
+        """CRC-32 of each tensor of the weights."""
+        ...
+
+
+class CallsEngines(Protocol):
+    """Calls of engines; those that die meanwhile are replaced."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the engines that live."""
+        ...
+
+    async def all(self, method: str, *arguments: Any) -> dict[int, Any]:
+        """Call all engines that live; their answers by rank."""
+        ...
+
+    async def call(self, rank: int, method: str, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        """Call an engine; returns its answer in a tuple, which is empty if it died or a transfer broke off."""
+        ...
+
+
+@attrs.frozen
+class Delivered:
+    """Weights that engines have loaded.
+
+    Attributes:
+        learner: Learner that sent them.
+        canary: Check that they passed.
+        weights: `ObjectRef` of them; None if they came in a stream.
+    """
+
+    learner: WeightSource
+    canary: Canary
+    weights: Any = None
+
+
+@attrs.frozen
+class Delivery:
+    """Outcome of a sync.
+
+    Attributes:
+        seen: Rank -> its logprobs of the fixed tokens, float32 `[k - 1]`.
+        expected: The learner's logprobs of them.
+        weights: `ObjectRef` of the weights; None if they came in a stream.
+    """
+
+    seen: Mapping[int, np.ndarray]
+    expected: np.ndarray
+    weights: Any = None
+
+
+async def deliver(engines: CallsEngines, learner: WeightSource, version: int, ids: np.ndarray, wake: bool) -> Delivery:
+    """Have all engines load the learner's weights.
+
+    A stream that breaks off is not tried again: the engines that are left get the weights from Ray's object store.
+
+    Args:
+        engines: Engines to call.
+        learner: Source of the weights.
+        version: Number of completed steps.
+        ids: Fixed tokens, int64 `[k]`.
+        wake: True if engines sleep, and must be woken.
+    """
+    if isinstance(learner, StreamsToEngines) and learner.streams:
+        if wake:
+            await engines.all("wake")
+            wake = False
+        found = await _stream(engines, learner, version, ids)
+        if found is not None:
+            return found
+    weights = await asyncio.to_thread(learner.weights, version)
+    if wake:
+        await engines.all("wake")
+    # Engines compute the canary as part of loading, before any other request sees the new weights; the learner
+    # computes its own meanwhile.
+    loads, forward = engines.all("load_weights", weights, ids), asyncio.to_thread(learner.canary, ids)
+    seen, expected = await asyncio.gather(loads, forward)
+    return Delivery(seen, expected, weights)
+
+
+async def _stream(engines: CallsEngines, learner: StreamsToEngines, version: int, ids: np.ndarray) -> Delivery | None:
+    """Stream weights to all engines; None if not all that live have loaded them."""
+    await engines.all("clock")  # those that died unnoticed are noticed now: the others would wait for them
+    ranks = engines.ranks
+    if not ranks:
+        return None
+    stream = await asyncio.to_thread(learner.stream, len(ranks), ids, version)
+    places = [{"version": version, "seat": seat} for seat in range(1, len(ranks) + 1)]
+    loads = [engines.call(r, "load_weights", stream.offer, ids, **at) for r, at in zip(ranks, places, strict=True)]
+    (fault, expected), *answers = await asyncio.gather(asyncio.to_thread(stream.finish), *loads)
+    seen = {rank: answer[0] for rank, answer in zip(ranks, answers, strict=True) if answer}
+    if fault or any(rank in engines.ranks and rank not in seen for rank in ranks):
+        log.warning("the engines get weights of version %d from Ray's object store: %s", version, fault or "no answer")
+        return None
+    return Delivery(seen, expected)
+
+
+async def deliver_late(delivered: Delivered, rank: int, actor: Any) -> None:
+    """Have an engine that has just started load the weights of the others, and compare.
+
+    Without an object that holds them, the learner sends the weights that it has, which may be newer by now.
+
+    Args:
+        delivered: Weights that the others have.
+        rank: Rank of the engine.
+        actor: Its handle.
+
+    Raises:
+        CanaryError: Engine and learner disagree.
+    """
+    learner, canary = delivered.learner, delivered.canary
+    if delivered.weights is not None or not isinstance(learner, StreamsToEngines):
+        canary.join(rank, await actor.load_weights.remote(delivered.weights, canary.token_ids))
+        return
+    stream = await asyncio.to_thread(learner.stream, 1, canary.token_ids)
+    load = actor.load_weights.remote(stream.offer, canary.token_ids, version=stream.version, seat=1)
+    (_, expected), seen = await asyncio.gather(asyncio.to_thread(stream.finish), _awaited(load))
+    canary.join(rank, seen, (stream.version, expected))
+
+
+async def received_checksums(
+    engines: CallsEngines, learner: WeightSource, weights: Any, ids: np.ndarray
+) -> dict[str, str]:
+    """Return the CRC-32 of each tensor as an engine gets it; a stream is sent again for that."""
+    rank = min(engines.ranks)
+    if weights is not None or not isinstance(learner, StreamsToEngines):
+        found = await engines.call(rank, "checksums", weights)
+    else:
+        stream = await asyncio.to_thread(learner.stream, 1, ids)
+        call = engines.call(rank, "checksums", stream.offer, seat=1)
+        _, found = await asyncio.gather(asyncio.to_thread(stream.finish), call)
+    return dict(*found)
+
+
+async def _awaited(call: Any) -> Any:
+    return await call

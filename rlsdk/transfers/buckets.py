@@ -1,0 +1,159 @@
+"""Buckets: successive parts of the weights that travel together, each announced by a header before its bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Weights
+from rlsdk.weights import joined
+
+ALIGNMENT = 64
+"""Bytes: every tensor of a bucket begins at a multiple of it."""
+_IDLE = 3
+"""References to a buffer that nobody uses, as `sys.getrefcount` counts them: the list, the loop and the argument."""
+
+
+@attrs.frozen
+class Slot:
+    """Place of a tensor in a bucket.
+
+    Attributes:
+        names: Names of the tensor; tied ones are sent once.
+        dtype: Name of torch's dtype.
+        array: Name of numpy's dtype, in which the tensor travels.
+        shape: Shape of the tensor.
+        begin: First byte.
+    """
+
+    names: tuple[str, ...]
+    dtype: str
+    array: str
+    shape: tuple[int, ...]
+    begin: int
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return math.prod(self.shape) * np.dtype(self.array).itemsize
+
+
+@attrs.frozen
+class Header:
+    """Announcement of a bucket; one without slots ends the transfer.
+
+    Attributes:
+        version: Version of the weights.
+        slots: Tensors of the bucket, in the order of their bytes.
+    """
+
+    version: int
+    slots: tuple[Slot, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of the bucket."""
+        return self.slots[-1].begin + self.slots[-1].size if self.slots else 0
+
+    def dump(self) -> bytes:
+        """Return the header as bytes."""
+        return json.dumps([self.version, [attrs.astuple(slot) for slot in self.slots]]).encode()
+
+    @classmethod
+    def load(cls, content: bytes) -> Header:
+        """Read what `dump` wrote."""
+        version, rows = json.loads(content)
+        return cls(version, tuple(Slot(tuple(n), dtype, array, tuple(s), at) for n, dtype, array, s, at in rows))
+
+    def arrays(self, buffer: np.ndarray) -> Iterator[tuple[Slot, np.ndarray]]:
+        """Yield each slot with its bytes, uint8 `[slot.size]`, in a buffer."""
+        for slot in self.slots:
+            yield slot, buffer[slot.begin : slot.begin + slot.size]
+
+    def weights(self, buffer: np.ndarray) -> Weights:
+        """Return the weights in a buffer, uint8 `[at least self.size]`, as views of it."""
+        tensors: dict[str, np.ndarray] = {}
+        dtypes: dict[str, str] = {}
+        for slot, content in self.arrays(buffer):
+            array = content.view(slot.array).reshape(slot.shape)
+            tensors |= dict.fromkeys(slot.names, array)
+            dtypes |= dict.fromkeys(slot.names, slot.dtype)
+        return Weights(self.version, tensors, dtypes)
+
+
+def announced(weights: Weights) -> tuple[Header, list[np.ndarray]]:
+    """Lay out a bucket.
+
+    Returns:
+        Its header, and the bytes of each slot, uint8 `[slot.size]`: the arrays' own memory where they are contiguous.
+    """
+    names: dict[int, list[str]] = {}
+    for name, array in weights.tensors.items():
+        names.setdefault(id(array), []).append(name)
+    slots, contents, begin = [], [], 0
+    for group in names.values():
+        array = np.ascontiguousarray(weights.tensors[group[0]])
+        shape = weights.tensors[group[0]].shape  # of a scalar, `ascontiguousarray` makes a vector
+        slots.append(Slot(tuple(group), weights.dtypes[group[0]], array.dtype.name, shape, begin))
+        contents.append(array.reshape(-1).view(np.uint8))
+        begin += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    return Header(weights.version, tuple(slots)), contents
+
+
+def filled(parts: Iterable[Weights | None], size: int) -> Iterator[Weights]:
+    """Join successive parts to buckets of at most `size` bytes; a part that is larger is a bucket of its own."""
+    waiting: list[Weights] = []
+    held = 0
+    for part in parts:
+        if part is None:
+            continue
+        more = sum(_padded(part.tensors))
+        if waiting and held + more > size:
+            yield _together(waiting)
+            waiting, held = [], 0
+        waiting.append(part)
+        held += more
+        del part  # the learner may free what it gathered
+    if waiting:
+        yield _together(waiting)
+
+
+def _padded(tensors: Mapping[str, np.ndarray]) -> Iterator[int]:
+    return (-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in {id(a): a for a in tensors.values()}.values())
+
+
+def _together(parts: list[Weights]) -> Weights:
+    found = joined(parts)
+    assert found is not None
+    return found
+
+
+class Buffers:
+    """Memory that buckets are received into; used again once nothing refers to what was in it.
+
+    A loader may keep tensors of a layer that is not complete yet: vLLM's does. They stay as they are.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Create a set without buffers.
+
+        Args:
+            size: Bytes of a buffer. A larger bucket gets one of its own, which is freed with its tensors.
+        """
+        self.size = size
+        self.held: list[np.ndarray] = []
+
+    def take(self, count: int) -> np.ndarray:
+        """Return a buffer that nobody uses, uint8 `[at least count]`."""
+        if count > self.size:
+            return np.empty(count, np.uint8)
+        for buffer in self.held:
+            if sys.getrefcount(buffer) <= _IDLE:
+                return buffer
+        self.held.append(np.empty(self.size, np.uint8))
+        return self.held[-1]

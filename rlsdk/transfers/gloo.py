@@ -1,0 +1,185 @@
+"""The weight transfer `gloo`: rank 0 of the learner broadcasts buckets to all engines, over TCP."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Weights
+from rlsdk.errors import TransferError
+from rlsdk.marks import weight_transfer
+from rlsdk.transfers.buckets import Buffers, Header, announced, filled
+from rlsdk.weights import unpack
+
+MIB = 2**20
+
+
+@attrs.frozen
+class Meeting:
+    """Where the members of one transfer meet.
+
+    Attributes:
+        host: Address of rank 0's node.
+        port: Port of its store.
+        members: Number of engines, and one.
+    """
+
+    host: str
+    port: int
+    members: int
+
+
+@weight_transfer("gloo")
+@attrs.define(kw_only=True, eq=False, slots=False)
+class Gloo:
+    """Broadcast weights to all engines at once, bucket by bucket, in a process group apart from the learner's own.
+
+    The group lives for one transfer, so that engines may come and go in between. Engines sample nothing while they
+    load; those that a broken transfer left with weights of two versions load all of them from Ray's object store.
+
+    When to use: on machines without GPUs, if copies of all weights do not fit beside the model. On one machine
+    `object_store` is faster: what goes through a socket is copied more often.
+
+    Attributes:
+        bucket_mib: Memory of each engine for what it receives, in MiB: two buffers, one of which is loaded while the
+            other is filled. A larger layer gets a buffer of its own.
+        timeout: Seconds that a member may keep the others waiting before the transfer is given up.
+    """
+
+    bucket_mib: int = 256
+    timeout: float = 60.0
+    _meeting: tuple[Any, Meeting] | None = attrs.field(init=False, default=None)
+    _buffers: Buffers = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._buffers = Buffers(self._size)
+
+    @property
+    def _size(self) -> int:
+        return self.bucket_mib * MIB // 2
+
+    @property
+    def _patience(self) -> timedelta:
+        return timedelta(seconds=self.timeout)
+
+    def offer(self, parts: Iterator[Weights | None], engines: int, host: str) -> Meeting:
+        """Open a store by which the engines find this rank, and return its address."""
+        store = _store(host, 0, self._patience, serves=True)
+        meeting = Meeting(host, store.port, engines + 1)
+        self._meeting = store, meeting
+        return meeting
+
+    def send(self, parts: Iterator[Weights | None]) -> None:
+        """Send the weights to the engines of the last offer, once; see `StreamsWeights.send`.
+
+        Raises:
+            TransferError: An engine did not come in time, or left.
+        """
+        if self._meeting is None:
+            raise TransferError("send() follows offer(), once for each; there is no offer whose weights are not sent")
+        (store, meeting), self._meeting = self._meeting, None
+        version = -1
+        with _group(store, 0, meeting, self._patience) as group:
+            for weights in filled(parts, self._size):
+                header, contents = announced(weights)
+                version = header.version
+                with _naming(f"weights of version {version} were not sent to all engines"):
+                    _announce(group, header)
+                    _broadcast(group, contents)
+            with _naming(f"weights of version {version} were not loaded by all engines"):
+                _announce(group, Header(version))
+                group.barrier().wait()  # nobody leaves while others still read
+
+    def receive(self, offer: Meeting, seat: int) -> Iterator[Weights]:
+        """Yield the weights bucket by bucket; see `StreamsWeights.receive`.
+
+        Raises:
+            TransferError: The sender or another engine left, or kept the others waiting for too long.
+        """
+        with _naming(f"the learner at {offer.host}:{offer.port} cannot be reached"):
+            store = _store(offer.host, offer.port, self._patience, serves=False)
+        with _group(store, seat, offer, self._patience) as group:
+            while (header := _next_header(group)).slots:
+                yield self._received(group, header)
+            with _naming(f"weights of version {header.version} were not loaded by all engines"):
+                group.barrier().wait()
+
+    def _received(self, group: Any, header: Header) -> Weights:
+        """Receive a bucket. Nothing of it stays referred to here: its buffer is used again."""
+        buffer = self._buffers.take(header.size)
+        with _naming(f"weights of version {header.version} did not come to their end"):
+            _broadcast(group, [content for _, content in header.arrays(buffer)])
+        return header.weights(buffer)
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Raise what torch.distributed raises as a `TransferError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        # Without the line of gloo's source before, and the advice after it.
+        text = re.sub(r"^\[\S+\] ", "", str(error)).split(" This is typically")[0]
+        raise TransferError(f"{what}: {text or type(error).__name__}") from error
+
+
+def _store(host: str, port: int, patience: timedelta, *, serves: bool) -> Any:
+    """Open the store by which members of a group find each other, or connect to it; port 0 takes a free one."""
+    from torch import distributed
+
+    kind: Any = distributed.TCPStore  # type: ignore[attr-defined] # torch exports it without declaring so
+    return kind(host, port, is_master=serves, timeout=patience, wait_for_workers=False)
+
+
+@contextmanager
+def _group(store: Any, rank: int, meeting: Meeting, patience: timedelta) -> Iterator[Any]:
+    """Join the group of a transfer, and leave it at the end: the others notice, however it ends.
+
+    Raises:
+        TransferError: Not all members came in time.
+    """
+    import torch.distributed as dist
+
+    with _naming(f"{meeting.members - 1} engines and the learner did not meet at {meeting.host}:{meeting.port}"):
+        kind: Any = dist.ProcessGroupGloo  # torch declares little of it
+        options = kind._Options()
+        options._timeout = patience
+        # The network by which the learner is reached: a host's name may lead to another, or nowhere.
+        with socket.create_connection((meeting.host, meeting.port), patience.total_seconds()) as connection:
+            options._devices = [kind.create_device(hostname=connection.getsockname()[0])]
+        group = kind(store, rank, meeting.members, options)
+    try:
+        yield group
+    finally:
+        group.abort()  # closes its connections, whoever still holds it
+
+
+def _broadcast(group: Any, contents: list[np.ndarray]) -> None:
+    """Broadcast arrays of bytes from rank 0, several at once; all members know their sizes."""
+    works = [group.broadcast(unpack(content, "uint8"), 0) for content in contents if len(content)]
+    for work in works:
+        work.wait()
+
+
+def _announce(group: Any, header: Header) -> None:
+    """Broadcast a header, its length before it."""
+    content = np.frombuffer(header.dump(), np.uint8)
+    _broadcast(group, [np.array([len(content)]).view(np.uint8)])
+    _broadcast(group, [content])
+
+
+def _next_header(group: Any) -> Header:
+    """Receive what `_announce` sends."""
+    with _naming("the learner announces no more weights"):
+        length = np.zeros(1, np.int64)
+        _broadcast(group, [length.view(np.uint8)])
+        content = np.empty(int(length[0]), np.uint8)
+        _broadcast(group, [content])
+    return Header.load(content.tobytes())
