@@ -137,4 +137,14 @@ TEMPLATES: Mapping[Kind, NewKind] = {
         usage={"more": "diagnoses: [builtin, $name/$name]"},
         tests="from rlsdk.contracts import History\nfrom rlsdk.testing import check_component",
     ),
+    "weight_transfer": NewKind(
+        words="weight transfer",
+        is_class=True,
+        usage={"more": "rollout: {weight_transfer: $name/$name}"},
+        imports=("attrs",),
+        tests=(
+            "import numpy as np\nimport pytest\nfrom rlsdk.contracts import Weights\n"
+            "from rlsdk.testing import check_component"
+        ),
+    ),
 }

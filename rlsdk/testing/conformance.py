@@ -25,7 +25,7 @@ from rlsdk.testing.signatures import fault_of
 from rlsdk.testing.subject import Subject
 from rlsdk.types import Group, Task
 
-MODULES = ("general", "packed", "losses", "scoring", "worlds", "rendering", "diagnosing", "algorithms")
+MODULES = ("general", "packed", "losses", "scoring", "worlds", "rendering", "diagnosing", "algorithms", "transferring")
 """Modules of `rlsdk.testing.properties`, in the order in which their properties are checked."""
 ON_TENSORS = ("packed", "losses")
 """Those of them that need torch, which a component of another kind can be checked without."""

@@ -16,8 +16,9 @@ import torch
 import rlsdk
 from rlsdk.batch import Groups, row_sums
 from rlsdk.components import Use
-from rlsdk.contracts import Call, Finding, Malformed
+from rlsdk.contracts import Call, Finding, Malformed, Weights
 from rlsdk.kit import TextRenderer
+from rlsdk.weights import joined
 
 # --- every kind
 
@@ -577,6 +578,20 @@ class Demands(Objects):
     def parse(self, text):
         """Complain."""
         return super().parse(text) or [Malformed("no call")]
+
+
+# --- weight transfers
+
+
+@rlsdk.weight_transfer("carries-all-bits")
+class Halved:
+    """Sends half of the bits of each tensor."""
+
+    def offer(self, parts, engines, host):
+        """Return what is left."""
+        found = joined(parts)
+        halved = {name: array.astype("float16").astype(array.dtype) for name, array in found.tensors.items()}
+        return Weights(found.version, halved, found.dtypes)
 
 
 # --- diagnoses

@@ -67,7 +67,7 @@ def contracts() -> dict[str, Any]:
             "parts",
             {
                 *("algorithms", "builtins", "diagnoses", "environments", "kit", "renderers", "rewards", "sources"),
-                *("tool_parsers", "workflows"),
+                *("tool_parsers", "transfers", "workflows"),
             },
         ),
         ("heavy", {"cluster", "engines", "environments", "learners", "trainer"}),

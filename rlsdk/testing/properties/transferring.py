@@ -1,0 +1,81 @@
+"""Properties of weight transfers: what engines load is what the learner has, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from rlsdk.contracts import StreamsWeights, Weights
+from rlsdk.testing.findings import Case, Violated
+from rlsdk.testing.properties.base import holds
+from rlsdk.testing.subject import Subject
+from rlsdk.weights import checksums, joined
+
+ENGINES = 2
+HOST = "127.0.0.1"
+
+
+def _models(_: Subject) -> Iterator[Case[Sequence[Weights]]]:
+    """Yield weights in parts, as learners give them, with a title each."""
+    random = np.random.default_rng(0)
+
+    def part(**tensors: np.ndarray) -> Weights:
+        # What numpy has no type for travels as whole numbers of the same bits.
+        names = {"uint16": "bfloat16"}
+        return Weights(3, tensors, {name: names.get(a.dtype.name, a.dtype.name) for name, a in tensors.items()})
+
+    def layer(index: int, dtype: str) -> Weights:
+        bits = random.integers(0, 2**16, (257, 33)).astype(dtype)
+        return part(**{f"layers.{index}.weight": bits, f"layers.{index}.bias": bits[0].copy()})
+
+    tied = random.random((100, 7), np.float32)
+    yield Case("one tensor", [part(weight=tied)])
+    yield Case("16-bit layers", [layer(i, "uint16") for i in range(5)])
+    yield Case("tied tensors, a number, and none at all", [part(a=tied, b=tied), part(c=np.array(1.5)), part()])
+    yield Case("not contiguous", [part(a=tied.T, b=tied[::2])])
+
+
+def _carried(makes: Any, parts: Sequence[Weights]) -> list[Weights | None]:
+    """Return what engines receive of one transfer after the other, in threads of this process."""
+    sender, receivers = makes(), [makes() for _ in range(ENGINES)]
+    found: list[Weights | None] = []
+    for _ in range(2):  # an instance carries many transfers
+        offer = sender.offer(iter(parts), ENGINES, HOST)
+        if not isinstance(sender, StreamsWeights):
+            found.append(offer)
+            continue
+        with ThreadPoolExecutor(ENGINES + 1) as pool:
+
+            def received(receiver: Any, seat: int, offer: Any = offer) -> Weights | None:
+                return joined(receiver.receive(offer, seat), copy=True)
+
+            sent = pool.submit(sender.send, iter(parts))
+            gets = [pool.submit(received, receiver, seat) for seat, receiver in enumerate(receivers, 1)]
+            found += [get.result() for get in gets]
+            sent.result()
+    return found
+
+
+@holds(
+    "carries-all-bits",
+    "weight_transfer",
+    inputs=_models,
+    remedy="send each tensor's own bytes, with its shape, the dtype that `Weights.dtypes` names, and the version",
+)
+def carries_all_bits(subject: Subject, parts: Any) -> None:
+    """Every engine gets every tensor of the learner with the same bits, names, shapes and dtypes, time after time."""
+    sent = joined(parts)
+    assert sent is not None
+    for found in _carried(subject.make, parts):
+        if not isinstance(found, Weights):
+            raise Violated("form", "Weights, from offer() or receive()", f"{type(found).__name__} {found!r}"[:200])
+        if found.version != sent.version or dict(found.dtypes) != dict(sent.dtypes):
+            raise Violated("form", f"version {sent.version}, {sent.dtypes}", f"{found.version}, {found.dtypes}")
+        shapes = {name: array.shape for name, array in found.tensors.items()}
+        if shapes != {name: array.shape for name, array in sent.tensors.items()}:
+            raise Violated("form", "the same names and shapes", repr(shapes)[:200])
+        if checksums(found) != checksums(sent):
+            raise Violated("value", repr(checksums(sent))[:200], repr(checksums(found))[:200])

@@ -1,0 +1,84 @@
+"""The transfer over gloo when members die, are late or leave: nobody waits for longer than was agreed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlsdk.contracts import Weights
+from rlsdk.errors import TransferError
+from rlsdk.transfers.gloo import Gloo
+
+LAYERS = 12
+
+
+def layers() -> Iterator[Weights]:
+    for index in range(LAYERS):
+        yield Weights(5, {f"{index}.weight": np.full(2**18, index, np.float32)}, {f"{index}.weight": "float32"})
+
+
+def received(offer: Any, seat: int, leave_after: int = LAYERS) -> int:
+    count = 0
+    for part in Gloo(bucket_mib=2, timeout=20).receive(offer, seat):
+        for name, array in part.tensors.items():
+            assert (array == int(name.split(".")[0])).all()
+            count += 1
+        if count > leave_after:
+            os._exit(1)
+    return count
+
+
+def test_buckets_are_loaded_while_others_come_and_two_buffers_do() -> None:
+    sender, receiver = Gloo(bucket_mib=4), Gloo(bucket_mib=4)
+    offer = sender.offer(iter(()), 1, "127.0.0.1")
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(sender.send, layers())
+        assert sum(1 for _ in receiver.receive(offer, 1)) == LAYERS // 2
+        sent.result()
+    assert [buffer.nbytes for buffer in receiver._buffers.held] == [2**21] * 2
+
+
+def test_an_engine_that_is_killed_in_the_middle_ends_the_transfer_for_all_at_once() -> None:
+    sender = Gloo(bucket_mib=2, timeout=60)
+    offer = sender.offer(iter(()), 2, "127.0.0.1")
+    mortal = multiprocessing.get_context("spawn").Process(target=received, args=(offer, 2, 3))
+    mortal.start()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(received, offer, 1)
+        with pytest.raises(TransferError, match="weights of version 5 were not sent to all engines: "):
+            sender.send(layers())
+        ended = time.monotonic()
+        with pytest.raises(TransferError):
+            other.result()
+        assert time.monotonic() - ended < 10  # the connections were closed: nobody waits for the limit
+    mortal.join()
+    assert mortal.exitcode == 1
+
+
+def test_an_engine_that_does_not_come_is_waited_for_as_long_as_was_agreed() -> None:
+    sender = Gloo(timeout=1)
+    offer = sender.offer(iter(()), 2, "127.0.0.1")
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: list(Gloo(timeout=1).receive(offer, 1)))
+        with pytest.raises(TransferError, match=r"2 engines and the learner did not meet at 127\.0\.0\.1:"):
+            sender.send(layers())
+        with pytest.raises(TransferError):
+            other.result()
+
+
+def test_an_offer_is_sent_once_and_a_learner_that_is_gone_is_named() -> None:
+    sender = Gloo(timeout=1)
+    offer = sender.offer(iter(()), 1, "127.0.0.1")
+    with pytest.raises(TransferError, match="did not meet"):
+        sender.send(layers())
+    with pytest.raises(TransferError, match="there is no offer"):
+        sender.send(layers())
+    with pytest.raises(TransferError, match=rf"the learner at 127\.0\.0\.1:{offer.port} cannot be reached"):
+        next(Gloo(timeout=1).receive(offer, 1))
