@@ -17,6 +17,21 @@ def test_two_ranks_that_share_all_learn_the_same(runner: Any, finished: Any) -> 
         assert ours["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-3)
 
 
+def test_weights_that_engines_receive_in_a_stream_train_the_same(runner: Any, finished: Any) -> None:
+    runner.train("rollout.weight_transfer={use: gloo, bucket_mib: 1}")
+    names = ("reward/mean", "actor/loss", "actor/grad_norm", "canary/gap")
+    assert [[line[name] for name in names] for line in runner.metrics()[1:]] == [
+        [line[name] for name in names] for line in finished.metrics()[1:]
+    ]
+
+
+def test_ranks_that_share_all_gather_a_stream_layer_by_layer(runner: Any, finished: Any) -> None:
+    runner.train("rollout.weight_transfer=gloo", "learner.zero_stage=3", "placement.learners=2")
+    for ours, theirs in zip(runner.metrics()[1:], finished.metrics()[1:], strict=True):
+        assert ours["reward/mean"] == pytest.approx(theirs["reward/mean"], abs=1e-6)
+        assert ours["canary/gap"] < 1e-4
+
+
 def test_ppo_trains_actor_and_critic(runner: Any) -> None:
     runner.train("algorithm=ppo", "steps=4")
     lines = runner.metrics()[1:]

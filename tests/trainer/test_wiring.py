@@ -14,7 +14,7 @@ from rlsdk import preflight
 from rlsdk.cluster.placement import layout
 from rlsdk.config import Plan, check
 from rlsdk.engines import starting as engine_starting
-from rlsdk.errors import EnvironmentFault
+from rlsdk.errors import ConfigError, EnvironmentFault
 from rlsdk.learners import group
 from rlsdk.learners import starting as learner_starting
 from rlsdk.readiness.checks import examine
@@ -133,3 +133,9 @@ def test_the_learner_is_given_a_cache_folder_below_the_runs(
     checked = plan()
     learner_starting.start_learner(checked, layout(checked, 2, 0), None, 2)
     assert given["cache"] == (tmp_path / "runs" / "trial").resolve() / "cache"
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_two_programs_need_weights_that_outlive_their_transfer(plan: Callable[..., Plan]) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.weight_transfer: 'core/gloo' sends weights while engines receive"):
+        run.train_apart(plan("placement.ray=auto", "rollout.weight_transfer=gloo"))

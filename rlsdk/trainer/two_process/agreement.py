@@ -16,6 +16,7 @@ import attrs
 from rlsdk.cluster.actors import died, reason, spawn
 from rlsdk.config import Plan
 from rlsdk.config.tree import leaves, plain
+from rlsdk.contracts import StreamsWeights
 from rlsdk.errors import ConfigError, RunError
 from rlsdk.storage.location import is_url
 
@@ -140,15 +141,21 @@ def portable(error: BaseException) -> BaseException:
 
 
 def require_cluster(plan: Plan) -> None:
-    """Require a Ray cluster that neither program starts.
+    """Require a Ray cluster that neither program starts, and weights that outlive their transfer.
 
     Raises:
-        ConfigError: The plan and the environment name no cluster.
+        ConfigError: The plan and the environment name no cluster, or the engines would have to call the learner.
     """
+    faults = []
     if not (plan.config.placement.ray or os.environ.get("RAY_ADDRESS")):
-        raise ConfigError(
-            [
-                "placement.ray: explorer and trainer meet on a Ray cluster, and none is given. Start one by "
-                "`ray start --head`, and name it by placement.ray=auto or RAY_ADDRESS"
-            ]
+        faults.append(
+            "placement.ray: explorer and trainer meet on a Ray cluster, and none is given. Start one by "
+            "`ray start --head`, and name it by placement.ray=auto or RAY_ADDRESS"
         )
+    if isinstance(plan.plugins.resolve(plan.weight_transfer), StreamsWeights):
+        faults.append(
+            f"rollout.weight_transfer: {plan.weight_transfer.name!r} sends weights while engines receive them, and the "
+            "explorer, a program of its own, cannot ask the learner for that; use object_store"
+        )
+    if faults:
+        raise ConfigError(faults)
