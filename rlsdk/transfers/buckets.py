@@ -143,17 +143,19 @@ class Buffers:
         """Create a set without buffers.
 
         Args:
-            size: Bytes of a buffer. A larger bucket gets one of its own, which is freed with its tensors.
+            size: Bytes of a buffer; larger only for a bucket that needs it.
         """
         self.size = size
         self.held: list[np.ndarray] = []
 
     def take(self, count: int) -> np.ndarray:
         """Return a buffer that nobody uses, uint8 `[at least count]`."""
-        if count > self.size:
-            return np.empty(count, np.uint8)
+        busy = []
         for buffer in self.held:
-            if sys.getrefcount(buffer) <= _IDLE:
+            if sys.getrefcount(buffer) > _IDLE:
+                busy.append(buffer)
+            elif buffer.nbytes >= count:
                 return buffer
-        self.held.append(np.empty(self.size, np.uint8))
+        # Those that are idle and too small are freed: a new one serves in their place.
+        self.held = [*busy, np.empty(max(count, self.size), np.uint8)]
         return self.held[-1]

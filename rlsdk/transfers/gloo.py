@@ -49,11 +49,11 @@ class Gloo:
 
     Attributes:
         bucket_mib: Memory of each engine for what it receives, in MiB: two buffers, one of which is loaded while the
-            other is filled. A larger layer gets a buffer of its own.
+            other is filled. One is larger if a layer, or what belongs to no layer, needs it.
         timeout: Seconds that a member may keep the others waiting before the transfer is given up.
     """
 
-    bucket_mib: int = 256
+    bucket_mib: int = 64
     timeout: float = 60.0
     _meeting: tuple[Any, Meeting] | None = attrs.field(init=False, default=None)
     _buffers: Buffers = attrs.field(init=False)

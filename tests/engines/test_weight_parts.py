@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 import tiny
 
 from rlsdk.contracts import Model, Weights

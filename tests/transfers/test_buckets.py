@@ -64,6 +64,10 @@ def test_a_buffer_is_used_again_once_nothing_refers_to_what_was_in_it() -> None:
     for _ in range(5):
         buffers.take(128)[:] = 1
     assert len(buffers.held) == 2
+    large = buffers.take(129)  # in place of two that are idle and too small
+    assert large.nbytes == 129 and len(buffers.held) == 1
+    assert buffers.take(100).nbytes == 128 and len(buffers.held) == 2
+    del large
     assert buffers.take(129).nbytes == 129 and len(buffers.held) == 2
 
 

@@ -1,0 +1,266 @@
+"""Measure a weight sync on this machine's CPU, by each weight transfer, and write the table in `docs/gpu.md`.
+
+    python tools/weight_transfer.py              # at the shape of Qwen2.5-0.5B, in bfloat16
+    python tools/weight_transfer.py --layers 4   # a smaller one
+
+Real learner ranks and engine actors, with random weights and without a forward pass: the learner exports a model of
+transformers as `deepspeed` does, and each engine copies what it gets into another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from curves import ROOT, git
+
+import rlsdk
+from rlsdk.cluster.actors import kill
+from rlsdk.contracts import ActorSpec, LossSpec, Model, Roles, Weights
+from rlsdk.engines.actor import launch
+from rlsdk.engines.canary import Canary
+from rlsdk.engines.delivery import deliver
+from rlsdk.engines.group import EngineGroup
+from rlsdk.learners.export import WeightExporter
+from rlsdk.learners.group import LearnerGroup
+from rlsdk.plugins import Plugins
+from rlsdk.weights import from_weights
+
+PAGE = ROOT / "docs" / "gpu.md"
+TITLE = "## Weights from the learner to the engines"
+WAYS = ("object_store", "gloo")
+MIB = 2**20
+TIMES = 5
+"""Syncs that are measured, after one that is not."""
+
+
+def build(layers: int) -> Any:
+    """Return a model of Qwen2.5-0.5B's shape with random weights, in bfloat16."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=151_936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=layers,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    with torch.device("meta"):
+        net = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    net.to_empty(device="cpu")
+    net.tie_weights()
+    for tensor in net.parameters():
+        tensor.data.view(torch.int16).random_(0, 2**14)
+    return net
+
+
+def memory(field: str) -> int:
+    """Return a field of this process's status, in bytes."""
+    (found,) = re.findall(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found) * 1024
+
+
+class Measured:
+    """A process with a model, and its memory since `reset`."""
+
+    net: Any
+    before: int
+
+    def reset(self) -> None:
+        """Begin anew to look for the greatest memory."""
+        self.before = memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+
+    def above(self) -> int:
+        """Return by how many bytes the memory has exceeded that of `reset`, at most."""
+        return memory("VmHWM") - self.before
+
+
+@rlsdk.learner("measured")
+class MeasuredLearner(Measured):
+    """Exports a model."""
+
+    def environment(self, place: ActorSpec) -> dict[str, str]:
+        """Return one thread for torch."""
+        return place.environment()
+
+    def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
+        """Build the model."""
+        import deepspeed  # noqa: F401 - which a learner has imported
+
+        from rlsdk.learners.ranks import Ranks
+
+        self.net = build(int(roles.actor.path))
+        self.outlet = WeightExporter(self.net, roles.actor, Ranks(place.rank, place.world_size, "cpu"), None)
+        self.reset()
+
+    def weights(self, version: int) -> Weights | None:
+        """Return all weights, copied."""
+        return self.outlet.weights(version)
+
+    def weight_parts(self, version: int) -> Iterator[Weights | None]:
+        """Return them layer by layer, not copied."""
+        return self.outlet.parts(version, copy=False)
+
+    def canary(self, token_ids: np.ndarray) -> np.ndarray:
+        """Return zeros."""
+        return np.zeros(len(token_ids) - 1, np.float32)
+
+    def memcpy(self) -> float:
+        """Return the seconds of a copy of all bytes, between memory that was used before."""
+        import torch
+
+        source = torch.ones(sum(p.nbytes for p in self.net.parameters()), dtype=torch.uint8)
+        target, seconds = torch.zeros_like(source), []
+        for _ in range(TIMES):
+            began = time.perf_counter()
+            target.copy_(source)
+            seconds.append(time.perf_counter() - began)
+        return statistics.median(seconds)
+
+
+@rlsdk.engine("measured")
+class MeasuredEngine(Measured):
+    """Copies weights into a model."""
+
+    unfinished = 0
+
+    def environment(self, place: ActorSpec) -> dict[str, str]:
+        """Return one thread for torch."""
+        return place.environment()
+
+    def start(self, model: Model, place: ActorSpec) -> None:
+        """Build the model."""
+        self.net = build(int(model.path))
+        self.held = self.net.state_dict()
+        self.reset()
+
+    def load_weights(self, weights: Weights) -> None:
+        """Copy all."""
+        self.load_weight_parts(weights.version, iter((weights,)))
+
+    def load_weight_parts(self, version: int, parts: Iterator[Weights]) -> None:
+        """Copy each as it comes."""
+        for part in parts:
+            for name, tensor in from_weights(part):
+                self.held[name].copy_(tensor)
+
+    def logprobs(self, token_ids: np.ndarray) -> np.ndarray:
+        """Return zeros."""
+        return np.zeros(len(token_ids) - 1, np.float32)
+
+
+@attrs.frozen
+class Row:
+    """A line of the table: seconds of a sync, and the bytes above their weights of the processes."""
+
+    way: str
+    engines: int
+    seconds: float
+    memcpy: float
+    learner: int
+    engine: int
+
+    def __str__(self) -> str:
+        ratio = f"{self.seconds / self.memcpy:.1f}"
+        above = f"{self.learner / MIB:,.0f} | {self.engine / MIB:,.0f}"
+        return f"| `{self.way}` | {self.engines} | {self.seconds:.2f} | {ratio} | {above} |"
+
+
+async def measure(way: str, engines: int, layers: int, folder: Path) -> Row:
+    """Sync several times, and return the median."""
+    plugins, model = Plugins(), Model(path=str(layers))
+    transfer = plugins.reference("weight_transfer", way)
+    learner = LearnerGroup.launch(
+        plugins.reference("learner", MeasuredLearner),
+        Roles(actor=model),
+        LossSpec(policy_loss=plugins.reference("policy_loss", "reinforce")),
+        ActorSpec(role="learner", threads=1),
+        total_updates=1,
+        cpus=0,
+        log_dir=folder,
+        transfer=transfer,
+    )
+    places = [ActorSpec(role="engine", rank=rank, threads=1) for rank in range(engines)]
+    actors = [launch(plugins.reference("engine", MeasuredEngine), p, cpus=0, transfer=transfer) for p in places]
+    await asyncio.gather(*(actor.start.remote(model, p) for actor, p in zip(actors, places, strict=True)))
+    group, canary, seconds = EngineGroup(actors, shared=False), Canary(np.arange(3), 1.0), []
+    for version in range(TIMES + 1):
+        began = time.perf_counter()
+        found = await deliver(group, learner, version, canary.token_ids, wake=False)
+        seconds.append(time.perf_counter() - began)
+        del found  # the object, so that the store need not hold two
+    above = [await actor.__ray_call__.remote(lambda owner: owner._engine.above()) for actor in actors]
+    own = await learner.actors[0].call.remote("above")
+    copied = await learner.actors[0].call.remote("memcpy")
+    learner.stop()
+    for actor in actors:
+        kill(actor)
+    return Row(way, engines, statistics.median(seconds[1:]), copied, own, max(above))
+
+
+def page(rows: list[Row], layers: int, size: int) -> str:
+    """Return the section of the page."""
+    largest = max(p.nbytes for p in build(1).parameters())
+    when = datetime.datetime.now(datetime.UTC).date().isoformat()
+    cores = len(os.sched_getaffinity(0))
+    return f"""{TITLE}
+
+`python tools/weight_transfer.py` measures a sync on this CPU, by each
+[weight transfer](howto/cluster.md#how-weights-travel): a model of Qwen2.5-0.5B's shape ({layers} layers, bfloat16,
+{size / MIB:,.0f} MiB, {largest / MIB:,.0f} MiB of them the embeddings), random weights, no forward pass, one learner
+rank and one or two engines in processes of their own on {cores} cores. *memcpy* is the time in which the learner's
+process copies as many bytes, measured in the same run.
+
+| transfer | engines | seconds | × memcpy | learner, MiB above its weights | engine, MiB above its weights |
+| --- | ---: | ---: | ---: | ---: | ---: |
+{chr(10).join(map(str, rows))}
+
+Commit `{git("rev-parse", "--short", "HEAD")}`, {when}; load of the machine {os.getloadavg()[0]:.1f}. Medians of {TIMES}
+syncs; memory is the greatest of all of them, code and buffers of the transfer included, and Ray's shared memory where a
+process maps it.
+"""
+
+
+def main() -> None:
+    """Measure, and write."""
+    import ray
+
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    arguments.add_argument("--layers", type=int, default=24)
+    layers = arguments.parse_args().layers
+    ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=4 * 2**30)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for engines in (1, 2):
+            for way in WAYS:
+                rows.append(asyncio.run(measure(way, engines, layers, Path(folder))))
+                print(rows[-1], flush=True)
+    size = sum(p.nbytes for p in build(layers).parameters())
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, after = text.partition(f"{TITLE}\n")
+    rest = re.split(r"(?m)^(?=## )", after, maxsplit=1)[1:] if after else []
+    PAGE.write_text(
+        f"{before.rstrip()}\n\n{page(rows, layers, size)}{''.join(chr(10) + r for r in rest)}", encoding="utf-8"
+    )
+
+
+if __name__ == "__main__":
+    main()
