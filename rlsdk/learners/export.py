@@ -109,6 +109,9 @@ def write_model(folder: Path, model: Any, tensors: Mapping[str, Tensor], source:
     """
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, state_dict=dict(tensors))
+    if model.config.dtype != source.dtype:  # that of the parameters, which may be wider than what passes compute in
+        model.config.dtype = source.dtype
+        model.config.save_pretrained(folder)
     copy_tokenizer(source.tokenizer or source.path, folder, trust_remote_code=source.trust_remote_code)
     vision = Vision(source)
     if sees(model) and vision.usable:

@@ -1,0 +1,8 @@
+"""The plugin `fsdp2`: a learner on torch's `fully_shard`, imported when it is named.
+
+`pip install rlsdk-fsdp2`, then `learner: {use: fsdp2/fsdp2, lr: 1.0e-6}`.
+"""
+
+from __future__ import annotations
+
+MODULES: dict[str, tuple[str, ...]] = {"learner": ("rlsdk_fsdp2.learner",)}

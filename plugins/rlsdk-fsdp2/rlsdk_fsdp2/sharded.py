@@ -1,0 +1,248 @@
+"""Modules divided by torch's `fully_shard`: gradient sums, clipped AdamW steps, checkpoints of safetensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rlsdk.errors import CheckpointError
+from rlsdk.kit import LearningRate, PhaseTimer, TrainedModule, read_state, write_state
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_RUN = "run.safetensors"
+
+
+@attrs.frozen(kw_only=True)
+class AdamW:
+    """Settings of the optimiser; see the learner's options of the same names.
+
+    Attributes:
+        betas: Decay rates of the two moments.
+        eps: Addition to the denominator.
+        weight_decay: Weight decay.
+        grad_clip: Greatest norm of the gradient; 0 for none.
+    """
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    grad_clip: float
+
+
+def divide(module: nn.Module, mesh: Any, dtype: str, *, reshard: bool) -> None:
+    """Divide a policy or critic among the ranks of a mesh in place: each layer, and what is left.
+
+    What is trained is kept in float32 whatever the dtype: steps are smaller than the digits of bfloat16. Passes compute
+    in the dtype, as the engine does.
+
+    Args:
+        module: Whole, with its transformers model as `model`.
+        mesh: Device mesh of torch, with one dimension.
+        dtype: float32 or bfloat16.
+        reshard: Drop the gathered weights of a layer after its forward pass.
+    """
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
+    model: Any = module.model
+    layers = set(model._no_split_modules or ())
+    for each in [m for m in model.modules() if type(m).__name__ in layers]:
+        fully_shard(each, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    # The output head follows the embeddings, to which it may be tied, after all layers: gathered until both are done.
+    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    for each in _divided(module):
+        # Sums over ranks, not means: the loss is divided by counts of all ranks already. Gloo has no scaled sum.
+        each.set_gradient_divide_factor(1.0)
+        each.set_force_sum_reduction_for_comms(True)
+
+
+def _divided(module: nn.Module) -> list[FSDPModule]:
+    return [each for each in module.modules() if isinstance(each, FSDPModule)]
+
+
+class Frozen:
+    """A divided module that is not trained.
+
+    Attributes:
+        module: The module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the module; without a graph, no weight stays gathered."""
+        try:
+            return self.module(*args)
+        finally:
+            if not torch.is_grad_enabled():
+                # Until a backward pass torch keeps them, and would take them for the weights after the next step.
+                for each in _divided(self.module):
+                    each.reshard()
+
+
+class Sharded(TrainedModule):
+    """A module that is trained, divided among all ranks with its gradients and optimiser state.
+
+    Attributes:
+        optimizer: AdamW of torch, on this rank's shares.
+    """
+
+    def __init__(
+        self, module: nn.Module, adamw: AdamW, rate: LearningRate, *, dtype: str, role: str, skip_limit: int
+    ) -> None:
+        super().__init__(rate, role=role, skip_limit=skip_limit)
+        self._run, self._adamw, self._dtype = Frozen(module), adamw, getattr(torch, dtype)
+        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(
+            self._trained.values(),
+            lr=self.lr,
+            betas=adamw.betas,
+            eps=adamw.eps,
+            weight_decay=adamw.weight_decay,
+            fused=True,
+        )
+
+    @property
+    def module(self) -> Any:
+        """The divided module."""
+        return self._run.module
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the module, with a graph or without."""
+        return self._run(*args)
+
+    def backward(self, losses: Iterator[Tensor], count: int, clock: PhaseTimer, *, last: bool) -> None:
+        """Add the gradient of losses to that of the optimiser step; see `TrainedModule.backward`."""
+        for _ in range(count):
+            with clock("forward_seconds"):
+                loss = next(losses)
+            with clock("update_seconds"):
+                torch.autograd.backward(loss)
+
+    @property
+    def repeat_fault(self) -> str:
+        """Say why an optimiser step cannot begin again."""
+        return "fully_shard cannot begin a pass again that broke off"
+
+    def drop_gradients(self) -> None:
+        """Drop the gradient of the optimiser step."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def follow(self) -> float:
+        """Take a clipped step of AdamW, and return the norm of the whole gradient before clipping."""
+        norm = self._norm()
+        if math.isfinite(norm):
+            limit = self._adamw.grad_clip
+            if limit and norm > limit:
+                gradients = [p.grad for p in self._trained.values() if p.grad is not None]
+                torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.lr
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _norm(self) -> float:
+        """Norm of the gradient over all ranks, the same on each; a collective."""
+        gradients = [p.grad for p in self._trained.values() if p.grad is not None]
+        total = torch.nn.utils.get_total_norm(gradients)
+        return float(total.full_tensor() if isinstance(total, DTensor) else total)
+
+    def save(self, folder: Path, rank: int, state: Mapping[str, Any], *, frozen: bool) -> None:
+        """Write this rank's shares of weights and moments as safetensors; a collective."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_shards(
+            self._tensors(frozen=frozen, moments=self._steps()),
+            storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
+        )
+        if rank == 0:
+            write_state(folder / _RUN, {"run": {**self.progress, **state}, "steps": self._steps(), "frozen": frozen})
+
+    def read(self, folder: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read this rank's shares into memory of their own; a collective.
+
+        Raises:
+            CheckpointError: A file is missing, or holds something else.
+        """
+        run = read_state(folder / _RUN)  # the same file on every rank, with the same fault
+        try:
+            held = self._tensors(frozen=run["frozen"], moments=run["steps"])
+            found = {name: torch.zeros_like(tensor) for name, tensor in held.items()}
+            load_shards(found, storage_reader=HuggingFaceStorageReader(str(folder)))
+        except (KeyError, TypeError, ValueError, RuntimeError, AssertionError, CheckpointException) as error:
+            raise CheckpointError(
+                f"the checkpoint's {self.role} in {folder} does not fit this one: {type(error).__name__}: {error}"
+            ) from error
+        return {"tensors": found, "run": run["run"], "frozen": run["frozen"]}, {"steps": run["steps"]}
+
+    def restore(self, model: Mapping[str, Any], saved: dict[str, Any], rank: int, *, strict: bool) -> dict[str, Any]:
+        """Continue from what `read` returned; see `TrainedModule.restore`."""
+        tensors: Mapping[str, Tensor] = model["tensors"]
+        with torch.no_grad():
+            for name, tensor in self._weights(frozen=model["frozen"]).items():
+                tensor.copy_(tensors[f"weights.{name}"])
+        self.optimizer.state.clear()
+        for name, steps in saved["steps"].items():
+            parameter = self._trained[name]
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(steps, dtype=torch.float32, device=parameter.device),
+                **{moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS},
+            }
+        state: dict[str, Any] = model["run"]
+        self.set_progress(state)
+        return state
+
+    def _weights(self, *, frozen: bool) -> dict[str, Tensor]:
+        """This rank's shares of parameters and buffers by name, each once."""
+        if not frozen:
+            return {name: parameter.detach() for name, parameter in self._trained.items()}
+        held = self.module.state_dict(keep_vars=True)
+        return {name: t.detach() for name, t in {id(t): (name, t) for name, t in reversed(held.items())}.values()}
+
+    def _steps(self) -> dict[str, float]:
+        """Optimiser steps of each parameter that took any."""
+        states = {name: self.optimizer.state.get(p) for name, p in self._trained.items()}
+        return {name: float(state["step"]) for name, state in states.items() if state}
+
+    def _tensors(self, *, frozen: bool, moments: Mapping[str, float]) -> dict[str, Tensor]:
+        """This rank's shares of what a checkpoint holds, with moments of these parameters."""
+        found = {f"weights.{name}": tensor for name, tensor in self._weights(frozen=frozen).items()}
+        for name in moments:
+            parameter = self._trained[name]
+            held = self.optimizer.state.get(parameter) or dict.fromkeys(_MOMENTS, parameter.detach())
+            found |= {f"{moment}.{name}": held[moment] for moment in _MOMENTS}
+        return found
+
+    def full_tensors(self, *, keep: bool, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+        """Return whole tensors of the model by their `state_dict` names, in its dtype; a collective."""
+        found: dict[str, Tensor] = {}
+        copies: dict[int, Tensor] = {}
+        for name, tensor in self.module.model.state_dict(keep_vars=True).items():
+            if wanted is not None and not wanted(name):
+                continue
+            if id(tensor) not in copies:
+                whole = tensor.detach()
+                if isinstance(whole, DTensor):
+                    whole = whole.full_tensor()
+                    # On the GPU, one whole tensor at a time.
+                    whole = whole.to("cpu", self._dtype) if keep else whole.new_empty(0)
+                copies[id(tensor)] = whole
+            found[name] = copies[id(tensor)]
+        return found if keep else {}
+
+    def close(self) -> None:
+        """Free nothing: all is memory."""
