@@ -45,6 +45,11 @@ class SharedRows(Protocol):
         """Number of these ranks."""
         ...
 
+    @property
+    def slices(self) -> int:
+        """Number of parts into which they cut the tokens of a micro-batch; 1 if each reads all of them."""
+        ...
+
     def adopt(self, model: Any, path: str) -> None:
         """Prepare a transformers model before it is divided among ranks.
 
@@ -122,7 +127,8 @@ class MicroBatchRunner:
         if self.style == "tree":
             return [MicroBatch(*part) for part in plan_trees(batch, self.budget, self.width)]
         packed, pairs = self.style == "packed", batch.rollouts.get("pairs")
-        parts = plan(read_lengths(batch), self.budget * self.shared_by, packed=packed, pairs=pairs)
+        budget = self.budget * (1 if self.sequences is None else self.sequences.slices)
+        parts = plan(read_lengths(batch), budget, packed=packed, pairs=pairs)
         return [MicroBatch(part) for part in parts]
 
     def micro_batches(

@@ -49,6 +49,11 @@ class Sequences:
         AttentionInterface.register(ATTENTION, found._attention)
         return found
 
+    @property
+    def slices(self) -> int:
+        """Each of these ranks reads its slice of the tokens of a micro-batch."""
+        return self.size
+
     def adopt(self, model: Any, path: str) -> None:
         """Patch a transformers model to exchange tokens for heads in its attention.
 

@@ -23,6 +23,7 @@ from rlsdk.contracts import (
     Requires,
     RequiresPrograms,
     ReturnsRouting,
+    SharesSequences,
     SpansGPUs,
 )
 from rlsdk.conversion import Differences, compare, read_header
@@ -176,6 +177,8 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
     found.warnings += machine(plan, trains=trains)
     if trains and plan.needs_engine:
         found.faults += [PlanFinding("engine", text) for text in training_faults(plan)]
+    if trains:
+        found.faults += [PlanFinding("placement.learners", text) for text in sharing_faults(plan)]
     codec = found.codec()
     built = skeleton(plan, download=starts)
     if (net := built[0]) is not None:
@@ -201,6 +204,15 @@ def training_faults(plan: Plan) -> Sequence[str]:
     """Say why nothing can be trained on what the engine of a plan samples; nothing if it can."""
     engine = plan.plugins.resolve(plan.engine)
     return engine.training_faults() if isinstance(engine, OnlySamples) else []
+
+
+def sharing_faults(plan: Plan) -> Sequence[str]:
+    """Say why the learner's ranks cannot share rollouts as its options ask; nothing if they can."""
+    learner, ranks = plan.plugins.resolve(plan.learner), plan.config.placement.learners
+    size = learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
+    if ranks % size == 0:
+        return []
+    return [f"{size} ranks of {plan.learner.name!r} share rollouts, so it needs a multiple of {size}; got {ranks}"]
 
 
 @attrs.define

@@ -9,10 +9,11 @@ import attrs
 
 import rlsdk
 from rlsdk.contracts import ActorSpec, Model, Roles, TrainedRole
+from rlsdk.errors import LearnerError
 from rlsdk.kit import TransformersLearner
 
 if TYPE_CHECKING:
-    from rlsdk.kit import LearningRate, RankMemory
+    from rlsdk.kit import LearningRate, RankMemory, SharedRows
     from rlsdk_fsdp2.sharded import Frozen, Sharded
 
 
@@ -26,10 +27,43 @@ class FSDP2Learner(TransformersLearner):
     Attributes:
         reshard_after_forward: Drop the gathered weights of a layer after its forward pass, and gather them again in the
             backward pass; false takes more memory and less communication.
+        tensor_parallel: Successive ranks that divide each linear layer and run every micro-batch together, in turns,
+            for layers too large for one. Divides the number of ranks and the model's heads.
+        context_parallel: Ranks that share the tokens of each rollout. Only 1: torch divides sequences for attention
+            kernels of GPUs alone.
     """
 
     reshard_after_forward: bool = True
+    tensor_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    context_parallel: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     _mesh: Any = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.context_parallel > 1:
+            size, reason = self.context_parallel, "torch divides sequences for attention kernels of GPUs alone"
+            remedy = f"use learner: {{use: deepspeed, sequence_parallel: {size}}}, or gradient_checkpointing"
+            raise ValueError(
+                f"context_parallel: {size} is not built: {reason}. For rollouts too long for a rank {remedy}"
+            )
+        if self.tensor_parallel > 1 and self.lora:
+            raise ValueError("tensor_parallel and lora cannot be combined yet; choose one")
+
+    @property
+    def sequence_parallel(self) -> int:
+        """Number of successive ranks that run rollouts together; on GPUs they are placed on one node."""
+        return self.tensor_parallel
+
+    def environment(self, place: ActorSpec) -> Mapping[str, str]:
+        """Environment variables to set before the actor's process imports anything.
+
+        Raises:
+            LearnerError: `tensor_parallel` does not divide the ranks.
+        """
+        if place.world_size % self.tensor_parallel:
+            needed = f"tensor_parallel: {self.tensor_parallel} needs as many learner ranks, or a multiple of them"
+            raise LearnerError(f"{needed}; got {place.world_size}, change placement.learners")
+        return super().environment(place)
 
     def connect(self, device: str) -> None:
         """Build the device mesh of all ranks; a collective."""
@@ -38,27 +72,37 @@ class FSDP2Learner(TransformersLearner):
 
         if device == "cuda":
             torch.cuda.set_device(0)  # Ray shows each rank its own GPU alone
-        self._mesh = init_device_mesh(device, (self.place.world_size,), mesh_dim_names=("ranks",))
+        shape = (self.place.world_size // self.tensor_parallel, self.tensor_parallel)
+        self._mesh = init_device_mesh(device, shape, mesh_dim_names=("data", "tensor"))
+
+    def share_rows(self, ranks: Any) -> SharedRows | None:
+        """Return the ranks that divide linear layers with this one."""
+        if self.tensor_parallel == 1:
+            return None
+        from rlsdk_fsdp2.tensor import TensorGroup
+
+        return TensorGroup(self._mesh["tensor"])
 
     def train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> Sharded:
         """Divide a module among the ranks, with its gradients and optimiser state."""
         from rlsdk_fsdp2.sharded import AdamW, Sharded, divide
 
-        divide(module, self._mesh, model.dtype, reshard=self.reshard_after_forward)
+        divide(module, self._mesh["data"], model.dtype, reshard=self.reshard_after_forward)
         adamw = AdamW(betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, grad_clip=self.grad_clip)
-        return Sharded(module, adamw, rate, dtype=model.dtype, role=role, skip_limit=self.skip_limit)
+        group = self._mesh["tensor"].get_group() if self.tensor_parallel > 1 else None
+        return Sharded(module, adamw, rate, group, dtype=model.dtype, role=role, skip_limit=self.skip_limit)
 
     def freeze(self, module: Any, model: Model) -> Frozen:
         """Divide a module that is not trained among the ranks."""
         from rlsdk_fsdp2.sharded import Frozen, divide
 
-        divide(module, self._mesh, model.dtype, reshard=True)
+        divide(module, self._mesh["data"], model.dtype, reshard=True)
         return Frozen(module)
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """Options that must be equal when a checkpoint is loaded."""
-        return {"learner": "fsdp2"}
+        return {"learner": "fsdp2", "tensor_parallel": self.tensor_parallel}
 
     def model_faults(self, model: Any) -> Sequence[str]:
         """Say why a model cannot be trained with these options; it may have no weights."""
@@ -68,7 +112,16 @@ class FSDP2Learner(TransformersLearner):
                 f"a {type(model).__name__} sees images: ranks with and without images would wait for each other in "
                 "fully_shard; set learner=deepspeed"
             )
+        if self.tensor_parallel > 1:
+            from rlsdk_fsdp2.tensor import faults as tensor_faults
+
+            faults += tensor_faults(model, self.tensor_parallel)
         return faults
+
+    def exact_faults(self) -> Sequence[str]:
+        """Say which options stand in the way of `model.exact`."""
+        split = [f"tensor_parallel: {self.tensor_parallel} adds up parts of layers; leave it out"]
+        return [*(split if self.tensor_parallel > 1 else []), *super().exact_faults()]
 
     @property
     def memory_remedies(self) -> tuple[str, ...]:

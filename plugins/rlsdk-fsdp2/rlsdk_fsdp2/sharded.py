@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from rlsdk.errors import CheckpointError
 from rlsdk.kit import LearningRate, PhaseTimer, TrainedModule, read_state, write_state
+from rlsdk_fsdp2.tensor import partial_gradients
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _RUN = "run.safetensors"
@@ -49,13 +51,14 @@ def divide(module: nn.Module, mesh: Any, dtype: str, *, reshard: bool) -> None:
 
     Args:
         module: Whole, with its transformers model as `model`.
-        mesh: Device mesh of torch, with one dimension.
+        mesh: Device mesh of torch, with one dimension; layers may be divided along another one before.
         dtype: float32 or bfloat16.
         reshard: Drop the gathered weights of a layer after its forward pass.
     """
     for parameter in module.parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+            # In place, as `Module.float` does it, since layers may be tied, or divided already.
+            torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().float()))  # type: ignore[no-untyped-call]
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
     model: Any = module.model
     layers = set(model._no_split_modules or ())
@@ -102,13 +105,27 @@ class Sharded(TrainedModule):
     """
 
     def __init__(
-        self, module: nn.Module, adamw: AdamW, rate: LearningRate, *, dtype: str, role: str, skip_limit: int
+        self,
+        module: nn.Module,
+        adamw: AdamW,
+        rate: LearningRate,
+        tensor_group: Any,
+        *,
+        dtype: str,
+        role: str,
+        skip_limit: int,
     ) -> None:
         super().__init__(rate, role=role, skip_limit=skip_limit)
         self._run, self._adamw, self._dtype = Frozen(module), adamw, getattr(torch, dtype)
-        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._trained: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        # Torch takes one step of all parameters that are divided alike.
+        self._alike: dict[Any, list[Any]] = {}
+        for parameter in self._trained.values():
+            self._alike.setdefault(parameter.device_mesh, []).append(parameter)
+        self._group = tensor_group
+        self._partial = set() if tensor_group is None else partial_gradients(module)
         self.optimizer = torch.optim.AdamW(
-            self._trained.values(),
+            [{"params": parameters} for parameters in self._alike.values()],
             lr=self.lr,
             betas=adamw.betas,
             eps=adamw.eps,
@@ -144,23 +161,33 @@ class Sharded(TrainedModule):
 
     def follow(self) -> float:
         """Take a clipped step of AdamW, and return the norm of the whole gradient before clipping."""
-        norm = self._norm()
+        gradients = self._gradients()
+        norm = self._norm(gradients)
         if math.isfinite(norm):
             limit = self._adamw.grad_clip
             if limit and norm > limit:
-                gradients = [p.grad for p in self._trained.values() if p.grad is not None]
-                torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+                for each in gradients:
+                    torch._foreach_mul_(each, limit / (norm + 1e-6))
             for group in self.optimizer.param_groups:
                 group["lr"] = self.lr
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _norm(self) -> float:
+    def _gradients(self) -> list[list[Tensor]]:
+        """This rank's shares of the gradient, complete, in lists of those that are divided alike."""
+        for name in sorted(self._partial):
+            gradient = self._trained[name].grad
+            if gradient is not None:
+                dist.all_reduce(gradient.to_local(), group=self._group)
+        found = [[p.grad for p in parameters if p.grad is not None] for parameters in self._alike.values()]
+        return [gradients for gradients in found if gradients]
+
+    @staticmethod
+    def _norm(gradients: Sequence[Sequence[Tensor]]) -> float:
         """Norm of the gradient over all ranks, the same on each; a collective."""
-        gradients = [p.grad for p in self._trained.values() if p.grad is not None]
-        total = torch.nn.utils.get_total_norm(gradients)
-        return float(total.full_tensor() if isinstance(total, DTensor) else total)
+        norms = [torch.nn.utils.get_total_norm(each) for each in gradients]
+        return math.hypot(*(float(n.full_tensor() if isinstance(n, DTensor) else n) for n in norms))
 
     def save(self, folder: Path, rank: int, state: Mapping[str, Any], *, frozen: bool) -> None:
         """Write this rank's shares of weights and moments as safetensors; a collective."""

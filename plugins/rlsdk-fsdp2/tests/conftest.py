@@ -119,6 +119,31 @@ def bfloat(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.fixture(scope="session")
+def normed(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A Qwen3, which normalises queries and keys of each head."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "normed"
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    return Model(path=str(folder))
+
+
+@pytest.fixture(scope="session")
 def batch() -> TrainBatch:
     """Twenty rollouts of uneven lengths, some with the same prompt, with gaps in what is trained on."""
     rng = np.random.default_rng(0)

@@ -108,27 +108,27 @@ def gradient_of(before: Weights, after: Weights) -> dict[str, torch.Tensor]:
     return {name: (start[name] - tensor.double()) / 30 for name, tensor in from_weights(after)}
 
 
-CASES: list[tuple[int, str, dict[str, Any]]] = [
-    (1, "even", {}),
-    (1, "even", {"micro_batch_tokens": 60}),
-    (2, "even", {}),
-    (2, "even", {"micro_batch_tokens": 60, "gradient_checkpointing": True}),
-    (2, "even", {"micro_batch_tokens": 60, "reshard_after_forward": False}),
-    (2, "no rollouts", {"micro_batch_tokens": 100}),
-    (2, "nothing trained", {"micro_batch_tokens": 100}),
-    (2, "even", {"micro_batch_tokens": 100, "rows": "packed"}),
-    (2, "even", {"micro_batch_tokens": 100, "rows": "shared"}),
-    (2, "even", {"micro_batch_tokens": 100, "rows": "tree"}),
+CASES: list[tuple[int, str, str, dict[str, Any]]] = [
+    (1, "tied", "even", {}),
+    (1, "untied", "even", {"micro_batch_tokens": 60}),
+    (2, "tied", "even", {"micro_batch_tokens": 60, "gradient_checkpointing": True}),
+    (2, "untied", "even", {"micro_batch_tokens": 60, "reshard_after_forward": False}),
+    (2, "tied", "no rollouts", {"micro_batch_tokens": 100}),
+    (2, "untied", "nothing trained", {"micro_batch_tokens": 100}),
+    (2, "untied", "even", {"micro_batch_tokens": 100, "rows": "packed"}),
+    (2, "tied", "even", {"micro_batch_tokens": 100, "rows": "shared"}),
+    (2, "tied", "even", {"micro_batch_tokens": 100, "rows": "tree"}),
+    (2, "tied", "even", {"micro_batch_tokens": 60, "tensor_parallel": 2, "gradient_checkpointing": True}),
+    (2, "untied", "no rollouts", {"micro_batch_tokens": 100, "tensor_parallel": 2}),
 ]
 
 
-@pytest.mark.parametrize("which", ["tied", "untied"])
-@pytest.mark.parametrize(("world", "how", "options"), CASES)
+@pytest.mark.parametrize(("world", "which", "how", "options"), CASES)
 def test_gradients_are_those_of_the_whole_batch_in_float64(
     world: int,
+    which: str,
     how: str,
     options: dict[str, Any],
-    which: str,
     ranks: Ranks,
     batch: TrainBatch,
     request: pytest.FixtureRequest,
@@ -173,7 +173,15 @@ def leave_or_resume(
 
 @pytest.mark.parametrize(
     ("world", "which", "more"),
-    [(1, "tied", {}), (2, "untied", {}), (2, "bfloat", {}), (2, "tied", {"lora": LORA}), (2, "bfloat", {"lora": LORA})],
+    [
+        (1, "tied", {}),
+        (2, "untied", {}),
+        (2, "bfloat", {}),
+        (2, "tied", {"lora": LORA}),
+        (2, "bfloat", {"lora": LORA}),
+        (2, "untied", {"tensor_parallel": 2}),
+        (2, "bfloat", {"tensor_parallel": 2}),
+    ],
 )
 def test_a_resumed_run_is_the_one_left_alone(
     world: int,
@@ -237,9 +245,12 @@ def train_and_export(place: Any, roles: Roles, options: dict[str, Any], parts: A
     return untouched, weights, adapter
 
 
-@pytest.mark.parametrize(("world", "which"), [(1, "tied"), (2, "tied"), (2, "untied"), (2, "bfloat")])
+@pytest.mark.parametrize(
+    ("world", "which", "size"),
+    [(1, "tied", 1), (2, "tied", 1), (2, "untied", 1), (2, "bfloat", 1), (2, "normed", 2), (2, "bfloat", 2)],
+)
 def test_weights_and_export_are_the_model(
-    world: int, which: str, ranks: Ranks, batch: TrainBatch, tmp_path: Path, request: pytest.FixtureRequest
+    world: int, which: str, size: int, ranks: Ranks, batch: TrainBatch, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -248,11 +259,13 @@ def test_weights_and_export_are_the_model(
     (tmp_path / "source" / "tokenizer.json").write_text('{"version": "1.0"}')
     roles = Roles(actor=attrs.evolve(model, tokenizer=str(tmp_path / "source")))
     parts = shares(batch, world, "even")
-    results = ranks(world, train_and_export, roles, {}, parts, totals_of(batch), tmp_path / "export")
+    results = ranks(
+        world, train_and_export, roles, {"tensor_parallel": size}, parts, totals_of(batch), tmp_path / "export"
+    )
     assert all(weights is None for _, weights, _ in results[1:])
     untouched, weights, _ = results[0]
     base = AutoModelForCausalLM.from_pretrained(model.path).state_dict()
-    assert untouched.tensors.keys() == base.keys() - ({"lm_head.weight"} if which != "untied" else set())
+    assert untouched.tensors.keys() == base.keys() - ({"lm_head.weight"} if which in ("tied", "bfloat") else set())
     assert all(torch.equal(tensor, base[name]) for name, tensor in from_weights(untouched))
     assert weights.version == 7 and set(weights.dtypes.values()) == {model.dtype}
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
@@ -343,7 +356,7 @@ def plain_states(net: Any, batch: TrainBatch, temperature: float) -> dict[str, n
     return {name: torch.cat(column).numpy() for name, column in columns.items()}
 
 
-@pytest.mark.parametrize(("world", "options"), [(1, {}), (2, {}), (2, {"lora": LORA})])
+@pytest.mark.parametrize(("world", "options"), [(1, {}), (2, {}), (2, {"lora": LORA}), (2, {"tensor_parallel": 2})])
 def test_logprobs_are_those_of_transformers_and_the_critic_learns_returns(
     world: int, options: dict[str, Any], ranks: Ranks, tied: Model, untied: Model, batch: TrainBatch
 ) -> None:
@@ -429,3 +442,39 @@ def many_small_steps(place: Any, roles: Roles, parts: Any, totals: Any) -> Any:
     after = dict(from_weights(learner.weights(1)))
     learner.stop()
     return {name: (before[name], tensor) for name, tensor in after.items()}
+
+
+def test_norms_of_heads_are_trained_by_the_gradients_of_all_ranks(
+    ranks: Ranks, normed: Model, batch: TrainBatch
+) -> None:
+    """A Qwen3 normalises each head: of these weights, a rank has the gradient of its own heads alone."""
+    from transformers import AutoModelForCausalLM
+
+    parts = shares(batch, 2, "even")
+    options = {"micro_batch_tokens": 100, "tensor_parallel": 2}
+    before, after, metrics = ranks(2, step_along_the_gradient, Roles(actor=normed), options, parts, totals_of(batch))[0]
+    net = AutoModelForCausalLM.from_pretrained(normed.path, dtype=torch.float64, attn_implementation="eager")
+    expected = plain_gradients(net, batch)
+    found = gradient_of(before, after)
+    assert distance(found, expected) < 1e-5
+    name = "model.layers.0.self_attn.q_norm.weight"
+    assert distance({name: found[name]}, {name: expected[name]}) < 1e-5
+    norm = sum(float(e.square().sum()) for e in expected.values()) ** 0.5
+    assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_ranks_for_layers_and_two_for_rollouts(
+    ranks: Ranks, normed: Model, batch: TrainBatch, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    parts = shares(batch, 4, "even")
+    options = {"micro_batch_tokens": 100, "tensor_parallel": 2}
+    before, after, _ = ranks(4, step_along_the_gradient, Roles(actor=normed), options, parts, totals_of(batch))[0]
+    net = AutoModelForCausalLM.from_pretrained(normed.path, dtype=torch.float64, attn_implementation="eager")
+    assert distance(gradient_of(before, after), plain_gradients(net, batch)) < 1e-5
+    roles = Roles(actor=normed, critic=normed)
+    arguments = (4, leave_or_resume, roles, {**options, "lr": 1e-2}, parts, totals_of(batch), tmp_path)
+    for alone, again in zip(ranks(*arguments, False), ranks(*arguments, True), strict=True):
+        assert again[0] == alone[0]

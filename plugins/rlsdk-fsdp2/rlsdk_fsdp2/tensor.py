@@ -1,0 +1,122 @@
+"""Tensor parallelism: neighbouring ranks divide the linear layers of a model by transformers' own plan for it.
+
+These ranks run each micro-batch together, in turns: that of one of them, then that of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+_PARTIAL = "replicated_with_grad_allreduce"
+"""What transformers calls a norm of single heads: each rank has all of it, and the gradient of its own heads."""
+_KNOWN = ("colwise", "rowwise", _PARTIAL)
+
+
+@attrs.frozen(eq=False)
+class TensorGroup:
+    """The ranks that divide layers with this one; see `rlsdk.kit.SharedRows`.
+
+    Attributes:
+        mesh: Device mesh of these ranks.
+    """
+
+    mesh: Any
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process among them."""
+        return int(self.mesh.get_local_rank())
+
+    @property
+    def size(self) -> int:
+        """Number of these ranks."""
+        return int(self.mesh.size())
+
+    @property
+    def slices(self) -> int:
+        """Each of these ranks reads all tokens of a micro-batch."""
+        return 1
+
+    def adopt(self, model: Any, path: str) -> None:
+        """Divide the linear layers of a transformers model, which is whole, among these ranks."""
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+        plan = {name: styles[style]() for name, style in plan_of(model).items() if style in styles}
+        parallelize_module(model.base_model, self.mesh, plan)
+
+    def turns(self, rows: Any) -> list[Any]:
+        """Return the rows of each of these ranks, by rank, on all of them."""
+        held: list[Any] = [None] * self.size
+        dist.all_gather_object(held, rows, group=self.mesh.get_group())
+        return held
+
+    def __call__(self, model: Callable[..., Any], rows: Any, *args: Any) -> Any:
+        """Run a model on rows that all of these ranks hold; the gradient of its results is summed over them."""
+        results = model(rows, *args)
+        group = self.mesh.get_group()
+        given = results if isinstance(results, tuple) else (results,)
+        # In one exchange, which runs in the backward pass of every rank or of none.
+        stacked = torch.stack([each for each in given if each is not None])
+        whole = iter(_Shared.apply(stacked, group))  # type: ignore[no-untyped-call]
+        found = tuple(None if g is None else next(whole) if g.requires_grad else next(whole).detach() for g in given)
+        return found if isinstance(results, tuple) else found[0]
+
+
+class _Shared(torch.autograd.Function):
+    """Results that all ranks of a group hold, each of which uses them in its own way: gradients are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, results: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return results.view_as(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        gradient = gradients[0].contiguous().clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+def plan_of(model: Any) -> dict[str, str]:
+    """Return transformers' plan for the layers of a model: names below its base, with `*` for numbers, to styles.
+
+    Embeddings, which it may name, stay whole on each rank, as the output head does.
+    """
+    plan = getattr(model.base_model.config.get_text_config(), "base_model_tp_plan", None) or {}
+    return {name: style for name, style in plan.items() if ".*." in name}
+
+
+def partial_gradients(module: nn.Module) -> set[str]:
+    """Names of a policy's or critic's parameters of which each rank of a group has a part of the gradient."""
+    model: Any = module.model
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    patterns = [f"{name}.*" for name, style in plan_of(model).items() if style == _PARTIAL]
+    return {
+        names[id(parameter)]
+        for name, parameter in model.base_model.named_parameters()
+        if any(fnmatch(name, pattern) for pattern in patterns)
+    }
+
+
+def faults(model: Any, size: int) -> Sequence[str]:
+    """Say why so many ranks cannot divide the layers of a model, which may have no weights."""
+    kind, text, plan = type(model).__name__, model.config.get_text_config(), plan_of(model)
+    leave = "set learner.tensor_parallel=1"
+    if not plan:
+        return [f"transformers has no plan by which ranks could divide the layers of a {kind}; {leave}"]
+    found = []
+    if unknown := sorted(set(plan.values()) - set(_KNOWN)):
+        found.append(f"layers of a {kind} would be divided as {', '.join(unknown)}, which is not built; {leave}")
+    heads = {"heads": text.num_attention_heads, "heads of keys and values": text.num_key_value_heads}
+    for what, count in heads.items():
+        if count % size:
+            found.append(f"{count} {what} cannot be divided among {size} ranks; set learner.tensor_parallel otherwise")
+    return found

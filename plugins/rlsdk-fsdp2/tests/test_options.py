@@ -1,0 +1,97 @@
+"""What the learner offers, refuses and foresees before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from rlsdk_fsdp2.learner import FSDP2Learner
+
+import rlsdk
+from rlsdk import contracts
+from rlsdk.contracts import ActorSpec, Model, Roles
+from rlsdk.errors import OptionError
+
+
+def make(**options: Any) -> FSDP2Learner:
+    found: FSDP2Learner = rlsdk.load("learner", FSDP2Learner, **options)
+    return found
+
+
+@pytest.mark.parametrize(
+    "interface",
+    [
+        "EstimatesUpdates",
+        "ExaminesModel",
+        "GivesAdapter",
+        "GivesPrimitives",
+        "HasClock",
+        "Preloads",
+        "SetsLearningRate",
+    ],
+)
+def test_it_offers_the_optional_interfaces_of_a_learner(interface: str) -> None:
+    assert isinstance(make(), getattr(contracts, interface))
+
+
+def test_it_replays_no_experts() -> None:
+    assert not isinstance(make(), contracts.ReplaysRouting)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"zero_stage": 3}, "zero_stage"),
+        ({"reshard_after_forward": "often"}, "reshard_after_forward"),
+        ({"rows": "shared", "gradient_checkpointing": True}, "choose one"),
+        ({"micro_batch_tokens": 0}, "above 0, or auto"),
+        ({"tensor_parallel": 2, "lora": {}}, "tensor_parallel and lora"),
+        ({"context_parallel": 2}, "use learner: {use: deepspeed, sequence_parallel: 2}, or gradient_checkpointing"),
+    ],
+)
+def test_options_that_it_lacks_or_that_exclude_each_other_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make(**options)
+
+
+def test_a_model_that_sees_images_is_refused() -> None:
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+    from transformers.models.clip import CLIPVisionConfig
+    from transformers.models.llama import LlamaConfig
+
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlavaConfig(vision_config=CLIPVisionConfig(**small), text_config=LlamaConfig(vocab_size=61, **small))
+    with torch.device("meta"):
+        net = LlavaForConditionalGeneration(config)
+    assert any("sees images" in fault for fault in make().model_faults(net))
+
+
+def test_layers_that_ranks_cannot_divide_are_refused() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    small = {"hidden_size": 48, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 6}
+    with torch.device("meta"):
+        llama = LlamaForCausalLM(LlamaConfig(vocab_size=61, num_key_value_heads=3, **small))
+        gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=16, n_layer=1, n_head=2))
+    # Transformers adds the embeddings to its plan where the head is tied to them.
+    llama.config.base_model_tp_plan = {**llama.config.base_model_tp_plan, "embed_tokens": "embedding_rowwise"}
+    assert make(tensor_parallel=3).model_faults(llama) == []
+    (fault,) = make(tensor_parallel=2).model_faults(llama)
+    assert fault.startswith("3 heads of keys and values cannot be divided among 2 ranks")
+    assert any("no plan" in fault for fault in make(tensor_parallel=2).model_faults(gpt2))
+
+
+def test_weights_gradients_and_optimiser_are_divided_among_ranks(untied: Model) -> None:
+    """19,424 parameters in float32, of which embeddings, head and two layers are gathered at one time: all."""
+    roles, count = Roles(actor=untied), 19_424
+
+    def uses(ranks: int) -> dict[str, int]:
+        place = ActorSpec(role="learner", world_size=ranks)
+        return {use.role: use.bytes for use in make().rank_memory(roles, place).uses}
+
+    for ranks in (1, 4):
+        found = uses(ranks)
+        assert found["learner gradients"] == 4 * count // ranks
+        assert found["learner optimiser state"] == 8 * count // ranks
+        assert found["learner weights"] == pytest.approx(4 * count // ranks + 4 * count, rel=0.01)
