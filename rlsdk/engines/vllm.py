@@ -30,7 +30,7 @@ from rlsdk.engines.common import (
 )
 from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
-from rlsdk.engines.vllm_model import import_architectures, model_faults, routing_faults
+from rlsdk.engines.vllm_model import has_latent_attention, import_architectures, model_faults, routing_faults
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.marks import engine
@@ -170,7 +170,9 @@ class Vllm:
         self._expected = trained_shapes(model) or {}
         if place.device == "cpu":
             import_architectures(model)
-        arguments = engine_arguments(model, place, self, self._adapter, routing=self._returns_routing)
+        arguments = engine_arguments(
+            model, place, self, self._adapter, routing=self._returns_routing, latent=has_latent_attention(model)
+        )
         self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._llm.set_weight_version("0")
         if self._adapter is not None:

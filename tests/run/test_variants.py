@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -71,8 +72,12 @@ def test_algorithms_that_want_more_than_groups_train(
 
 
 def test_several_turns_train(runner: Any) -> None:
-    """The learner's logprobs of later turns are those that they were sampled with."""
-    runner.train("workflow={use: dialogue, turns: 2}", "model.max_length=64", "engine=transformers")
+    """The learner's logprobs of later turns are those that they were sampled with; `auto` chooses its micro-batches."""
+    settings = ("workflow={use: dialogue, turns: 2}", "learner.micro_batch_tokens=auto")
+    runner.train(*settings, "model.max_length=64", "engine=transformers")
+    assert re.search(
+        r"micro_batch_tokens: auto is \d+, with .* free", (runner.path() / "logs/learner-0.log").read_text()
+    )
     lines = runner.metrics()[1:]
     assert all(1 < line["workflow/turns"] <= 2 for line in lines)
     assert abs(lines[0]["actor/kl_to_behaviour"]) < 1e-6
