@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import attrs
@@ -84,7 +85,7 @@ class Component:
     costly: CostlyToRead | None = None
     isolation: Isolation = "thread"
 
-    @property
+    @cached_property
     def options(self) -> tuple[Option, ...]:
         """The options schema, read from the signature."""
         supplied = SUPPLIED.get(self.kind, ())
