@@ -40,7 +40,7 @@ from rlsdk.weights import from_weights
 
 PAGE = ROOT / "docs" / "gpu.md"
 TITLE = "## Weights from the learner to the engines"
-WAYS = ("object_store", "gloo")
+WAYS = ("object_store", "gloo", "shared_memory")
 MIB = 2**20
 TIMES = 5
 """Syncs that are measured, after one that is not."""

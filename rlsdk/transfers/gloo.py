@@ -44,8 +44,8 @@ class Gloo:
     The group lives for one transfer, so that engines may come and go in between. Engines sample nothing while they
     load; those that a broken transfer left with weights of two versions load all of them from Ray's object store.
 
-    When to use: on machines without GPUs, if copies of all weights do not fit beside the model. On one machine
-    `object_store` is faster: what goes through a socket is copied more often.
+    When to use: on several machines without GPUs, if copies of all weights do not fit beside the model. On one machine
+    `shared_memory` is faster: what goes through a socket is copied more often.
 
     Attributes:
         bucket_mib: Memory of each engine for what it receives, in MiB: two buffers, one of which is loaded while the
@@ -90,12 +90,16 @@ class Gloo:
             for weights in filled(parts, self._size):
                 header, contents = announced(weights)
                 version = header.version
-                with _naming(f"weights of version {version} were not sent to all engines"):
-                    _announce(group, header)
-                    _broadcast(group, contents)
-            with _naming(f"weights of version {version} were not loaded by all engines"):
-                _announce(group, Header(version))
+                with naming(f"weights of version {version} were not sent to all engines"):
+                    self._put(group, header, contents)
+            with naming(f"weights of version {version} were not loaded by all engines"):
+                announce(group, Header(version))
                 group.barrier().wait()  # nobody leaves while others still read
+
+    def _put(self, group: Any, header: Header, contents: list[np.ndarray]) -> None:
+        """Send a bucket."""
+        announce(group, header)
+        broadcast(group, contents)
 
     def receive(self, offer: Meeting, seat: int) -> Iterator[Weights]:
         """Yield the weights bucket by bucket; see `StreamsWeights.receive`.
@@ -103,24 +107,24 @@ class Gloo:
         Raises:
             TransferError: The sender or another engine left, or kept the others waiting for too long.
         """
-        with _naming(f"the learner at {offer.host}:{offer.port} cannot be reached"):
+        with naming(f"the learner at {offer.host}:{offer.port} cannot be reached"):
             store = _store(offer.host, offer.port, self._patience, serves=False)
         with _group(store, seat, offer, self._patience) as group:
             while (header := _next_header(group)).slots:
                 yield self._received(group, header)
-            with _naming(f"weights of version {header.version} were not loaded by all engines"):
+            with naming(f"weights of version {header.version} were not loaded by all engines"):
                 group.barrier().wait()
 
     def _received(self, group: Any, header: Header) -> Weights:
         """Receive a bucket. Nothing of it stays referred to here: its buffer is used again."""
         buffer = self._buffers.take(header.size)
-        with _naming(f"weights of version {header.version} did not come to their end"):
-            _broadcast(group, [content for _, content in header.arrays(buffer)])
+        with naming(f"weights of version {header.version} did not come to their end"):
+            broadcast(group, [content for _, content in header.arrays(buffer)])
         return header.weights(buffer)
 
 
 @contextmanager
-def _naming(what: str) -> Iterator[None]:
+def naming(what: str) -> Iterator[None]:
     """Raise what torch.distributed raises as a `TransferError`."""
     try:
         yield
@@ -147,7 +151,7 @@ def _group(store: Any, rank: int, meeting: Meeting, patience: timedelta) -> Iter
     """
     import torch.distributed as dist
 
-    with _naming(f"{meeting.members - 1} engines and the learner did not meet at {meeting.host}:{meeting.port}"):
+    with naming(f"{meeting.members - 1} engines and the learner did not meet at {meeting.host}:{meeting.port}"):
         kind: Any = dist.ProcessGroupGloo  # torch declares little of it
         options = kind._Options()
         options._timeout = patience
@@ -161,25 +165,25 @@ def _group(store: Any, rank: int, meeting: Meeting, patience: timedelta) -> Iter
         group.abort()  # closes its connections, whoever still holds it
 
 
-def _broadcast(group: Any, contents: list[np.ndarray]) -> None:
+def broadcast(group: Any, contents: list[np.ndarray]) -> None:
     """Broadcast arrays of bytes from rank 0, several at once; all members know their sizes."""
     works = [group.broadcast(unpack(content, "uint8"), 0) for content in contents if len(content)]
     for work in works:
         work.wait()
 
 
-def _announce(group: Any, header: Header) -> None:
+def announce(group: Any, header: Header) -> None:
     """Broadcast a header, its length before it."""
     content = np.frombuffer(header.dump(), np.uint8)
-    _broadcast(group, [np.array([len(content)]).view(np.uint8)])
-    _broadcast(group, [content])
+    broadcast(group, [np.array([len(content)]).view(np.uint8)])
+    broadcast(group, [content])
 
 
 def _next_header(group: Any) -> Header:
-    """Receive what `_announce` sends."""
-    with _naming("the learner announces no more weights"):
+    """Receive what `announce` sends."""
+    with naming("the learner announces no more weights"):
         length = np.zeros(1, np.int64)
-        _broadcast(group, [length.view(np.uint8)])
+        broadcast(group, [length.view(np.uint8)])
         content = np.empty(int(length[0]), np.uint8)
-        _broadcast(group, [content])
+        broadcast(group, [content])
     return Header.load(content.tobytes())

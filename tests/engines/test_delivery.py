@@ -29,7 +29,8 @@ pytestmark = pytest.mark.stack
 LAYERS, VALUES = 24, 2**16
 WRONG = 99
 """Step whose update leaves the learner with logprobs that are not those of its weights."""
-WAYS = {"object_store": {}, "gloo": {"bucket_mib": 1, "timeout": 30}}
+STREAM = {"bucket_mib": 1, "timeout": 30}
+WAYS = {"object_store": {}, "gloo": STREAM, "shared_memory": STREAM}
 
 
 def layer(index: int, version: int) -> Weights:

@@ -1,0 +1,142 @@
+"""The weight transfer `shared_memory`: rank 0 of the learner writes buckets where all engines of its node read them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import Weights
+from rlsdk.errors import TransferError
+from rlsdk.marks import weight_transfer
+from rlsdk.transfers.buckets import Header
+from rlsdk.transfers.gloo import MIB, Gloo, Meeting, announce, broadcast, naming
+
+REGIONS = 32
+"""Most regions of the memory; three are used in turn, and more while a loader holds tensors."""
+_IDLE = 2
+"""References to a region that nobody reads, as `sys.getrefcount` counts them: the list and the argument."""
+
+
+@attrs.frozen
+class SharedMeeting(Meeting):
+    """Where the members of one transfer meet, and the memory that they share.
+
+    Attributes:
+        path: The memory, as other processes of the node open it; it is gone when the learner is.
+        boot: Identity of the node since it was started.
+    """
+
+    path: str
+    boot: str
+
+
+@weight_transfer("shared_memory")
+@attrs.define(kw_only=True, eq=False, slots=False)
+class SharedMemory(Gloo):
+    """Share buckets of weights with the engines of the learner's node; all else is as with `gloo`.
+
+    Rank 0 writes a bucket while engines load the one before. Over gloo goes only what a bucket holds, and which memory
+    is still read. All engines must run on the node of the learner's rank 0; else they get the weights from Ray's object
+    store, as after any transfer that breaks off.
+
+    When to use: on one machine, if copies of all weights do not fit beside the model.
+
+    Attributes:
+        bucket_mib: Memory that learner and engines share, in MiB: three regions in turn. One more is as large as the
+            largest layer, or what belongs to no layer, needs it.
+        timeout: Seconds that a member may keep the others waiting before the transfer is given up.
+    """
+
+    _file: int = attrs.field(init=False, default=-1)
+    _opened: str = attrs.field(init=False, default="")
+    _begins: list[int] = attrs.field(init=False, factory=list)
+    _regions: list[np.ndarray] = attrs.field(init=False, factory=list)
+    _busy: np.ndarray = attrs.field(init=False, factory=lambda: np.zeros(REGIONS, np.int64))
+
+    @property
+    def _size(self) -> int:
+        return self.bucket_mib * MIB // 3
+
+    def offer(self, parts: Iterator[Weights | None], engines: int, host: str) -> SharedMeeting:
+        """Open a store by which the engines find this rank, and return its address and that of the memory."""
+        if self._file < 0:
+            self._file = os.memfd_create("rlsdk-weights")
+        self._busy[:] = 0
+        found = super().offer(parts, engines, host)
+        path = f"/proc/{os.getpid()}/fd/{self._file}"
+        return SharedMeeting(found.host, found.port, found.members, path, _boot())
+
+    def receive(self, offer: Meeting, seat: int) -> Iterator[Weights]:
+        """Yield the weights bucket by bucket; see `StreamsWeights.receive`.
+
+        Raises:
+            TransferError: This engine runs on another node, or the sender or another engine left or was late.
+        """
+        assert isinstance(offer, SharedMeeting)
+        if offer.boot != _boot():
+            raise TransferError("this engine is not on the node of the learner's rank 0; use weight_transfer=gloo")
+        if offer.path != self._opened:
+            self._regions.clear()
+            try:
+                self._file, self._opened = os.open(offer.path, os.O_RDWR), offer.path
+            except OSError as error:
+                raise TransferError(f"the learner's memory {offer.path} cannot be opened: {error}") from error
+        yield from super().receive(offer, seat)
+
+    def _put(self, group: Any, header: Header, contents: list[np.ndarray]) -> None:
+        """Write a bucket into a region that nobody reads; returns when all engines have begun to load it."""
+        fitting = (i for i, region in enumerate(self._regions) if not self._busy[i] and region.nbytes >= header.size)
+        index = next(fitting, len(self._regions))
+        if index == REGIONS:
+            raise TransferError(f"engines hold tensors in all of {REGIONS} regions; use weight_transfer=gloo")
+        if index == len(self._regions):
+            begin = self._begins[-1] + self._regions[-1].nbytes if index else 0
+            size = -(-max(header.size, self._size) // mmap.PAGESIZE) * mmap.PAGESIZE
+            os.ftruncate(self._file, begin + size)
+            self._begins.append(begin)
+            self._regions.append(self._mapped(begin, size))
+        for (_, target), content in zip(header.arrays(self._regions[index]), contents, strict=True):
+            target[...] = content
+        announce(group, header)
+        place = np.array([index, self._begins[index], self._regions[index].nbytes])
+        broadcast(group, [place.view(np.uint8)])
+        self._busy = _any_busy(group, [index])
+
+    def _received(self, group: Any, header: Header) -> Weights:
+        with naming(f"weights of version {header.version} did not come to their end"):
+            place = np.zeros(3, np.int64)
+            broadcast(group, [place.view(np.uint8)])
+            index, begin, size = place.tolist()
+            # Regions are added one by one; an engine that came later maps those before it as they are used again.
+            while len(self._regions) <= index:
+                self._regions.append(np.empty(0, np.uint8))
+            if self._regions[index].nbytes != size:
+                self._regions[index] = self._mapped(begin, size)
+            held = (i for i in range(len(self._regions)) if sys.getrefcount(self._regions[i]) > _IDLE)
+            _any_busy(group, [index, *held])
+        return header.weights(self._regions[index])
+
+    def _mapped(self, begin: int, size: int) -> np.ndarray:
+        return np.frombuffer(mmap.mmap(self._file, size, offset=begin), np.uint8)
+
+
+def _any_busy(group: Any, mine: list[int]) -> np.ndarray:
+    """Say which regions this member reads or has written; returns which any member does, int64 `[REGIONS]`."""
+    import torch
+    from torch.distributed import ReduceOp
+
+    flags = torch.zeros(REGIONS, dtype=torch.int64)
+    flags[mine] = 1
+    group.allreduce(flags, ReduceOp.MAX).wait()
+    return flags.numpy()
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
