@@ -65,6 +65,12 @@ class FSDP2Learner(TransformersLearner):
             raise LearnerError(f"{needed}; got {place.world_size}, change placement.learners")
         return super().environment(place)
 
+    def preload(self) -> None:
+        """Import what divides models."""
+        from rlsdk_fsdp2 import sharded  # noqa: F401
+
+        super().preload()
+
     def connect(self, device: str) -> None:
         """Build the device mesh of all ranks; a collective."""
         import torch

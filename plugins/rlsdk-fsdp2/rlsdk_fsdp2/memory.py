@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from rlsdk.contracts import ActorSpec, MemoryUse, Model, Roles
 from rlsdk.kit import RankMemory, count_parameters
 
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from rlsdk_fsdp2.learner import FSDP2Learner
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_PROCESS = 420 * 2**20
+_PROCESS = 440 * 2**20
 """Memory of a rank's process without any model: Python, torch and Ray."""
 
 
@@ -23,37 +25,57 @@ def rank_memory(learner: FSDP2Learner, roles: Roles, place: ActorSpec) -> RankMe
         roles: Models; only their configs are read.
         place: Number of ranks, and their device.
     """
-    ranks, whole = place.world_size, not learner.reshard_after_forward
-    every, trained = count_parameters(roles.actor, learner.lora)
-    share = -(-trained // ranks)
-    frozen = (every - trained) * _BYTES[roles.actor.dtype] // ranks
+    actor = _Size.of(learner, roles.actor, place, adapted=True)
     uses = [
-        MemoryUse("learner weights", 4 * share + frozen + _gathered(roles.actor, every, whole=whole)),
-        MemoryUse("learner gradients", 4 * share),
-        MemoryUse("learner optimiser state", 8 * share),
+        MemoryUse("learner weights", 4 * actor.trained + actor.frozen + actor.gathered),
+        MemoryUse("learner gradients", 4 * actor.trained),
+        MemoryUse("learner optimiser state", 8 * actor.trained),
     ]
     if roles.critic is not None:
-        every = count_parameters(roles.critic)[0]
-        share = -(-every // ranks)
+        critic = _Size.of(learner, roles.critic, place)
         uses += [
-            MemoryUse("critic", 8 * share + _gathered(roles.critic, every, whole=whole)),
-            MemoryUse("critic optimiser state", 8 * share),
+            MemoryUse("critic", 8 * critic.trained + critic.gathered),
+            MemoryUse("critic optimiser state", 8 * critic.trained),
         ]
     if roles.reference is not None and not (learner.lora and roles.reference == roles.actor):
-        every = count_parameters(roles.reference)[0]
-        size = every * _BYTES[roles.reference.dtype] // ranks
-        uses.append(MemoryUse("reference model", size + _gathered(roles.reference, every, whole=False)))
+        reference = _Size.of(learner, roles.reference, place)
+        held = _BYTES[roles.reference.dtype] * reference.trained
+        uses.append(MemoryUse("reference model", held + reference.gathered))
     uses.append(MemoryUse("learner process", _PROCESS, on_host=place.device == "cuda"))
     return RankMemory(uses=tuple(uses), step=0)
 
 
-def _gathered(model: Model, every: int, *, whole: bool) -> int:
-    """Bytes of weights that are gathered at one time: embeddings and head, one layer, and the next in advance."""
-    from transformers import AutoConfig
+@attrs.frozen(kw_only=True)
+class _Size:
+    """A rank's share of a model.
 
-    config = AutoConfig.from_pretrained(
-        model.path, trust_remote_code=model.trust_remote_code, local_files_only=True
-    ).get_text_config()
-    outside = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    layer = max(0, every - outside) // config.num_hidden_layers
-    return _BYTES[model.dtype] * (every if whole else min(every, outside + 2 * layer))
+    Attributes:
+        trained: Parameters that are trained, or would be without an adapter.
+        frozen: Bytes of the others.
+        gathered: Bytes of whole weights at one time: embeddings and head, one layer, and the next in advance.
+    """
+
+    trained: int
+    frozen: int
+    gathered: int
+
+    @classmethod
+    def of(cls, learner: FSDP2Learner, model: Model, place: ActorSpec, *, adapted: bool = False) -> _Size:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(
+            model.path, trust_remote_code=model.trust_remote_code, local_files_only=True
+        ).get_text_config()
+        every, trained = count_parameters(model, learner.lora if adapted else None)
+        width, together = _BYTES[model.dtype], learner.tensor_parallel
+        outside = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+        layers = max(0, every - outside) // together  # embeddings and head are whole on all that divide layers
+        ahead = layers if not learner.reshard_after_forward else min(layers, 2 * layers // config.num_hidden_layers)
+        ranks = place.world_size // together
+        if trained < every:  # an adapter
+            return cls(
+                trained=-(-trained // ranks),
+                frozen=width * (every - trained) // ranks,
+                gathered=width * (outside + ahead),
+            )
+        return cls(trained=-(-(outside + layers) // ranks), frozen=0, gathered=width * (outside + ahead))

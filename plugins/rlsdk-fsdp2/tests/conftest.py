@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -71,8 +70,6 @@ class Ranks:
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     """Run a function on one or two ranks."""
-    paths = [*sys.path]
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     found = Ranks()
     yield found
     found.close()
@@ -116,6 +113,31 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def bfloat(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A model in bfloat16."""
     return make_model(tmp_path_factory.mktemp("models") / "bfloat", dtype="bfloat16", seed=2)
+
+
+@pytest.fixture(scope="session")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A Mixtral of four experts, two of which read each token."""
+    import torch
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "experts"
+    config = MixtralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        MixtralForCausalLM(config).save_pretrained(folder)
+    return Model(path=str(folder))
 
 
 @pytest.fixture(scope="session")

@@ -463,6 +463,22 @@ def test_norms_of_heads_are_trained_by_the_gradients_of_all_ranks(
     assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=1e-5)
 
 
+def test_experts_are_trained_although_a_rank_may_need_few_of_them(
+    ranks: Ranks, experts: Model, batch: TrainBatch, tmp_path: Path
+) -> None:
+    """The second rank reads a single rollout in one of its micro-batches, and a made-up row in all others."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    parts = [batch.select(np.arange(1, len(batch))), batch.select(np.arange(1))]
+    options = {"micro_batch_tokens": 60}
+    before, after, _ = ranks(2, step_along_the_gradient, Roles(actor=experts), options, parts, totals_of(batch))[0]
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    net = AutoModelForCausalLM.from_pretrained(experts.path, dtype=torch.float64, **plain)
+    net.save_pretrained(tmp_path, state_dict=plain_gradients(net, batch))  # by the names of the checkpoint
+    assert distance(gradient_of(before, after), load_file(tmp_path / "model.safetensors")) < 1e-5
+
+
 @pytest.mark.slow
 def test_two_ranks_for_layers_and_two_for_rollouts(
     ranks: Ranks, normed: Model, batch: TrainBatch, tmp_path: Path

@@ -86,12 +86,15 @@ def test_weights_gradients_and_optimiser_are_divided_among_ranks(untied: Model) 
     """19,424 parameters in float32, of which embeddings, head and two layers are gathered at one time: all."""
     roles, count = Roles(actor=untied), 19_424
 
-    def uses(ranks: int) -> dict[str, int]:
+    def uses(ranks: int, **options: int) -> dict[str, int]:
         place = ActorSpec(role="learner", world_size=ranks)
-        return {use.role: use.bytes for use in make().rank_memory(roles, place).uses}
+        return {use.role: use.bytes for use in make(**options).rank_memory(roles, place).uses}
 
     for ranks in (1, 4):
         found = uses(ranks)
         assert found["learner gradients"] == 4 * count // ranks
         assert found["learner optimiser state"] == 8 * count // ranks
         assert found["learner weights"] == pytest.approx(4 * count // ranks + 4 * count, rel=0.01)
+    outside = 2 * 61 * 32  # embeddings and head, which ranks that divide layers hold both
+    found = uses(2, tensor_parallel=2)
+    assert found["learner gradients"] == 4 * (outside + (count - outside) // 2)
