@@ -118,7 +118,7 @@ def read_header(path: str) -> dict[str, tuple[int, ...]] | None:
 
 
 def without_weights(model: Model, **options: Any) -> Any:
-    """Build a causal language model from its config on torch's meta device.
+    """Build a causal language model from its config on torch's meta device, in the dtype that it is computed in.
 
     Args:
         model: Folder or hub id.
@@ -129,7 +129,9 @@ def without_weights(model: Model, **options: Any) -> Any:
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code, **options)
     with torch.device("meta"):
-        return policy_class(config).from_config(config, trust_remote_code=model.trust_remote_code)
+        return policy_class(config).from_config(
+            config, dtype=getattr(torch, model.dtype), trust_remote_code=model.trust_remote_code
+        )
 
 
 def policy_class(config: Any) -> Any:

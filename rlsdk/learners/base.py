@@ -18,7 +18,7 @@ from rlsdk.contracts import ActorSpec, Adapter, LossSpec, Model, Roles, TrainBat
 from rlsdk.errors import LearnerError
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.lora import switched_off, wrap
-from rlsdk.learners.options import LearnerOptions
+from rlsdk.learners.options import NO_FLOAT16, LearnerOptions
 from rlsdk.learners.passes import MicroBatchRunner, SharedRows
 from rlsdk.learners.ranks import Ranks, environment
 from rlsdk.learners.saving import load_models, save_models
@@ -178,7 +178,7 @@ class TransformersLearner(LearnerOptions):
 
     def _train(self, module: Any, model: Model, rate: LearningRate, role: TrainedRole) -> TrainedModule:
         if model.dtype == "float16":
-            raise LearnerError("dtype float16 would need loss scaling, which skips steps; use bfloat16 or float32")
+            raise LearnerError(NO_FLOAT16)
         return self.train(module, model, rate, role)
 
     @property

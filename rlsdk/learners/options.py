@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Decay = Annotated[float, at_least(0), below(1)]
 Attention = Literal["sdpa", "flash_attention_2", "eager"]
 ValueInit = Literal["zero", "small"]
+NO_FLOAT16 = "dtype float16 would need loss scaling, which skips steps; set model.dtype=bfloat16 or float32"
 
 
 def _positive_or_auto(_: Any, __: Any, value: int | str) -> None:
@@ -113,13 +114,16 @@ class LearnerOptions(ABC):
 
     def model_faults(self, model: Any) -> Sequence[str]:
         """Say why a model cannot be trained with these options; it may have no weights."""
+        import torch
+
         from rlsdk.learners.model import policy_faults
         from rlsdk.vision import layout_faults
 
+        narrow = [NO_FLOAT16] if model.dtype == torch.float16 else []
         adapter = self.lora and adapter_fault(model, self.lora)
         reason = "lora would adapt its vision tower, too, which engines do not take; leave it out"
         unseen = layout_faults(model, {reason: bool(self.lora)})
-        return [*policy_faults(model, self.attention, self.rows), *([adapter] if adapter else []), *unseen]
+        return [*narrow, *policy_faults(model, self.attention, self.rows), *([adapter] if adapter else []), *unseen]
 
     def exact_faults(self) -> Sequence[str]:
         """Say which options stand in the way of `model.exact`."""

@@ -67,6 +67,16 @@ def test_a_model_that_sees_images_is_refused() -> None:
     assert any("sees images" in fault for fault in make().model_faults(net))
 
 
+def test_float16_is_refused() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.device("meta"):
+        net = LlamaForCausalLM(LlamaConfig(vocab_size=61, **small)).half()
+    (fault,) = make().model_faults(net)
+    assert fault.startswith("dtype float16 would need loss scaling")
+
+
 def test_layers_that_ranks_cannot_divide_are_refused() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
