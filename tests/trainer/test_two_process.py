@@ -18,6 +18,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from ray import cloudpickle
+from ray.exceptions import TaskCancelledError
 
 from rlsdk.cluster.actors import cause_of, died, kill
 from rlsdk.config import Plan
@@ -194,9 +195,10 @@ def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_
             await explorer.meet.remote(own, presence)
         assert (await ask(explorer, "about"))[0] == 7
         taking = asyncio.ensure_future(ask(explorer, "take", 0))
+        await asyncio.sleep(0)  # so that it is sent first
         with pytest.raises(EngineError, match=r"^engine 3 is on fire$"):
             await ask(explorer, "scale", 3)
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(TaskCancelledError):
             await taking
         with pytest.raises(RunError, match="Untold: odd"):
             await ask(explorer, "evaluate")
