@@ -92,7 +92,7 @@ def test_a_killed_learner_rank_fails_the_run_and_a_killed_engine_does_not(runner
     assert [line["step"] for line in metrics] == list(range(1, 41))
     assert all(line["canary/gap"] < 1e-3 for line in metrics) and metrics[-1]["engines/alive"] == 1
     assert summary["engines"]["lost"] == metrics[-1]["engines/lost"] == 1
-    assert "engine 0: The actor is dead" in summary["engines"]["reasons"][0]
+    assert "engine 0: it crashed, or something killed it" in summary["engines"]["reasons"][0]
     tasks = summary["tasks"]
     assert tasks["trained"] + tasks["filtered"] + tasks["failed"] == 40 * 4
     assert tasks["issued"] == 40 * 4 + tasks["returned"]
