@@ -106,11 +106,13 @@ class Stuck:
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.taking = asyncio.Event()
 
     def sources(self) -> dict[str, Any]:
         return {}
 
     async def take(self, version: int) -> None:
+        self.taking.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -143,6 +145,12 @@ class StuckActor(ExplorerActor):
 
     async def _start(self, plan: Plan, *_: Any) -> Any:
         return Stuck()
+
+    async def takes(self) -> None:
+        """Wait until the explorer works on a batch."""
+        await self._ready.wait()
+        assert isinstance(self._explorer, Stuck)
+        await self._explorer.taking.wait()
 
 
 @pytest.fixture
@@ -195,7 +203,7 @@ def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_
             await explorer.meet.remote(own, presence)
         assert (await ask(explorer, "about"))[0] == 7
         taking = asyncio.ensure_future(ask(explorer, "take", 0))
-        await asyncio.sleep(0)  # so that it is sent first
+        await explorer.takes.remote()  # otherwise the next call may come first
         with pytest.raises(EngineError, match=r"^engine 3 is on fire$"):
             await ask(explorer, "scale", 3)
         with pytest.raises(TaskCancelledError):
