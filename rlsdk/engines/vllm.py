@@ -30,7 +30,7 @@ from rlsdk.engines.common import (
 )
 from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
-from rlsdk.engines.vllm_model import has_latent_attention, import_architectures, model_faults, routing_faults
+from rlsdk.engines.vllm_model import import_architectures, model_faults, routing_faults
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.marks import engine
@@ -168,11 +168,11 @@ class Vllm:
         self._ends = end_ids(model, self._tokenizer)
         # Before vLLM is started: it replaces classes of transformers that it runs by its own means, such as GPT-NeoX's.
         self._expected = trained_shapes(model) or {}
+        latent = False
         if place.device == "cpu":
-            import_architectures(model)
-        arguments = engine_arguments(
-            model, place, self, self._adapter, routing=self._returns_routing, latent=has_latent_attention(model)
-        )
+            config = import_architectures(model).get_text_config()
+            latent = getattr(config, "kv_lora_rank", None) is not None
+        arguments = engine_arguments(model, place, self, self._adapter, routing=self._returns_routing, latent=latent)
         self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._llm.set_weight_version("0")
         if self._adapter is not None:

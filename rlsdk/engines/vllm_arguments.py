@@ -46,7 +46,7 @@ def engine_arguments(
         options: The engine's options; its `args` are laid over the rest.
         adapter: The shape of those that it will be sent; None where it is sent whole models.
         routing: Return the experts that tokens choose.
-        latent: The model has latent attention.
+        latent: The model makes keys and values of a latent vector, as DeepSeek-V3 does; it matters on a CPU alone.
     """
     cpu = place.device == "cpu"
     found: dict[str, Any] = {

@@ -39,14 +39,6 @@ def model_faults(model: Any) -> list[str]:
     return []
 
 
-def has_latent_attention(model: Model) -> bool:
-    """Whether a model's keys and values are made of a latent vector, as DeepSeek-V3's are."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    return getattr(config.get_text_config(), "kv_lora_rank", None) is not None
-
-
 def routing_faults() -> list[str]:
     """Say why the vLLM that is installed cannot return the experts that tokens choose; none if it can."""
     try:
@@ -59,8 +51,8 @@ def routing_faults() -> list[str]:
     ]
 
 
-def import_architectures(model: Model) -> None:
-    """Import the model's class here and now.
+def import_architectures(model: Model) -> Any:
+    """Import the model's class here and now, and return the config of transformers that names it.
 
     vLLM would import it once more in a process of its own, to learn its properties without touching CUDA; that takes
     7 s where its cache folder is new, as each run's is.
@@ -72,3 +64,4 @@ def import_architectures(model: Model) -> None:
     for name in config.architectures or ():
         if name in ModelRegistry.models:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+    return config

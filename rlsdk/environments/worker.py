@@ -164,7 +164,7 @@ class EnvWorker:
                 )
 
     async def _answers(self, seconds: float) -> bool:
-        """Whether it answers `about` in time, or is already gone, which `_listen` reports."""
+        """Return True if it answers `about` in time, or is already gone, which `_listen` reports."""
         asked = asyncio.ensure_future(self._actor.about.remote())
         done, _ = await asyncio.wait({asked}, timeout=seconds)
         if not done:

@@ -65,7 +65,7 @@ class LearnerActor(RunActor):
         return None, getattr(self._learner, method)(version)
 
     def offer(self, method: str, version: int, engines: int) -> tuple[None, Any]:
-        """What engines receive of the run's weight transfer (rank 0; None elsewhere); see `weights`."""
+        """Return what engines need to receive the weights (rank 0; None elsewhere), in a pair as `weights` does."""
         streams = isinstance(self._transfer, StreamsWeights)
         parts = () if streams else (getattr(self._learner, method)(version),)
         return None, self._transfer.offer(iter(parts), engines, _host()) if self._first else None

@@ -288,7 +288,7 @@ class TransformersLearner(LearnerOptions):
         return self._outlet.weights(version)
 
     def weight_parts(self, version: int) -> Iterator[Weights | None]:
-        """What `weights` returns, layer by layer, in the model's own memory where no rank has to gather it."""
+        """Yield the tensors of `weights` layer by layer, in the model's own memory where no rank has to gather it."""
         return self._outlet.parts(version, copy=False)
 
     @property

@@ -61,7 +61,7 @@ class WeightExporter:
         return joined(self.parts(version))
 
     def parts(self, version: int, *, copy: bool = True) -> Iterator[Weights | None]:
-        """What `weights` returns, layer by layer (rank 0; None elsewhere).
+        """Yield the tensors of `weights` layer by layer (rank 0; None elsewhere).
 
         Args:
             version: Version of the weights.

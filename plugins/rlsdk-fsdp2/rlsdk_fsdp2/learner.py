@@ -14,7 +14,7 @@ from rlsdk.kit import TransformersLearner
 
 if TYPE_CHECKING:
     from rlsdk.kit import LearningRate, RankMemory, SharedRows
-    from rlsdk_fsdp2.sharded import Frozen, Sharded
+    from rlsdk_fsdp2.sharded import FrozenModule, Sharded
 
 
 @rlsdk.learner("fsdp2")
@@ -98,12 +98,12 @@ class FSDP2Learner(TransformersLearner):
         group = self._mesh["tensor"].get_group() if self.tensor_parallel > 1 else None
         return Sharded(module, adamw, rate, group, dtype=model.dtype, role=role, skip_limit=self.skip_limit)
 
-    def freeze(self, module: Any, model: Model) -> Frozen:
+    def freeze(self, module: Any, model: Model) -> FrozenModule:
         """Divide a module that is not trained among the ranks."""
-        from rlsdk_fsdp2.sharded import Frozen, divide
+        from rlsdk_fsdp2.sharded import FrozenModule, divide
 
         divide(module, self._mesh["data"], model.dtype, reshard=True)
-        return Frozen(module)
+        return FrozenModule(module)
 
     @property
     def facts(self) -> Mapping[str, Any]:

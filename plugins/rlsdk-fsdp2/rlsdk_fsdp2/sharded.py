@@ -76,7 +76,7 @@ def _divided(module: nn.Module) -> list[FSDPModule]:
     return [each for each in module.modules() if isinstance(each, FSDPModule)]
 
 
-class Frozen:
+class FrozenModule:
     """A divided module that is not trained.
 
     Attributes:
@@ -116,7 +116,7 @@ class Sharded(TrainedModule):
         skip_limit: int,
     ) -> None:
         super().__init__(rate, role=role, skip_limit=skip_limit)
-        self._run, self._adamw, self._dtype = Frozen(module), adamw, getattr(torch, dtype)
+        self._run, self._adamw, self._dtype = FrozenModule(module), adamw, getattr(torch, dtype)
         self._trained: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         # Torch takes one step of all parameters that are divided alike.
         self._alike: dict[Any, list[Any]] = {}

@@ -31,7 +31,7 @@ class _Call:
         return self.function, self.arguments
 
 
-class Ranks:
+class RankProcesses:
     """Two processes, each a rank of one learner after another; the first alone is a learner of one rank."""
 
     def __init__(self) -> None:
@@ -68,19 +68,21 @@ class Ranks:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
+def ranks() -> Iterator[RankProcesses]:
     """Run a function on one or two ranks."""
-    found = Ranks()
+    found = RankProcesses()
     yield found
     found.close()
 
 
-def make_model(folder: Path, *, tied: bool = True, dtype: str = "float32", seed: int = 0) -> Model:
-    """A Llama of two layers, 32 wide."""
+def make_model(
+    folder: Path, kind: str = "Llama", *, tied: bool = True, dtype: str = "float32", seed: int = 0, **options: int
+) -> Model:
+    """A model of transformers of two layers, 32 wide."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
-    config = LlamaConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=48,
@@ -90,10 +92,12 @@ def make_model(folder: Path, *, tied: bool = True, dtype: str = "float32", seed:
         max_position_embeddings=64,
         tie_word_embeddings=tied,
         initializer_range=0.2,
+        **options,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
+        net = getattr(transformers, f"{kind}ForCausalLM")(config)
+    net.to(getattr(torch, dtype)).save_pretrained(folder)
     return Model(path=str(folder), dtype=dtype)  # type: ignore[arg-type]
 
 
@@ -118,51 +122,13 @@ def bfloat(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.fixture(scope="session")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A Mixtral of four experts, two of which read each token."""
-    import torch
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    folder = tmp_path_factory.mktemp("models") / "experts"
-    config = MixtralConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        MixtralForCausalLM(config).save_pretrained(folder)
-    return Model(path=str(folder))
+    return make_model(tmp_path_factory.mktemp("models") / "experts", "Mixtral", tied=False, seed=5, num_local_experts=4)
 
 
 @pytest.fixture(scope="session")
 def normed(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A Qwen3, which normalises queries and keys of each head."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    folder = tmp_path_factory.mktemp("models") / "normed"
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(4)
-        Qwen3ForCausalLM(config).save_pretrained(folder)
-    return Model(path=str(folder))
+    return make_model(tmp_path_factory.mktemp("models") / "normed", "Qwen3", tied=False, seed=4, head_dim=8)
 
 
 @pytest.fixture(scope="session")

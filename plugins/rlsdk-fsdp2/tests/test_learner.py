@@ -43,7 +43,7 @@ def spec() -> LossSpec:
 
 
 def plain_gradients(net: Any, batch: TrainBatch) -> dict[str, torch.Tensor]:
-    """Of the whole batch at once, in float64, with nothing of the learner's: full logits, one rollout at a time."""
+    """Gradients of the whole batch in float64, with nothing of the learner's: full logits, one rollout at a time."""
     logprobs, entropies, offset = [], [], 0
     for length, start, response in zip(batch.lengths, batch.starts, batch.responses, strict=True):
         ids = torch.from_numpy(batch.token_ids[offset : offset + length])
