@@ -6,7 +6,7 @@ import logging
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -60,7 +60,8 @@ class TransformersLearner(LearnerOptions):
         """Divide a module among the ranks and prepare it for training; a collective.
 
         Args:
-            module: A whole policy or critic, on the CPU; the transformers model is its `model`.
+            module: A policy or critic as `loading` left it: by default whole, on the CPU. The transformers model is its
+                `model`.
             model: Where it comes from, with its dtype.
             rate: Learning rate and its schedule.
             role: What it is trained as.
@@ -75,8 +76,12 @@ class TransformersLearner(LearnerOptions):
     def facts(self) -> Mapping[str, Any]:
         """Options that must be equal when a checkpoint is loaded, plain JSON."""
 
+    def loading(self, model: Model) -> AbstractContextManager[None]:
+        """Return a context in which models are loaded; a learner whose ranks never hold a whole one overrides it."""
+        return nullcontext()
+
     def prepare(self, module: Any) -> None:
-        """Change a whole module after it is loaded, before adapters are added and it is divided."""
+        """Change a module after it is loaded, before adapters are added and it is divided."""
 
     def share_rows(self, ranks: Ranks) -> SharedRows | None:
         """Return the ranks that run each rollout together with this one; None if each runs its own."""
@@ -128,7 +133,8 @@ class TransformersLearner(LearnerOptions):
     def _load_actor(self, model: Model, tokens: int, factor: Callable[[int], float]) -> None:
         from rlsdk.learners.model import check_layers, load_policy
 
-        actor = load_policy(model, self.attention, self.gradient_checkpointing)
+        with self.loading(model):
+            actor = load_policy(model, self.attention, self.gradient_checkpointing)
         if self.rows in ("shared", "tree"):
             check_layers(actor.model.config, self.rows)
         self._passes = MicroBatchRunner(
@@ -149,7 +155,8 @@ class TransformersLearner(LearnerOptions):
     def _load_critic(self, model: Model, factor: Callable[[int], float]) -> None:
         from rlsdk.learners.model import load_critic
 
-        critic = load_critic(model, self.attention, self.gradient_checkpointing, self.value_init)
+        with self.loading(model):
+            critic = load_critic(model, self.attention, self.gradient_checkpointing, self.value_init)
         self._prepare(critic, model)
         lr = self.lr * 10 if self.critic_lr is None else self.critic_lr
         self._critic = self._train(critic, model, LearningRate(peak=lr, factor=factor), "critic")
@@ -157,7 +164,8 @@ class TransformersLearner(LearnerOptions):
     def _load_reference(self, model: Model) -> None:
         from rlsdk.learners.model import load_policy
 
-        reference = load_policy(model, self.attention, False)
+        with self.loading(model):
+            reference = load_policy(model, self.attention, False)
         self._prepare(reference, model)
         self._reference = self.freeze(reference.requires_grad_(False).eval(), model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,7 +12,7 @@ from rlsdk.contracts import Model, TrainedRole
 from rlsdk.isolation.process import hidden
 from rlsdk.learners.base import TransformersLearner
 from rlsdk.learners.deepspeed_options import DeepSpeedOptions
-from rlsdk.learners.zero import DeepSpeedConfig, Trained
+from rlsdk.learners.zero import DeepSpeedConfig, Trained, divided_while_loaded
 from rlsdk.marks import learner
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class DeepSpeedLearner(DeepSpeedOptions, TransformersLearner):
         from rlsdk.learners.ulysses import Sequences
 
         return Sequences.join(ranks, self.sequence_parallel)
+
+    def loading(self, model: Model) -> AbstractContextManager[None]:
+        """Have ZeRO-3 divide a model tensor by tensor while it is loaded."""
+        return divided_while_loaded(self._setting(model, 0.0)) if self.zero_stage == 3 else nullcontext()
 
     def prepare(self, module: Any) -> None:
         """Compile a module, if it shall be."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Offload = Literal["none", "optimizer", "all"]
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+"""Parameters of glibc's `mallopt`."""
+_GREATEST_THRESHOLD = 32 * 2**20
+"""Threshold that glibc itself arrives at in a process that frees large tensors: fresh memory for each would be slow."""
 _DERIVED = ("loss_scaler", "param_slice_mappings")
 """Entries of an optimiser's state that hold objects of DeepSpeed's own; a fresh engine has the same."""
 
@@ -267,6 +273,50 @@ class Trained(TrainedModule):
     def close(self) -> None:
         """Free DeepSpeed's engine."""
         self.engine.destroy()
+
+
+@contextmanager
+def divided_while_loaded(setting: DeepSpeedConfig) -> Iterator[None]:
+    """Have `from_pretrained` divide each tensor among the ranks as it is made, so that no rank holds a whole model.
+
+    Args:
+        setting: Settings of stage 3.
+    """
+    import deepspeed
+    from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
+    from transformers.integrations import HfDeepSpeedConfig
+
+    init = deepspeed.zero.Init
+    # By default it also rounds every buffer to the parameters' dtype. In bfloat16 rotary frequencies would be wrong by
+    # up to 0.4 %: a token 1,000 places back would seem to be up to four places elsewhere.
+    deepspeed.zero.Init = partial(init, tensor_overrides=[DeepSpeedTensorOverride.device])
+    enabled = HfDeepSpeedConfig(setting.inference)  # `from_pretrained` finds this object by itself while it lives
+    try:
+        with _freed_at_once():
+            yield
+    finally:
+        deepspeed.zero.Init = init
+        del enabled
+
+
+@contextmanager
+def _freed_at_once() -> Iterator[None]:
+    """Give memory of large tensors back to the system as they are freed.
+
+    glibc otherwise keeps it between the parts that stay, until the process is as large as if it held whole models.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # another C library
+        yield
+        return
+    mallopt(_MMAP_THRESHOLD, 2**20)
+    try:
+        yield
+    finally:
+        mallopt(_MMAP_THRESHOLD, _GREATEST_THRESHOLD)
+        mallopt(_TRIM_THRESHOLD, 2 * _GREATEST_THRESHOLD)
 
 
 def full_tensors(module: nn.Module, *, keep: bool, wanted: Wanted | None = None) -> dict[str, Tensor]:
