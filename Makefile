@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart warm-start gridworlds test test-slow test-long soak faults models memory bench curves tournament recipes gpu-day release lint types layers docs configuration
+.PHONY: help venv quickstart warm-start gridworlds test test-slow test-long soak faults models memory bench bench-peers curves tournament recipes gpu-day release lint types layers docs configuration
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -92,8 +92,14 @@ models: $(STAMP)  ## try tiny models of many architectures on both engines (MODE
 memory: $(STAMP)  ## watch the memory of every process over 2,000 steps; write docs/memory.md; a quarter of an hour
 	@$(BIN)/python tools/memory.py
 
-bench: $(STAMP)  ## against TRL, overhead, estimators, the head; the machine must have nothing else to do
-	$(BIN)/pytest tests/benchmarks -m bench -s
+bench: $(STAMP)  ## against TRL, overhead, estimators, the head; write docs/benchmarks/ and its page; nothing else may run
+	@RLSDK_BENCH_RESULTS=$(CURDIR)/docs/benchmarks $(BIN)/pytest tests/benchmarks -m bench -s; \
+	  status=$$?; $(BIN)/python tools/bench/results.py; exit $$status
+
+# Each peer has an environment of its own, .venv-NAME: what they ask for does not fit together.
+bench-peers: $(STAMP)  ## beside TRL, verl and OpenRLHF (PEERS=trl,verl,openrlhf SEEDS=0 QUICK=1 PUBLISH=1); a quarter of an hour
+	@$(BIN)/python tools/bench/peers.py --seeds $(or $(SEEDS),0) $(if $(PEERS),--peers $(PEERS)) \
+	  $(if $(filter-out undefined,$(origin SIDES)),--sides "$(SIDES)") $(if $(QUICK),--quick) $(if $(PUBLISH),--publish)
 
 recipes: $(STAMP) gridworlds  ## run recipes (RECIPES="arithmetic …"; none: only the page), and write their curves and docs/recipes.md
 	@$(BIN)/python tools/recipes.py $(RECIPES)

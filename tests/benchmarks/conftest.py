@@ -1,4 +1,4 @@
-"""What the benchmarks share: a random model, prompts, runs of rlsdk, runs of TRL, and a clock that replays seconds."""
+"""What the benchmarks share: a random model, prompts, runs of rlsdk and TRL, a clock that replays seconds, records."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from rlsdk.runlog.query import query
+from tools.bench import facts, results
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -24,6 +25,8 @@ TRL_VENV = ROOT / ".venv-trl"
 TRL_PACKAGES = ("trl==1.16.*", "transformers>=5.16.1,<5.20")  # the range of transformers that rlsdk runs with
 WARM_UP = 3
 """Steps left out at the beginning of each run: compilation, first allocations, caches."""
+RESULTS = Path(os.environ.get("RLSDK_BENCH_RESULTS", ROOT / "runs" / "benchmarks"))
+"""Folder of the JSON files: `make bench` names docs/benchmarks, whose files are committed."""
 LR = 1e-5
 """So small that the model, and with it the lengths, stay as they are."""
 
@@ -126,15 +129,59 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def show(benchmark: Any) -> Callable[..., None]:
+def show(benchmark: Any, request: pytest.FixtureRequest) -> Callable[..., None]:
     """Report the seconds of steps, and further figures beside them."""
 
     def report(seconds: list[float], **figures: Any) -> None:
+        request.node.user_properties.append(("figures", figures))
         benchmark.extra_info.update({"load_average": os.getloadavg()[0], **figures})
         REPLAY.show(benchmark, seconds)
         print(json.dumps(benchmark.extra_info))
 
     return report
+
+
+@pytest.fixture
+def check(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Record a figure of `BENCHMARK`, the module's, with the limit that is asserted, and assert it.
+
+    `check("times as fast as TRL", 1.04, case="short", at_least=1.0, figures={…})`; what `show` was given is recorded,
+    too. A figure that fails is recorded before it fails the test.
+    """
+    module, load = request.node.path.stem.removeprefix("test_"), facts.load()
+    parameters = request.node.callspec.id if hasattr(request.node, "callspec") else ""
+
+    def record(
+        figure: str,
+        value: float,
+        *,
+        case: str = parameters,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        figures: Mapping[str, Any] | None = None,
+    ) -> None:
+        shown = {
+            key: v for name, found in request.node.user_properties if name == "figures" for key, v in found.items()
+        }
+        passed = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
+        result = {
+            "test": f"{request.node.path.name}::{request.node.name}",
+            "benchmark": request.module.BENCHMARK,
+            "case": case,
+            "figure": figure,
+            "value": round(float(value), 4),
+            "at_least": at_least,
+            "at_most": at_most,
+            "passed": bool(passed),
+            "figures": {**shown, **(figures or {})},
+            "load_average": {"before": load, "after": facts.load()},
+            **facts.about(),
+            "source": None,
+        }
+        results.write(RESULTS / f"{module}.json", [result])
+        assert passed, f"{case}: {figure} is {value:.4g}; expected at least {at_least}, at most {at_most}"
+
+    return record
 
 
 @pytest.fixture(scope="session")

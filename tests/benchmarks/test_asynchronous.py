@@ -31,6 +31,7 @@ AHEAD = {
     "engine": f"{{use: vllm, max_num_seqs: {SLOTS}}}",
 }
 LEAST = 1.1
+BENCHMARK = "Running ahead"
 
 
 def speed(steps: Steps) -> float:
@@ -62,7 +63,12 @@ def predicted(alone: Path, model: Path) -> dict[str, float]:
 
 
 def test_running_ahead_is_a_tenth_faster_on_a_long_tail(
-    model: Path, prompts: Path, train: Callable[..., Steps], show: Callable[..., None], tmp_path: Path
+    model: Path,
+    prompts: Path,
+    train: Callable[..., Steps],
+    show: Callable[..., None],
+    check: Callable[..., None],
+    tmp_path: Path,
 ) -> None:
     work = Work(model=model, prompts=prompts, **LONG)
     rounds = [(train(work), train(work, **AHEAD), train(work, **APART)) for _ in range(ROUNDS)]
@@ -86,4 +92,4 @@ def test_running_ahead_is_a_tenth_faster_on_a_long_tail(
         mean_length={"sync": round(in_step.length, 1), "async": round(ahead.length, 1)},
     )
     assert in_step.length / ahead.length < 1.1  # nothing is gained by leaving the longest out
-    assert ratio >= LEAST
+    check("tokens a second, ahead over in step", ratio, case="256 completions of at most 256", at_least=LEAST)

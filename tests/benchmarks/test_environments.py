@@ -12,6 +12,7 @@ import pytest
 
 from tests.environments.simulated import Load, in_lock_step, measure, side_by_side
 
+BENCHMARK = "Environments"
 pytestmark = pytest.mark.usefixtures("cluster")
 LATENCY_BOUND = Load()
 TOKEN_BOUND = Load(median=0.05, rate=4_096)
@@ -23,7 +24,7 @@ LEAST = {LATENCY_BOUND: 0.9, TOKEN_BOUND: 0.9, IN_THREADS: 0.7}
 @pytest.mark.parametrize(
     "load", [LATENCY_BOUND, TOKEN_BOUND, IN_THREADS], ids=["latency-bound", "token-bound", "in-threads"]
 )
-def test_throughput_is_close_to_the_ideal(load: Load, show: Callable[..., None]) -> None:
+def test_throughput_is_close_to_the_ideal(load: Load, show: Callable[..., None], check: Callable[..., None]) -> None:
     took = asyncio.run(measure(load, side_by_side))
     share = load.ideal / took.seconds
     show(
@@ -35,12 +36,13 @@ def test_throughput_is_close_to_the_ideal(load: Load, show: Callable[..., None])
         threads=took.threads,
         megabytes=round(took.megabytes),
     )
-    assert share >= LEAST[load]
+    check("share of the ideal throughput", share, at_least=LEAST[load])
     assert took.threads < 200 + load.workers * load.threads
-    assert took.megabytes < 1000
+    check("memory, MB", took.megabytes, at_most=1000)
 
 
-def test_a_loop_in_lock_step_takes_far_longer(show: Callable[..., None]) -> None:
+def test_a_loop_in_lock_step_takes_far_longer(show: Callable[..., None], check: Callable[..., None]) -> None:
     took = asyncio.run(measure(LATENCY_BOUND, in_lock_step))
     show([took.seconds], ideal=round(LATENCY_BOUND.ideal, 2), share=round(LATENCY_BOUND.ideal / took.seconds, 3))
-    assert took.seconds > 2 * LATENCY_BOUND.ideal
+    share = LATENCY_BOUND.ideal / took.seconds
+    check("share of the ideal throughput", share, case="for comparison: in lock-step, latency-bound", at_most=0.5)

@@ -24,6 +24,7 @@ GROUP = 16
 ROUNDS = 5
 LOOP_ROWS = 64
 """The loop runs over these alone, and its time is scaled to all: it is linear in them."""
+BENCHMARK = "Estimators"
 MOST_PASSES = 30
 """Where a float32 `[t]` does not fit into a cache, in which a pass costs next to nothing."""
 CACHED_TOKENS = 2**21
@@ -118,7 +119,11 @@ def test_every_estimator_has_a_loop() -> None:
 
 @pytest.mark.parametrize(("kind", "name"), LOOPS, ids=[f"{kind}-{name}" for kind, name in LOOPS])
 def test_a_few_passes_and_no_loop(
-    kind: str, name: str, work: tuple[CreditInputs, CreditInputs, float], show: Callable[..., None]
+    kind: str,
+    name: str,
+    work: tuple[CreditInputs, CreditInputs, float],
+    show: Callable[..., None],
+    check: Callable[..., None],
 ) -> None:
     x, few, one_pass = work
     estimator, loop = rlsdk.load(kind, name), LOOPS[kind, name]
@@ -129,6 +134,7 @@ def test_a_few_passes_and_no_loop(
     plain = min(seconds(lambda: loop(rows_of(few)), 2)) * len(x.rewards) / len(few.rewards)
     passes, against_loop = min(own) / one_pass, plain / min(own)
     show(own, passes=round(passes, 2), against_loop=round(against_loop, 1), pass_seconds=round(one_pass, 5))
-    assert passes < MOST_PASSES or len(x.loss_mask) < CACHED_TOKENS
+    if len(x.loss_mask) >= CACHED_TOKENS:
+        check("passes over memory", passes, at_most=MOST_PASSES)
     if name in ALONG_TOKENS:
-        assert against_loop > LEAST_AGAINST_LOOP
+        check("times as fast as a loop", against_loop, at_least=LEAST_AGAINST_LOOP)

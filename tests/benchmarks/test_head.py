@@ -13,6 +13,7 @@ import pytest
 
 from tests.benchmarks.conftest import HERE, call
 
+BENCHMARK = "The chunked head"
 ROUNDS = 3
 
 
@@ -23,7 +24,7 @@ def measure(what: str, backward: bool, method: str = "") -> Any:
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "forward and backward"])
-def test_an_eighth_of_the_memory(backward: bool, show: Callable[..., None]) -> None:
+def test_an_eighth_of_the_memory(backward: bool, show: Callable[..., None], check: Callable[..., None]) -> None:
     begin = time.perf_counter()
     peaks = {method: measure("memory", backward, method) for method in ("naive", "chunked")}
     ratio = peaks["naive"] / peaks["chunked"]
@@ -32,12 +33,15 @@ def test_an_eighth_of_the_memory(backward: bool, show: Callable[..., None]) -> N
         ratio=round(ratio, 1),
         **{f"{method}_mib": peak >> 20 for method, peak in peaks.items()},
     )
-    assert ratio >= 8
+    check("peak memory, naive over chunked", ratio, at_least=8)
 
 
 @pytest.mark.parametrize(("backward", "most"), [(False, 1.1), (True, 1.35)], ids=["forward", "forward and backward"])
-def test_about_the_time_of_the_naive_one(backward: bool, most: float, show: Callable[..., None]) -> None:
+def test_about_the_time_of_the_naive_one(
+    backward: bool, most: float, show: Callable[..., None], check: Callable[..., None]
+) -> None:
     found = measure("time", backward)
     ratio = statistics.median(found["chunked"]) / statistics.median(found["naive"])
     show(found["chunked"], ratio=round(ratio, 3), naive=[round(s, 2) for s in found["naive"]])
-    assert ratio <= most
+    case = "forward and backward" if backward else "forward"
+    check("seconds, chunked over naive", ratio, case=case, at_most=most)

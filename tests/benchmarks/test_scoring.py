@@ -20,6 +20,7 @@ from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Rollout, Task
 
 LAB = Path(__file__).with_name("scoring_lab.py")
+BENCHMARK = "Rewards"
 ROUNDS = 3
 
 
@@ -67,14 +68,14 @@ def fastest(run: Callable[[], Any]) -> float:
     return min(seconds)
 
 
-def test_countdown_is_half_as_fast_as_evaluating(show: Callable[..., None]) -> None:
+def test_countdown_is_half_as_fast_as_evaluating(show: Callable[..., None], check: Callable[..., None]) -> None:
     work, reward = countdown_work(20_000), rlsdk.load("reward", "countdown")
     ours = fastest(lambda: [reward(rollout) for rollout, *_ in work])
     theirs = fastest(lambda: [tiny_zero(text, target, numbers) for _, text, target, numbers in work])
     agreed = statistics.mean(reward(r).value == tiny_zero(text, t, n) for r, text, t, n in work)
     show([ours], ratio=round(theirs / ours, 2), per_second=round(len(work) / ours), agreed=agreed)
     assert agreed == 1.0
-    assert theirs / ours >= 0.5
+    check("rewards a second, over the other", theirs / ours, case="`countdown`, TinyZero's method", at_least=0.5)
 
 
 def math_work(count: int) -> list[Rollout]:
@@ -93,7 +94,9 @@ def math_work(count: int) -> list[Rollout]:
     return found
 
 
-def test_math_in_the_pool_against_math_verify_in_one_process(show: Callable[..., None]) -> None:
+def test_math_in_the_pool_against_math_verify_in_one_process(
+    show: Callable[..., None], check: Callable[..., None]
+) -> None:
     from math_verify import parse, verify
 
     work = math_work(1_600)
@@ -111,11 +114,11 @@ def test_math_in_the_pool_against_math_verify_in_one_process(show: Callable[...,
     agreed = statistics.mean(bool(a) == b for a, b in zip(found, expected, strict=True))
     show([ours], ratio=round(theirs / ours, 2), per_second=round(len(work) / ours), agreed=agreed)
     assert agreed == 1.0
-    assert theirs / ours >= 1.7
+    check("rewards a second, over the other", theirs / ours, case="`math`, math-verify in one process", at_least=1.7)
 
 
 @pytest.mark.parametrize("kind", ["sleep", "spin"])
-def test_calls_that_hang_cost_a_tenth_at_most(show: Callable[..., None], kind: str) -> None:
+def test_calls_that_hang_cost_a_tenth_at_most(show: Callable[..., None], check: Callable[..., None], kind: str) -> None:
     task, draw = Task(id="t", prompt="?"), random.Random(0)
     good = [Rollout.from_text(task, "work")] * 8_000
     some = list(good)
@@ -130,7 +133,8 @@ def test_calls_that_hang_cost_a_tenth_at_most(show: Callable[..., None], kind: s
         scorer.close()
     show([hanging], ratio=round(plain / hanging, 3), plain=round(plain, 2), hanging=round(hanging, 2))
     assert sum(value == 1.0 for value in found) == len(good) * 99 // 100
-    assert plain / hanging > 0.9
+    case = {"sleep": "1 % of the calls sleep for ever", "spin": "1 % of the calls compute for ever"}[kind]
+    check("rewards a second, over those without", plain / hanging, case=case, at_least=0.9)
 
 
 def _scorer(name: str, timeout: float = 10.0) -> Scorer:
