@@ -43,18 +43,18 @@ def answers(count: int) -> Iterator[tuple[str, int, list[int]]]:
     for _ in range(count):
         numbers = [draw.randint(1, 20) for _ in range(3)]
         a, b, c = draw.sample(numbers, 3)
-        body = draw.choice(
-            [
-                f"({a}-{b})-{c}",
-                f"{a}+{b}+{c}",
-                f"{a}-({b}-{c})",
-                f"{a}*{b}/{c}",
-                f"{a}+{b}",
-                f"({a}+{b}-{c}",
-                "<answer>",
-            ]
-            + [f"{a}+-{b}+{c}", f"{a}+{b}{c}", "", f"{a}/({b}-{b})+{c}", f"{a}{b}+{c}", "1+x"]
+        right = (f"({a}-{b})-{c}", f"{a}+{b}+{c}", f"{a}-({b}-{c})", f"{a}*{b}/{c}", f"{a}+-{b}+{c}")
+        broken = (
+            f"({a}+{b}-{c}",
+            "<answer>",
+            f"{a}+{b}{c}",
+            "",
+            f"{a}/({b}-{b})+{c}",
+            f"{a}{b}+{c}",
+            "1+x",
+            f"{a}+{b}",
         )
+        body = draw.choice([*right, *broken])
         closed = f"<answer>{body}</answer>"
         text = draw.choice(
             [closed, f"{closed}{a}", f"{body}</answer>", body, f"<answer>1</answer><answer> {body} </answer>"]
