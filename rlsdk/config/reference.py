@@ -72,6 +72,7 @@ UNITS: Mapping[str, str] = {
     "placement.engine_resources": "Ray resources",
     "placement.learner_resources": "Ray resources",
     "placement.engine_restarts": "restarts",
+    "rollout.workers": "processes",
     "placement.partner_timeout": "seconds",
     "watchdog.warn": "seconds",
     "watchdog.end": "seconds",

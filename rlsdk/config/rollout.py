@@ -63,6 +63,8 @@ class RolloutSection(Section):
         stop: Rule that decides when enough of a batch is complete; the remaining groups go into later batches.
         weight_transfer: How weights travel from the learner to the engines.
         pause_timeout: Seconds that rollouts have to finish at the end of a run before they are cancelled.
+        workers: Processes that run workflows, chats and scoring, on the nodes of the engines; 0: the driver's own
+            process does.
     """
 
     max_staleness: int = 0
@@ -79,6 +81,7 @@ class RolloutSection(Section):
     stop: Use = attrs.field(default=defaults.STOP, converter=used)
     weight_transfer: Use = attrs.field(default=defaults.TRANSFER, converter=used)
     pause_timeout: float = 5.0
+    workers: int = 0
 
     @property
     def runs_ahead(self) -> bool:

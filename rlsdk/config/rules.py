@@ -33,6 +33,7 @@ LEAST: dict[str, int] = {
     "rollout.max_token_staleness": 0,
     "rollout.tail_batch": -1,
     "rollout.pause_timeout": 0,
+    "rollout.workers": 0,
     "eval.every": 0,
     "eval.samples": 1,
     "eval.limit": 1,

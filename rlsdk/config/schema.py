@@ -169,7 +169,8 @@ class PlacementSection(Section):
         engine_resources: Ray resources reserved for each engine besides cores and GPUs, by name: custom resources
             select the nodes of a cluster that run engines.
         learner_resources: Ray resources reserved likewise for each rank of the learner.
-        engine_restarts: Most restarts of the same engine after its process died; one more death fails the run.
+        engine_restarts: Most restarts of the same engine, or of the same rollout worker, after its process died; one
+            more death fails the run.
         partner_timeout: Seconds that explorer and trainer, if they are separate programs, wait for each other, and for
             the replacement of an explorer that died.
     """

@@ -186,12 +186,14 @@ class RolloutSummary:
         environments: Environment workers that were lost, and what was run again because of it.
         engines: Number of engines that died, with the reasons.
         explorers_lost: Reasons why explorers in programs of their own ended before the run did.
+        rollout_workers: Number of rollout workers that died, with the reasons.
     """
 
     sources: Mapping[str, TaskCounts]
     environments: Mapping[str, Any]
     engines: Mapping[str, Any]
     explorers_lost: tuple[str, ...] = ()
+    rollout_workers: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 class WeightSender(Protocol):

@@ -67,6 +67,37 @@ class GenerateRequest:
         return self.group, self.prompt.tobytes(), self.sampling, self.seed, self.affinity, self.begun, seen
 
 
+class EngineRoutes(Protocol):
+    """Routes of requests to engines, as the group of all engines changes them: an `EngineClient`, or those of workers.
+
+    Attributes:
+        lost: Called with rank, actor and error when an engine was found dead.
+    """
+
+    lost: Callable[[int, Any, Exception], None] | None
+
+    @property
+    def sampled_again(self) -> int:
+        """Continuations that were requested again, since their engine died."""
+        ...
+
+    def admit(self, rank: int, actor: Any) -> None:
+        """Route to an engine from now on."""
+        ...
+
+    def dismiss(self, rank: int) -> None:
+        """Stop routing to an engine."""
+        ...
+
+    async def drain(self, rank: int) -> None:
+        """Stop routing to an engine, and wait until it has answered the requests that it has."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Answer whatever waits for an engine, now or later, with an error."""
+        ...
+
+
 class Sampler(Protocol):
     """Interface through which a conversation samples: the engine client, a pausable client or a substitute."""
 
@@ -134,7 +165,16 @@ class EngineClient:
         sampled_again: Continuations that were requested again, since their engine died.
     """
 
-    def __init__(self, actors: Sequence[Any], decode: Any) -> None:
+    def __init__(self, actors: Sequence[Any], decode: Any, *, name: str = "", first: int = 0) -> None:
+        """Create a client.
+
+        Args:
+            actors: Handles of the engines, by rank.
+            decode: Function that decodes token sequences into texts.
+            name: Prefix of the ids of its requests, where engines have several clients.
+            first: Rank of the engine that it prefers among those with equal load; several clients that all preferred
+                rank 0 would crowd it.
+        """
         self.lost: Callable[[int, Any, Exception], None] | None = None
         self.sampled_again = 0
         self._seats = {rank: _Seat(rank, actor) for rank, actor in enumerate(actors)}
@@ -143,7 +183,8 @@ class EngineClient:
         self._wanted: dict[Hashable, _Wanted] = {}
         self._waiting: list[_Wanted] = []
         self._failure: Exception | None = None
-        self._serial = itertools.count()
+        self._serial = (f"{name}{number}" for number in itertools.count())
+        self._first = first
         self._consumers: set[asyncio.Task[None]] = set()
         self.unheard = 0
 
@@ -171,7 +212,7 @@ class EngineClient:
         waiting, self._waiting = self._waiting, []
         for future in itertools.chain.from_iterable(want.missing for want in waiting):
             # A name of its own for each: seeds of resumed requests derive from it.
-            future.set_result(Answer(nothing(str(next(self._serial))), ""))
+            future.set_result(Answer(nothing(next(self._serial)), ""))
 
     def admit(self, rank: int, actor: Any) -> None:
         """Route to an engine from now on; requests that waited for one are sent.
@@ -224,7 +265,7 @@ class EngineClient:
             seat = self._route(want)
             seat.owe(len(want.futures))
             request = Request(
-                id=str(next(self._serial)),
+                id=next(self._serial),
                 prompt_ids=want.first.prompt,
                 sampling=want.first.sampling,
                 n=len(want.futures),
@@ -249,7 +290,7 @@ class EngineClient:
     def _route(self, want: _Wanted) -> _Seat:
         if want.first.affinity in self._seats:
             return self._seats[want.first.affinity]
-        return min(self._seats.values(), key=lambda seat: (seat.load, seat.rank))
+        return min(self._seats.values(), key=lambda seat: (seat.load, seat.rank < self._first, seat.rank))
 
     async def _consume(self, seat: _Seat, batch: list[tuple[Request, _Wanted]]) -> None:
         waiting = {request.id: want for request, want in batch}

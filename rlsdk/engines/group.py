@@ -17,7 +17,7 @@ import numpy as np
 from rlsdk.cluster.actors import cause_of, described, died, kill, last_words, reason
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
-from rlsdk.engines.client import EngineClient
+from rlsdk.engines.client import EngineRoutes
 from rlsdk.engines.delivery import Delivered, WeightSource, deliver, deliver_late, received_checksums
 from rlsdk.errors import CanaryError, EngineError, LearnerError, TransferError
 
@@ -38,14 +38,14 @@ class RestartPolicy:
     """Policy for restarting engines that died.
 
     Attributes:
-        client: Client that routes requests to the running engines.
+        client: Routes requests to the running engines.
         start: Starts a replacement for a dead engine.
         most: Number of deaths per rank that a run survives.
         logs: Folder of the engines' logs, `engine-RANK.log`; None if they have none.
         missing: Returns a sentence naming the resources Ray lacks for so many more engines; empty if there is room.
     """
 
-    client: EngineClient
+    client: EngineRoutes
     start: Start
     most: int
     logs: Path | None = None

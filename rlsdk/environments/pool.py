@@ -154,12 +154,18 @@ class EnvWorkerPools:
 
 
 @contextmanager
-def env_worker_pools(plan: Plan) -> Iterator[EnvWorkerPools]:
-    """Provide the worker pools of a plan; workers start when needed and are killed at the end of the block."""
+def env_worker_pools(plan: Plan, *, sharing: int = 1, of: str = "") -> Iterator[EnvWorkerPools]:
+    """Provide the worker pools of a plan; workers start when needed and are killed at the end of the block.
+
+    Args:
+        plan: Plan of the run.
+        sharing: Number of processes that divide the workers among them, each with pools of its own.
+        of: Name of this process among them, part of the workers' names; empty if there is one.
+    """
 
     def create(section: EnvironmentsSection, name: str) -> EnvWorkerPool:
-        options = attrs.asdict(section)
-        return EnvWorkerPool(plan.plugins, **options, name=name, log_dir=plan.folder.resolve() / "logs")
+        options = attrs.asdict(section) | {"workers": max(1, section.workers // sharing)}
+        return EnvWorkerPool(plan.plugins, **options, name=f"{name}{of}", log_dir=plan.folder.resolve() / "logs")
 
     evaluation = plan.config.eval.environments
     pools = EnvWorkerPools(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import comb
 from statistics import fmean
 from typing import Any
@@ -11,6 +11,7 @@ import attrs
 
 from rlsdk.config import Plan, defaults
 from rlsdk.config.schema import EvalSection
+from rlsdk.contracts import Sampling
 from rlsdk.contracts.rollouts import Evaluation
 from rlsdk.plugins import load
 from rlsdk.rollout.chat import RolloutContext
@@ -63,29 +64,41 @@ def evaluator_of(plan: Plan, scorer: Scorer | None, observer: Observer | None = 
     return RolloutGenerator(workflow, scorer, config.seed if config.sampling.seeds == "request" else None, observer)
 
 
+Produce = Callable[[Sequence[Task], Sampling, int, str], Awaitable[list[Group]]]
+"""Makes the groups of tasks, given sampling parameters, the number of rollouts per task, and a name for the whole."""
+
+
+def produced_by(producer: RolloutGenerator, setting: RolloutContext) -> Produce:
+    """Return a function that makes groups with a generator.
+
+    Args:
+        producer: Runs the workflow and scores.
+        setting: Context of the rollouts, whose sampling parameters are replaced.
+    """
+
+    async def produce(tasks: Sequence[Task], sampling: Sampling, size: int, key: str) -> list[Group]:
+        return await producer.produce(tasks, attrs.evolve(setting, sampling=sampling), size, key)
+
+    return produce
+
+
 async def evaluate(
-    producer: RolloutGenerator, tasks: Sequence[Task], setting: RolloutContext, section: EvalSection, *, reseed: Any
+    produce: Produce, tasks: Sequence[Task], sampling: Sampling, section: EvalSection, *, reseed: Any
 ) -> Answers:
     """Have the policy answer held-out tasks.
 
     Args:
-        producer: Runs the workflow and scores.
+        produce: Makes the groups.
         tasks: Held-out tasks.
-        setting: Context of the training's rollouts; temperature, top-p and top-k are replaced.
+        sampling: Parameters of the training; temperature, top-p and top-k are replaced.
         section: Number and maximum length of sampled answers.
         reseed: Awaited before each pass, so that evaluations are reproducible.
     """
-    plain = attrs.evolve(
-        setting.sampling, top_p=1.0, top_k=0, max_tokens=section.max_tokens or setting.sampling.max_tokens
-    )
+    plain = attrs.evolve(sampling, top_p=1.0, top_k=0, max_tokens=section.max_tokens or sampling.max_tokens)
     await reseed()
-    greedy = await producer.produce(
-        tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=0.0)), 1, "eval greedy"
-    )
+    greedy = await produce(tasks, attrs.evolve(plain, temperature=0.0), 1, "eval greedy")
     await reseed()
-    sampled = await producer.produce(
-        tasks, attrs.evolve(setting, sampling=attrs.evolve(plain, temperature=1.0)), section.samples, "eval sampled"
-    )
+    sampled = await produce(tasks, attrs.evolve(plain, temperature=1.0), section.samples, "eval sampled")
     return Answers(tuple(greedy), tuple(sampled))
 
 

@@ -29,7 +29,7 @@ from rlsdk.engines.group import EngineGroup
 from rlsdk.engines.starting import start_engines, started_engines
 from rlsdk.environments.pool import env_worker_pools
 from rlsdk.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
-from rlsdk.evaluation.evaluation import Answers, evaluate, evaluator_of, figures, held_out
+from rlsdk.evaluation.evaluation import Answers, evaluate, evaluator_of, figures, held_out, produced_by
 from rlsdk.evaluation.pictures import draw
 from rlsdk.isolation.reaper import reaped
 from rlsdk.isolation.watching import main_loop
@@ -143,7 +143,8 @@ async def _answers(
     ):
         client = EngineClient(engines, codec.decode)
         setting = setting_of(plan, codec, client, worlds.eval or worlds.train, user_loop)
-        return await evaluate(evaluator_of(plan, scorer, observe), tasks, setting, section, reseed=reseed)
+        produce = produced_by(evaluator_of(plan, scorer, observe), setting)
+        return await evaluate(produce, tasks, setting.sampling, section, reseed=reseed)
 
 
 async def _pictures(plan: Plan, groups: Sequence[Group], most: int) -> list[Path]:

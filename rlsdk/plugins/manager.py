@@ -88,6 +88,16 @@ class Plugins(pluggy.PluginManager):
         """Paths of the single-file plugins, as they were given."""
         return [path for path, _ in self._files.values()]
 
+    @property
+    def sources(self) -> tuple[tuple[str, str], ...]:
+        """Path and text of each single-file plugin."""
+        return tuple(self._files.values())
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Names of the plugins that were activated."""
+        return tuple(sorted(self._components))
+
     def activate(self, name: str) -> str:
         """Import a plugin, a name or a file's path, and register its hooks and components.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import attrs
 
 from rlsdk.cluster.actors import RunActor, cause_of, kill, spawn
 from rlsdk.cluster.placement import ray_cluster
@@ -34,59 +37,83 @@ class RewardActor(RunActor):
         """Return when the reward is ready."""
 
 
+def reward_terms(plan: Plan) -> list[RewardTerm]:
+    """Return the terms of a plan's reward, ready to run."""
+    return [RewardTerm(each.rule, plan.plugins.resolve(each.reference), each.reference) for each in plan.rewards]
+
+
 @contextmanager
-def reward_actors(plan: Plan) -> Iterator[Callable[[RewardTerm], Callable[[Sequence[Rollout]], Any]]]:
-    """Start actors for the terms of a reward; they end with the block."""
+def reward_actors(plan: Plan, terms: Sequence[RewardTerm]) -> Iterator[dict[str, Any]]:
+    """Start an actor for each term of a reward that runs in one; they end with the block.
+
+    Starts Ray if there are any and Ray is not running.
+
+    Args:
+        plan: Plan of the run.
+        terms: Terms of its reward.
+
+    Yields:
+        Name of a term -> handle of its actor.
+
+    Raises:
+        ScoringError: An actor did not start.
+    """
+    apart = [term for term in terms if term.where == "actor"]
+    if not apart:
+        yield {}
+        return
     import ray
 
-    started: list[Any] = []
-
-    def start(part: RewardTerm) -> Callable[[Sequence[Rollout]], Any]:
-        name = part.rule.name.replace("/", "-")
-        log_path = plan.folder.resolve() / "logs" / f"reward-{name}.log"
-        gpus = float(part.reward.gpus) if isinstance(part.reward, UsesGPUs) else 0.0
-        actor = spawn(RewardActor, part.reference, str(log_path), gpus=gpus)
-        started.append(actor)
-        try:
-            ray.get(actor.ready.remote())
-        except ray.exceptions.RayError as error:
-            raise ScoringError(
-                f"the actor of reward {part.rule.name!r} did not start: {cause_of(error)}; see {log_path}"
-            ) from error
-        call: Callable[[Sequence[Rollout]], Any] = actor.score.remote
-        return call
-
-    try:
-        yield start
-    finally:
-        for actor in started:
-            kill(actor)
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            stack.enter_context(reaped())
+            stack.enter_context(ray_cluster(plan))
+        actors: dict[str, Any] = {}
+        for term in apart:
+            log_path = plan.folder.resolve() / "logs" / f"reward-{term.rule.name.replace('/', '-')}.log"
+            gpus = float(term.reward.gpus) if isinstance(term.reward, UsesGPUs) else 0.0
+            actors[term.rule.name] = actor = spawn(RewardActor, term.reference, str(log_path), gpus=gpus)
+            stack.callback(kill, actor)
+            try:
+                ray.get(actor.ready.remote())
+            except ray.exceptions.RayError as error:
+                raise ScoringError(
+                    f"the actor of reward {term.rule.name!r} did not start: {cause_of(error)}; see {log_path}"
+                ) from error
+        yield actors
 
 
 @contextmanager
-def scoring(plan: Plan, *, log_to: Path | None = None, user_loop: UserLoop | None = None) -> Iterator[Scorer | None]:
+def scoring(
+    plan: Plan,
+    *,
+    log_to: Path | None = None,
+    user_loop: UserLoop | None = None,
+    actors: Mapping[str, Any] | None = None,
+    sharing: int = 1,
+) -> Iterator[Scorer | None]:
     """Provide the scorer of a plan, None if it has no reward; its processes and actors end with the block.
-
-    Starts Ray if a reward term needs an actor and Ray is not running.
 
     Args:
         plan: Plan of the run.
         log_to: File for the output of rewards; by default, it is discarded.
         user_loop: Event loop for users' rewards that run in this process; by default, the running one.
+        actors: Handles that `reward_actors` gave to another process; left out, the actors are started.
+        sharing: Number of processes that divide `scoring.workers` among them, each with a scorer of its own.
     """
     if not plan.rewards:
         yield None
         return
-    parts = [RewardTerm(each.rule, plan.plugins.resolve(each.reference), each.reference) for each in plan.rewards]
+    terms, limits = reward_terms(plan), plan.config.scoring
     with ExitStack() as stack:
-        actor = None
-        if any(part.where == "actor" for part in parts):
-            import ray
+        handles = stack.enter_context(reward_actors(plan, terms)) if actors is None else actors
+        if sharing > 1:
+            limits = attrs.evolve(limits, workers=max(1, (limits.workers or os.cpu_count() or 1) // sharing))
 
-            if not ray.is_initialized():
-                stack.enter_context(reaped())
-                stack.enter_context(ray_cluster(plan))
-            actor = stack.enter_context(reward_actors(plan))
-        scorer = Scorer(parts, plan.config.scoring, log_to=log_to, actor=actor, user_loop=user_loop)
+        def call(term: RewardTerm) -> Callable[[Sequence[Rollout]], Any]:
+            score: Callable[[Sequence[Rollout]], Any] = handles[term.rule.name].score.remote
+            return score
+
+        scorer = Scorer(terms, limits, log_to=log_to, actor=call, user_loop=user_loop)
         stack.callback(scorer.close)
         yield scorer

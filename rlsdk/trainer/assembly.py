@@ -15,35 +15,29 @@ import numpy as np
 
 from rlsdk.cluster.actors import kill
 from rlsdk.cluster.placement import Layout, layout, no_room
-from rlsdk.config import Plan, defaults
+from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts.rollouts import Rollouts
 from rlsdk.engines.canary import TOLERANCE, Canary
-from rlsdk.engines.client import EngineClient
-from rlsdk.engines.gate import PausableClient
+from rlsdk.engines.client import EngineRoutes
 from rlsdk.engines.group import EngineGroup, RestartPolicy
 from rlsdk.engines.starting import exchanged_adapter, start_engine, start_engines, started_engines
-from rlsdk.environments.pool import EnvWorkerPools, env_worker_pools
 from rlsdk.errors import ConfigError
-from rlsdk.evaluation.evaluation import evaluator_of
 from rlsdk.isolation.watching import stage
 from rlsdk.learners.group import LearnerGroup
 from rlsdk.learners.starting import start_learner
-from rlsdk.loops import UserLoop
-from rlsdk.plugins import load
 from rlsdk.readiness.checks import examine
 from rlsdk.rollout.codec import ChatTokenizer
-from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.rollout.stream import Source, TaskStream, TaskStreams, opened
 from rlsdk.runlog.observers import Observers
-from rlsdk.scoring.actors import scoring
-from rlsdk.scoring.scorer import Scorer
 from rlsdk.seeds import derive
 from rlsdk.serving.context import setting_of
 from rlsdk.trainer.explorer import Explorer
 from rlsdk.trainer.interactive import ThreadedRollouts, run_async
 from rlsdk.trainer.rehearsal import Rehearsal, rehearse
 from rlsdk.types import Rollout, Score, Task
+from rlsdk.workers.local import LocalMaker
+from rlsdk.workers.starting import group_maker
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +133,7 @@ def started(
 def explorer_on(
     plan: Plan, engines: Sequence[Any], found: Layout, tasks: Sequence[Sequence[Task]], observers: Observers
 ) -> Iterator[Explorer]:
-    """Start scorer and environments, and create the explorer of a plan; they end with the block.
+    """Create the explorer of a plan, with rollout workers, scorer and environments, which end with the block.
 
     Args:
         plan: Plan of the run.
@@ -148,80 +142,39 @@ def explorer_on(
         tasks: Tasks of each source to train on.
         observers: Observers of every rollout.
     """
-    with (
-        UserLoop() as user_loop,
-        scoring(plan, log_to=plan.folder / "logs" / "scoring.log", user_loop=user_loop) as scorer,
-        env_worker_pools(plan) as worlds,
-    ):
-        yield explorer_of(plan, engines, found, tasks, scorer, worlds, observers, user_loop)
-
-
-def explorer_of(
-    plan: Plan,
-    engines: Sequence[Any],
-    layout: Layout,
-    tasks: Sequence[Sequence[Task]],
-    scorer: Scorer | None,
-    worlds: EnvWorkerPools,
-    observers: Observers,
-    user_loop: UserLoop | None = None,
-) -> Explorer:
-    """Create the explorer of a plan on engines that are ready.
-
-    Args:
-        plan: The plan.
-        engines: Handles of engine actors that are ready.
-        layout: Resources of each actor.
-        tasks: Tasks of each source to train on.
-        scorer: Scores rollouts; None where there is no reward.
-        worlds: Pools that host environments.
-        observers: Observers of every rollout.
-        user_loop: Event loop of users' workflows; left out, the running one.
-    """
-    config, resolve = plan.config, plan.plugins.resolve
-    codec = ChatTokenizer.of(plan)
-    client = EngineClient(engines, codec.decode) if engines else None
-    ends = () if codec.end is None else (codec.end,)
-    partial = config.rollout.partial_rollouts
-    gate = None if client is None else PausableClient(client, codec.decode, partial=partial, ends=ends)
-    seed = config.seed if config.sampling.seeds == "request" else None
-    hook = "rlsdk_rollout_done"
+    config, codec, hook = plan.config, ChatTokenizer.of(plan), "rlsdk_rollout_done"
 
     def observer(rollout: Rollout, score: Score, step: int) -> None:
         observers.tell(hook, rollout=rollout, score=score, step=step)
 
-    demonstrator = RolloutGenerator(load("workflow", defaults.DEMONSTRATION.name), None, None)
-    return Explorer(
-        plan,
-        engines=_engines(plan, engines, layout, client),
-        client=client,
-        gate=gate,
-        setting=setting_of(plan, codec, gate, worlds.train, user_loop),
-        eval_worlds=worlds.eval,
-        producer=RolloutGenerator(resolve(plan.workflow), scorer, seed, observer if observers.observes(hook) else None),
-        demonstrator=demonstrator if plan.algorithm.rollouts == "mixed" else None,
-        evaluator=evaluator_of(plan, scorer),
-        streams=_streams(plan, tasks, codec),
-        canary=Canary(
-            _canary_tokens(codec, tasks[0], min(config.canary.tokens, config.model.max_length - 1)),
-            0.0 if config.model.exact else config.canary.tolerance or TOLERANCE[config.model.dtype],
-        ),
-    )
+    with group_maker(plan, codec, engines, observer if observers.observes(hook) else None) as maker:
+        routes = maker.client if isinstance(maker, LocalMaker) else maker
+        yield Explorer(
+            plan,
+            engines=_engines(plan, engines, found, routes if engines else None),
+            maker=maker,
+            sampling=setting_of(plan, codec, None).sampling,
+            streams=_streams(plan, tasks, codec),
+            canary=Canary(
+                _canary_tokens(codec, tasks[0], min(config.canary.tokens, config.model.max_length - 1)),
+                0.0 if config.model.exact else config.canary.tolerance or TOLERANCE[config.model.dtype],
+            ),
+        )
 
 
-def _engines(plan: Plan, actors: Sequence[Any], layout: Layout, client: EngineClient | None) -> EngineGroup:
+def _engines(plan: Plan, actors: Sequence[Any], layout: Layout, routes: EngineRoutes | None) -> EngineGroup:
     """Group the engines, and say how those that die are replaced."""
     # On a GPU that both share, engines sleep while the learner works; on the CPU an idle engine takes nothing.
     shared = layout.device == "cuda" and plan.config.placement.colocate
     if shared and plan.config.rollout.runs_ahead:
         fault = "rollout: rollouts cannot run ahead of a learner on their own device; set placement.colocate=false"
         raise ConfigError([fault])
-    if client is None:
+    if routes is None:
         return EngineGroup(actors, shared=shared)
     start = partial(start_engine, plan, layout, exchanged_adapter(plan))
     most, missing = plan.config.placement.engine_restarts, partial(no_room, plan, layout)
     logs = plan.folder.resolve() / "logs"
-    restarts = RestartPolicy(client=client, start=start, most=most, logs=logs, missing=missing)
+    restarts = RestartPolicy(client=routes, start=start, most=most, logs=logs, missing=missing)
     return EngineGroup(actors, shared=shared, restarts=restarts)
 
 

@@ -1,21 +1,20 @@
-"""Rollouts sampled in this process: sources of tasks, engines, rewards, environments and evaluation.
+"""The rollouts of a run: sources of tasks, engines, evaluation, and what makes the groups.
 
 It exchanges plain values with the trainer: in one program they are handed over, between two they travel.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import attrs
 import numpy as np
 
 from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups
+from rlsdk.contracts import Sampling
 from rlsdk.contracts.rollouts import (
     EngineStatus,
     Evaluation,
@@ -29,24 +28,17 @@ from rlsdk.contracts.rollouts import (
     WeightSender,
 )
 from rlsdk.engines.canary import Canary
-from rlsdk.engines.client import EngineClient
-from rlsdk.engines.gate import PausableClient
 from rlsdk.engines.group import EngineGroup
-from rlsdk.environments.pool import EnvWorkerPool
 from rlsdk.evaluation.evaluation import evaluate, figures, held_out
-from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.lifecycle import TaskLedger
-from rlsdk.rollout.producer import RolloutGenerator
-from rlsdk.rollout.production import RolloutScheduler, UnfinishedError
+from rlsdk.rollout.production import RolloutScheduler
 from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.rollout.stream import TaskStreams
 from rlsdk.trainer.credit import apply_filters
 from rlsdk.trainer.learning import Refills
 from rlsdk.trainer.metrics import raw_metrics
 from rlsdk.types import Group, Task
-
-MOST_REASONS = 20
-"""Number of reasons in the summary."""
+from rlsdk.workers.orders import MOST_REASONS, GroupMaker, GroupOrder, made_in_order
 
 
 class Explorer:
@@ -62,13 +54,8 @@ class Explorer:
         plan: Plan,
         *,
         engines: EngineGroup,
-        client: EngineClient | None,
-        gate: PausableClient | None,
-        setting: RolloutContext,
-        eval_worlds: EnvWorkerPool | None,
-        producer: RolloutGenerator,
-        demonstrator: RolloutGenerator | None,
-        evaluator: RolloutGenerator,
+        maker: GroupMaker,
+        sampling: Sampling,
         streams: TaskStreams,
         canary: Canary,
     ) -> None:
@@ -77,20 +64,13 @@ class Explorer:
         Args:
             plan: Checked configuration.
             engines: All engines.
-            client: Client of the engines; None where nothing is sampled.
-            gate: Pauses what is sampled; None where nothing is.
-            setting: Tokenizer, sampling and environments of rollouts.
-            eval_worlds: Environments of evaluations; None for those of the training.
-            producer: Makes the groups to train on.
-            demonstrator: Gives the demonstrations that are mixed in; None where none are.
-            evaluator: Makes the groups of evaluations.
+            maker: Makes the groups, in this process or in rollout workers.
+            sampling: Sampling parameters of the training.
             streams: Sources of tasks.
             canary: Compares engines with the learner.
         """
         config, resolve = plan.config, plan.plugins.resolve
-        self._plan, self._client, self._gate, self._setting = plan, client, gate, setting
-        self._eval_worlds = eval_worlds
-        self._producer, self._demonstrator, self._evaluator = producer, demonstrator, evaluator
+        self._plan, self._maker, self._sampling = plan, maker, sampling
         self._streams, self._canary = streams, canary
         self._eval_tasks = held_out(plan)
         self._filters = [resolve(reference) for reference in plan.filters]
@@ -108,7 +88,7 @@ class Explorer:
             policy=resolve(plan.buffer),
             most_dropped=most_empty,
             stop=resolve(plan.stop),
-            pausable=gate,
+            pausable=maker.pausable,
         )
         self._baselines: dict[int, float] = {}
         self._made: list[Group] = []
@@ -183,9 +163,10 @@ class Explorer:
             **raw_metrics(made if self._plan.scored else ()),
         }
         experts: list[Group] = []
-        if self._demonstrator is not None:  # the experts' demonstrations of the same tasks
-            tasks = [ticket.task for ticket in tickets]
-            experts = await self._demonstrator.produce(tasks, self._setting, 1, f"step {self._done + 1} expert")
+        if self._plan.algorithm.rollouts == "mixed":  # the experts' demonstrations of the same tasks
+            keyed = ((f"step {self._done + 1} expert/{i}", ticket.task) for i, ticket in enumerate(tickets))
+            orders = [GroupOrder(task=task, key=key, size=1, role="expert") for key, task in keyed]
+            experts = await made_in_order(self._maker, orders)
         return TakenBatch(tickets=tuple(tickets), greedy=greedy, experts=tuple(experts), metrics=metrics)
 
     def settle(self, taken: TakenBatch, states: Sequence[TaskStatus]) -> None:
@@ -205,8 +186,7 @@ class Explorer:
             CanaryError: Engine and learner disagree.
             EngineError: An engine failed.
         """
-        gate = None if self._plan.config.rollout.in_flight else self._gate
-        async with nullcontext() if gate is None else gate.held():
+        async with nullcontext() if self._plan.config.rollout.in_flight else self._maker.held():
             return await self.engines.publish(learner, version, self._canary, updated=updated)
 
     async def sleep(self) -> None:
@@ -220,11 +200,15 @@ class Explorer:
         Raises:
             ScoringError: More than the share `max_invalid` of the answers could not be scored.
         """
-        section, setting = self._plan.config.eval, self._setting
-        if self._eval_worlds is not None:
-            setting = attrs.evolve(setting, worlds=self._eval_worlds)
+        section = self._plan.config.eval
+
+        async def produce(tasks: Sequence[Task], sampling: Sampling, size: int, key: str) -> list[Group]:
+            keyed = ((f"{key}/{i}", task) for i, task in enumerate(tasks))
+            chosen: dict[str, Any] = {"size": size, "role": "evaluation", "sampling": sampling}
+            return await made_in_order(self._maker, [GroupOrder(task=task, key=key, **chosen) for key, task in keyed])
+
         reseed = partial(self.engines.reseed, self._plan.config.seed, 0)
-        answers = await evaluate(self._evaluator, self._eval_tasks, setting, section, reseed=reseed)
+        answers = await evaluate(produce, self._eval_tasks, self._sampling, section, reseed=reseed)
         answers.check_scores(self._plan.config.max_invalid, f"evaluation at step {self._done}")
         return figures(answers, section.samples, scored=bool(self._plan.rewards))
 
@@ -242,9 +226,8 @@ class Explorer:
 
     async def counters(self) -> RolloutCounters:
         """Return seconds and tokens so far."""
-        unheard = 0 if self._client is None else self._client.unheard
         clock = await self.engines.clock()
-        return RolloutCounters(clock, self._ledger.wasted + unheard + (0 if self._gate is None else self._gate.dropped))
+        return RolloutCounters(clock, self._ledger.wasted + self._maker.counters().wasted)
 
     async def scale(self, engines: int | None) -> EngineStatus:
         """Scale to the requested number of engines, as far as there is room, without waiting for it."""
@@ -258,7 +241,14 @@ class Explorer:
     async def pause(self) -> RolloutSummary:
         """End running tasks; the next `take` starts them again."""
         await self.production.pause(self._plan.config.rollout.pause_timeout)
-        return RolloutSummary(self.sources(), self._environments(), self.engines.report())
+        found, deaths = self._maker.counters(), self._maker.deaths
+        environments = {
+            "workers_lost": found.environments_lost,
+            "reasons": list(found.reasons),
+            "rollouts_run_again": found.run_again,
+        }
+        workers = {"lost": len(deaths), "reasons": deaths[:MOST_REASONS]}
+        return RolloutSummary(self.sources(), environments, self.engines.report(), rollout_workers=workers)
 
     async def close(self) -> None:
         """End running tasks, and the engines that replaced others."""
@@ -267,24 +257,17 @@ class Explorer:
         finally:
             self.engines.close()
 
-    def _environments(self) -> dict[str, Any]:
-        pools = [self._setting.worlds, self._eval_worlds]
-        lost = [event for pool in pools if isinstance(pool, EnvWorkerPool) for event in pool.lost]
-        again = self._producer.run_again + self._evaluator.run_again
-        return {"workers_lost": len(lost), "reasons": lost[:MOST_REASONS], "rollouts_run_again": again}
-
     async def _make(self, ticket: TaskRecord) -> Group:
         """Sample and score the group of a task and, where needed, the greedy answer for its baseline."""
-        size, key, setting = self._plan.config.group_size, f"task {ticket.number}.{ticket.attempts}", self._setting
-        async with asyncio.TaskGroup() as running:
-            group = self._producer.group(ticket.task, setting, size, key, self._done + 1, ticket.group)
-            task = running.create_task(group)
-            greedy = None
-            if "baseline_rewards" in self._plan.needs:
-                plain = attrs.evolve(setting, sampling=attrs.evolve(setting.sampling, temperature=0.0))
-                greedy = running.create_task(self._evaluator.group(ticket.task, plain, 1, f"{key} greedy"))
-        if greedy is not None and greedy.result().rollouts[0].status == "aborted":
-            raise UnfinishedError(task.result())
-        if greedy is not None and greedy.result().scores[0].valid:
-            self._baselines[ticket.number] = greedy.result().scores[0].value
-        return task.result()
+        order = GroupOrder(
+            task=ticket.task,
+            key=f"task {ticket.number}.{ticket.attempts}",
+            size=self._plan.config.group_size,
+            step=self._done + 1,
+            before=ticket.group,
+            baseline="baseline_rewards" in self._plan.needs,
+        )
+        made = await self._maker.make(order)
+        if made.baseline is not None:
+            self._baselines[ticket.number] = made.baseline
+        return made.group

@@ -96,6 +96,7 @@ def summarise(trainer: Trainer, rollouts: RolloutSummary) -> dict[str, Any]:
         "skipped_updates": dict(counters.skipped_updates),
         "environments": rollouts.environments,
         "engines": rollouts.engines,
+        "rollout_workers": {"lost": 0, "reasons": [], **rollouts.rollout_workers},
         "explorers_lost": list(rollouts.explorers_lost),
         "seconds": {**times.seconds, **times.phases},
         "tokens_per_second": times.tokens / max(times.generating, 1e-9),

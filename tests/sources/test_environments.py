@@ -12,7 +12,7 @@ import rlsdk
 from rlsdk.config.schema import EvalSection
 from rlsdk.contracts import RewardSpec, Sampling
 from rlsdk.errors import OptionError
-from rlsdk.evaluation.evaluation import evaluate, figures
+from rlsdk.evaluation.evaluation import evaluate, figures, produced_by
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.producer import RolloutGenerator
 from rlsdk.rollout.stream import TaskStream
@@ -130,7 +130,9 @@ def test_an_evaluation_reports_each_tag() -> None:
         setting = RolloutContext(codec=plain(), client=policy, sampling=Sampling(), max_length=64)
         producer = RolloutGenerator(rlsdk.load("workflow", "environment"), scorer, 0)
         held_out = list(tasks(split="test", partition=[3, 1], form="text"))
-        return await evaluate(producer, held_out, setting, EvalSection(samples=2), reseed=nothing)
+        return await evaluate(
+            produced_by(producer, setting), held_out, setting.sampling, EvalSection(samples=2), reseed=nothing
+        )
 
     found = figures(asyncio.run(go()), 2)
     assert found.accuracy == {"greedy": 0.75, "sampled": 0.75, "pass@2": 0.75}

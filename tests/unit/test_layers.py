@@ -70,7 +70,7 @@ def contracts() -> dict[str, Any]:
                 *("tool_parsers", "transfers", "workflows"),
             },
         ),
-        ("heavy", {"cluster", "engines", "environments", "learners", "trainer"}),
+        ("heavy", {"cluster", "engines", "environments", "learners", "trainer", "workers"}),
     ],
 )
 def test_each_room_is_held_by_a_contract_or_named_here(contract: str, others: set[str]) -> None:

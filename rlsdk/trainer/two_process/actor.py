@@ -19,6 +19,7 @@ import numpy as np
 from rlsdk import weights as transport
 from rlsdk.cluster.actors import RunActor, kill
 from rlsdk.cluster.placement import layout
+from rlsdk.cluster.portable import Surroundings, portable
 from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan, Source, check
 from rlsdk.contracts.rollouts import TakenBatch, TaskCounts, TaskStatus
@@ -32,7 +33,7 @@ from rlsdk.runlog.logs import log_to
 from rlsdk.runlog.observers import Observers
 from rlsdk.trainer.assembly import explorer_on, train_tasks
 from rlsdk.trainer.explorer import Explorer
-from rlsdk.trainer.two_process.agreement import PeerInfo, disagreement, named, portable, until_gone
+from rlsdk.trainer.two_process.agreement import PeerInfo, disagreement, named, until_gone
 from rlsdk.types import Group
 
 log = logging.getLogger(__name__)
@@ -93,23 +94,18 @@ class ExplorerSetup:
         overrides: `key=value` texts.
         plugins: Files of plugins.
         gpus: Number of Ray's GPUs.
-        folder: Working folder, to which paths are relative.
-        environment: Environment variables.
+        surroundings: Working folder and environment variables.
     """
 
     config: Source
     overrides: Sequence[str]
     plugins: Sequence[str | Path]
     gpus: int
-    folder: str = attrs.field(factory=os.getcwd)
-    environment: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ))
+    surroundings: Surroundings = attrs.field(factory=Surroundings)
 
     def plan(self) -> Plan:
         """Take over the surroundings, and check the configuration."""
-        os.chdir(self.folder)
-        # What Ray gave to this process is right for it: its devices, its threads, its own settings.
-        given = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-        os.environ.update({name: value for name, value in self.environment.items() if not name.startswith(given)})
+        self.surroundings.take_over()
         return check(self.config, self.overrides, self.plugins)
 
 

@@ -128,18 +128,6 @@ async def until_gone(presence: Any) -> str:
     raise RunError("the trainer's presence has stopped waiting")
 
 
-def portable(error: BaseException) -> BaseException:
-    """Return an error that other processes can read: itself or, if it cannot be pickled, its text."""
-    from ray import cloudpickle
-
-    try:
-        found: BaseException = cloudpickle.loads(cloudpickle.dumps(error))
-    except Exception as failed:  # noqa: BLE001 - whatever an exception's constructor wants
-        log.debug("an error travels as text: %s", failed)
-        return RunError(f"{type(error).__name__}: {error}")
-    return found
-
-
 def require_cluster(plan: Plan) -> None:
     """Require a Ray cluster that neither program starts, and weights that outlive their transfer.
 

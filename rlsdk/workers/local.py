@@ -1,0 +1,171 @@
+"""Makes groups in this process: the driver's own, or that of a rollout worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from typing import Any
+
+import attrs
+
+from rlsdk.config import Plan, defaults
+from rlsdk.engines.client import EngineClient
+from rlsdk.engines.gate import PausableClient
+from rlsdk.environments.pool import EnvWorkerPool, env_worker_pools
+from rlsdk.evaluation.evaluation import evaluator_of
+from rlsdk.loops import UserLoop
+from rlsdk.plugins import load
+from rlsdk.rollout.chat import RolloutContext
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.producer import Observer, RolloutGenerator
+from rlsdk.rollout.production import UnfinishedError
+from rlsdk.scoring.actors import scoring
+from rlsdk.serving.context import setting_of
+from rlsdk.types import Group
+from rlsdk.workers.orders import MOST_REASONS, GroupOrder, MadeGroup, MakerCounters
+
+
+@attrs.frozen
+class Share:
+    """Part of a run's rollouts that a process makes.
+
+    Attributes:
+        rank: Number of the process.
+        of: Number of processes.
+        name: Name of this process, part of those of its requests, logs and environment workers; empty if it is alone.
+        reward_actors: Name of a reward term -> actor that several processes use; None: this one starts its own.
+    """
+
+    rank: int = 0
+    of: int = 1
+    name: str = ""
+    reward_actors: Mapping[str, Any] | None = None
+
+
+class LocalMaker:
+    """Makes groups on the event loop of this process.
+
+    Attributes:
+        client: Client of the engines; None where nothing is sampled.
+        pausable: Pauses what is sampled; None where nothing is.
+        deaths: Empty, as the run does not survive the death of this process.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: EngineClient | None,
+        gate: PausableClient | None,
+        setting: RolloutContext,
+        eval_worlds: EnvWorkerPool | None,
+        producer: RolloutGenerator,
+        demonstrator: RolloutGenerator,
+        evaluator: RolloutGenerator,
+    ) -> None:
+        """Create a maker.
+
+        Args:
+            client: Client of the engines; None where nothing is sampled.
+            gate: Pauses what is sampled; None where nothing is.
+            setting: Tokenizer, sampling and environments of rollouts.
+            eval_worlds: Environments of evaluations; None for those of the training.
+            producer: Makes the groups to train on.
+            demonstrator: Gives demonstrations.
+            evaluator: Makes the groups of evaluations.
+        """
+        self.client, self.pausable = client, gate
+        self._setting, self._eval_worlds = setting, eval_worlds
+        self._generators = {"train": producer, "expert": demonstrator, "evaluation": evaluator}
+        self.deaths: list[str] = []
+
+    async def make(self, order: GroupOrder) -> MadeGroup:
+        """See `GroupMaker.make`."""
+        async with asyncio.TaskGroup() as running:
+            task = running.create_task(self._group(order))
+            greedy = running.create_task(self._greedy(order)) if order.baseline else None
+        group = task.result()
+        if greedy is None:
+            return MadeGroup(group)
+        if greedy.result().rollouts[0].status == "aborted":
+            raise UnfinishedError(group)
+        score = greedy.result().scores[0]
+        return MadeGroup(group, score.value if score.valid else None)
+
+    async def _group(self, order: GroupOrder) -> Group:
+        setting = self._setting
+        if order.role == "evaluation" and self._eval_worlds is not None:
+            setting = attrs.evolve(setting, worlds=self._eval_worlds)
+        if order.sampling is not None:
+            setting = attrs.evolve(setting, sampling=order.sampling)
+        generator = self._generators[order.role]
+        return await generator.group(order.task, setting, order.size, order.key, order.step, order.before)
+
+    async def _greedy(self, order: GroupOrder) -> Group:
+        """Make the answer whose reward is the baseline."""
+        sampling = attrs.evolve(self._setting.sampling, temperature=0.0)
+        setting = attrs.evolve(self._setting, sampling=sampling)
+        return await self._generators["evaluation"].group(order.task, setting, 1, f"{order.key} greedy")
+
+    def held(self) -> AbstractAsyncContextManager[None]:
+        """See `GroupMaker.held`."""
+        return nullcontext() if self.pausable is None else self.pausable.held()
+
+    def counters(self) -> MakerCounters:
+        """See `GroupMaker.counters`."""
+        pools = [self._setting.worlds, self._eval_worlds]
+        lost = [event for pool in pools if isinstance(pool, EnvWorkerPool) for event in pool.lost]
+        client, gate = self.client, self.pausable
+        return MakerCounters(
+            wasted=(0 if client is None else client.unheard) + (0 if gate is None else gate.dropped),
+            sampled_again=0 if client is None else client.sampled_again,
+            run_again=sum(each.run_again for each in self._generators.values()),
+            environments_lost=len(lost),
+            reasons=tuple(lost[:MOST_REASONS]),
+        )
+
+
+@contextmanager
+def local_maker(
+    plan: Plan, codec: ChatTokenizer, engines: Sequence[Any], observer: Observer | None, share: Share | None = None
+) -> Iterator[LocalMaker]:
+    """Provide what makes the groups of a plan in this process; scorer and environments end with the block.
+
+    Args:
+        plan: The plan.
+        codec: Tokenizer of its model.
+        engines: Handles of engine actors that are ready, by rank; without any, a client with routes to come is made if
+            this process is one of several.
+        observer: Called with each rollout for training, its score and step; None if nobody observes.
+        share: Part that this process makes; left out, it makes all.
+    """
+    share = share or Share()
+    logs, config = plan.folder / "logs", plan.config
+    with (
+        UserLoop() as user_loop,
+        scoring(
+            plan,
+            log_to=logs / (f"scoring-{share.name}.log" if share.name else "scoring.log"),
+            user_loop=user_loop,
+            actors=share.reward_actors,
+            sharing=share.of,
+        ) as scorer,
+        env_worker_pools(plan, sharing=share.of, of=f"-{share.name}" if share.name else "") as worlds,
+    ):
+        client = gate = None
+        if plan.needs_engine:
+            prefix = f"{share.name}-" if share.name else ""
+            client = EngineClient(engines, codec.decode, name=prefix, first=share.rank % config.placement.engines)
+            ends = () if codec.end is None else (codec.end,)
+            gate = PausableClient(client, codec.decode, partial=config.rollout.partial_rollouts, ends=ends)
+        seed = config.seed if config.sampling.seeds == "request" else None
+        demonstrator = RolloutGenerator(load("workflow", defaults.DEMONSTRATION.name), None, None)
+        yield LocalMaker(
+            client=client,
+            gate=gate,
+            setting=setting_of(plan, codec, gate, worlds.train, user_loop),
+            eval_worlds=worlds.eval,
+            producer=RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, seed, observer),
+            demonstrator=demonstrator,
+            evaluator=evaluator_of(plan, scorer),
+        )

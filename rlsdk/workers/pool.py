@@ -1,0 +1,298 @@
+"""All rollout workers of a run: spreads groups over them, and replaces those that die while the run continues."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.cluster.actors import cause_of, died, kill, last_words, reason
+from rlsdk.errors import EngineError, RunError, described
+from rlsdk.isolation.spans import note
+from rlsdk.rollout.producer import Observer
+from rlsdk.rollout.production import Pausable, UnfinishedError
+from rlsdk.workers.messages import (
+    Admit,
+    Cancel,
+    Command,
+    Dismiss,
+    Drain,
+    EngineDied,
+    Hold,
+    Interrupt,
+    Logged,
+    Made,
+    Make,
+    Notice,
+    Release,
+    Resume,
+)
+from rlsdk.workers.orders import GroupOrder, MadeGroup, MakerCounters
+from rlsdk.workers.worker import RolloutWorker, WorkerEvents
+
+log = logging.getLogger(__name__)
+Start = Callable[[int, int], tuple[Any, Any]]
+"""Starts the worker of a rank, given the number of earlier starts; returns its handle, and what to wait for."""
+
+
+@attrs.define(eq=False)
+class _Job:
+    """A group that is being made; `worker` is None while there is none to make it."""
+
+    order: GroupOrder
+    answer: asyncio.Future[Made]
+    worker: RolloutWorker | None = None
+
+
+class RolloutWorkerPool:
+    """Makes groups in workers; implements `GroupMaker`, `engines.client.EngineRoutes` and `Pausable`.
+
+    A group is made by the worker that owes the fewest rollouts. Those of a worker that dies are made again by others,
+    from the same seeds; so each group that was ordered is made once.
+
+    Attributes:
+        lost: Called with rank, actor and error when a worker has found an engine dead.
+        deaths: A sentence for each death of a worker: which, when and why.
+    """
+
+    def __init__(
+        self, start: Start, started: Sequence[Any], engines: Sequence[Any], *, most: int, logs: Path, observer: Observer
+    ) -> None:
+        """Create a pool of workers that have started.
+
+        Args:
+            start: Starts a replacement for a dead worker.
+            started: Handles of the workers, by rank.
+            engines: Handles of the engines, by rank; none if nothing is sampled.
+            most: Number of deaths per worker that a run survives.
+            logs: Folder of the workers' logs.
+            observer: Called with each new rollout for training, its score and step.
+        """
+        self._start, self._most, self._logs, self._observer = start, most, logs, observer
+        self._events = WorkerEvents(answered=self._answer, noticed=self._notice, lost=self._lose)
+        self._numbers, self._lives = itertools.count(), itertools.count()
+        self._engines = {rank: (next(self._lives), actor) for rank, actor in enumerate(engines)}
+        self._samples = bool(engines)
+        self._workers = {rank: RolloutWorker(rank, actor, self._events) for rank, actor in enumerate(started)}
+        self._unannounced = set(self._workers)
+        self._starts = dict.fromkeys(self._workers, 1)
+        self._deaths_of: dict[int, list[str]] = {rank: [] for rank in self._workers}
+        self._jobs: dict[int, _Job] = {}
+        self._past = MakerCounters()
+        self._interrupted = self._held = False
+        self._failure: Exception | None = None
+        self._restarting: set[asyncio.Task[None]] = set()
+        self._step = 0
+        self.lost: Callable[[int, Any, Exception], None] | None = None
+        self.deaths: list[str] = []
+
+    # Groups
+
+    async def make(self, order: GroupOrder) -> MadeGroup:
+        """See `GroupMaker.make`."""
+        if self._failure is not None:
+            raise self._failure
+        self._step = max(self._step, order.step)
+        number, job = next(self._numbers), _Job(order, asyncio.get_running_loop().create_future())
+        self._jobs[number] = job
+        self._assign(number, job)
+        try:
+            made = await job.answer
+        except asyncio.CancelledError:
+            if job.worker is not None:
+                job.worker.send([Cancel(number)])
+            raise
+        finally:
+            del self._jobs[number]
+            if job.worker is not None:
+                job.worker.load -= order.size
+        for rollout, score, step in made.seen:
+            self._observer(rollout, score, step)
+        if made.unfinished:
+            raise UnfinishedError(made.made.group)
+        return made.made
+
+    def counters(self) -> MakerCounters:
+        """See `GroupMaker.counters`; what a dead worker had counted since its last answer is missing."""
+        return sum((worker.counters for worker in self._workers.values()), self._past)
+
+    # Pauses
+
+    @property
+    def pausable(self) -> Pausable | None:
+        """See `GroupMaker.pausable`."""
+        return self if self._samples else None
+
+    def interrupt(self) -> None:
+        """See `Pausable.interrupt`."""
+        self._interrupted = True
+        self._tell_all([Interrupt()])
+
+    def release(self) -> None:
+        """See `Pausable.release`."""
+        if self._interrupted:
+            self._interrupted = False
+            self._tell_all([Release()])
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """See `GroupMaker.held`; the block starts once every worker has said that it samples nothing any more."""
+        workers = [self._ready(worker) for worker in self._workers.values()]
+        self._held = True  # for workers that start meanwhile
+        holding = [worker.confirmed(Hold(next(self._numbers))) for worker in workers]
+        try:
+            await asyncio.gather(*holding)
+            yield
+        finally:
+            self._held = False
+            self._tell_all([Resume()])
+
+    # Routes to engines
+
+    @property
+    def sampled_again(self) -> int:
+        """See `EngineRoutes.sampled_again`."""
+        return self.counters().sampled_again
+
+    def admit(self, rank: int, actor: Any) -> None:
+        """See `EngineRoutes.admit`."""
+        life = next(self._lives)
+        self._engines[rank] = life, actor
+        self._tell_all([Admit(rank, life, actor)])
+
+    def dismiss(self, rank: int) -> None:
+        """See `EngineRoutes.dismiss`."""
+        if self._engines.pop(rank, None) is not None:
+            self._tell_all([Dismiss(rank)])
+
+    async def drain(self, rank: int) -> None:
+        """See `EngineRoutes.drain`."""
+        if self._engines.pop(rank, None) is not None:
+            draining = [self._ready(w).confirmed(Drain(next(self._numbers), rank)) for w in self._workers.values()]
+            await asyncio.gather(*draining)
+
+    def fail(self, error: Exception) -> None:
+        """See `EngineRoutes.fail`; every group that is being made fails with the error."""
+        self._failure = self._failure or error
+        for job in self._jobs.values():
+            if not job.answer.done():
+                job.answer.set_exception(self._failure)
+
+    # Workers
+
+    def close(self) -> None:
+        """Kill all workers."""
+        for task in self._restarting:
+            if not task.get_loop().is_closed():
+                task.cancel()
+        for worker in self._workers.values():
+            worker.end()
+
+    def _assign(self, number: int, job: _Job) -> None:
+        """Give a group to the worker with the fewest rollouts; without any, it waits for one."""
+        job.worker = min(self._workers.values(), key=lambda each: (each.load, each.rank), default=None)
+        if job.worker is not None:
+            job.worker.load += job.order.size
+            self._ready(job.worker).send([Make(number, job.order)])
+
+    def _ready(self, worker: RolloutWorker) -> RolloutWorker:
+        """Tell a worker the state of the run, if it has heard nothing yet; it may have been created without a loop."""
+        if worker.rank in self._unannounced:
+            self._unannounced.discard(worker.rank)
+            commands: list[Command] = [Admit(rank, life, actor) for rank, (life, actor) in self._engines.items()]
+            commands += [Interrupt()] if self._interrupted else []
+            commands += [Hold(next(self._numbers))] if self._held else []
+            worker.send(commands)
+        return worker
+
+    def _tell_all(self, commands: Iterable[Command]) -> None:
+        """Send commands to all workers; one that has heard nothing yet will hear of the state that they lead to."""
+        for worker in self._workers.values():
+            if worker.rank not in self._unannounced:
+                worker.send(commands)
+
+    def _answer(self, worker: RolloutWorker, number: int, answer: Any) -> None:
+        job = self._jobs.get(number)
+        if job is None or job.worker is not worker or job.answer.done():
+            return
+        if isinstance(answer, BaseException):
+            job.answer.set_exception(answer)
+        else:
+            job.answer.set_result(answer)
+
+    def _notice(self, worker: RolloutWorker, notice: Notice) -> None:
+        if isinstance(notice, EngineDied):
+            life, actor = self._engines.get(notice.rank, (-1, None))
+            if life == notice.life and self.lost is not None:
+                self.lost(notice.rank, actor, EngineError(notice.reason))
+        elif isinstance(notice, Logged):
+            logging.getLogger(notice.logger).log(notice.level, "rollout worker %d: %s", worker.rank, notice.text)
+        else:
+            note(notice.actor, notice.name, notice.begin, **notice.counts)
+
+    def _lose(self, worker: RolloutWorker, error: Exception) -> None:
+        """Handle the end of a worker once: its groups go to others, and a new worker replaces it."""
+        if self._workers.get(worker.rank) is not worker:
+            return
+        del self._workers[worker.rank]
+        self._past += worker.counters
+        worker.end()
+        owed = [(number, job) for number, job in self._jobs.items() if job.worker is worker]
+        if not died(error):
+            self.fail(RunError(f"rollout worker {worker.rank} failed: {described(error)}"))
+            return
+        self._note_death(worker.rank, error, len(owed))
+        for number, job in owed:
+            self._assign(number, job)
+
+    def _note_death(self, rank: int, error: BaseException, owed: int) -> None:
+        words = last_words(self._logs / f"rollout-worker-{rank}.log")
+        said = f"step {self._step}: rollout worker {rank}: {reason(error)}"
+        said += f"; its log ends with {words!r}" if words else ""
+        deaths = self._deaths_of[rank]
+        for each in (self.deaths, deaths):
+            each.append(said)
+        if len(deaths) > self._most:
+            every = "\n".join(f"  {each}" for each in deaths)
+            self.fail(
+                RunError(
+                    f"rollout worker {rank} died {len(deaths)} times; placement.engine_restarts={self._most} is the "
+                    f"most that a run survives. Its log is logs/rollout-worker-{rank}.log:\n{every}"
+                )
+            )
+            return
+        log.warning("rollout worker died and will be replaced; its %d groups are made again: %s", owed, said)
+        task = asyncio.get_running_loop().create_task(self._restart(rank))
+        self._restarting.add(task)
+        task.add_done_callback(self._restarting.discard)
+
+    async def _restart(self, rank: int) -> None:
+        incarnation = self._starts[rank]
+        self._starts[rank] += 1
+        actor = None
+        try:
+            actor, ready = self._start(rank, incarnation)
+            await ready
+        except BaseException as error:
+            if actor is not None:
+                kill(actor)
+            if not isinstance(error, Exception):
+                raise
+            if died(error):
+                self._note_death(rank, error, 0)
+            else:
+                self.fail(RunError(f"rollout worker {rank} did not start: {described(cause_of(error))}"))
+            return
+        self._workers[rank] = worker = RolloutWorker(rank, actor, self._events)
+        self._unannounced.add(rank)
+        self._ready(worker)
+        log.info("rollout worker %d is ready", rank)
+        for number, job in self._jobs.items():
+            if job.worker is None and not job.answer.done():
+                self._assign(number, job)

@@ -1,0 +1,112 @@
+"""Start the rollout workers of a plan on the Ray cluster, or make groups in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from rlsdk.cluster.actors import cause_of, described, died, spawn
+from rlsdk.cluster.portable import PortablePlan, Surroundings
+from rlsdk.config import Plan
+from rlsdk.errors import RlsdkError, RunError
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.rollout.producer import Observer
+from rlsdk.scoring.actors import reward_actors, reward_terms
+from rlsdk.workers.actor import RolloutWorkerActor, WorkerSpec
+from rlsdk.workers.local import LocalMaker, Share, local_maker
+from rlsdk.workers.pool import RolloutWorkerPool
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def group_maker(
+    plan: Plan, codec: ChatTokenizer, engines: Sequence[Any], observer: Observer | None
+) -> Iterator[LocalMaker | RolloutWorkerPool]:
+    """Provide what makes the groups of a plan: this process, or its rollout workers, which end with the block.
+
+    Args:
+        plan: The plan.
+        codec: Tokenizer of its model.
+        engines: Handles of engine actors that are ready, by rank.
+        observer: Called with each new rollout for training, its score and step; None if nobody observes.
+
+    Raises:
+        RlsdkError: A worker did not start.
+    """
+    if not plan.config.rollout.workers:
+        with local_maker(plan, codec, engines, observer) as maker:
+            yield maker
+        return
+    with reward_actors(plan, reward_terms(plan)) as actors, ExitStack() as stack:
+        pool = _started(plan, engines, observer, actors, stack)
+        yield pool
+
+
+def _started(
+    plan: Plan, engines: Sequence[Any], observer: Observer | None, actors: Mapping[str, Any], stack: ExitStack
+) -> RolloutWorkerPool:
+    """Start all workers, which end with the stack."""
+    import ray
+
+    portable = PortablePlan.of(plan)
+    nodes = [each.node for each in ray.get([engine.identity.remote() for engine in engines])]
+    start = partial(_start, plan, portable, nodes, actors, observer is not None)
+    count = plan.config.rollout.workers
+    starting = [start(rank, 0) for rank in range(count)]
+    pool = RolloutWorkerPool(
+        start,
+        [actor for actor, _ in starting],
+        engines,
+        most=plan.config.placement.engine_restarts,
+        logs=plan.folder.resolve() / "logs",
+        observer=observer or _nobody,
+    )
+    stack.callback(pool.close)
+    for rank, (_, ready) in enumerate(starting):
+        try:
+            ray.get(ready)
+        except ray.exceptions.RayError as error:
+            cause = cause_of(error)
+            if isinstance(cause, RlsdkError) and not died(error):
+                raise cause from error
+            path = plan.folder.resolve() / "logs" / f"rollout-worker-{rank}.log"
+            raise RunError(f"rollout worker {rank} did not start: {described(error)}; its log is {path}") from error
+    log.info("%d rollout workers make the rollouts", count)
+    return pool
+
+
+def _start(
+    plan: Plan,
+    portable: PortablePlan,
+    nodes: Sequence[str],
+    actors: Mapping[str, Any],
+    observed: bool,
+    rank: int,
+    incarnation: int,
+) -> tuple[Any, Any]:
+    """Start a worker beside an engine: its handle, and an `ObjectRef` that resolves when it is ready."""
+    import ray
+
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    near = nodes[rank % len(nodes)] if nodes else ""
+    path = plan.folder.resolve() / "logs" / f"rollout-worker-{rank}.log"
+    actor = spawn(
+        RolloutWorkerActor,
+        str(path),
+        node=near if near in alive else "",  # Ray finds another one
+        concurrency=10_000,
+        watched_as=f"rollout worker {rank}",
+        log_path=path,
+        replaced=plan.config.placement.engine_restarts > 0,
+    )
+    name = f"w{rank}" + (f"-life-{incarnation + 1}" if incarnation else "")
+    share = Share(rank, plan.config.rollout.workers, name, actors)
+    return actor, actor.start.remote(WorkerSpec(portable, Surroundings(), share, observed))
+
+
+def _nobody(*_: object) -> None:
+    """Observe nothing."""

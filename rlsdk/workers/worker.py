@@ -1,0 +1,115 @@
+"""The driver's side of one rollout worker: commands of one iteration of the event loop travel as one message."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+
+from rlsdk.cluster.actors import cause_of, died, kill
+from rlsdk.workers.messages import Bundle, Command, Drain, Hold, Notice
+from rlsdk.workers.orders import MakerCounters
+
+
+@attrs.frozen(kw_only=True)
+class WorkerEvents:
+    """Callbacks of a worker, each with the worker as its first argument.
+
+    Attributes:
+        answered: Takes the number of a command and its answer.
+        noticed: Takes what nobody has asked for.
+        lost: Takes the error with which its process ended, or its code failed; called once.
+    """
+
+    answered: Callable[[RolloutWorker, int, Any], None]
+    noticed: Callable[[RolloutWorker, Notice], None]
+    lost: Callable[[RolloutWorker, Exception], None]
+
+
+class RolloutWorker:
+    """Client of one worker actor.
+
+    Attributes:
+        rank: Number of the worker.
+        load: Rollouts that it owes.
+        counters: Its counts, when it last answered.
+        gone: True once it is dead, or was ended.
+    """
+
+    def __init__(self, rank: int, actor: Any, events: WorkerEvents) -> None:
+        """Create a client; the actor may still be starting.
+
+        Args:
+            rank: Number of the worker.
+            actor: Its handle.
+            events: Callbacks.
+        """
+        self.rank, self.load, self.gone = rank, 0, False
+        self.counters = MakerCounters()
+        self._actor, self._events = actor, events
+        self._serial = itertools.count()
+        self._outbox: list[Command] = []
+        self._confirmations: dict[int, asyncio.Future[None]] = {}
+        self._listening: asyncio.Task[None] | None = None
+
+    def send(self, commands: Iterable[Command]) -> None:
+        """Send commands with the others of this iteration of the event loop; a dead worker ignores them."""
+        if self.gone:
+            return
+        loop = asyncio.get_running_loop()
+        if self._listening is None:
+            self._listening = loop.create_task(self._listen())
+        if not self._outbox:
+            loop.call_soon(self._flush)
+        self._outbox += commands
+
+    def confirmed(self, command: Hold | Drain) -> asyncio.Future[None]:
+        """Send a command, and return a future that is done when the worker has followed it, or is gone."""
+        confirmation: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.gone:
+            confirmation.set_result(None)
+        else:
+            self._confirmations[command.number] = confirmation
+            self.send([command])
+        return confirmation
+
+    def end(self) -> None:
+        """Kill the actor."""
+        self.gone = True
+        kill(self._actor)
+        for number in list(self._confirmations):
+            self._confirm(number)
+        if self._listening is not None and not self._listening.get_loop().is_closed():
+            self._listening.cancel()
+
+    def _flush(self) -> None:
+        commands, self._outbox = self._outbox, []
+        if not self.gone:
+            self._actor.take.remote(next(self._serial), commands)
+
+    async def _listen(self) -> None:
+        """Receive answers until the worker is gone."""
+        try:
+            async for reference in self._actor.answers.options(num_returns="streaming").remote():
+                self._hear(await reference)
+        except Exception as error:  # noqa: BLE001 - whoever waits for this worker gets it
+            if not self.gone:
+                self._events.lost(self, error if died(error) else cause_of(error))  # type: ignore[arg-type]
+
+    def _hear(self, bundle: Bundle) -> None:
+        self.counters = bundle.counters
+        for notice in bundle.notices:
+            self._events.noticed(self, notice)
+        for number, answer in bundle.answers:
+            if number in self._confirmations:
+                self._confirm(number)
+            else:
+                self._events.answered(self, number, answer)
+
+    def _confirm(self, number: int) -> None:
+        confirmation = self._confirmations.pop(number)
+        if not confirmation.done() and not confirmation.get_loop().is_closed():
+            confirmation.set_result(None)
