@@ -1,0 +1,304 @@
+"""Groups are spread over workers, those of a dead one go to others, and every command reaches every worker in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from rlsdk.errors import ConfigError, RunError
+from rlsdk.rollout.production import UnfinishedError
+from rlsdk.types import Group, Rollout, Score, Task
+from rlsdk.workers.messages import (
+    Admit,
+    Bundle,
+    Cancel,
+    Command,
+    Dismiss,
+    Drain,
+    EngineDied,
+    Hold,
+    Interrupt,
+    Logged,
+    Made,
+    Make,
+    Notice,
+    Release,
+    Resume,
+)
+from rlsdk.workers.orders import GroupOrder, MadeGroup, MakerCounters, made_in_order
+from rlsdk.workers.pool import RolloutWorkerPool
+
+TASK = Task(id="t", prompt="1+1=")
+ENGINE = "the handle of engine 0"
+
+
+class Remote:
+    """A method that is called as Ray calls it."""
+
+    def __init__(self, method: Any) -> None:
+        self.remote = method
+
+    def options(self, **_: Any) -> Remote:
+        return self
+
+
+class Actor:
+    """Lives in this process, notes the commands that it gets, and says what it is told to."""
+
+    def __init__(self) -> None:
+        self.heard: list[Command] = []
+        self.says: asyncio.Queue[Bundle | Exception] = asyncio.Queue()
+        self.take, self.answers = Remote(self._take), Remote(self._answers)
+
+    def _take(self, serial: int, commands: Sequence[Command]) -> None:
+        self.heard += commands
+
+    async def _answers(self) -> AsyncIterator[asyncio.Future[Bundle]]:
+        while True:
+            said = await self.says.get()
+            if isinstance(said, Exception):
+                raise said
+            future: asyncio.Future[Bundle] = asyncio.get_running_loop().create_future()
+            future.set_result(said)
+            yield future
+
+    def kinds(self) -> list[type]:
+        return [type(command) for command in self.heard]
+
+    def orders(self) -> list[Make]:
+        return [command for command in self.heard if isinstance(command, Make)]
+
+    def say(self, *answers: tuple[int, Any], notices: Sequence[Notice] = (), wasted: int = 0) -> None:
+        self.says.put_nowait(Bundle(MakerCounters(wasted=wasted), list(answers), list(notices)))
+
+    def make_all(self) -> None:
+        """Answer every order with a group of its name."""
+        self.say(*((each.number, Made(MadeGroup(group(each.order.key)))) for each in self.orders()))
+        self.heard.clear()
+
+
+class Crew:
+    """Two workers, and those that replace them."""
+
+    def __init__(self, tmp_path: Path, engines: Sequence[Any] = (ENGINE,), most: int = 1) -> None:
+        self.actors = [Actor(), Actor()]
+        self.seen: list[tuple[Rollout, Score, int]] = []
+        self.starts: list[tuple[int, int]] = []
+        self.pool = RolloutWorkerPool(
+            self._start,
+            list(self.actors),
+            engines,
+            most=most,
+            logs=tmp_path,
+            observer=lambda *each: self.seen.append(each),
+        )
+
+    def _start(self, rank: int, incarnation: int) -> tuple[Any, Any]:
+        self.starts.append((rank, incarnation))
+        self.actors[rank] = Actor()
+        return self.actors[rank], asyncio.sleep(5)
+
+
+def group(key: str) -> Group:
+    return Group(TASK, (Rollout.from_text(TASK, "2"),), (Score(1.0),), uid=key)
+
+
+def order(key: str, size: int = 1) -> GroupOrder:
+    return GroupOrder(task=TASK, key=key, size=size)
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Crew:
+    return Crew(tmp_path)
+
+
+async def begin(pool: RolloutWorkerPool, *keys: str) -> list[asyncio.Task[MadeGroup]]:
+    tasks = [asyncio.ensure_future(pool.make(order(key))) for key in keys]
+    await asyncio.sleep(0.01)
+    return tasks
+
+
+async def test_each_group_goes_to_the_worker_that_owes_the_fewest_rollouts(crew: Crew) -> None:
+    big = asyncio.ensure_future(crew.pool.make(order("big", 4)))
+    others = await begin(crew.pool, *"abcd")
+    assert [[each.order.key for each in actor.orders()] for actor in crew.actors] == [["big"], [*"abcd"]]
+    assert crew.actors[1].kinds() == [Admit, Make, Make, Make, Make]
+    for actor in crew.actors:
+        actor.make_all()
+    assert [(await each).group.uid for each in [big, *others]] == ["big", *"abcd"]
+    await begin(crew.pool, "e")
+    assert [each.order.key for each in crew.actors[0].orders()] == ["e"]  # nothing is owed any more
+
+
+async def test_groups_of_a_dead_worker_are_made_by_another_and_a_replacement_takes_part(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = await begin(crew.pool, "a", "b")
+    crew.actors[0].say(wasted=3)
+    crew.actors[0].says.put_nowait(ActorDiedError())
+    await asyncio.sleep(0.01)
+    assert [each.order.key for each in crew.actors[1].orders()] == ["b", "a"]
+    crew.actors[1].make_all()
+    assert [(await each).group.uid for each in tasks] == ["a", "b"]
+    assert len(crew.pool.deaths) == 1 and crew.pool.deaths[0] in caplog.text and "rollout worker 0" in caplog.text
+    assert crew.pool.counters().wasted == 3  # what the dead one had counted stays
+    await asyncio.sleep(6)
+    assert crew.starts == [(0, 1)]
+    await begin(crew.pool, "c")
+    assert crew.actors[0].kinds() == [Admit, Make]
+
+
+async def test_groups_wait_while_no_worker_lives(crew: Crew) -> None:
+    tasks = await begin(crew.pool, "a", "b")
+    for actor in list(crew.actors):
+        actor.says.put_nowait(ActorDiedError())
+    await asyncio.sleep(6)
+    assert sorted(each.order.key for actor in crew.actors for each in actor.orders()) == ["a", "b"]
+    for actor in crew.actors:
+        actor.make_all()
+    assert [(await each).group.uid for each in tasks] == ["a", "b"]
+
+
+async def test_a_worker_that_dies_too_often_fails_the_run(crew: Crew) -> None:
+    tasks = await begin(crew.pool, "a")
+    for _ in range(2):
+        crew.actors[0].says.put_nowait(ActorDiedError())
+        await asyncio.sleep(6)
+        await begin(crew.pool, "another")
+    with pytest.raises(RunError, match="rollout worker 0 died 2 times; placement.engine_restarts=1"):
+        await tasks[0]
+    with pytest.raises(RunError, match="died 2 times"):
+        await crew.pool.make(order("b"))
+
+
+async def test_what_a_group_raises_in_a_worker_is_raised_here(crew: Crew) -> None:
+    [failing, unfinished] = await begin(crew.pool, "a", "b")
+    [first], [second] = (actor.orders() for actor in crew.actors)
+    crew.actors[0].say((first.number, ConfigError(["tasks: the task is wrong"])))
+    seen = (Rollout.from_text(TASK, "3"), Score(0.0), 4)
+    crew.actors[1].say((second.number, Made(MadeGroup(group("part")), unfinished=True, seen=(seen,))))
+    with pytest.raises(ConfigError, match="the task is wrong"):
+        await failing
+    with pytest.raises(UnfinishedError) as raised:
+        await unfinished
+    assert raised.value.group.uid == "part"
+    assert crew.seen == [seen]
+
+
+async def test_a_group_that_nobody_waits_for_is_ended_and_its_late_answer_is_ignored(crew: Crew) -> None:
+    [task] = await begin(crew.pool, "a")
+    task.cancel()
+    await asyncio.sleep(0.01)
+    number = crew.actors[0].orders()[0].number
+    assert crew.actors[0].heard[-1] == Cancel(number)
+    crew.actors[0].make_all()
+    await asyncio.sleep(0.01)
+    assert task.cancelled() and crew.seen == []
+
+
+async def test_a_block_that_holds_begins_when_all_workers_hold_and_ends_holding_after_an_error(crew: Crew) -> None:
+    inside = asyncio.Event()
+
+    async def publish() -> None:
+        async with crew.pool.held():
+            inside.set()
+            raise RuntimeError("a transfer broke off")
+
+    publishing = asyncio.ensure_future(publish())
+    await asyncio.sleep(0.01)
+    holds = [actor.heard[-1] for actor in crew.actors]
+    assert all(isinstance(each, Hold) for each in holds)
+    crew.actors[0].say((holds[0].number, None))
+    await asyncio.sleep(1)
+    assert not inside.is_set()
+    crew.actors[1].say((holds[1].number, None))
+    with pytest.raises(RuntimeError, match="broke off"):
+        await publishing
+    assert inside.is_set()
+    await asyncio.sleep(0.01)
+    assert [actor.heard[-1] for actor in crew.actors] == [Resume(), Resume()]
+
+
+async def test_a_worker_that_dies_need_not_hold_and_its_replacement_does_from_its_start(crew: Crew) -> None:
+    inside, done = asyncio.Event(), asyncio.Event()
+
+    async def publish() -> None:
+        async with crew.pool.held():
+            inside.set()
+            await done.wait()
+
+    publishing = asyncio.ensure_future(publish())
+    await asyncio.sleep(0.01)
+    crew.actors[0].says.put_nowait(ActorDiedError())
+    [hold] = [each for each in crew.actors[1].heard if isinstance(each, Hold)]
+    crew.actors[1].say((hold.number, None))
+    await asyncio.sleep(6)
+    assert inside.is_set()
+    assert crew.actors[0].kinds() == [Admit, Hold]
+    done.set()
+    await publishing
+    await asyncio.sleep(0.01)
+    assert crew.actors[0].kinds() == [Admit, Hold, Resume]
+
+
+async def test_pauses_and_routes_reach_every_worker_and_those_that_start_later(crew: Crew) -> None:
+    await begin(crew.pool, "a", "b")
+    crew.pool.interrupt()
+    crew.pool.dismiss(0)
+    crew.pool.admit(0, "another engine")
+    await asyncio.sleep(0.01)
+    assert all(actor.kinds()[-3:] == [Interrupt, Dismiss, Admit] for actor in crew.actors)
+    crew.actors[0].says.put_nowait(ActorDiedError())
+    await asyncio.sleep(6)
+    first, second = crew.actors[0].heard[:2]
+    assert isinstance(first, Admit) and first.actor == "another engine" and isinstance(second, Interrupt)
+    crew.pool.release()
+    crew.pool.release()
+    await asyncio.sleep(0.01)
+    assert [actor.kinds().count(Release) for actor in crew.actors] == [1, 1]
+    draining = asyncio.ensure_future(crew.pool.drain(0))
+    await asyncio.sleep(0.01)
+    for actor in crew.actors:
+        assert isinstance(actor.heard[-1], Drain)
+        assert not draining.done()
+        actor.say((actor.heard[-1].number, None))
+        await asyncio.sleep(0.01)
+    await draining
+
+
+async def test_the_death_of_an_engine_is_told_once_and_not_that_of_an_earlier_life(crew: Crew) -> None:
+    lost: list[tuple[int, Any, str]] = []
+
+    def lose(rank: int, actor: Any, error: Exception) -> None:
+        lost.append((rank, actor, str(error)))
+        crew.pool.dismiss(rank)
+
+    crew.pool.lost = lose
+    await begin(crew.pool, "a", "b")
+    [life] = {each.life for actor in crew.actors for each in actor.heard if isinstance(each, Admit)}
+    for actor in crew.actors:
+        actor.say(notices=[EngineDied(0, life, "it crashed"), Logged("rlsdk.scoring", logging.WARNING, "slow")])
+    await asyncio.sleep(0.01)
+    crew.pool.admit(0, "another engine")
+    crew.actors[1].say(notices=[EngineDied(0, life, "it crashed")])
+    await asyncio.sleep(0.01)
+    assert lost == [(0, ENGINE, "it crashed")]
+
+
+async def test_without_engines_a_pause_cancels(tmp_path: Path) -> None:
+    assert Crew(tmp_path, engines=()).pool.pausable is None
+
+
+async def test_groups_come_back_in_the_order_in_which_they_were_ordered(crew: Crew) -> None:
+    making = asyncio.ensure_future(made_in_order(crew.pool, [order(key) for key in "abc"]))
+    await asyncio.sleep(0.01)
+    for actor in reversed(crew.actors):
+        actor.make_all()
+        await asyncio.sleep(0.01)
+    assert [each.uid for each in await making] == [*"abc"]
