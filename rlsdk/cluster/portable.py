@@ -31,12 +31,13 @@ class Surroundings:
     environment: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ), repr=False)
 
     def take_over(self) -> None:
-        """Make them those of this process.
-
-        Raises:
-            FileNotFoundError: This machine has no such folder.
-        """
-        os.chdir(self.folder)
+        """Make them those of this process; on a machine without the folder, relative paths lead elsewhere."""
+        if os.path.isdir(self.folder):
+            os.chdir(self.folder)
+        else:
+            log.warning(
+                "%s is not on this machine (%s): relative paths are not found", self.folder, os.uname().nodename
+            )
         given = {name: text for name, text in self.environment.items() if not name.startswith(OF_THE_PROCESS)}
         os.environ.update(given)
 

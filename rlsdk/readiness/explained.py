@@ -53,6 +53,9 @@ def describe(plan: Plan) -> dict[str, dict[str, Any]]:
             **({"tool calls": _reference(plan.tool_parser)} if plan.tool_parser is not None else {}),
             "trained first": _reference(plan.buffer),
             "engine": _reference(plan.engine) if plan.needs_engine else "none: nothing is generated",
+            "made in": f"{config.rollout.workers} rollout workers"
+            if config.rollout.workers
+            else "the driver's process",
         },
         **_around(plan),
         "learner": {

@@ -171,7 +171,7 @@ async def test_a_worker_that_dies_too_often_fails_the_run(crew: Crew) -> None:
         crew.actors[0].says.put_nowait(ActorDiedError())
         await asyncio.sleep(6)
         await begin(crew.pool, "another")
-    with pytest.raises(RunError, match="rollout worker 0 died 2 times; placement.engine_restarts=1"):
+    with pytest.raises(RunError, match=r"rollout worker 0 died 2 times; placement\.engine_restarts=1"):
         await tasks[0]
     with pytest.raises(RunError, match="died 2 times"):
         await crew.pool.make(order("b"))
@@ -272,7 +272,9 @@ async def test_pauses_and_routes_reach_every_worker_and_those_that_start_later(c
     await draining
 
 
-async def test_the_death_of_an_engine_is_told_once_and_not_that_of_an_earlier_life(crew: Crew) -> None:
+async def test_the_death_of_an_engine_is_told_once_and_not_that_of_an_earlier_life(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
     lost: list[tuple[int, Any, str]] = []
 
     def lose(rank: int, actor: Any, error: Exception) -> None:
@@ -289,6 +291,7 @@ async def test_the_death_of_an_engine_is_told_once_and_not_that_of_an_earlier_li
     crew.actors[1].say(notices=[EngineDied(0, life, "it crashed")])
     await asyncio.sleep(0.01)
     assert lost == [(0, ENGINE, "it crashed")]
+    assert "rollout worker 1: slow" in caplog.text
 
 
 async def test_without_engines_a_pause_cancels(tmp_path: Path) -> None:
