@@ -1,0 +1,126 @@
+"""What a turn of a conversation costs the driver, and what it costs the rollout workers, in seconds of CPU.
+
+The engine answers at once, and the environment steps at once; conversations, tokenizing, requests, answers, rewards and
+the ways between the processes are those of a training. Wall times say nothing here, since all processes share the
+machine's cores; CPU seconds of each do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import psutil
+import pytest
+
+from rlsdk.cluster.placement import layout
+from rlsdk.config import Plan, check
+from rlsdk.engines.starting import start_engines, started_engines
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.types import Task
+from rlsdk.workers.orders import GroupMaker, GroupOrder, made_in_order
+from rlsdk.workers.starting import group_maker
+
+pytestmark = pytest.mark.usefixtures("cluster")
+HERE = Path(__file__).parent
+LABS = [HERE / "instant_lab.py", HERE.parent / "environments" / "worlds_lab.py"]
+TURNS, TOKENS, SIZE, GROUPS = 8, 50, 8, 64
+KINDS = {"workers": "RolloutWorkerActor", "environments": "EnvWorkerActor", "engine": "EngineActor"}
+
+
+@attrs.frozen
+class Costs:
+    """Microseconds of CPU for a turn.
+
+    Attributes:
+        driver: Of this process.
+        others: Of the processes of each kind of actor.
+    """
+
+    driver: float
+    others: dict[str, float]
+
+
+def planned(folder: Path, model: Path, workers: int) -> Plan:
+    """A run in an environment of eight turns, each of fifty tokens."""
+    return check(
+        {
+            "name": f"run-{workers}",
+            "out": str(folder),
+            "model": {"path": str(model), "max_length": 1024},
+            "tasks": {"train": "countdown"},
+            "workflow": {"use": "environment", "step_timeout": 120.0},
+            "engine": "instant_lab/instant",
+            "sampling": {"max_tokens": TOKENS},
+            "steps": 1,
+            "rollout": {"workers": workers},
+            "environments": {"workers": 1},
+        },
+        plugins=LABS,
+    )
+
+
+async def measured(maker: GroupMaker) -> Costs:
+    """Make groups once to warm up, and again with a look at the processes before and after."""
+    environment = {"use": "worlds_lab/waits", "median": 0.0, "turns": TURNS}
+    task = Task(id="t", prompt="", metadata={"seed": 0, "environment": environment})
+
+    async def make(name: str) -> None:
+        orders = [GroupOrder(task=task, key=f"{name} {i}", size=SIZE, step=1) for i in range(GROUPS)]
+        groups = await made_in_order(maker, orders)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        assert len(rollouts) == GROUPS * SIZE
+        assert all(rollout.loss_mask.sum() == TURNS * TOKENS for rollout in rollouts)
+
+    await make("warm")
+    before = used()
+    await make("measured")
+    after = used()
+    spent = {kind: (after[kind] - before[kind]) / (GROUPS * SIZE * TURNS) * 1e6 for kind in after}
+    return Costs(spent.pop("driver"), spent)
+
+
+def used() -> dict[str, float]:
+    """CPU seconds so far of this process, and of the actors of each kind."""
+    found = dict.fromkeys(KINDS, 0.0)
+    for process in psutil.Process().children(recursive=True):
+        title = " ".join(process.cmdline())
+        for kind, name in KINDS.items():
+            if name in title:
+                times = process.cpu_times()
+                found[kind] += times.user + times.system
+    own = psutil.Process().cpu_times()
+    return {"driver": own.user + own.system, **found}
+
+
+def costs(folder: Path, model: Path, workers: int) -> Costs:
+    """Costs of a turn with so many workers."""
+    plan = planned(folder, model, workers)
+    (plan.folder / "logs").mkdir(parents=True)
+    engines = started_engines(plan, start_engines(plan, layout(plan, 1, 0)))
+
+    async def go(maker: Any) -> Costs:
+        return await measured(maker)
+
+    with group_maker(plan, ChatTokenizer.of(plan), engines, None) as maker:
+        return asyncio.run(go(maker))
+
+
+def test_a_turn_costs_the_driver_little_once_there_are_workers(
+    tmp_path: Path, model: Path, show: Callable[..., None]
+) -> None:
+    alone, apart = costs(tmp_path, model, 0), costs(tmp_path, model, 2)
+    show(
+        [apart.driver / 1e6],
+        driver_alone=round(alone.driver, 1),
+        driver=round(apart.driver, 1),
+        **{kind: round(cost, 1) for kind, cost in apart.others.items()},
+        share=round(apart.driver / apart.others["workers"], 3),
+        turns_of_four_workers=round(4e6 / apart.others["workers"]),
+        driver_cores_at_20000_turns=round(20_000 * apart.driver / 1e6, 2),
+    )
+    assert apart.driver < 0.1 * apart.others["workers"]
+    assert apart.driver < 0.1 * alone.driver
