@@ -21,6 +21,7 @@ from ray import cloudpickle
 from ray.exceptions import TaskCancelledError
 
 from rlsdk.cluster.actors import cause_of, died, kill
+from rlsdk.cluster.portable import Surroundings
 from rlsdk.config import Plan
 from rlsdk.contracts.rollouts import RolloutCounters, RolloutSummary, TakenBatch, TaskStatus
 from rlsdk.errors import ConfigError, EngineError, RunError
@@ -176,7 +177,7 @@ def test_an_explorers_actor_works_in_the_folder_and_with_the_variables_of_its_pr
     monkeypatch.chdir("/")
     monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": ""})
     environment = {"LAB_KEY": "secret", "CUDA_VISIBLE_DEVICES": "0,1", "RAY_ADDRESS": "elsewhere"}
-    setup = ExplorerSetup("config.yaml", ("seed=5",), ("lab.py",), 0, str(tmp_path), environment)
+    setup = ExplorerSetup("config.yaml", ("seed=5",), ("lab.py",), 0, Surroundings(str(tmp_path), environment))
     plan = setup.plan()
     assert plan.config.seed == 5 and [each.reference.name for each in plan.rewards] == ["lab/keyed"]
     assert os.environ == {"LAB_KEY": "secret", "CUDA_VISIBLE_DEVICES": ""}
