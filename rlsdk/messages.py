@@ -247,6 +247,8 @@ class Message:
     @property
     def images(self) -> tuple[Image, ...]:
         """Images of the content, in their order."""
+        if isinstance(self.content, str):
+            return ()
         return tuple(part for part in parts_of(self.content) if isinstance(part, Image))
 
     def as_json(self) -> dict[str, Any]:
