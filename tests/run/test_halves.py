@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import sqlalchemy as sa
 
-from tests.run.conftest import wait_for
+from tests.run.conftest import alive, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 BROKEN = """
@@ -125,6 +126,17 @@ def test_what_fails_in_the_explorer_fails_both_and_is_named_by_both(runner: Any,
     assert (explorer.wait(120), trainer.wait(60)) == (1, 1), runner.console()
     said = " ".join(runner.console().split())
     assert said.count("rlsdk: engine 0 did not start: ZeroDivisionError: no device of that number") == 2
+
+
+def test_rollout_workers_belong_to_the_explorer_and_end_with_it(runner: Any, start: Any) -> None:
+    how = ("steps=2", "engine=transformers", "rollout.workers=2", "eval.limit=4")
+    explorer, trainer = start("explore", *how), start("train", *how)
+    assert (trainer.wait(150), explorer.wait(20)) == (0, 0), runner.console()
+    assert runner.summary()["rollout_workers"] == {"lost": 0, "reasons": []}
+    assert runner.summary()["tasks"]["trained"] + runner.summary()["tasks"]["filtered"] == 8
+    assert (runner.path() / "logs" / "rollout-worker-1.log").is_file()
+    left = [process for process in psutil.process_iter(["cmdline"]) if "RolloutWorker" in str(process.info["cmdline"])]
+    wait_for(lambda: not alive(left), 10)
 
 
 def test_without_a_cluster_the_error_teaches(runner: Any) -> None:

@@ -350,7 +350,8 @@ class ExplorerActor(RunActor):
         ready = await asyncio.to_thread(engines) if plan.needs_engine else []
         for engine in ready:
             stack.callback(kill, engine)
-        return stack.enter_context(explorer_on(plan, ready, found, train_tasks(plan), observers))
+        explorer = explorer_on(plan, ready, found, train_tasks(plan), observers)
+        return await asyncio.to_thread(stack.enter_context, explorer)  # which waits for rollout workers
 
     async def _serve(self, plan: Plan, explorer: Explorer, observers: Observers) -> str:
         """ExplorerAnswer the trainer until it says how the run ended, and return that.
