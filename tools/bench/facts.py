@@ -37,10 +37,13 @@ def _memory() -> float | None:
 
 
 def commit() -> dict[str, Any]:
-    """Return the short hash of the checked-out commit, and whether tracked files differ from it; None without git."""
+    """Return the short hash of the checked-out commit, and whether tracked files differ from it; None without git.
+
+    The folder docs does not count: results are written there while others are measured.
+    """
     try:
         short = _git("rev-parse", "--short", "HEAD")
-        return {"commit": short, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+        return {"commit": short, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"))}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
 
