@@ -43,7 +43,8 @@ def commit() -> dict[str, Any]:
     """
     try:
         short = _git("rev-parse", "--short", "HEAD")
-        return {"commit": short, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"))}
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+        return {"commit": short, "dirty": bool(changed)}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
 

@@ -31,8 +31,9 @@ MANY = 12
 
 
 def read(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """Return the results of a folder, file by file."""
-    return [result for path in sorted(folder.glob("*.json")) for result in json.loads(path.read_text(encoding="utf-8"))]
+    """Return the results of a folder, file by file, those against TRL first."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem != "grpo_step", path.stem))
+    return [result for path in paths for result in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def write(path: Path, results: Iterable[Mapping[str, Any]]) -> None:
