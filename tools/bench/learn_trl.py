@@ -25,11 +25,11 @@ from trl import GRPOConfig, GRPOTrainer
 class Curve(TrainerCallback):
     """Seconds, tokens and mean reward of each batch, and a saved model at each point."""
 
-    def __init__(self, work: dict[str, Any], folder: Path) -> None:
+    def __init__(self, work: dict[str, Any], folder: Path, tokenizer: Any) -> None:
         self.steps: list[dict[str, float]] = []
         self.points: dict[int, str] = {}
         self.tokens, self.reward = 0, 0.0
-        self._work, self._folder, self._seconds = work, folder, 0.0
+        self._work, self._folder, self._tokenizer, self._seconds = work, folder, tokenizer, 0.0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """The prompts are there."""
@@ -46,7 +46,7 @@ class Curve(TrainerCallback):
         if batch % self._work["every"] == 0 or batch == self._work["steps"]:
             self.points[batch] = str(self._folder / f"point-{batch}")
             model.save_pretrained(self.points[batch])
-            self.tokenizer.save_pretrained(self.points[batch])
+            self._tokenizer.save_pretrained(self.points[batch])
 
 
 def settings(work: dict[str, Any], own: dict[str, Any], folder: Path) -> GRPOConfig:
@@ -83,6 +83,7 @@ def settings(work: dict[str, Any], own: dict[str, Any], folder: Path) -> GRPOCon
         scale_rewards="group",
         disable_dropout=True,
         torch_compile=own["compile"],
+        use_transformers_continuous_batching=own["paged"],
         logging_strategy="no",
         save_strategy="no",
         report_to="none",
@@ -96,7 +97,8 @@ def main() -> None:
     work, own = (json.loads((folder / name).read_text()) for name in ("work.json", "own.json"))
     torch.set_num_threads(own["threads"])
     rows = [json.loads(line) for line in Path(work["train"]).read_text().splitlines()]
-    curve = Curve(work, folder)
+    tokenizer = AutoTokenizer.from_pretrained(work["model"])
+    curve = Curve(work, folder, tokenizer)
 
     def reward(completions: list[str], completion_ids: list[list[int]], **answers: Any) -> list[float]:
         goals = zip(completions, answers["target"], answers["numbers"], strict=True)
@@ -104,12 +106,11 @@ def main() -> None:
         curve.tokens, curve.reward = sum(map(len, completion_ids)), sum(found) / len(found)
         return found
 
-    curve.tokenizer = AutoTokenizer.from_pretrained(work["model"])
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(
             work["model"], dtype=torch.float32, attn_implementation=own["attention"]
         ),
-        processing_class=curve.tokenizer,
+        processing_class=tokenizer,
         reward_funcs=reward,
         args=settings(work, own, folder),
         train_dataset=Dataset.from_list(rows),

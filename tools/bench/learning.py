@@ -38,7 +38,7 @@ EQUAL = {
 """Changes of the quickstart that make the work equal: TRL trains groups of equal rewards, too, and has no dual clip."""
 RLSDK_OWN = {"learners": 2, "rows": "shared", "attention": "eager"}
 """Settings of rlsdk's that change its speed alone: two ranks of one thread, prompts read once, faster short rows."""
-TRL_OWN = {"threads": 2, "micro_batch": 0, "attention": "sdpa", "compile": False}
+TRL_OWN = {"threads": 2, "micro_batch": 0, "attention": "sdpa", "compile": False, "paged": False}
 """Settings of TRL's likewise, the fastest that were found without compilation; micro_batch 0: a whole minibatch."""
 
 

@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--seeds", default="0", help="seeds of the trainings, by comma")
     found.add_argument("--steps", type=int, default=0, help="batches of a training; 0: as in the quickstart")
-    found.add_argument("--every", type=int, default=15, help="batches between two points of a curve")
+    found.add_argument("--every", type=int, default=10, help="batches between two points of a curve")
     found.add_argument("--held-out", type=int, default=1000, help="tasks of the evaluation")
     found.add_argument("--quick", action="store_true", help="a smoke test of a few minutes")
     found.add_argument("--trl", type=json.loads, default={}, help="JSON: settings of TRL's speed, over TRL_OWN")
