@@ -95,27 +95,30 @@ def origin(record: Record) -> str:
 
 
 def draw(records: Iterable[Record], path: Path) -> None:
-    """Draw sampled accuracy against seconds."""
+    """Draw sampled accuracy by seconds, and by batches."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    styles: dict[str, str] = {}
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    colours: dict[str, str] = {}
     for record in records:
         points, side = record["points"], record["side"]
-        colour = styles.setdefault(side, f"C{len(styles)}")
-        seconds, sampled = ([point[name] for point in points] for name in ("seconds", "sampled"))
-        axes.plot(seconds, sampled, "-", color=colour, marker="o", ms=3, label=f"{side}, seed {record['seed']}")
-    axes.set(xlabel="seconds of training", ylabel="held-out accuracy, sampled", ylim=(0, 1))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+        style = {"color": colours.setdefault(side, f"C{len(colours)}"), "marker": "o", "ms": 3}
+        sampled, label = [point["sampled"] for point in points], f"{side}, seed {record['seed']}"
+        left.plot([point["seconds"] for point in points], sampled, label=label, **style)
+        right.plot([point["batch"] for point in points], sampled, **style)
+    left.set(xlabel="seconds of training", ylabel="held-out accuracy, sampled", ylim=(0, 1))
+    right.set(xlabel="batches")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    left.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
 
 def block(records: Sequence[Record]) -> str:
     """Return the generated part of the page."""
-    picture = "\n\n![Held-out accuracy by seconds](assets/benchmarks_peers.png)"
+    picture = "\n\n![Held-out accuracy by seconds and by batches](assets/benchmarks_peers.png)"
     return tables(records) + (picture if any(record["kind"] == "learning" for record in records) else "")
 
 
