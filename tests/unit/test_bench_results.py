@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +85,16 @@ def test_of_many_cases_the_one_nearest_to_its_limit_is_shown() -> None:
 def test_a_page_without_its_markers_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="expected the markers <!-- results -->"):
         results.replace_block(page, "results", "x")
+
+
+@pytest.mark.slow
+def test_a_benchmark_records_its_figure_whether_it_passes_or_not(tmp_path: Path) -> None:
+    case = "8 rollouts, prompt 256, response 256"
+    test = f"tests/benchmarks/test_tree.py::test_trees_are_faster_than_rows_of_their_own[{case}]"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "bench", test]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"RLSDK_BENCH_RESULTS": str(tmp_path)}, check=False)
+    (found,) = results.read(tmp_path)
+    assert set(found) == set(results.REQUIRED)
+    assert found["case"] == case and found["at_least"] == 0.75 and found["passed"] == (found["value"] >= 0.75)
+    assert found["figures"]["tokens"] == 4096 and found["machine"]["cores"] == os.cpu_count()
+    assert {"torch", "transformers"} <= set(found["versions"]) and found["load_average"]["after"] >= 0
