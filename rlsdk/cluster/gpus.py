@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 import attrs
 
-from rlsdk.config.schema import PlacementSection
+from rlsdk.config.schema import PlacementSection, RoleSection
+from rlsdk.contracts import ApartRole
 from rlsdk.errors import EnvironmentFault
 
 RoleName = Literal["engine", "learner"]
@@ -52,15 +53,18 @@ class GPUMap:
         nodes: Nodes of the cluster.
         engines: Place of each engine, by its rank.
         learners: Place of each rank of the learner.
+        apart: Places of the ranks of models that have processes of their own.
     """
 
     nodes: tuple[GPUNode, ...]
     engines: tuple[GPUPlace, ...] = ()
     learners: tuple[GPUPlace, ...] = ()
+    apart: Mapping[ApartRole, tuple[GPUPlace, ...]] = {}
 
     def users(self, node: int, gpu: int) -> list[str]:
         """Name the actors of a GPU, such as `engine 0` and `learner rank 0`."""
-        roles = (("engine", self.engines), ("learner rank", self.learners))
+        roles = [("engine", self.engines), ("learner rank", self.learners)]
+        roles += [(f"{role} rank", places) for role, places in self.apart.items()]
         return [
             f"{role} {rank}"
             for role, places in roles
@@ -79,7 +83,7 @@ class GPUMap:
 class _Demand:
     """Actors of one role: `count` blocks of `size` GPUs, each block on one node with enough of its resources."""
 
-    role: RoleName
+    role: RoleName | ApartRole
     count: int
     size: int
     resources: Mapping[str, float]
@@ -103,18 +107,20 @@ def assign_gpus(
     *,
     neighbours: int = 1,
     roles: Sequence[RoleName] = ("engine", "learner"),
+    apart: Mapping[ApartRole, RoleSection] | None = None,
 ) -> GPUMap:
     """Give every engine and every rank of the learner its GPUs.
 
     Nodes and GPUs are filled in their order. The GPUs of an engine are on one node, and so are ranks that share
     sequences. With `colocate`, engine and rank of the same number share a GPU, if an engine has one; otherwise no
-    GPU is given twice.
+    GPU is given twice. A model that has ranks of its own has GPUs of its own.
 
     Args:
         placement: Counts, and the resources that select nodes.
         nodes: Nodes of the cluster.
         neighbours: Number of successive ranks that must be on one node (`learner.sequence_parallel`).
         roles: Roles that are placed; the others take nothing.
+        apart: Models that have ranks of their own.
 
     Raises:
         EnvironmentFault: There are too few GPUs, or they are divided among nodes so that something does not fit.
@@ -123,23 +129,33 @@ def assign_gpus(
     of_block = {name: amount * neighbours for name, amount in placement.learner_resources.items()}
     ranks = _Demand("learner", -(-placement.learners // neighbours), neighbours, of_block)
     demands = [demand for demand in (ranks, engines) if demand.role in roles]
+    alone = [_Demand(role, section.ranks, 1, section.resources) for role, section in (apart or {}).items()]
     try:
         if placement.colocate:
             found = {demand.role: _fill([demand], nodes)[demand.role] for demand in demands}
+            taken = {(block.node, gpu) for blocks in found.values() for block in blocks for gpu in block.gpus}
+            found |= _fill(alone, nodes, taken)
         else:
             # Large blocks first: they are the ones that may find no node whole.
-            found = _fill(sorted(demands, key=lambda demand: -demand.size), nodes)
+            found = _fill(sorted([*demands, *alone], key=lambda demand: -demand.size), nodes)
     except _NoRoomError as error:
-        raise EnvironmentFault(_no_room(placement, demands, error.demand, nodes)) from error
+        raise EnvironmentFault(_no_room(placement, demands, alone, error.demand, nodes)) from error
     learners = [GPUPlace(block.node, (gpu,)) for block in found.get("learner", ()) for gpu in block.gpus]
-    return GPUMap(tuple(nodes), tuple(found.get("engine", ())), tuple(learners[: placement.learners]))
+    return GPUMap(
+        tuple(nodes),
+        tuple(found.get("engine", ())),
+        tuple(learners[: placement.learners]),
+        {role: tuple(found[role]) for role in apart or {}},
+    )
 
 
-def _fill(demands: Sequence[_Demand], nodes: Sequence[GPUNode]) -> dict[RoleName, list[GPUPlace]]:
-    """Place blocks on the first node with room, none of them on the same GPU."""
-    free = [list(range(node.gpus)) for node in nodes]
+def _fill(
+    demands: Sequence[_Demand], nodes: Sequence[GPUNode], taken: Collection[tuple[int, int]] = ()
+) -> dict[RoleName | ApartRole, list[GPUPlace]]:
+    """Place blocks on the first node with room, none of them on the same GPU, nor on one that is taken."""
+    free = [[gpu for gpu in range(node.gpus) if (n, gpu) not in taken] for n, node in enumerate(nodes)]
     left = [dict(node.resources) for node in nodes]
-    found: dict[RoleName, list[GPUPlace]] = {}
+    found: dict[RoleName | ApartRole, list[GPUPlace]] = {}
     for demand in demands:
         places = found.setdefault(demand.role, [])
         while len(places) < demand.count:
@@ -154,7 +170,11 @@ def _fill(demands: Sequence[_Demand], nodes: Sequence[GPUNode]) -> dict[RoleName
 
 
 def _no_room(
-    placement: PlacementSection, demands: Sequence[_Demand], missing: _Demand, nodes: Sequence[GPUNode]
+    placement: PlacementSection,
+    demands: Sequence[_Demand],
+    alone: Sequence[_Demand],
+    missing: _Demand,
+    nodes: Sequence[GPUNode],
 ) -> str:
     """Say how many GPUs are needed and there are and, if there are enough, what finds no node with room."""
     counts = {demand.role: demand.count * demand.size for demand in demands}
@@ -162,12 +182,17 @@ def _no_room(
     users = [f"{count} for {role}s" for role, count in sorted(counts.items())]
     if len(users) > 1:
         users.append("shared" if placement.colocate else "not shared")
+    needed += sum(demand.count for demand in alone)
+    users += [f"{demand.count} for the {demand.role}" for demand in alone]
     text = f"placement needs {needed} GPUs ({', '.join(users)}); "
     text += ", ".join(f"{node.name} has {node.gpus}" for node in nodes) or "no node has any"
     if sum(node.gpus for node in nodes) < needed:
         return text
     selected = f" and {', '.join(missing.resources)}" if missing.resources else ""
-    what = "an engine" if missing.role == "engine" else "each group of learner ranks that share sequences"
+    what = {
+        "engine": "an engine",
+        "learner": "each group of learner ranks that share sequences",
+    }.get(missing.role, f"a rank of the {missing.role}")
     return f"{text}; {what} needs {missing.size} free GPUs{selected} on one node, and no node is left with them"
 
 

@@ -16,8 +16,8 @@ from rlsdk.cluster.health import ray_watched
 from rlsdk.cluster.nodes import check_nodes
 from rlsdk.cluster.reservation import GPUSeat, gpu_nodes, reserve
 from rlsdk.config import Plan
-from rlsdk.config.schema import PlacementSection
-from rlsdk.contracts import SharesSequences
+from rlsdk.config.schema import PlacementSection, RoleSection
+from rlsdk.contracts import ApartRole, SharesSequences
 from rlsdk.errors import ConfigError, RunError
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class Layout:
         learner_threads: OpenMP threads of each rank.
         engines: Reserved GPUs of each engine, by its rank; empty on the CPU.
         learners: Reserved GPUs of each rank of the learner; empty on the CPU.
+        apart: Reserved GPUs of the ranks of models that have processes of their own; empty on the CPU.
         python: What starts the processes of a role in place of Python; none of a role that Python starts.
     """
 
@@ -43,6 +44,7 @@ class Layout:
     learner_threads: int
     engines: tuple[GPUSeat, ...] = ()
     learners: tuple[GPUSeat, ...] = ()
+    apart: Mapping[ApartRole, tuple[GPUSeat, ...]] = {}
     python: Mapping[str, str] = {}
 
 
@@ -70,8 +72,13 @@ def layout(
     if apart and placement.colocate:
         fault = "placement.colocate: two programs cannot take turns on a device; set placement.colocate=false"
         raise ConfigError([fault])
-    reserved = reserve(gpu_map(plan, gpu_nodes(), roles), placement)
-    return Layout(device, *threads, reserved.engines, reserved.learners)
+    reserved = reserve(gpu_map(plan, gpu_nodes(), roles), placement, sections_apart(plan))
+    return Layout(device, *threads, reserved.engines, reserved.learners, reserved.apart)
+
+
+def sections_apart(plan: Plan) -> dict[ApartRole, RoleSection]:
+    """Return the sections of the models that have processes of their own."""
+    return {role: getattr(plan.config, role) for role in plan.apart}
 
 
 def threads_of(placement: PlacementSection, cores: int) -> tuple[int, int]:
@@ -101,7 +108,8 @@ def gpu_map(plan: Plan, nodes: Sequence[GPUNode], roles: Sequence[RoleName] = ("
     learner = plan.plugins.resolve(plan.learner)
     neighbours = learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
     wanted = [role for role in roles if role == "learner" or plan.needs_engine]
-    return assign_gpus(plan.config.placement, nodes, neighbours=neighbours, roles=wanted)
+    apart = sections_apart(plan) if "learner" in roles else {}
+    return assign_gpus(plan.config.placement, nodes, neighbours=neighbours, roles=wanted, apart=apart)
 
 
 @contextmanager
@@ -141,7 +149,8 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
     else:
         # At every start Ray says whether it asks for a token; that is noise for a cluster on loopback.
         logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-        actors = placement.engines + placement.learners
+        apart = sum(section.ranks for section in sections_apart(plan).values())
+        actors = placement.engines + placement.learners + apart
         cpus = max(os.cpu_count() or 1, actors)
         _start_ray(num_cpus=cpus, include_dashboard=False, **quiet)
     try:

@@ -8,7 +8,8 @@ from typing import Any
 import attrs
 
 from rlsdk.cluster.gpus import GPUMap, GPUNode, GPUPlace
-from rlsdk.config.schema import PlacementSection
+from rlsdk.config.schema import PlacementSection, RoleSection
+from rlsdk.contracts import ApartRole
 from rlsdk.errors import EnvironmentFault
 
 RESERVE_SECONDS = 60.0
@@ -51,6 +52,7 @@ class Reservation:
 
     engines: tuple[GPUSeat, ...]
     learners: tuple[GPUSeat, ...]
+    apart: Mapping[ApartRole, tuple[GPUSeat, ...]]
 
 
 def gpu_nodes() -> list[GPUNode]:
@@ -67,17 +69,20 @@ def gpu_nodes() -> list[GPUNode]:
     return sorted(nodes, key=lambda node: (node.name, node.id))
 
 
-def reserve(found: GPUMap, placement: PlacementSection) -> Reservation:
+def reserve(
+    found: GPUMap, placement: PlacementSection, apart: Mapping[ApartRole, RoleSection] | None = None
+) -> Reservation:
     """Reserve the GPUs of a map, in one placement group for each node; they are free again when the run ends.
 
     Args:
         found: GPUs of each actor.
         placement: Custom resources that engines and ranks reserve as well.
+        apart: The same of models that have ranks of their own.
 
     Raises:
         EnvironmentFault: The GPUs are not free.
     """
-    bundles = _bundles(found, placement)
+    bundles = _bundles(found, placement, apart or {})
     groups = {node: _group(found.nodes[node], [*of_node.values()]) for node, of_node in bundles.items()}
     devices = {node: _devices(groups[node], found.nodes[node], len(of_node)) for node, of_node in bundles.items()}
 
@@ -86,13 +91,17 @@ def reserve(found: GPUMap, placement: PlacementSection) -> Reservation:
         mine = tuple(devices[place.node][number] for number in numbers)
         return GPUSeat(groups[place.node], numbers[0], mine, found.nodes[place.node].id)
 
-    return Reservation(tuple(map(seat, found.engines)), tuple(map(seat, found.learners)))
+    others = {role: tuple(map(seat, places)) for role, places in found.apart.items()}
+    return Reservation(tuple(map(seat, found.engines)), tuple(map(seat, found.learners)), others)
 
 
-def _bundles(found: GPUMap, placement: PlacementSection) -> dict[int, dict[int, dict[str, float]]]:
+def _bundles(
+    found: GPUMap, placement: PlacementSection, apart: Mapping[ApartRole, RoleSection]
+) -> dict[int, dict[int, dict[str, float]]]:
     """Return the resources to reserve, node -> GPU -> resources; an actor's own beside GPUs are with its first GPU."""
     bundles: dict[int, dict[int, dict[str, float]]] = {}
-    roles = ((found.engines, placement.engine_resources), (found.learners, placement.learner_resources))
+    roles = [(found.engines, placement.engine_resources), (found.learners, placement.learner_resources)]
+    roles += [(places, apart[role].resources) for role, places in found.apart.items()]
     for places, resources in roles:
         for place in places:
             of_node = bundles.setdefault(place.node, {})

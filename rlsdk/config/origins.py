@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import yaml
@@ -15,6 +15,7 @@ from rlsdk.config.reference import of_component, settings
 from rlsdk.config.renamed import RENAMED
 from rlsdk.config.schema import COMPONENT_KEYS, LISTS
 from rlsdk.config.tree import apply_override, leaves
+from rlsdk.contracts import ApartRole
 from rlsdk.kinds import PART_LISTS, PARTS
 from rlsdk.options import options_of
 from rlsdk.plugins import ComponentRef, short_name
@@ -87,7 +88,9 @@ def _name(name: Any) -> str:
 def _components(plan: Plan) -> Iterator[tuple[str, ComponentRef]]:
     """Yield the components outside of the algorithm, by path; of a list with one alone, the list's."""
     for path in COMPONENT_KEYS:
-        reference = getattr(plan, path.rpartition(".")[2])
+        role, _, name = path.rpartition(".")
+        apart: Mapping[str, ComponentRef] = {str(name): found for name, found in plan.apart.items()}
+        reference = apart.get(role) if role in get_args(ApartRole) else getattr(plan, name)
         if isinstance(reference, ComponentRef):  # the algorithm is none: its parts are
             yield path, reference
     for path, several in {

@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 
 from rlsdk.config.parts import RewardPart, TaskSource, located
-from rlsdk.config.schema import Config
+from rlsdk.config.schema import Config, RoleSection
 from rlsdk.config.tree import Tree
-from rlsdk.contracts import AlgorithmDefaults, DrivesOtherCode, LossSpec, Model
+from rlsdk.contracts import AlgorithmDefaults, ApartRole, DrivesOtherCode, LossSpec, Model
 from rlsdk.fields import Field
 from rlsdk.plugins import ComponentRef, Fingerprint, Plugins
 from rlsdk.schedules import Schedule
@@ -37,6 +37,7 @@ class Plan:
         buffer: Order in which groups are trained.
         engine: Generates tokens.
         learner: Updates the model.
+        apart: Learners of the roles that have processes of their own: the critic, the reference model.
         renderer: Turns conversations into tokens, and answers into messages.
         tool_parser: Reads and writes tool calls; None: found from the renderer.
         stop: Rule that decides when enough of a batch is complete.
@@ -65,6 +66,7 @@ class Plan:
     buffer: ComponentRef
     engine: ComponentRef
     learner: ComponentRef
+    apart: Mapping[ApartRole, ComponentRef]
     renderer: ComponentRef
     tool_parser: ComponentRef | None
     stop: ComponentRef
@@ -99,7 +101,16 @@ class Plan:
     @property
     def reference(self) -> Model:
         """The reference model, where one is held."""
-        return attrs.evolve(self.model, path=located(self.config.model.reference or self.config.model.path))
+        return self._beside(self.config.model.reference, self.config.reference)
+
+    @property
+    def critic(self) -> Model:
+        """The model that the critic starts from, where there is one."""
+        return self._beside(self.config.model.critic, self.config.critic)
+
+    def _beside(self, path: str | None, role: RoleSection) -> Model:
+        dtype = role.dtype or self.config.model.dtype
+        return attrs.evolve(self.model, path=located(path or self.config.model.path), dtype=dtype)
 
     @property
     def code(self) -> dict[str, dict[str, str]]:

@@ -64,6 +64,12 @@ UNITS: Mapping[str, str] = {
     "save_rollouts": "steps",
     "canary.tokens": "tokens",
     "canary.tolerance": "nats",
+    "critic.ranks": "processes",
+    "critic.threads": "threads",
+    "critic.resources": "Ray resources",
+    "reference.ranks": "processes",
+    "reference.threads": "threads",
+    "reference.resources": "Ray resources",
     "placement.engines": "actors",
     "placement.learners": "ranks",
     "placement.engine_threads": "threads",
@@ -82,12 +88,14 @@ DEFAULTS: Mapping[str, Use] = {
     "algorithm": defaults.ALGORITHM,
     "engine": defaults.ENGINE,
     "learner": defaults.LEARNER,
+    "critic.learner": defaults.LEARNER,
+    "reference.learner": defaults.LEARNER,
     "workflow": defaults.WORKFLOW,
     "model.renderer": defaults.RENDERER,
     "rollout.buffer": defaults.BUFFER,
     "rollout.stop": defaults.STOP,
 }
-"""Path of a single component -> what stands there if the configuration names none."""
+"""Path of a single component -> whose options those are that stand there without `use`."""
 
 
 @attrs.frozen(kw_only=True)

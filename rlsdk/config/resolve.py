@@ -27,10 +27,10 @@ from rlsdk.config.parts import (
 from rlsdk.config.paths import found_beside
 from rlsdk.config.plan import Plan
 from rlsdk.config.rules import compared_with_nothing, cross_checks, limits
-from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config, normalise
+from rlsdk.config.schema import COMPONENT_KEYS, LISTS, Config, RoleSection, normalise
 from rlsdk.config.tree import Source, Tree, read
 from rlsdk.config.uses import RULE_KEYS, SOURCE_KEYS, RewardUse, SourceUse
-from rlsdk.contracts import AlgorithmDefaults, LossSpec, batch_of
+from rlsdk.contracts import AlgorithmDefaults, ApartRole, LossSpec, batch_of
 from rlsdk.errors import ConfigError, OptionError, PluginError
 from rlsdk.fields import Field
 from rlsdk.kinds import PART_LISTS, PARTS, Kind
@@ -198,6 +198,7 @@ class _Resolver:
             algorithm = attrs.evolve(algorithm, norm=float(config.sampling.max_tokens))
         self.check_together(config, algorithm, workflow, rewards, parts)
         found = {name: reference for name, reference in single.items() if reference is not None}
+        apart = self.apart(config, algorithm, single["learner"])
         if self.faults or workflow is None or len(found) < len(single):
             return None
         return Plan(
@@ -213,6 +214,7 @@ class _Resolver:
             advantage=parts["advantage"],
             loss=self.loss(algorithm, parts, config.sampling.temperature if sampled else 1.0),
             **found,
+            apart=apart,
             tool_parser=tool_parser,
             trackers=trackers,
             diagnoses=diagnoses,
@@ -235,6 +237,23 @@ class _Resolver:
                 "rollout.weight_transfer", "weight_transfer", config.rollout.weight_transfer
             ),
         }
+
+    def apart(
+        self, config: Config, algorithm: AlgorithmDefaults, learner: ComponentRef | None
+    ) -> dict[ApartRole, ComponentRef]:
+        """Resolve the learners of the roles that have processes of their own."""
+        found: dict[ApartRole, ComponentRef] = {}
+        wanted: list[tuple[ApartRole, RoleSection, bool]] = [
+            ("critic", config.critic, algorithm.critic),
+            ("reference", config.reference, "ref_logprobs" in self.needs),
+        ]
+        for role, section, needed in wanted:
+            own = learner
+            if section.learner is not None:
+                own = self.reference(f"{role}.learner", "learner", section.learner)
+            if section.ranks and needed and own is not None:
+                found[role] = own
+        return found
 
     def loss(self, algorithm: AlgorithmDefaults, parts: Mapping[str, Any], temperature: float) -> LossSpec:
         return LossSpec(

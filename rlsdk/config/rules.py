@@ -42,6 +42,10 @@ LEAST: dict[str, int] = {
     "checkpoint.keep": 1,
     "placement.engines": 1,
     "placement.learners": 1,
+    "critic.ranks": 0,
+    "critic.threads": 0,
+    "reference.ranks": 0,
+    "reference.threads": 0,
     "placement.engine_threads": 0,
     "placement.learner_threads": 0,
     "placement.gpus_per_engine": 1,
@@ -143,6 +147,14 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
         f"steps={config.steps} and epochs={config.epochs} are given" if config.steps is not None else "neither is given"
     )
     return [
+        *(
+            (
+                role.learner is not None and not role.ranks,
+                f"{name}.learner: it runs the {name} in processes of its own, and {name}.ranks=0 asks for none; give "
+                f"{name}.ranks",
+            )
+            for name, role in (("critic", config.critic), ("reference", config.reference))
+        ),
         ((config.steps is None) == (config.epochs is None), f"steps: {both}; give either steps or epochs"),
         (
             not 0 < config.sampling.top_p <= 1,

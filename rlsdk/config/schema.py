@@ -33,6 +33,7 @@ class ModelSection(Section):
         trust_remote_code: Run code that comes with the model; false unless you read that code.
         tokenizer: Folder or hub id of the tokenizer; null takes the model's.
         reference: Folder or hub id of the reference model; null takes the model as it is at the start.
+        critic: Folder or hub id of the model that the critic starts from; null takes the model that is trained.
         separator: Text before every later message of a conversation whose prompt is text, not messages.
         keep_history: Where the chat template drops the thoughts of earlier answers, keep the tokens as they were
             sampled; false trains such a conversation as several rollouts of one trajectory, each as the template
@@ -49,6 +50,7 @@ class ModelSection(Section):
     trust_remote_code: bool = False
     tokenizer: str | None = None
     reference: str | None = None
+    critic: str | None = None
     separator: str = "\n"
     keep_history: bool = False
     renderer: Use = attrs.field(default=defaults.RENDERER, converter=used)
@@ -191,6 +193,25 @@ class PlacementSection(Section):
 
 
 @attrs.frozen(kw_only=True)
+class RoleSection(Section):
+    """How a model beside the policy runs: by default as the learner's, in its processes.
+
+    Attributes:
+        dtype: Dtype of its weights in computations; null takes `model.dtype`.
+        ranks: Processes of its own, which work beside the learner's; 0 holds it in those of the learner.
+        threads: CPU threads of each; 0 divides the cores among them.
+        resources: Ray resources reserved for each besides a core and, where the run has GPUs, one of them.
+        learner: Learner that runs it in processes of its own; null takes the run's, with its options.
+    """
+
+    dtype: DType | None = None
+    ranks: int = 0
+    threads: int = 0
+    resources: Mapping[str, float] = {}
+    learner: Use | None = attrs.field(default=None, converter=used_or_none)
+
+
+@attrs.frozen(kw_only=True)
 class CanarySection(Section):
     """The comparison of engine and learner on fixed tokens after every weight sync.
 
@@ -248,6 +269,8 @@ class Config(Section):
         rollout: How far rollouts may run ahead of training.
         engine: Generates tokens.
         learner: Updates the model.
+        critic: How the critic runs, if the algorithm has one.
+        reference: How the reference model, or the teacher, runs, if the algorithm needs one.
         steps: Length of the run in trainer steps; an alternative to `epochs`.
         epochs: Length of the run in passes over the tasks; an alternative to `steps`.
         batch_size: Tasks per step.
@@ -282,6 +305,7 @@ class Config(Section):
     Checkpoint = CheckpointSection
     Canary = CanarySection
     Placement = PlacementSection
+    Role = RoleSection
     Watchdog = WatchdogSection
 
     name: str
@@ -305,6 +329,8 @@ class Config(Section):
     rollout: RolloutSection = RolloutSection()
     engine: Use = attrs.field(default=defaults.ENGINE, converter=used)
     learner: Use = attrs.field(default=defaults.LEARNER, converter=used)
+    critic: RoleSection = RoleSection()
+    reference: RoleSection = RoleSection()
     steps: int | None = None
     epochs: float | None = None
     batch_size: int = 64
@@ -327,6 +353,8 @@ COMPONENT_KEYS: Mapping[str, Kind] = {
     "algorithm": "algorithm",
     "engine": "engine",
     "learner": "learner",
+    "critic.learner": "learner",
+    "reference.learner": "learner",
     "model.renderer": "renderer",
     "model.tool_parser": "tool_parser",
     "rollout.buffer": "buffer",
@@ -357,6 +385,10 @@ def normalise(tree: dict[str, Any]) -> dict[str, Any]:
         if isinstance(tree.get(key), Mapping) and "use" not in tree[key]:
             default: Use = getattr(defaults, key.upper())
             tree[key] = {"use": default.name, **tree[key]}  # options alone: of the default component
+    for key in ("critic", "reference"):
+        role = tree.get(key)
+        if isinstance(role, Mapping) and isinstance(role.get("learner"), Mapping) and "use" not in role["learner"]:
+            tree[key] = {**role, "learner": {"use": defaults.LEARNER.name, **role["learner"]}}
     return tree
 
 

@@ -73,6 +73,7 @@ from rlsdk.contracts.scoring import (
 )
 from rlsdk.contracts.tasks import KeepsOrder, TaskList
 from rlsdk.contracts.training import (
+    ApartRole,
     GivesAdapter,
     GivesPrimitives,
     Learner,
@@ -97,6 +98,7 @@ __all__ = [
     "ActorSpec",
     "Adapter",
     "AlgorithmDefaults",
+    "ApartRole",
     "Call",
     "CallsTools",
     "Chat",

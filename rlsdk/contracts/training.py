@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rlsdk.types import Image
 
 TrainedRole = Literal["actor", "critic"]
+ApartRole = Literal["critic", "reference"]
+"""A role that may have processes of its own."""
 """A model that a learner trains."""
 
 
@@ -56,11 +58,22 @@ class LossSpec:
 
 @attrs.frozen(kw_only=True)
 class Roles:
-    """Models that a learner holds."""
+    """Models that a learner holds; one without an actor runs the critic, or the reference model, beside another's."""
 
-    actor: Model
+    actor: Model | None = None
     critic: Model | None = None
     reference: Model | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.actor is None and self.critic is None and self.reference is None:
+            raise ValueError("roles: expected at least one model, got none")
+
+    @property
+    def main(self) -> Model:
+        """The actor; without one, the model that is held."""
+        found = self.actor or self.critic or self.reference
+        assert found is not None
+        return found
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -46,7 +46,7 @@ class TransformersLearner(LearnerOptions):
     _place: ActorSpec = attrs.field(init=False)
     _ranks: Ranks = attrs.field(init=False)
     _temperature: float = attrs.field(init=False)
-    _actor: TrainedModule = attrs.field(init=False)
+    _actor: TrainedModule | None = attrs.field(init=False, default=None)
     _critic: TrainedModule | None = attrs.field(init=False, default=None)
     _reference: Any = attrs.field(init=False, default=None)
     _roles: Roles = attrs.field(init=False)
@@ -121,7 +121,9 @@ class TransformersLearner(LearnerOptions):
         objective = Objective(loss)
         self._temperature = loss.temperature
         factor = schedule(self.schedule, self.warmup_steps, self.final_ratio, total_updates)
-        self._load_actor(roles.actor, tokens, factor)
+        self._passes = self._runner(roles.main, tokens)
+        if roles.actor is not None:
+            self._load_actor(roles.actor, factor)
         if roles.critic is not None:
             self._load_critic(roles.critic, factor)
         self._updates = Updates(
@@ -130,22 +132,27 @@ class TransformersLearner(LearnerOptions):
         if roles.reference is not None and not self._base_is_reference:
             self._load_reference(roles.reference)
 
-    def _load_actor(self, model: Model, tokens: int, factor: Callable[[int], float]) -> None:
-        from rlsdk.learners.model import check_layers, load_policy
+    def _runner(self, model: Model, tokens: int) -> MicroBatchRunner:
+        from rlsdk.learners.model import check_layers, read_config
 
-        with self.loading(model):
-            actor = load_policy(model, self.attention, self.gradient_checkpointing)
+        config = read_config(model)
         if self.rows in ("shared", "tree"):
-            check_layers(actor.model.config, self.rows)
-        self._passes = MicroBatchRunner(
+            check_layers(config, self.rows)
+        return MicroBatchRunner(
             self._ranks,
             self._clock,
             self.rows,
             tokens,
-            actor.model.config.get_text_config().hidden_size,
+            config.get_text_config().hidden_size,
             self.share_rows(self._ranks),
             exact_width=model.max_length if model.exact else None,
         )
+
+    def _load_actor(self, model: Model, factor: Callable[[int], float]) -> None:
+        from rlsdk.learners.model import load_policy
+
+        with self.loading(model):
+            actor = load_policy(model, self.attention, self.gradient_checkpointing)
         self._prepare(actor, model)
         if self.lora is not None:
             wrap(actor.model, self.lora, self._place.seed)
@@ -192,7 +199,8 @@ class TransformersLearner(LearnerOptions):
     @property
     def _base_is_reference(self) -> bool:
         """True if the actor without its adapter serves as the reference, so that no second model is held."""
-        return self.lora is not None and self._roles.reference == self._roles.actor
+        actor = self._roles.actor
+        return self.lora is not None and actor is not None and self._roles.reference == actor
 
     def logprobs(
         self, batch: TrainBatch, role: Literal["actor", "reference"] = "actor", fields: Sequence[str] = ("logprobs",)
@@ -205,7 +213,7 @@ class TransformersLearner(LearnerOptions):
         if role == "reference":  # it chooses its own experts
             batch = attrs.evolve(batch, context={k: v for k, v in batch.context.items() if k != "routed_experts"})
         off = role == "reference" and self._base_is_reference
-        model = self._actor if role == "actor" or off else self._reference
+        model: Any = self._actor if role == "actor" or off else self._reference
         if model is None:
             raise LearnerError(f"this learner holds no {role}")
         entropy, squares = "value" if "entropy" in fields else "none", "probs_squared_sum" in fields
@@ -215,12 +223,30 @@ class TransformersLearner(LearnerOptions):
             results = self._passes.run(model, rows, self._temperature, entropy, squares)
             return {name: result for name, result in zip(names, results, strict=True) if name in fields}
 
-        with switched_off(self._actor.module) if off else nullcontext():
+        with switched_off(self.actor.module) if off else nullcontext():
             return self._forward(f"the forward pass of the {role}", run, batch, fields)
 
     def _forward(self, what: str, run: Any, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
         passes = partial(self._passes.forward, run, batch, fields)
-        return with_less(self._passes, what, passes, again=passes, why_not=self._actor.repeat_fault)
+        return with_less(self._passes, what, passes, again=passes, why_not=self._repeat_fault)
+
+    @property
+    def _repeat_fault(self) -> str:
+        """Say why a pass that ran out of memory cannot begin again; empty if it can."""
+        for trained in self._trained.values():
+            return trained.repeat_fault
+        return "other ranks wait for this one, so it cannot begin again" if self._ranks.world > 1 else ""
+
+    @property
+    def actor(self) -> TrainedModule:
+        """The policy.
+
+        Raises:
+            LearnerError: These processes hold another model alone.
+        """
+        if self._actor is None:
+            raise LearnerError("this learner holds no actor")
+        return self._actor
 
     def values(self, batch: TrainBatch) -> np.ndarray:
         """float32 `[t]`: the critic's, of the state in which each response token was chosen.
@@ -310,7 +336,7 @@ class TransformersLearner(LearnerOptions):
 
     def canary(self, token_ids: np.ndarray) -> np.ndarray:
         """float32 `[k - 1]`: at temperature 1, of each token of `[k]` given those before it."""
-        return self._passes.canary(self._actor, token_ids)
+        return self._passes.canary(self.actor, token_ids)
 
     def clock(self) -> dict[str, float]:
         """Seconds so far: `forward_seconds`, and `update_seconds` of backward passes and optimiser steps."""
@@ -333,11 +359,12 @@ class TransformersLearner(LearnerOptions):
 
     @property
     def _trained(self) -> dict[TrainedRole, TrainedModule]:
-        return {"actor": self._actor} if self._critic is None else {"actor": self._actor, "critic": self._critic}
+        held: dict[TrainedRole, TrainedModule | None] = {"actor": self._actor, "critic": self._critic}
+        return {role: trained for role, trained in held.items() if trained is not None}
 
     @property
     def _facts(self) -> dict[str, Any]:
-        common = {"dtype": self._roles.actor.dtype, "roles": sorted(self._trained)}
+        common = {"dtype": self._roles.main.dtype, "roles": sorted(self._trained)}
         return {**self.facts, **common, "lora": self.lora and self.lora.facts}
 
     def export(self, folder: Path) -> None:

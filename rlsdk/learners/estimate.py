@@ -56,7 +56,7 @@ def update_memory(options: LearnerOptions, roles: Roles, place: ActorSpec, shape
     tokens = options.micro_batch_tokens
     if tokens == "auto":
         tokens = DEFAULT_TOKENS if shape.free is None else auto_tokens(options, roles, place, shape.free)
-    found = micro_batch_memory(options, roles.actor, shape, tokens)
+    found = micro_batch_memory(options, roles.main, shape, tokens)
     step = max(0, held.step - found.bytes)
     return (
         *held.uses,
@@ -69,28 +69,30 @@ def update_memory(options: LearnerOptions, roles: Roles, place: ActorSpec, shape
 def zero_memory(options: DeepSpeedOptions, roles: Roles, place: ActorSpec) -> RankMemory:
     """Return what a rank holds, as DeepSpeed divides it among the ranks."""
     cpu = place.device == "cpu"
-    actor = _Trained.of(options, roles.actor, place, lora=options.lora is not None)
-    uses = [
-        MemoryUse("learner weights", actor.weights, actor.weights_on_host),
-        MemoryUse("learner gradients", actor.gradients),
-        MemoryUse("learner optimiser state", actor.optimizer, actor.optimizer_on_host),
-    ]
-    steps = [actor.step]
+    uses, trained = [], []
+    if roles.actor is not None:
+        actor = _Trained.of(options, roles.actor, place, lora=options.lora is not None)
+        uses += [
+            MemoryUse("learner weights", actor.weights, actor.weights_on_host),
+            MemoryUse("learner gradients", actor.gradients),
+            MemoryUse("learner optimiser state", actor.optimizer, actor.optimizer_on_host),
+        ]
+        trained.append(actor)
     if roles.critic is not None:
         critic = _Trained.of(options, roles.critic, place, lora=False)
         uses += [
             MemoryUse("critic", critic.weights + critic.gradients, critic.weights_on_host),
             MemoryUse("critic optimiser state", critic.optimizer, critic.optimizer_on_host),
         ]
-        steps.append(critic.step)
+        trained.append(critic)
     if roles.reference is not None and not (options.lora and roles.reference == roles.actor):
         shared = place.world_size if options.zero_stage == 3 else 1
         size = count_parameters(roles.reference)[0] * DTYPE_BYTES[roles.reference.dtype] // shared
         uses.append(MemoryUse("reference model", size, options.offload == "all"))
-    if not cpu:
-        uses.append(MemoryUse("communication buffers", actor.buffers))
+    if not cpu and trained:
+        uses.append(MemoryUse("communication buffers", trained[0].buffers))
     uses.append(MemoryUse("learner process", PROCESS_BYTES, on_host=not cpu))
-    return RankMemory(uses=tuple(uses), step=max(steps))
+    return RankMemory(uses=tuple(uses), step=max((each.step for each in trained), default=0))
 
 
 @attrs.frozen(kw_only=True)
@@ -193,11 +195,11 @@ def auto_tokens(options: LearnerOptions, roles: Roles, place: ActorSpec, free: i
         free: Bytes that are free on the rank's device before it loads anything.
     """
     left = AUTO_SHARE * free - options.rank_memory(roles, place).on_device
-    longest, tokens = roles.actor.max_length, AUTO_MOST
+    longest, tokens = roles.main.max_length, AUTO_MOST
     while tokens > AUTO_LEAST:
         shape = UpdateShape(rollouts=-(-tokens // longest), prompt=1, response=longest - 1)
         # A budget below the longest rollout changes nothing for that one, and something for all others.
-        if micro_batch_memory(options, roles.actor, shape, tokens).bytes <= left or tokens < longest:
+        if micro_batch_memory(options, roles.main, shape, tokens).bytes <= left or tokens < longest:
             break
         tokens //= 2
     return tokens

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import attrs
 import numpy as np
@@ -42,6 +42,7 @@ class LearnerGroup:
         actors: Actor handles, by rank.
         places: Placements of the actors.
         logs: Log files of the actors.
+        name: Name in messages and of the log files.
         ended: True if the actors were stopped or have failed.
         adapter_only: True if `weights` returns the adapter alone.
         transfer: Way of the weights to the engines; None for Ray's object store.
@@ -53,6 +54,7 @@ class LearnerGroup:
     ended: bool = False
     adapter_only: bool = False
     transfer: ComponentRef | None = None
+    name: str = "learner"
     _step: int = attrs.field(init=False, default=0)
     _steps: OpenSteps = attrs.field(init=False)
     _sending: WeightCalls = attrs.field(init=False)
@@ -76,7 +78,8 @@ class LearnerGroup:
         log_dir: Path,
         cache: Path | None = None,
         transfer: ComponentRef | None = None,
-    ) -> LearnerGroup:
+        name: str = "learner",
+    ) -> Self:
         """Start `place.world_size` ranks and wait until all of them hold their models.
 
         Args:
@@ -89,9 +92,10 @@ class LearnerGroup:
             seats: GPUs that were reserved for each rank; empty on the CPU.
             resources: Further resources that Ray reserves for each rank, by name.
             python: What starts the processes in place of Python; empty for Python.
-            log_dir: Folder of the log files `learner-RANK.log`; must be visible to all ranks, like checkpoints.
-            cache: Parent folder of each rank's compile caches, `learner-RANK`.
+            log_dir: Folder of the log files `NAME-RANK.log`; must be visible to all ranks, like checkpoints.
+            cache: Parent folder of each rank's compile caches, `NAME-RANK`.
             transfer: Way of the weights to the engines; None for Ray's object store.
+            name: Name in messages and of the log files.
 
         Raises:
             LearnerError: A rank did not start, or cannot see the folder.
@@ -100,8 +104,8 @@ class LearnerGroup:
         template = Plugins().resolve(reference)
         actors, logs, places = [], [], []
         for rank in range(place.world_size):
-            spec = attrs.evolve(place, rank=rank, cache=str(cache / f"learner-{rank}") if cache else place.cache)
-            logs.append(log_dir / f"learner-{rank}.log")
+            spec = attrs.evolve(place, rank=rank, cache=str(cache / f"{name}-{rank}") if cache else place.cache)
+            logs.append(log_dir / f"{name}-{rank}.log")
             actors.append(
                 spawn(
                     LearnerActor,
@@ -111,12 +115,12 @@ class LearnerGroup:
                     resources=resources,
                     environment=template.environment(spec),
                     python=python,
-                    watched_as=f"learner rank {rank}",
+                    watched_as=f"{name} rank {rank}",
                     log_path=logs[-1].resolve(),
                 )
             )
             places.append(spec)
-        group = cls(actors, places, logs, transfer=transfer)
+        group = cls(actors, places, logs, transfer=transfer, name=name)
         group._see(log_dir)
         group._meet()
         group.start(reference, roles, loss, total_updates)
@@ -130,8 +134,8 @@ class LearnerGroup:
             if not visible:
                 self.stop()
                 raise LearnerError(
-                    f"learner rank {rank}, on node {host}, does not see the driver's {folder}: checkpoints would be "
-                    "lost. Let `out` be a folder that all nodes mount under one path"
+                    f"{self.name} rank {rank}, on node {host}, does not see the driver's {folder}: checkpoints would "
+                    "be lost. Let `out` be a folder that all nodes mount under one path"
                 )
 
     def _meet(self) -> None:
@@ -381,7 +385,7 @@ class LearnerGroup:
             except ray.exceptions.RayError as error:
                 raise self._failure(what, refs, done[0], error) from error
             if what != "clock":
-                note(f"learner rank {refs.index(done[0])}", what, began)
+                note(f"{self.name} rank {refs.index(done[0])}", what, began)
         return list(ray.get(list(refs)))
 
     def _failure(self, what: str, refs: Sequence[Any], failed: Any, error: Exception) -> RlsdkError:
@@ -400,7 +404,7 @@ class LearnerGroup:
         self.stop()
         cause = cause_of(error)
         said = str(cause) if isinstance(cause, RlsdkError) else described(error)
-        text = f"learner rank {rank} failed in {what}: {said}; its log is {self.logs[rank]}"
+        text = f"{self.name} rank {rank} failed in {what}: {said}; its log is {self.logs[rank]}"
         # An error whose constructor takes its message alone keeps its kind.
         kind = type(cause) if isinstance(cause, RlsdkError) and "__init__" not in vars(type(cause)) else LearnerError
         return kind(text)

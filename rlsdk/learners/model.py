@@ -234,7 +234,7 @@ def _vision(model: Model, net: Any) -> Vision | None:
 
 def blank_policy(model: Model, attention: Attention, checkpointing: bool) -> PolicyModel:
     """Build a policy from its config alone: made of fake tensors, it tells the memory of a pass without using any."""
-    config = _config(model, local_files_only=True)
+    config = read_config(model, local_files_only=True)
     net = policy_class(config).from_config(
         config,
         dtype=getattr(torch, model.dtype),
@@ -245,7 +245,7 @@ def blank_policy(model: Model, attention: Attention, checkpointing: bool) -> Pol
 
 
 def _load(auto: Callable[[Any], Any], model: Model, attention: Attention, checkpointing: bool) -> Any:
-    config = _config(model)
+    config = read_config(model)
     loaded, report = auto(config).from_pretrained(
         model.path,
         config=config,
@@ -259,7 +259,7 @@ def _load(auto: Callable[[Any], Any], model: Model, attention: Attention, checkp
     return _trainable(loaded, checkpointing)
 
 
-def _config(model: Model, **options: Any) -> Any:
+def read_config(model: Model, **options: Any) -> Any:
     """Return the config of a model, without dropout: the learner's logprobs must be the engine's."""
     from transformers import AutoConfig
 

@@ -94,6 +94,6 @@ class OpenSteps:
             raise LearnerError(f"set_learning_rate: got {lr!r} for the {role}; expected a finite number of at least 0")
 
     def _check_role(self, what: str, role: str) -> None:
-        trained = ("actor",) if self.roles.critic is None else ("actor", "critic")
+        trained = [name for name in ("actor", "critic") if getattr(self.roles, name) is not None]
         if role not in trained:
-            raise LearnerError(f"{what}: got role {role!r}; this learner trains {' and '.join(trained)}")
+            raise LearnerError(f"{what}: got role {role!r}; this learner trains {' and '.join(trained) or 'nothing'}")

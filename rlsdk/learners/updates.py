@@ -78,7 +78,7 @@ class Updates:
             update=update,
             updates=updates,
             train_step=step,
-            updates_done=self.trained["actor"].updates,
+            updates_done=next(iter(self.trained.values())).updates,
             totals=totals,
             seed=int(np.random.SeedSequence([self.seed, step, update]).generate_state(1)[0]),
         )

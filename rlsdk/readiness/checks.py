@@ -23,7 +23,6 @@ from rlsdk.contracts import (
     Requires,
     RequiresPrograms,
     ReturnsRouting,
-    SharesSequences,
     SpansGPUs,
 )
 from rlsdk.conversion import Differences, compare, read_header
@@ -34,6 +33,7 @@ from rlsdk.plugins import ComponentRef
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.exact import exact_faults
 from rlsdk.readiness.images import image_faults
+from rlsdk.readiness.ranks import rank_faults
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.stream import opened
 from rlsdk.types import Message, Task
@@ -144,7 +144,8 @@ def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> 
 
 def _models(plan: Plan) -> Iterator[PlanFinding]:
     section = plan.config.model
-    for key in ("path", "tokenizer", *(["reference"] if plan.needs_reference else [])):
+    others = [*(["reference"] if plan.needs_reference else []), *(["critic"] if plan.algorithm.critic else [])]
+    for key in ("path", "tokenizer", *others):
         name = getattr(section, key)
         if name and not Path(name).expanduser().is_dir():
             yield from (PlanFinding(f"model.{key}", text) for text in preflight.hub_model(name))
@@ -154,7 +155,8 @@ def _requirements(plan: Plan, *, trains: bool) -> Iterator[PlanFinding]:
     """Check for the packages and programs that components need with the given options."""
     used: list[tuple[str, ComponentRef]] = [("engine", plan.engine)] if plan.needs_engine else []
     if trains:
-        used += [("learner", plan.learner), *(("trackers", tracker) for tracker in plan.trackers)]
+        used += [("learner", plan.learner), *((f"{role}.learner", own) for role, own in plan.apart.items())]
+        used += [("trackers", tracker) for tracker in plan.trackers]
     for path, reference in used:
         component = plan.plugins.resolve(reference)
         what = f"{reference.kind} {reference.name} with these options"
@@ -178,7 +180,7 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
     if trains and plan.needs_engine:
         found.faults += [PlanFinding("engine", text) for text in training_faults(plan)]
     if trains:
-        found.faults += [PlanFinding("placement.learners", text) for text in sharing_faults(plan)]
+        found.faults += [PlanFinding(*fault) for fault in rank_faults(plan)]
     codec = found.codec()
     built = skeleton(plan, download=starts)
     if (net := built[0]) is not None:
@@ -204,15 +206,6 @@ def training_faults(plan: Plan) -> Sequence[str]:
     """Say why nothing can be trained on what the engine of a plan samples; nothing if it can."""
     engine = plan.plugins.resolve(plan.engine)
     return engine.training_faults() if isinstance(engine, OnlySamples) else []
-
-
-def sharing_faults(plan: Plan) -> Sequence[str]:
-    """Say why the learner's ranks cannot share rollouts as its options ask; nothing if they can."""
-    learner, ranks = plan.plugins.resolve(plan.learner), plan.config.placement.learners
-    size = learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
-    if ranks % size == 0:
-        return []
-    return [f"{size} ranks of {plan.learner.name!r} share rollouts, so it needs a multiple of {size}; got {ranks}"]
 
 
 @attrs.define

@@ -11,10 +11,11 @@ import attrs
 
 from rlsdk import preflight
 from rlsdk.cluster.gpus import GPUNode
+from rlsdk.cluster.placement import sections_apart
 from rlsdk.config import Plan
-from rlsdk.contracts import ActorSpec, EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
+from rlsdk.contracts import ActorSpec, ApartRole, EstimatesGeneration, EstimatesUpdates, MemoryUse, UpdateShape
 from rlsdk.contracts.generation import DTYPE_BYTES
-from rlsdk.learners.starting import roles
+from rlsdk.learners.starting import roles, roles_apart
 
 DRIVER_BYTES = 600 * 2**20
 """Main memory of the driver and of Ray's own processes."""
@@ -162,6 +163,19 @@ class _Estimate:
         self.remedies = tuple(learner.memory_remedies)
         uses = learner.update_memory(roles(plan), spec, self._shape())
         self.add(uses, "GPU" if place.colocate and plan.needs_engine else "learner GPU", place.learners)
+        for role, section in sections_apart(plan).items():
+            self._apart(role, section.ranks)
+
+    def _apart(self, role: ApartRole, ranks: int) -> None:
+        """Add the rows of a model that has processes of its own."""
+        learner = self.plan.plugins.resolve(self.plan.apart[role])
+        if not isinstance(learner, EstimatesUpdates):
+            self.unknown.append(f"the learner {self.plan.apart[role].name!r} does not tell how much memory it needs")
+            return
+        spec = ActorSpec(role="learner", world_size=ranks, device="cuda" if self.cuda else "cpu")
+        uses = learner.update_memory(roles_apart(self.plan)[role], spec, self._shape())
+        named = [attrs.evolve(use, role=use.role.replace("learner", role)) for use in uses]
+        self.add(named, f"{role} GPU", ranks)
 
     def engines(self, net: Any) -> None:
         """Add the rows of the engines."""

@@ -37,6 +37,11 @@ HARMLESS = (
     "trackers",
     "diagnoses",
     "placement",
+    "critic.threads",
+    "critic.resources",
+    "reference.ranks",
+    "reference.threads",
+    "reference.resources",
     "checkpoint",
     "save_rollouts",
     "rollout.storage",
@@ -52,7 +57,17 @@ HARMLESS = (
     "watchdog",
 )
 """Settings, or sections, that leave the training itself unchanged: a resumed run may change them without asking."""
-_PLAIN = ("name", "out", "log_level", "model.path", "model.tokenizer", "model.reference", "placement", "checkpoint")
+_PLAIN = (
+    "name",
+    "out",
+    "log_level",
+    "model.path",
+    "model.tokenizer",
+    "model.reference",
+    "model.critic",
+    "placement",
+    "checkpoint",
+)
 """Settings, or sections, whose text does not name code."""
 COMPILED = "cache"
 """Folder of a run with programs that its actors compiled, which a resumed run must not reuse."""

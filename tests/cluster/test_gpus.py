@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.cluster.gpus import GPUMap, GPUNode, assign_gpus, parse_nodes
-from rlsdk.config.schema import PlacementSection
+from rlsdk.config.schema import PlacementSection, RoleSection
 from rlsdk.errors import EnvironmentFault
 
 
@@ -119,3 +119,21 @@ def test_nodes_are_read_from_a_text() -> None:
     for wrong in ("", "x2", "8x", "0", "8x0", "eight", "-1"):
         with pytest.raises(ValueError, match="expected GPUS or GPUSxNODES"):
             parse_nodes(wrong)
+
+
+@pytest.mark.parametrize("colocate", [True, False])
+def test_models_with_ranks_of_their_own_share_no_gpu(colocate: bool) -> None:
+    apart = {"critic": RoleSection(ranks=2), "reference": RoleSection(ranks=1)}
+    section = PlacementSection(engines=2, learners=2, colocate=colocate)
+    found = assign_gpus(section, parse_nodes("4x2"), apart=apart)  # type: ignore[arg-type]
+    users = [each for _, _, each in found.rows()]
+    others = [each for each in users if any(name.startswith(("critic", "reference")) for name in each)]
+    assert sorted(name for each in others for name in each) == ["critic rank 0", "critic rank 1", "reference rank 0"]
+    assert all(len(each) == 1 for each in others)
+
+
+def test_a_model_with_ranks_of_its_own_that_finds_no_gpu_is_named() -> None:
+    with pytest.raises(EnvironmentFault) as raised:
+        assign_gpus(PlacementSection(), parse_nodes("2"), apart={"critic": RoleSection(ranks=2)})
+    said = "placement needs 3 GPUs (1 for engines, 1 for learners, shared, 2 for the critic); node 0 has 2"
+    assert str(raised.value) == said

@@ -20,7 +20,7 @@ KEPT = "RAY_task_events_max_num_task_in_gcs"
 
 
 def of_placement() -> Any:
-    return SimpleNamespace(config=SimpleNamespace(placement=PlacementSection()))
+    return SimpleNamespace(config=SimpleNamespace(placement=PlacementSection()), apart={})
 
 
 def test_the_gcs_of_a_run_keeps_few_calls_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:

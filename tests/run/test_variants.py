@@ -82,3 +82,17 @@ def test_several_turns_train(runner: Any) -> None:
     assert all(1 < line["workflow/turns"] <= 2 for line in lines)
     assert abs(lines[0]["actor/kl_to_behaviour"]) < 1e-6
     assert all(line["canary/gap"] < 1e-4 for line in lines)
+
+
+def test_a_critic_and_a_reference_model_in_processes_of_their_own_change_nothing(runner: Any) -> None:
+    ppo = ["algorithm={use: ppo, kl: k3, kl_coef: 0.01}", "steps=3", "sampling.seeds=request"]
+    runner.train(*ppo, "name=one")
+    runner.train(*ppo, "name=apart", "critic.ranks=1", "reference={ranks: 1, learner: {zero_stage: 0}}")
+    names = ("reward/mean", "actor/loss", "actor/ref_kl", "critic/loss", "actor/grad_norm", "critic/grad_norm")
+    one, apart = (runner.metrics(name)[1:] for name in ("one", "apart"))
+    assert [[line[name] for name in names] for line in one] == [[line[name] for name in names] for line in apart]
+    assert {path.name for path in (runner.path("apart") / "logs").glob("*-0.log")} >= {
+        "learner-0.log",
+        "critic-0.log",
+        "reference-0.log",
+    }

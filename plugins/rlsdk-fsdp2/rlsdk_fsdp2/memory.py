@@ -25,12 +25,14 @@ def rank_memory(learner: FSDP2Learner, roles: Roles, place: ActorSpec) -> RankMe
         roles: Models; only their configs are read.
         place: Number of ranks, and their device.
     """
-    actor = _Size.of(learner, roles.actor, place, adapted=True)
-    uses = [
-        MemoryUse("learner weights", 4 * actor.trained + actor.frozen + actor.gathered),
-        MemoryUse("learner gradients", 4 * actor.trained),
-        MemoryUse("learner optimiser state", 8 * actor.trained),
-    ]
+    uses = []
+    if roles.actor is not None:
+        actor = _Size.of(learner, roles.actor, place, adapted=True)
+        uses += [
+            MemoryUse("learner weights", 4 * actor.trained + actor.frozen + actor.gathered),
+            MemoryUse("learner gradients", 4 * actor.trained),
+            MemoryUse("learner optimiser state", 8 * actor.trained),
+        ]
     if roles.critic is not None:
         critic = _Size.of(learner, roles.critic, place)
         uses += [

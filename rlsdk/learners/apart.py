@@ -1,0 +1,128 @@
+"""A learner whose critic or reference model has processes of its own, which work beside those of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import numpy as np
+
+from rlsdk.contracts import ApartRole, TrainBatch, TrainedRole
+from rlsdk.fields import FORWARD
+from rlsdk.learners.group import LearnerGroup
+
+if TYPE_CHECKING:
+    from rlsdk.batch import Totals
+
+
+@attrs.define(eq=False)
+class DividedLearnerGroup(LearnerGroup):
+    """The ranks of the policy, and beside them those of other models; both compute at the same time.
+
+    Results are those of one group that holds all models, except for rounding if the numbers of ranks differ.
+
+    Attributes:
+        apart: Groups of the models that have processes of their own, by role.
+    """
+
+    apart: dict[ApartRole, LearnerGroup] = attrs.field(factory=dict)
+
+    def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return fields that passes without a gradient give, each of the group that holds its model."""
+        inside = super().forward
+        calls: dict[str, Callable[[], Any]] = {}
+        for role, group in self.apart.items():
+            calls[role] = partial(group.forward, batch, [name for name in fields if FORWARD[name].model == role])
+        own = [name for name in fields if FORWARD[name].model not in self.apart]
+        found = self._together({"actor": partial(inside, batch, own), **calls})
+        return {name: values for passed in found.values() for name, values in passed.items()}
+
+    def logprobs(
+        self, batch: TrainBatch, role: Literal["actor", "reference"] = "actor", fields: Sequence[str] = ("logprobs",)
+    ) -> dict[str, np.ndarray]:
+        """float32 `[t]` each, in the batch's order; see `Learner.logprobs`."""
+        if role == "reference" and "reference" in self.apart:
+            return self.apart["reference"].logprobs(batch, role, fields)
+        return super().logprobs(batch, role, fields)
+
+    def values(self, batch: TrainBatch) -> np.ndarray:
+        """float32 `[t]`, in the batch's order; see `Learner.values`."""
+        return self.apart["critic"].values(batch) if "critic" in self.apart else super().values(batch)
+
+    def update(self, batch: TrainBatch, minibatches: Sequence[np.ndarray], step: int) -> dict[str, float]:
+        """Take one optimiser step for each minibatch, of the policy and of the critic at the same time."""
+        calls: dict[str, Callable[[], dict[str, float]]] = {"actor": partial(super().update, batch, minibatches, step)}
+        if "critic" in self.apart:
+            calls["critic"] = partial(self.apart["critic"].update, batch, minibatches, step)
+        found = self._together(calls)
+        return {name: value for metrics in found.values() for name, value in metrics.items()}
+
+    def forward_backward(
+        self,
+        batch: TrainBatch,
+        totals: Totals | None = None,
+        *,
+        role: TrainedRole = "actor",
+        step: int = 0,
+        update: int = 0,
+        updates: int = 1,
+        last: bool = True,
+    ) -> None:
+        """Add the gradient of a batch to that of the optimiser step, in the group that holds the model."""
+        add = super().forward_backward
+        if role == "critic" and "critic" in self.apart:
+            add = self.apart["critic"].forward_backward
+        add(batch, totals, role=role, step=step, update=update, updates=updates, last=last)
+
+    def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
+        """Take one optimiser step along the gradient that `forward_backward` added up."""
+        apart = role == "critic" and "critic" in self.apart
+        return self.apart["critic"].optimizer_step(role) if apart else super().optimizer_step(role)
+
+    def set_learning_rate(self, lr: float, role: TrainedRole = "actor") -> None:
+        """Set the peak learning rate from the next optimiser step on."""
+        if role == "critic" and "critic" in self.apart:
+            self.apart["critic"].set_learning_rate(lr, role)
+        else:
+            super().set_learning_rate(lr, role)
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` needs; a critic with ranks of its own writes into a folder inside, which is hashed too."""
+        if "critic" in self.apart:
+            self.apart["critic"].save(folder / "apart")
+        super().save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote.
+
+        Raises:
+            CheckpointError: It is damaged, or of a learner that was set up otherwise.
+        """
+        super().load(folder)
+        if "critic" in self.apart:
+            self.apart["critic"].load(folder / "apart")
+
+    def clock(self) -> dict[str, float]:
+        """Seconds and greatest bytes of memory so far by name, each of the rank that has most."""
+        clocks = [super().clock(), *(group.clock() for group in self.apart.values())]
+        return {name: max(clock.get(name, 0.0) for clock in clocks) for name in clocks[0]}
+
+    def stop(self) -> None:
+        """End all ranks."""
+        for group in self.apart.values():
+            group.stop()
+        super().stop()
+
+    def _together(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+        """Call groups at the same time; if one fails, all are stopped, and its error is raised."""
+        with ThreadPoolExecutor(len(calls)) as threads:
+            begun = {name: threads.submit(call) for name, call in calls.items()}
+            try:
+                return {name: future.result() for name, future in begun.items()}
+            except BaseException:
+                self.stop()
+                raise

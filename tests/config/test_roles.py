@@ -1,0 +1,79 @@
+"""Sections of models beside the policy: what a plan makes of them, and which faults are found before a start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlsdk.config import Plan
+from rlsdk.learners.starting import roles, roles_apart
+from rlsdk.nano import create
+from rlsdk.readiness.checks import examine
+from rlsdk.readiness.memory import estimate_memory
+
+PPO = ("algorithm={use: ppo, kl: k3, kl_coef: 0.1}",)
+
+
+def test_by_default_the_learner_holds_all_models(plan: Callable[..., Plan]) -> None:
+    found = plan(*PPO)
+    assert not found.apart and roles(found).critic == roles(found).reference == found.model
+
+
+def test_models_with_ranks_of_their_own_have_their_own_path_dtype_and_learner(
+    plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    found = plan(
+        *PPO,
+        f"model.critic={tmp_path}",
+        "critic={ranks: 2, dtype: bfloat16}",
+        "reference={ranks: 1, learner: {zero_stage: 3}}",
+    )
+    held = roles_apart(found)
+    assert (roles(found).critic, roles(found).reference) == (None, None)
+    critic = held["critic"].critic
+    assert critic is not None and (critic.path, critic.dtype) == (str(tmp_path), "bfloat16")
+    assert held["reference"].reference == found.model and held["reference"].actor is None
+    assert found.apart["critic"] == found.learner
+    assert found.apart["reference"].options == {"zero_stage": 3}
+
+
+def test_what_an_algorithm_does_not_need_is_not_started(plan: Callable[..., Plan]) -> None:
+    assert not plan("algorithm={use: grpo, kl_coef: 0.0}", "critic.ranks=1", "reference.ranks=1").apart
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("critic.ranks=-1", "critic.ranks: at least 0, got -1"),
+        ("reference={learner: {zero_stage: 3}}", "reference.learner: it runs the reference in processes of its own"),
+        ("critic={ranks: 1, learner: {zero_stag: 3}}", "critic.learner.zero_stag: unknown option"),
+        ("critic={rank: 1}", "critic.rank: "),
+    ],
+)
+def test_faults_are_told_by_their_path(faults: Callable[..., tuple[str, ...]], override: str, fault: str) -> None:
+    found = faults(*PPO, override)
+    assert len(found) == 1 and found[0].startswith(fault)
+
+
+def test_a_model_that_cannot_read_the_policys_tokens_is_found_before_a_start(
+    plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    create(tmp_path / "policy", largest=100)
+    create(tmp_path / "small", largest=10)
+    paths = [f"model.path={tmp_path / 'policy'}", f"model.critic={tmp_path / 'small'}"]
+    found = plan(*PPO, *paths, "critic={ranks: 3, dtype: float16, learner: {sequence_parallel: 2}}")
+    said = {fault.path: fault.message for fault in examine(found, starts=False).faults}
+    assert "cannot read all that the policy may write" in said["model.critic"]
+    assert "bfloat16" in said["critic.dtype"] and "a multiple of 2; got 3" in said["critic.ranks"]
+
+
+def test_memory_is_told_for_each_model(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    from rlsdk.readiness.disk import skeleton
+
+    create(tmp_path / "policy", largest=100)
+    found = plan(*PPO, f"model.path={tmp_path / 'policy'}", "critic.ranks=2", "reference.ranks=1")
+    rows = {row.role: row for row in estimate_memory(found, skeleton(found, download=False)).rows}
+    assert {"learner weights", "critic", "critic process", "reference model", "reference process"} <= set(rows)
+    assert rows["critic process"].processes == 2
