@@ -44,6 +44,11 @@ class UserLoop:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    async def answer(self) -> None:
+        """Return once this loop takes turns; at once if it has not started."""
+        if self._loop is not None and not self._closed:
+            await self.run(_nothing)
+
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await `work()` on this loop; called on another one.
 
@@ -98,3 +103,7 @@ class UserLoop:
 
     async def _wait(self) -> Any:
         await self._stop.wait()
+
+
+async def _nothing() -> None:
+    """Take a turn of the loop."""

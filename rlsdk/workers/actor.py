@@ -16,6 +16,7 @@ from rlsdk.cluster.actors import RunActor, reason
 from rlsdk.cluster.portable import PortablePlan, Surroundings, portable
 from rlsdk.isolation.process import settle
 from rlsdk.isolation.spans import RECORDER
+from rlsdk.isolation.vitals import Identity
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.producer import first_error
 from rlsdk.rollout.production import UnfinishedError
@@ -105,6 +106,12 @@ class RolloutWorkerActor(RunActor):
             self._maker.client.lost = self._lose_engine
         settle()
         self._proceed()
+
+    async def identity(self) -> Identity:  # type: ignore[override]
+        """Identify this process, once users' code lets its loop turn: where it does not, the watchdog sees silence."""
+        if self._maker is not None:
+            await self._maker.user_loop.answer()
+        return super().identity()
 
     async def take(self, serial: int, commands: Sequence[Command]) -> None:
         """Follow the commands of a message.

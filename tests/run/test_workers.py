@@ -22,6 +22,19 @@ LAB, SLOW = HERE / "workers_lab.py", HERE / "slow_lab.py"
 TWO, LIGHT = "rollout.workers=2", "engine=transformers"
 NO_EVAL = ("eval.before=false", "eval.after=false")
 
+NAP = """
+import time
+from pathlib import Path
+
+import rlsdk
+
+@rlsdk.workflow("nap")
+async def nap(task, chat):
+    while Path(__file__).with_name("blocked").exists():
+        time.sleep(10_000)
+    await chat.sample()
+    return chat.finish()
+"""
 BY_HAND = """
 import asyncio
 
@@ -128,3 +141,18 @@ def test_a_trainer_by_hand_has_workers_too(runner: Any) -> None:
     assert ran.returncode == 0, ran.stderr[-4000:]
     first, accuracy, second = map(float, ran.stdout.splitlines())
     assert first > 0 and second > 0 and 0 <= accuracy <= 1
+
+
+def test_a_worker_that_users_code_blocks_is_named_killed_and_replaced(runner: Any) -> None:
+    lab, blocked = runner.folder / "nap_lab.py", runner.folder / "blocked"
+    lab.write_text(NAP)
+    blocked.touch()
+    watchdog = ("watchdog.warn=1", "watchdog.end=4")
+    process = runner.start(f"plugins=[{lab}]", "workflow=nap_lab/nap", LIGHT, "rollout.workers=1", *NO_EVAL, *watchdog)
+    wait_for(lambda: "it will be killed and replaced" in runner.console(), 120, process)
+    blocked.unlink()
+    assert process.wait(120) == 0, runner.console()
+    said = " ".join(runner.console().split())
+    assert "rollout worker 0 (pid" in said
+    assert runner.summary()["rollout_workers"]["lost"] == 1
+    assert "nap_lab.py" in (runner.path() / "logs" / "rollout-worker-0.log").read_text()  # with its stacks
