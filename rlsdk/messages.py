@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import io
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -239,6 +240,10 @@ class Message:
     reasoning: str = attrs.field(default="", kw_only=True)
     prompt: bool | None = attrs.field(default=None, eq=False, kw_only=True)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the values alone: of what a rollout takes to another process, messages cost most."""
+        return _restored, _VALUES(self)
+
     @property
     def text(self) -> str:
         """The content as text, with `<image>` in the place of each image."""
@@ -282,3 +287,16 @@ class Message:
 
 def _part_as_json(part: Part) -> dict[str, str]:
     return {"type": "image", "image": part.url} if isinstance(part, Image) else {"type": "text", "text": part}
+
+
+_NAMES = tuple(field.name for field in attrs.fields(Message))
+_VALUES = operator.attrgetter(*_NAMES)
+_SETTERS = tuple(getattr(Message, name).__set__ for name in _NAMES)
+
+
+def _restored(*values: Any) -> Message:
+    """Return a message of values that are converted already."""
+    message = object.__new__(Message)
+    for set_value, value in zip(_SETTERS, values, strict=True):
+        set_value(message, value)
+    return message
