@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actors import cause_of, described, died, kill, spawn
+from rlsdk.cluster.actors import kill, spawn
 from rlsdk.cluster.reservation import GPUSeat
 from rlsdk.contracts import ActorSpec, LossSpec, Roles, TrainBatch, TrainedRole, Weights, WeightStream
 from rlsdk.errors import LearnerError, RlsdkError
 from rlsdk.fields import FORWARD
-from rlsdk.isolation.spans import note
 from rlsdk.learners.actor import LearnerActor
+from rlsdk.learners.answers import answers
 from rlsdk.learners.microbatch import split
 from rlsdk.learners.open_steps import OpenSteps
 from rlsdk.learners.rows import read_lengths
@@ -28,8 +27,6 @@ from rlsdk.plugins import ComponentRef, Plugins
 if TYPE_CHECKING:
     from rlsdk.batch import Totals
 
-_GRACE_SECONDS = 5.0
-"""Seconds after a failure in which other ranks may report that they failed first."""
 LEAST_LOGPROB = -1000.0
 """Logprob of a token that a model rules out, in place of -inf: sums of it stay finite."""
 
@@ -374,40 +371,12 @@ class LearnerGroup:
         return self._wait(what or method, refs)
 
     def _wait(self, what: str, refs: Sequence[Any]) -> list[Any]:
-        """Results of all ranks; if one fails, none is left waiting for it."""
-        import ray
-
-        pending, began = list(refs), time.time()
-        while pending:
-            done, pending = ray.wait(pending, num_returns=1)
-            try:
-                ray.get(done)
-            except ray.exceptions.RayError as error:
-                raise self._failure(what, refs, done[0], error) from error
-            if what != "clock":
-                note(f"{self.name} rank {refs.index(done[0])}", what, began)
-        return list(ray.get(list(refs)))
-
-    def _failure(self, what: str, refs: Sequence[Any], failed: Any, error: Exception) -> RlsdkError:
-        """The error to raise, all ranks ended: of one that died rather than of one that lost its peer by that."""
-        import ray
-
-        done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=_GRACE_SECONDS)
-        for ref in done:
-            try:
-                ray.get(ref)
-            except ray.exceptions.RayError as other:
-                if died(other):
-                    failed, error = ref, other
-                    break
-        rank = list(refs).index(failed)
-        self.stop()
-        cause = cause_of(error)
-        said = str(cause) if isinstance(cause, RlsdkError) else described(error)
-        text = f"{self.name} rank {rank} failed in {what}: {said}; its log is {self.logs[rank]}"
-        # An error whose constructor takes its message alone keeps its kind.
-        kind = type(cause) if isinstance(cause, RlsdkError) and "__init__" not in vars(type(cause)) else LearnerError
-        return kind(text)
+        """Results of all ranks; if one fails, all are ended, and none is left waiting for it."""
+        try:
+            return answers(self.name, what, refs, self.logs)
+        except RlsdkError:
+            self.stop()
+            raise
 
 
 def bounded_below(logprobs: np.ndarray) -> np.ndarray:
