@@ -31,6 +31,7 @@ from rlsdk.cluster.gpus import RoleName
 from rlsdk.cluster.placement import layout, placed_everywhere
 from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, Preloads
+from rlsdk.contracts.generation import NO_PROGRESS_BARS
 from rlsdk.errors import RlsdkError
 from rlsdk.isolation.framing import exactly
 from rlsdk.isolation.process import end_with_parent, fork_alone, hidden
@@ -124,7 +125,7 @@ def _start(
     process = subprocess.Popen(
         [sys.executable, "-c", _BOOT, json.dumps([path or os.getcwd() for path in sys.path])],
         pass_fds=[listener.fileno() for listener in listeners],
-        env={**os.environ, **environment, **single},
+        env={**os.environ, **environment, **single, **NO_PROGRESS_BARS},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from rlsdk.types import Image
 
+NO_PROGRESS_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
+"""Variables that keep progress bars out of logs; libraries read them when they are imported."""
 _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
 
 Finish = Literal["stop", "length", "abort"]
@@ -83,7 +85,7 @@ class ActorSpec:
         found = {
             "OMP_NUM_THREADS": str(self.threads),
             "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            **NO_PROGRESS_BARS,
         }
         if self.cache:
             found |= {variable: str(Path(self.cache) / folder) for variable, folder in _CACHES.items()}
