@@ -62,6 +62,7 @@ def engine_arguments(
         "enforce_eager": cpu if options.enforce_eager is None else options.enforce_eager,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         # A step then returns what it sampled, and weights are replaced with nothing under way.
         "async_scheduling": False,
         "worker_extension_cls": "rlsdk.engines.vllm_worker.WorkerExtension",
