@@ -44,6 +44,7 @@ HARMLESS = (
     "reference.resources",
     "checkpoint",
     "save_rollouts",
+    "rollout.workers",
     "rollout.storage",
     "rollout.pause_timeout",
     "scoring.workers",
