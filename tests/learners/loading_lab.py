@@ -1,6 +1,8 @@
 """A rank of a learner, in a process of its own, that says what loading a model took and whether it came out whole.
 
-    python loading_lab.py RANK WORLD PORT DTYPE COMPARED MODEL...
+    python loading_lab.py RANK WORLD DTYPE COMPARED PORT=MODEL...
+
+At each port the ranks meet once: one that is quick could meet another's group of the model before.
 
 Prints a line of JSON for each model: `peak` and `kept`, MiB of memory that is the process's own, above what it had
 before, at the greatest and once the model was loaded; `faults`, tensors that differ from those of a plain load (only
@@ -82,12 +84,10 @@ def main() -> None:
     """Load each model, and print what it took."""
     import torch.distributed as dist
 
-    rank, world, port, dtype, compared, *paths = sys.argv[1:]
-    place = ActorSpec(
-        role="learner", rank=int(rank), world_size=int(world), threads=1, master=f"127.0.0.1:{port}", seed=0
-    )
+    rank, world, dtype, compared, *models = sys.argv[1:]
     loss = LossSpec(policy_loss=Plugins().reference("policy_loss", "ppo"))
-    for path in paths:
+    for port, path in (each.split("=", 1) for each in models):
+        place = ActorSpec(role="learner", rank=int(rank), world_size=int(world), master=f"127.0.0.1:{port}")
         attention: Any = "eager" if "gpt-oss" in path else "sdpa"
         learner = LoadingLearner(zero_stage=3, attention=attention)
         learner.preload()

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ LAB = Path(__file__).with_name("loading_lab.py")
 
 def load(world: int, dtype: str, paths: list[Path], *, compared: bool = False) -> list[list[dict[str, Any]]]:
     """Load models on so many ranks; returns what each rank says of each model."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = [str(world), str(port), dtype, str(int(compared)), *map(str, paths)]
+    with ExitStack() as stack:
+        free = [stack.enter_context(socket.socket()) for _ in paths]
+        for each in free:
+            each.bind(("127.0.0.1", 0))
+        models = [f"{each.getsockname()[1]}={path}" for each, path in zip(free, paths, strict=True)]
+    arguments = [str(world), dtype, str(int(compared)), *models]
     ranks = [
         subprocess.Popen([sys.executable, str(LAB), str(rank), *arguments], stdout=subprocess.PIPE, text=True)
         for rank in range(world)
