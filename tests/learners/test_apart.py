@@ -19,7 +19,7 @@ from rlsdk.learners.group import LearnerGroup
 from rlsdk.marks import policy_loss
 from rlsdk.plugins import Plugins
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 Make = Callable[..., TrainBatch]
 FIELDS = ("logprobs", "entropy", "ref_logprobs", "values")
 
@@ -102,7 +102,6 @@ def test_fields_metrics_and_weights_are_those_of_one_group(
     assert set(groups[1].clock()) == set(groups[0].clock())
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_one_group_is_refused_by_several(
     groups: tuple[LearnerGroup, DividedLearnerGroup], tied: Model, untied: Model, tmp_path: Path
 ) -> None:
@@ -115,7 +114,6 @@ def test_a_checkpoint_of_one_group_is_refused_by_several(
         other.stop()
 
 
-@pytest.mark.slow
 def test_what_fails_in_one_group_ends_all_and_is_named(
     cluster: None, tied: Model, untied: Model, make_batch: Make, tmp_path: Path
 ) -> None:
