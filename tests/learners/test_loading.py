@@ -32,7 +32,11 @@ def load(world: int, dtype: str, paths: list[Path], *, compared: bool = False) -
         subprocess.Popen([sys.executable, str(LAB), str(rank), *arguments], stdout=subprocess.PIPE, text=True)
         for rank in range(world)
     ]
-    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    try:
+        said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert [rank.returncode for rank in ranks] == [0] * world
     return [[json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in said]
 
