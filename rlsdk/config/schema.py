@@ -382,14 +382,17 @@ def normalise(tree: dict[str, Any]) -> dict[str, Any]:
         tree["model"] = {"path": tree["model"]}
     tree = _with_lists(tree, ("reward", "trackers", "diagnoses", "plugins"))
     for key in ("engine", "learner", "algorithm", "workflow"):
-        if isinstance(tree.get(key), Mapping) and "use" not in tree[key]:
-            default: Use = getattr(defaults, key.upper())
-            tree[key] = {"use": default.name, **tree[key]}  # options alone: of the default component
+        tree = _with_use(tree, key, getattr(defaults, key.upper()))
     for key in ("critic", "reference"):
-        role = tree.get(key)
-        if isinstance(role, Mapping) and isinstance(role.get("learner"), Mapping) and "use" not in role["learner"]:
-            tree[key] = {**role, "learner": {"use": defaults.LEARNER.name, **role["learner"]}}
+        if isinstance(tree.get(key), Mapping):
+            tree[key] = _with_use(tree[key], "learner", defaults.LEARNER)
     return tree
+
+
+def _with_use(tree: Mapping[str, Any], key: str, default: Use) -> dict[str, Any]:
+    """Give options that stand alone to the default component."""
+    alone = isinstance(tree.get(key), Mapping) and "use" not in tree[key]
+    return {**tree, key: {"use": default.name, **tree[key]}} if alone else dict(tree)
 
 
 def _with_lists(tree: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:

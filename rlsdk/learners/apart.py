@@ -62,21 +62,12 @@ class DividedLearnerGroup(LearnerGroup):
         return {name: value for metrics in found.values() for name, value in metrics.items()}
 
     def forward_backward(
-        self,
-        batch: TrainBatch,
-        totals: Totals | None = None,
-        *,
-        role: TrainedRole = "actor",
-        step: int = 0,
-        update: int = 0,
-        updates: int = 1,
-        last: bool = True,
+        self, batch: TrainBatch, totals: Totals | None = None, *, role: TrainedRole = "actor", **moment: Any
     ) -> None:
         """Add the gradient of a batch to that of the optimiser step, in the group that holds the model."""
-        add = super().forward_backward
-        if role == "critic" and "critic" in self.apart:
-            add = self.apart["critic"].forward_backward
-        add(batch, totals, role=role, step=step, update=update, updates=updates, last=last)
+        apart = role == "critic" and "critic" in self.apart
+        add = self.apart["critic"].forward_backward if apart else super().forward_backward
+        add(batch, totals, role=role, **moment)
 
     def optimizer_step(self, role: TrainedRole = "actor") -> dict[str, float]:
         """Take one optimiser step along the gradient that `forward_backward` added up."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from rlsdk.config import Plan
 from rlsdk.contracts import Model, SharesSequences
@@ -37,12 +36,10 @@ def _model_faults(plan: Plan, role: str, model: Model) -> Iterator[tuple[str, st
     """Say why a model cannot read what the policy writes; nothing where it is not on this machine."""
     if model.path == plan.model.path:
         return
-    from transformers import AutoConfig
+    from rlsdk.learners.model import read_config
 
     try:
-        config: Any = AutoConfig.from_pretrained(
-            model.path, trust_remote_code=model.trust_remote_code, local_files_only=True
-        )
+        config = read_config(model, local_files_only=True)
         tokens = len(open_tokenizer(plan.model))
     except (OSError, ValueError):  # the other checks report it
         return

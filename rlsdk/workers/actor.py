@@ -21,10 +21,9 @@ from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.producer import first_error
 from rlsdk.rollout.production import UnfinishedError
 from rlsdk.types import Rollout, Score
-from rlsdk.workers.local import LocalMaker, Share, local_maker
+from rlsdk.workers.local import LocalMaker, RolloutShare, local_maker
 from rlsdk.workers.messages import (
     Admit,
-    Bundle,
     Cancel,
     Command,
     Dismiss,
@@ -39,6 +38,7 @@ from rlsdk.workers.messages import (
     Release,
     Resume,
     Spent,
+    WorkerReport,
 )
 from rlsdk.workers.orders import MadeGroup
 
@@ -50,7 +50,7 @@ _SEEN: ContextVar[list[tuple[Rollout, Score, int]]] = ContextVar("rlsdk_seen")
 
 @attrs.frozen
 class WorkerSpec:
-    """What a rollout worker gets from the program that starts it.
+    """Setup of a rollout worker, from the program that starts it.
 
     Attributes:
         plan: Plan of the run.
@@ -61,7 +61,7 @@ class WorkerSpec:
 
     plan: PortablePlan
     surroundings: Surroundings
-    share: Share
+    share: RolloutShare
     observed: bool
 
 
@@ -123,7 +123,7 @@ class RolloutWorkerActor(RunActor):
         self._early[serial] = commands
         self._proceed()
 
-    async def answers(self) -> AsyncIterator[Bundle]:
+    async def answers(self) -> AsyncIterator[WorkerReport]:
         """Yield what comes of the commands, forever (`num_returns="streaming"`)."""
         while True:
             await self._some.wait()
@@ -131,7 +131,7 @@ class RolloutWorkerActor(RunActor):
             answers, self._answers = self._answers, []
             notices, self._notices = self._notices, []
             if self._maker is not None:
-                yield Bundle(self._maker.counters(), answers, notices)
+                yield WorkerReport(self._maker.counters(), answers, notices)
             await asyncio.sleep(INTERVAL)
 
     def _proceed(self) -> None:
@@ -183,8 +183,7 @@ class RolloutWorkerActor(RunActor):
         except UnfinishedError as error:
             answer = Made(MadeGroup(error.group), unfinished=True, seen=tuple(seen))
         except Exception as error:  # noqa: BLE001 - whoever waits for the group gets it
-            unfinished = first_error(error)
-            answer = portable(unfinished)
+            answer = portable(first_error(error))
         self._say(command.number, answer)
 
     async def _hold(self, maker: LocalMaker, number: int, resumed: asyncio.Event) -> None:

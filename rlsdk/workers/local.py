@@ -27,7 +27,7 @@ from rlsdk.workers.orders import MOST_REASONS, GroupOrder, MadeGroup, MakerCount
 
 
 @attrs.frozen
-class Share:
+class RolloutShare:
     """Part of a run's rollouts that a process makes.
 
     Attributes:
@@ -130,7 +130,11 @@ class LocalMaker:
 
 @contextmanager
 def local_maker(
-    plan: Plan, codec: ChatTokenizer, engines: Sequence[Any], observer: Observer | None, share: Share | None = None
+    plan: Plan,
+    codec: ChatTokenizer,
+    engines: Sequence[Any],
+    observer: Observer | None,
+    share: RolloutShare | None = None,
 ) -> Iterator[LocalMaker]:
     """Provide what makes the groups of a plan in this process; scorer and environments end with the block.
 
@@ -142,7 +146,7 @@ def local_maker(
         observer: Called with each rollout for training, its score and step; None if nobody observes.
         share: Part that this process makes; left out, it makes all.
     """
-    share = share or Share()
+    share = share or RolloutShare()
     logs, config = plan.folder / "logs", plan.config
     with (
         UserLoop() as user_loop,

@@ -122,7 +122,7 @@ Notice = EngineDied | Logged | Spent
 
 
 @attrs.frozen(eq=False)
-class Bundle:
+class WorkerReport:
     """A message to the driver.
 
     Attributes:

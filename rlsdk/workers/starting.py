@@ -16,7 +16,7 @@ from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.rollout.producer import Observer
 from rlsdk.scoring.actors import reward_actors, reward_terms
 from rlsdk.workers.actor import RolloutWorkerActor, WorkerSpec
-from rlsdk.workers.local import LocalMaker, Share, local_maker
+from rlsdk.workers.local import LocalMaker, RolloutShare, local_maker
 from rlsdk.workers.pool import RolloutWorkerPool
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def _start(
         replaced=plan.config.placement.engine_restarts > 0,
     )
     name = f"w{rank}" + (f"-life-{incarnation + 1}" if incarnation else "")
-    share = Share(rank, plan.config.rollout.workers, name, actors)
+    share = RolloutShare(rank, plan.config.rollout.workers, name, actors)
     return actor, actor.start.remote(WorkerSpec(portable, Surroundings(), share, observed))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from rlsdk.cluster.actors import cause_of, died, kill
-from rlsdk.workers.messages import Bundle, Command, Drain, Hold, Notice
+from rlsdk.workers.messages import Command, Drain, Hold, Notice, WorkerReport
 from rlsdk.workers.orders import MakerCounters
 
 
@@ -99,7 +99,7 @@ class RolloutWorker:
             if not self.gone:
                 self._events.lost(self, error if died(error) else cause_of(error))  # type: ignore[arg-type]
 
-    def _hear(self, bundle: Bundle) -> None:
+    def _hear(self, bundle: WorkerReport) -> None:
         self.counters = bundle.counters
         for notice in bundle.notices:
             self._events.noticed(self, notice)

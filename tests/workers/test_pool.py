@@ -16,7 +16,6 @@ from rlsdk.rollout.production import UnfinishedError
 from rlsdk.types import Group, Rollout, Score, Task
 from rlsdk.workers.messages import (
     Admit,
-    Bundle,
     Cancel,
     Command,
     Dismiss,
@@ -30,6 +29,7 @@ from rlsdk.workers.messages import (
     Notice,
     Release,
     Resume,
+    WorkerReport,
 )
 from rlsdk.workers.orders import GroupOrder, MadeGroup, MakerCounters, made_in_order
 from rlsdk.workers.pool import RolloutWorkerPool
@@ -53,18 +53,18 @@ class Actor:
 
     def __init__(self) -> None:
         self.heard: list[Command] = []
-        self.says: asyncio.Queue[Bundle | Exception] = asyncio.Queue()
+        self.says: asyncio.Queue[WorkerReport | Exception] = asyncio.Queue()
         self.take, self.answers = Remote(self._take), Remote(self._answers)
 
     def _take(self, serial: int, commands: Sequence[Command]) -> None:
         self.heard += commands
 
-    async def _answers(self) -> AsyncIterator[asyncio.Future[Bundle]]:
+    async def _answers(self) -> AsyncIterator[asyncio.Future[WorkerReport]]:
         while True:
             said = await self.says.get()
             if isinstance(said, Exception):
                 raise said
-            future: asyncio.Future[Bundle] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[WorkerReport] = asyncio.get_running_loop().create_future()
             future.set_result(said)
             yield future
 
@@ -75,7 +75,7 @@ class Actor:
         return [command for command in self.heard if isinstance(command, Make)]
 
     def say(self, *answers: tuple[int, Any], notices: Sequence[Notice] = (), wasted: int = 0) -> None:
-        self.says.put_nowait(Bundle(MakerCounters(wasted=wasted), list(answers), list(notices)))
+        self.says.put_nowait(WorkerReport(MakerCounters(wasted=wasted), list(answers), list(notices)))
 
     def make_all(self) -> None:
         """Answer every order with a group of its name."""
