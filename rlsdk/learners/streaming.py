@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -31,7 +32,7 @@ class WeightCalls:
     version: int = 0
     lock: threading.RLock = attrs.field(init=False, factory=threading.RLock)
 
-    @property
+    @cached_property
     def streams(self) -> bool:
         """True if the transfer never holds all weights at once."""
         return self.transfer is not None and isinstance(Plugins().resolve(self.transfer), StreamsWeights)
