@@ -91,10 +91,11 @@ class PausableClient:
             await self._through.wait()
             if self._interrupted:
                 return self._answer(nothing() if kept is None else attrs.evolve(kept, finish="abort"), None)
-            # The same seed again would draw the random numbers of the first part once more.
-            seed = request.seed
-            derived = seed if seed is None or last is None else derive(seed, last.request, last.index)
-            answer = await self._ask(attrs.evolve(request, seed=derived), kept)
+            asked = request
+            if request.seed is not None and last is not None:
+                # The same seed again would draw the random numbers of the first part once more.
+                asked = attrs.evolve(request, seed=derive(request.seed, last.request, last.index))
+            answer = await self._ask(asked, kept)
             done = answer.completion if kept is None else joined(kept, answer.completion)
             if done.finish != "abort" or self._interrupted:
                 return answer if kept is None else self._answer(done, answer.engine)

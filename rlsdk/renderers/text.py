@@ -381,8 +381,12 @@ class TextRenderer:
             end -= 1
         return token_ids[:end]
 
+    @cached_property
+    def _special_names(self) -> tuple[str, ...]:
+        return tuple(getattr(self.codec.tokenizer, "all_special_tokens", ()))
+
     def _without_specials(self, text: str) -> str:
-        names = getattr(self.codec.tokenizer, "all_special_tokens", ())
+        names = self._special_names
         return text if not any(name in text for name in names) else _drop(text, names)
 
 

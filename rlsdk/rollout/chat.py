@@ -341,10 +341,8 @@ class TokenChat:
             changes = {"trajectory": self._label, "step": len(self._earlier), **changes}
             self._trajectories[changes["trajectory"]] = [*self._earlier]
         metrics = {"turns": float(self._turn), "tokens": float(self._sampled), **changes.get("metrics", {})}
-        whole = self._rollout(
-            self._talk.messages, earned=[value for each in self._earlier for _, value in each.rewards]
-        )
-        return attrs.evolve(whole, **{"status": self._status, **changes, "metrics": metrics})
+        earned = [value for each in self._earlier for _, value in each.rewards]
+        return self._rollout(self._talk.messages, earned, **{"status": self._status, **changes, "metrics": metrics})
 
     def with_earlier(self, rollout: Rollout) -> list[Rollout]:
         """Return the rollouts of a trajectory: those that ended when thoughts were dropped, then the one that is given.
@@ -357,13 +355,19 @@ class TokenChat:
         found = [attrs.evolve(r, trajectory=rollout.trajectory, step=first + i) for i, r in enumerate(earlier)]
         return [*found, rollout]
 
-    def _rollout(self, messages: Sequence[Message], earned: Sequence[float] = ()) -> Rollout:
-        """Return the current segment; rewards that were earned before it stand on its first sampled token."""
+    def _rollout(self, messages: Sequence[Message], earned: Sequence[float] = (), **fields: Any) -> Rollout:
+        """Return the current segment; rewards that were earned before it stand on its first sampled token.
+
+        Args:
+            messages: Messages of the rollout.
+            earned: Rewards of earlier rollouts of the trajectory.
+            **fields: Fields that are not taken from the conversation.
+        """
         arrays = self._segment.arrays(self._setting.codec.image_token(messages))
         before = [(int(arrays["loss_mask"].argmax()), value) for value in earned]
         readable = tuple(map(self._setting.codec.readable, messages))
-        rewards = (*before, *self._segment.rewards)
-        return Rollout(task=self._prompt.task, messages=readable, rewards=rewards, **arrays)
+        taken = {"task": self._prompt.task, "messages": readable, "rewards": (*before, *self._segment.rewards)}
+        return Rollout(**{**taken, **arrays, **fields})
 
     async def _at_home(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await work on the event loop of the run."""

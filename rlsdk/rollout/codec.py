@@ -251,7 +251,7 @@ class ChatTokenizer:
         the end of text. Unpaired surrogates become U+FFFD.
         """
         text = _NO_TEXT.sub("\N{REPLACEMENT CHARACTER}", text)
-        if self._controls is None:
+        if self._controls is None or self._controls.search(text) is None:
             return text
         cuts = [0, *(m.start() + 1 for m in self._controls.finditer(text, overlapped=True)), len(text)]
         return CUT.join(text[a:b] for a, b in itertools.pairwise(cuts))

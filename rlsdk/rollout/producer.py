@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -46,12 +47,14 @@ class _Made:
     is_new: bool = True
     chat: TokenChat | None = None
 
+    @cached_property
     def pairs(self) -> list[tuple[Rollout, Score]]:
-        """Pair the rollouts with their scores, once these are complete."""
+        """The rollouts with their scores, once these are complete."""
         scores = [each for each in self.judged if isinstance(each, Score)]
-        # Token rewards of the last one refer to positions that the others do not have.
-        spread = [attrs.evolve(end, token_rewards=None) for end in scores[-1:]] * (len(self.rollouts) - len(scores))
-        paired = list(zip(self.rollouts, [*spread, *scores], strict=True))
+        if missing := len(self.rollouts) - len(scores):
+            # Token rewards of the last one refer to positions that the others do not have.
+            scores = [*[attrs.evolve(scores[-1], token_rewards=None)] * missing, *scores]
+        paired = list(zip(self.rollouts, scores, strict=True))
         if self.chat is None:
             return paired
         found = []
@@ -149,7 +152,7 @@ class RolloutGenerator:
         made = [member.result() for member in members]
         if self._comparing is not None:
             made = [self._seen(each, step) for each in await self._compared(self._comparing, made)]
-        pairs = [pair for each in made for pair in each.pairs()]
+        pairs = [pair for each in made for pair in each.pairs]
         return Group(task, tuple(rollout for rollout, _ in pairs), tuple(score for _, score in pairs), uid=key)
 
     async def _member(
@@ -221,6 +224,8 @@ class RolloutGenerator:
         if isinstance(self._scorer, Scorer):
             self._scorer.warn_of_ignored(rollouts)
         judge = self._scorer.score if self._comparing is None else self._comparing.begin
+        if len(rollouts) == 1:  # the usual case, without a task of its own for the event loop
+            return [await judge(rollouts[0])]
         return await asyncio.gather(*(judge(rollout) for rollout in rollouts))
 
     async def _alone(self, rollout: Rollout) -> Score:
@@ -248,7 +253,7 @@ class RolloutGenerator:
     def _seen(self, made: _Made, step: int) -> _Made:
         """Show new rollouts to the observer."""
         if self._observer is not None and made.is_new:
-            for rollout, score in made.pairs():
+            for rollout, score in made.pairs:
                 if score is not UNCOMPARED:
                     self._observer(rollout, score, step)
         return made

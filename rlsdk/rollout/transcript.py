@@ -106,11 +106,12 @@ class Transcript:
             prefill = self.messages.pop().text + prefill
         self._answer = _Answer(token_ids, prefill, continued=self.begun)
         parsed = codec.renderer.parse(token_ids, prefill=prefill, continued=self.begun)
-        self.messages.append(Message("assistant", prefill + text, reasoning=parsed.reasoning, prompt=False))
-        shown = Message("assistant", parsed.content, reasoning=parsed.reasoning, prompt=False)
+        message = Message("assistant", prefill + text, reasoning=parsed.reasoning, prompt=False)
+        shown = message if parsed.content == message.content else attrs.evolve(message, content=parsed.content)
+        self.messages.append(message)
         self.shown.append(codec.message_as_data(shown))
         self.new, self.begun = 0, False
-        return self.messages[-1]
+        return message
 
     def calls(self, parser: ToolParser | None) -> tuple[Call | Malformed, ...]:
         """Read the calls in the last answer, and note those that can be read on its message.

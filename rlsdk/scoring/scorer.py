@@ -105,7 +105,7 @@ class ScoringCounters:
         """Return counters with the score of one more part."""
         shuts = score is not None and rule.shuts(score)
         gate = min(self.gate, index) if shuts else self.gate
-        return attrs.evolve(self, scores={**self.scores, index: score}, gate=gate)
+        return ScoringCounters(self.rollout, {**self.scores, index: score}, gate)
 
 
 class Scorer:
@@ -231,8 +231,10 @@ class Scorer:
             task = tally.rollout.task
             parts = "; ".join(f"{part.rule.name}: {', '.join(part.rule.sources)}" for part in self._parts)
             raise DataError(f"task {task.id!r}: no part of the reward scores its source {task.source!r} ({parts})")
-        sampled = tally.rollout.loss_mask.any() and rewards_tokens(scored)
-        return combine(scored, last_token=tally.rollout.span[1] - 1 if sampled else None)
+        last_token = None
+        if rewards_tokens(scored) and tally.rollout.loss_mask.any():
+            last_token = tally.rollout.span[1] - 1
+        return combine(scored, last_token=last_token)
 
     def close(self) -> None:
         """End the processes of the pool; they start again when they are needed again."""

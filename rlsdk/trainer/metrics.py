@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 
 import attrs
 import numpy as np
@@ -142,7 +143,7 @@ def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]
     valid = scored_trajectories(groups) if scored else []
     if not valid:
         return {}
-    values = np.array([np.mean([s.value for s in scores]) for scores in valid])
+    values = np.array([fmean([s.value for s in scores]) for scores in valid])
     parts = [[{n: v for n, v in s.metrics.items() if n.startswith("reward/")} for s in scores] for scores in valid]
     return {
         "reward/mean": float(values.mean()),
@@ -155,7 +156,7 @@ def reward_metrics(groups: Sequence[Group], *, scored: bool) -> dict[str, float]
 
 def dead_share(groups: Sequence[Group]) -> dict[str, float]:
     """Return the share of the groups in which all scored trajectories earned the same; nothing for groups of one."""
-    values = [[np.mean([s.value for s in scores]) for scores in scored_trajectories([group])] for group in groups]
+    values = [[fmean([s.value for s in scores]) for scores in scored_trajectories([group])] for group in groups]
     several = [each for each in values if len(each) > 1]
     return {"groups/dead": float(np.mean([max(v) - min(v) < EQUAL for v in several]))} if several else {}
 
