@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from rlsdk import preflight
+from rlsdk.cluster.draining import node_name, staying_nodes
 from rlsdk.config import Plan
 from rlsdk.errors import EnvironmentFault
 
@@ -150,15 +151,14 @@ def _ask(plan: Plan, packages: Sequence[str], mark: str) -> list[NodeReport]:
         return found, not mark or os.path.exists(mark)
 
     place, asked = plan.config.placement, {}
-    for node in ray.nodes():
+    for node in staying_nodes():
         resources = node["Resources"]
         trains = bool(mark) and _has_room(resources, place.learner_resources)
-        if not node["Alive"] or not (trains or _has_room(resources, place.engine_resources)):
+        if not (trains or _has_room(resources, place.engine_resources)):
             continue
-        name = f"{node['NodeManagerAddress']} ({node['NodeManagerHostname']}, node {node['NodeID'][:8]})"
         there: Any = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         task = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-        asked[task.remote(packages, mark)] = (name, trains)
+        asked[task.remote(packages, mark)] = (node_name(node), trains)
     ready, late = ray.wait([*asked], num_returns=len(asked), timeout=ANSWER_SECONDS) if asked else ([], [])
     for call in late:
         log.warning("%s did not say within %g s which packages it has", asked[call][0], ANSWER_SECONDS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from rlsdk.cluster.draining import staying_nodes
 from rlsdk.cluster.gpus import GPUMap, GPUNode, GPUPlace
 from rlsdk.config.schema import PlacementSection, RoleSection
 from rlsdk.contracts import ApartRole
@@ -57,12 +58,10 @@ class Reservation:
 
 def gpu_nodes() -> list[GPUNode]:
     """Return the nodes of the running cluster that have GPUs, in the order of their addresses."""
-    import ray
-
     nodes = []
-    for node in ray.nodes():
+    for node in staying_nodes():
         resources: Mapping[str, float] = node["Resources"]
-        if node["Alive"] and resources.get("GPU", 0) >= 1:
+        if resources.get("GPU", 0) >= 1:
             name = node["NodeManagerHostname"] or node["NodeManagerAddress"]
             others = {key: amount for key, amount in resources.items() if key != "GPU"}
             nodes.append(GPUNode(name, int(resources["GPU"]), others, node["NodeID"]))

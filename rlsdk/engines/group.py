@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from rlsdk.cluster.actors import cause_of, described, died, kill, last_words, reason
+from rlsdk.cluster.draining import HAND_BACK_SECONDS, DrainingNode, on_draining
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineRoutes
@@ -139,6 +140,26 @@ class EngineGroup:
         log.info("%d engines from now on, instead of %d", count, self._wanted)
         self._wanted = count
         return ""
+
+    async def leave(self, nodes: Sequence[DrainingNode]) -> None:
+        """Begin to move engines away from nodes that are to leave the cluster, without waiting for it.
+
+        Such an engine gets no more requests, finishes those that it has or, when the time is up, hands them back, and
+        is started on another node. It does not count as dead. Engines that share GPUs with the learner stay: the run
+        ends with the learner's node.
+
+        Args:
+            nodes: Draining nodes; engines that are leaving them already are left alone.
+        """
+        restarts = self._restarts
+        if restarts is None or self.shared:
+            return
+        staying = {rank: self._actors[rank] for rank in self.alive}
+        for rank, node in (await on_draining(nodes, staying)).items():
+            if self._actors.get(rank) is staying[rank] and rank not in self._leaving:
+                self._leaving.add(rank)
+                log.warning("engine %d is on %s: it gets no more requests and is started elsewhere", rank, node)
+                self._background(self._move(restarts, rank, node))
 
     async def all(self, method: str, *arguments: Any) -> dict[int, Any]:
         """Call all engines that live; their answers by rank.
@@ -317,15 +338,31 @@ class EngineGroup:
     async def _drain(self, restarts: RestartPolicy, rank: int) -> None:
         """Let an engine finish its requests, then stop it."""
         await restarts.client.drain(rank)
+        await self._remove(rank)
+        log.info("engine %d was removed", rank)
+
+    async def _move(self, restarts: RestartPolicy, rank: int, node: DrainingNode) -> None:
+        """Let an engine finish its requests, or hand them back while its node is still there; start it elsewhere."""
+        draining = asyncio.ensure_future(restarts.client.drain(rank))
+        done, _ = await asyncio.wait({draining}, timeout=node.seconds_to_finish)
+        if not done:
+            log.warning("engine %d is on %s: it hands back its requests, which others continue", rank, node)
+            handed = asyncio.ensure_future(self.call(rank, "abort"))
+            await asyncio.wait({draining, handed}, timeout=HAND_BACK_SECONDS)
+        await self._remove(rank)
+        await draining  # what it did not hand back is sampled again, now that it is dead
+        await self._restart(restarts, rank)
+
+    async def _remove(self, rank: int) -> None:
+        """Stop an engine that is being drained, unless it died meanwhile."""
         async with self._syncing:
             for counted in await self.call(rank, "clock"):
                 self._count(rank, counted)
             actor = self._actors.get(rank)
-            if actor is not None:  # else it died meanwhile
+            if actor is not None:
                 self._forget(rank)
                 kill(actor)
         self._leaving.discard(rank)
-        log.info("engine %d was removed", rank)
 
     async def _restart(self, restarts: RestartPolicy, rank: int) -> None:
         """Restart an engine, send it the current weights, compare, and only then route requests to it."""

@@ -31,6 +31,11 @@ class DividedLearnerGroup(LearnerGroup):
 
     apart: dict[ApartRole, LearnerGroup] = attrs.field(factory=dict)
 
+    def named_actors(self) -> dict[str, Any]:
+        """Return the actors of all ranks by their names in messages, such as `critic rank 0`."""
+        groups = (self, *self.apart.values())
+        return {f"{group.name} rank {rank}": actor for group in groups for rank, actor in enumerate(group.actors)}
+
     def forward(self, batch: TrainBatch, fields: Sequence[str]) -> dict[str, np.ndarray]:
         """Return fields that passes without a gradient give, each of the group that holds its model."""
         inside = super().forward

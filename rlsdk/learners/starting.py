@@ -14,7 +14,7 @@ from rlsdk.learners.apart import DividedLearnerGroup
 from rlsdk.learners.group import LearnerGroup
 
 
-def start_learner(plan: Plan, found: Layout, adapter: Adapter | None, steps: int) -> LearnerGroup:
+def start_learner(plan: Plan, found: Layout, adapter: Adapter | None, steps: int) -> DividedLearnerGroup:
     """Start the learner and wait until it is ready.
 
     Args:

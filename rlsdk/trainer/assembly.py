@@ -24,7 +24,7 @@ from rlsdk.engines.group import EngineGroup, RestartPolicy
 from rlsdk.engines.starting import exchanged_adapter, start_engine, start_engines, started_engines
 from rlsdk.errors import ConfigError
 from rlsdk.isolation.watching import stage
-from rlsdk.learners.group import LearnerGroup
+from rlsdk.learners.apart import DividedLearnerGroup
 from rlsdk.learners.starting import start_learner
 from rlsdk.readiness.checks import examine
 from rlsdk.rollout.codec import ChatTokenizer
@@ -71,7 +71,7 @@ class Parts:
     """
 
     rollouts: Rollouts
-    learner: LearnerGroup
+    learner: DividedLearnerGroup
     steps: int
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from rlsdk.cluster.draining import DrainingNode, watch_nodes
 from rlsdk.config import defaults
 from rlsdk.contracts import Run
 from rlsdk.contracts.rollouts import Evaluation
@@ -37,6 +38,7 @@ from rlsdk.runlog.tables import EVALUATED, Entry, evaluated_entries
 from rlsdk.runlog.writer import RolloutWriter
 
 if TYPE_CHECKING:
+    from rlsdk.learners.apart import DividedLearnerGroup
     from rlsdk.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -246,8 +248,67 @@ class Saving(Callback):
                 await trainer.save_async(last=True)  # the interruption came while it was saved without an export
 
 
+class LeavingNodes(Callback):
+    """End the run after its step, with a checkpoint, if the node of a learner rank or of this program is drained."""
+
+    def __init__(self, learner: DividedLearnerGroup) -> None:
+        """Create a callback that watches the nodes of a learner.
+
+        Args:
+            learner: Learner, started.
+        """
+        self._learner = learner
+        self._places: dict[str, list[str]] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._reason = ""
+
+    async def on_start(self, trainer: Trainer) -> None:
+        """Ask where everything is, as long as the ranks have nothing else to do, and begin to watch."""
+        import ray
+
+        self._places = {ray.get_runtime_context().get_node_id(): ["this program"]}
+        for name, actor in self._learner.named_actors().items():
+            self._places.setdefault((await actor.identity.remote()).node, []).append(name)
+        self._watch = asyncio.get_running_loop().create_task(watch_nodes(partial(self.leave, trainer)))
+
+    async def leave(self, trainer: Trainer, nodes: Sequence[DrainingNode]) -> None:
+        """End the run if it cannot continue without one of these nodes.
+
+        Args:
+            trainer: Trainer of the run.
+            nodes: Draining nodes.
+        """
+        found = {node: self._places[node.id] for node in nodes if node.id in self._places}
+        if not found or self._reason:
+            return
+        places = [f"{' and '.join(who)} {'is' if len(who) == 1 else 'are'} on {node}" for node, who in found.items()]
+        self._reason = (
+            f"{'; '.join(places)}. The run ends after its step, with a checkpoint; --resume continues it on other nodes"
+        )
+        log.warning("%s", self._reason)
+        trainer.interrupt()
+
+    async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Save before an export is written, which may take longer than the node is there."""
+        if self._reason and trainer.plan.config.checkpoint.export == "last":
+            await trainer.save_async()
+
+    async def on_end(self, trainer: Trainer, *, failed: bool) -> None:
+        """Stop watching."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def on_summary(self, trainer: Trainer, summary: dict[str, Any]) -> None:
+        """Add why the run ended early."""
+        summary["warnings"] += filter(None, [self._reason])
+
+
 def standard_callbacks(
-    console: Console, observers: Observers, store: RolloutStore | None, own: Iterable[Callback] = ()
+    console: Console,
+    observers: Observers,
+    store: RolloutStore | None,
+    own: Iterable[Callback] = (),
+    before_saving: Iterable[Callback] = (),
 ) -> list[Callback]:
     """Return the callbacks of a run, in their order.
 
@@ -256,13 +317,15 @@ def standard_callbacks(
         observers: Trackers and plugins that observe.
         store: Store of rollouts; None if they are not kept.
         own: Callbacks of the user: after evaluation, before logging and saving.
+        before_saving: Callbacks that run when everything is logged, before a checkpoint is saved.
     """
     from rlsdk.trainer.diagnosing import Diagnosing
 
     storage = None if store is None else RolloutStorage(store)
     stored = [] if storage is None else [storage]
     evaluating = Evaluating(console, storage)
-    return [Scaling(), *stored, evaluating, *own, Diagnosing(), Logging(observers, console), Saving()]
+    logged = [Diagnosing(), Logging(observers, console)]
+    return [Scaling(), *stored, evaluating, *own, *logged, *before_saving, Saving()]
 
 
 def named_trackers(resolve: Callable[[ComponentRef], Any], trackers: Sequence[ComponentRef]) -> dict[str, Any]:

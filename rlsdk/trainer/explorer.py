@@ -5,6 +5,7 @@ It exchanges plain values with the trainer: in one program they are handed over,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlsdk.cluster.draining import DrainingNode, watch_nodes
 from rlsdk.config import Plan
 from rlsdk.config.rules import fresh_groups
 from rlsdk.contracts import Sampling
@@ -94,6 +96,7 @@ class Explorer:
         self._made: list[Group] = []
         self._refills = Refills(most_empty)
         self._done = 0
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def eval_tasks(self) -> int:
@@ -152,6 +155,8 @@ class Explorer:
             version: Number of steps done.
         """
         self._done, self.engines.step = version, version + 1
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().create_task(watch_nodes(self._leave))
         if not self._limits.ahead:
             await self.engines.reseed(self._plan.config.seed, version + 1)
         tickets = await self.production.take(version)
@@ -240,6 +245,7 @@ class Explorer:
 
     async def pause(self) -> RolloutSummary:
         """End running tasks; the next `take` starts them again."""
+        self._stop_watch()
         await self.production.pause(self._plan.config.rollout.pause_timeout)
         found, deaths = self._maker.counters(), self._maker.deaths
         environments = {
@@ -252,10 +258,20 @@ class Explorer:
 
     async def close(self) -> None:
         """End running tasks, and the engines that replaced others."""
+        self._stop_watch()
         try:
             await self.production.pause(self._plan.config.rollout.pause_timeout)
         finally:
             self.engines.close()
+
+    async def _leave(self, nodes: Sequence[DrainingNode]) -> None:
+        """Begin to move engines and rollout workers away from nodes that are to leave the cluster."""
+        await asyncio.gather(self.engines.leave(nodes), self._maker.leave(nodes))
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
 
     async def _make(self, ticket: TaskRecord) -> Group:
         """Sample and score the group of a task and, where needed, the greedy answer for its baseline."""

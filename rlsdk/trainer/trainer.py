@@ -29,7 +29,7 @@ from rlsdk.rollout.staleness import StalenessPolicy
 from rlsdk.scoring.scorer import check_budget
 from rlsdk.trainer.assembly import Parts, examined, started, steps_of
 from rlsdk.trainer.batch import StepBatch, labels, minibatches, pack, produce, routing_metrics
-from rlsdk.trainer.callbacks import Callback, Metrics, standard_callbacks
+from rlsdk.trainer.callbacks import Callback, LeavingNodes, Metrics, standard_callbacks
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
 from rlsdk.trainer.interactive import run_async
 from rlsdk.trainer.learning import NONZERO, LearningMonitor, teaches
@@ -191,6 +191,7 @@ class Trainer:
             parts: Rollouts and learner, started.
             callbacks: Callbacks of the user.
         """
+        leaving = [LeavingNodes(parts.learner)]
         trainer = cls(
             record.plan,
             rollouts=parts.rollouts,
@@ -199,7 +200,7 @@ class Trainer:
             checkpoints=record.checkpoints,
             store=record.store,
             resume_from=record.resume_from,
-            callbacks=standard_callbacks(record.console, record.observers, record.store, callbacks),
+            callbacks=standard_callbacks(record.console, record.observers, record.store, callbacks, leaving),
         )
         trainer.record = record
         trainer.times.seconds["start"] = time.perf_counter() - record.opened

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from rlsdk.cluster.draining import DrainingNode
 from rlsdk.config import Plan, defaults
 from rlsdk.engines.client import EngineClient
 from rlsdk.engines.gate import PausableClient
@@ -126,6 +127,9 @@ class LocalMaker:
             environments_lost=len(lost),
             reasons=tuple(lost[:MOST_REASONS]),
         )
+
+    async def leave(self, nodes: Sequence[DrainingNode]) -> None:
+        """Stay: this process cannot move."""
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
 import attrs
 
+from rlsdk.cluster.draining import DrainingNode
 from rlsdk.contracts import Sampling
 from rlsdk.rollout.production import Pausable
 from rlsdk.types import Group, Task
@@ -108,6 +109,10 @@ class GroupMaker(Protocol):
 
     def counters(self) -> MakerCounters:
         """Return the counts so far."""
+        ...
+
+    async def leave(self, nodes: Sequence[DrainingNode]) -> None:
+        """Begin to move the processes that make groups away from nodes that are to leave the cluster."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from rlsdk.cluster.actors import cause_of, died, kill, last_words, reason
+from rlsdk.cluster.draining import DrainingNode, on_draining
 from rlsdk.errors import EngineError, RunError, described
 from rlsdk.isolation.spans import note
 from rlsdk.rollout.producer import Observer
@@ -87,7 +88,7 @@ class RolloutWorkerPool:
         self._past = MakerCounters()
         self._interrupted = self._held = False
         self._failure: Exception | None = None
-        self._restarting: set[asyncio.Task[None]] = set()
+        self._changes: set[asyncio.Task[None]] = set()
         self._step = 0
         self.lost: Callable[[int, Any, Exception], None] | None = None
         self.deaths: list[str] = []
@@ -188,15 +189,51 @@ class RolloutWorkerPool:
 
     def close(self) -> None:
         """Kill all workers."""
-        for task in self._restarting:
+        for task in self._changes:
             if not task.get_loop().is_closed():
                 task.cancel()
         for worker in self._workers.values():
             worker.end()
 
+    async def leave(self, nodes: Sequence[DrainingNode]) -> None:
+        """See `GroupMaker.leave`; a worker finishes its groups or, when the time is up, others make them again."""
+        staying = {worker: worker.actor for worker in self._workers.values() if not worker.leaving}
+        for worker, node in (await on_draining(nodes, staying)).items():
+            if not (worker.leaving or worker.gone):
+                worker.leaving = True
+                said = "rollout worker %d is on %s: it gets no more groups and is started elsewhere"
+                log.warning(said, worker.rank, node)
+                self._background(self._move(worker, node))
+
+    async def _move(self, worker: RolloutWorker, node: DrainingNode) -> None:
+        """Wait until a worker has made its groups, or others have to; start it on another node."""
+        if owed := [job.answer for job in self._jobs.values() if job.worker is worker]:
+            await asyncio.wait(owed, timeout=node.seconds_to_finish)
+        if self._workers.get(worker.rank) is not worker:  # it died meanwhile, and is replaced
+            return
+        if unmade := self._remove(worker):
+            said = "rollout worker %d is on %s: its %d groups are made again by others"
+            log.warning(said, worker.rank, node, len(unmade))
+        self._background(self._restart(worker.rank))
+        for number, job in unmade:
+            self._assign(number, job)
+
+    def _remove(self, worker: RolloutWorker) -> list[tuple[int, _Job]]:
+        """End a worker, and return the groups that it had not made."""
+        del self._workers[worker.rank]
+        self._past += worker.counters
+        worker.end()
+        return [(n, job) for n, job in self._jobs.items() if job.worker is worker and not job.answer.done()]
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+
     def _assign(self, number: int, job: _Job) -> None:
         """Give a group to the worker with the fewest rollouts; without any, it waits for one."""
-        job.worker = min(self._workers.values(), key=lambda each: (each.load, each.rank), default=None)
+        staying = [worker for worker in self._workers.values() if not worker.leaving]
+        job.worker = min(staying, key=lambda each: (each.load, each.rank), default=None)
         if job.worker is not None:
             job.worker.load += job.order.size
             self._ready(job.worker).send([Make(number, job.order)])
@@ -240,10 +277,7 @@ class RolloutWorkerPool:
         """Handle the end of a worker once: its groups go to others, and a new worker replaces it."""
         if self._workers.get(worker.rank) is not worker:
             return
-        del self._workers[worker.rank]
-        self._past += worker.counters
-        worker.end()
-        owed = [(number, job) for number, job in self._jobs.items() if job.worker is worker]
+        owed = self._remove(worker)
         if not died(error):
             self.fail(RunError(f"rollout worker {worker.rank} failed: {described(error)}"))
             return
@@ -268,9 +302,7 @@ class RolloutWorkerPool:
             )
             return
         log.warning("rollout worker died and will be replaced; its %d groups are made again: %s", owed, said)
-        task = asyncio.get_running_loop().create_task(self._restart(rank))
-        self._restarting.add(task)
-        task.add_done_callback(self._restarting.discard)
+        self._background(self._restart(rank))
 
     async def _restart(self, rank: int) -> None:
         incarnation = self._starts[rank]

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from rlsdk.cluster.actors import cause_of, described, died, spawn
+from rlsdk.cluster.draining import staying_nodes
 from rlsdk.cluster.portable import PortablePlan, Surroundings
 from rlsdk.config import Plan
 from rlsdk.errors import RlsdkError, RunError
@@ -89,15 +90,12 @@ def _start(
     incarnation: int,
 ) -> tuple[Any, Any]:
     """Start a worker beside an engine: its handle, and an `ObjectRef` that resolves when it is ready."""
-    import ray
-
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     near = nodes[rank % len(nodes)] if nodes else ""
     path = plan.folder.resolve() / "logs" / f"rollout-worker-{rank}.log"
     actor = spawn(
         RolloutWorkerActor,
         str(path),
-        node=near if near in alive else "",  # Ray finds another one
+        node=near if near in {node["NodeID"] for node in staying_nodes()} else "",  # Ray finds another one
         concurrency=10_000,
         watched_as=f"rollout worker {rank}",
         log_path=path,

@@ -36,6 +36,8 @@ class RolloutWorker:
         rank: Number of the worker.
         load: Rollouts that it owes.
         counters: Its counts, when it last answered.
+        actor: Its handle.
+        leaving: True if it gets no more groups, since its node is to leave the cluster.
         gone: True once it is dead, or was ended.
     """
 
@@ -47,9 +49,9 @@ class RolloutWorker:
             actor: Its handle.
             events: Callbacks.
         """
-        self.rank, self.load, self.gone = rank, 0, False
+        self.rank, self.load, self.leaving, self.gone = rank, 0, False, False
         self.counters = MakerCounters()
-        self._actor, self._events = actor, events
+        self.actor, self._events = actor, events
         self._serial = itertools.count()
         self._outbox: list[Command] = []
         self._confirmations: dict[int, asyncio.Future[None]] = {}
@@ -79,7 +81,7 @@ class RolloutWorker:
     def end(self) -> None:
         """Kill the actor."""
         self.gone = True
-        kill(self._actor)
+        kill(self.actor)
         for number in list(self._confirmations):
             self._confirm(number)
         if self._listening is not None and not self._listening.get_loop().is_closed():
@@ -88,12 +90,12 @@ class RolloutWorker:
     def _flush(self) -> None:
         commands, self._outbox = self._outbox, []
         if not self.gone:
-            self._actor.take.remote(next(self._serial), commands)
+            self.actor.take.remote(next(self._serial), commands)
 
     async def _listen(self) -> None:
         """Receive answers until the worker is gone."""
         try:
-            async for reference in self._actor.answers.options(num_returns="streaming").remote():
+            async for reference in self.actor.answers.options(num_returns="streaming").remote():
                 self._hear(await reference)
         except Exception as error:  # noqa: BLE001 - whoever waits for this worker gets it
             if not self.gone:

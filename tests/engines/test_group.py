@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import rlsdk
+from rlsdk.cluster.draining import HAND_BACK_SECONDS, DrainingNode
 from rlsdk.contracts import ActorSpec, Completion, LossSpec, Model, Request, Roles, Sampling, Weights
 from rlsdk.engines.actor import launch
 from rlsdk.engines.canary import Canary
@@ -203,6 +204,47 @@ def test_requests_of_the_dead_are_sampled_again_and_who_takes_their_place_has_th
         assert answer.engine == 1 and (answer.completion.versions == 5).all()
         after = await stand.engines.clock()
         assert after["engine"] >= before["engine"] and after["tokens"] >= before["tokens"] + 200
+        stand.engines.close()
+
+    asyncio.run(go())
+
+
+@pytest.mark.slow
+def test_engines_on_a_draining_node_finish_or_hand_back_and_are_started_again_without_counting_as_dead(
+    cluster: None,
+) -> None:
+    import ray
+
+    async def go() -> None:
+        here = ray.get_runtime_context().get_node_id()
+        stand = Stand(2)
+        await stand.publish(0)
+        await stand.publish(1)
+        await stand.engines.leave([DrainingNode("another", "a node")])
+        assert stand.engines.alive == (0, 1)
+
+        # Nobody says until when: both finish what they have, though nobody else is there.
+        last = stand.ask(4, 60)
+        await asyncio.sleep(0.1)
+        for _ in range(2):
+            await stand.engines.leave([DrainingNode(here, "a node")])
+        assert stand.engines.alive == ()
+        waiting = stand.ask(2, 3)
+        done = await asyncio.gather(*last)
+        assert [len(answer.completion.token_ids) for answer in done] == [60] * 4
+        assert all((answer.completion.versions == 1).all() for answer in await asyncio.gather(*waiting))
+        await stand.until(2)
+        assert stand.client.sampled_again == 0
+
+        # The time is too short: what this engine, which aborts nothing, does not hand back is sampled again.
+        long = stand.ask(2, 900)
+        await asyncio.sleep(0.1)
+        await stand.engines.leave([DrainingNode(here, "a node", time.time() + HAND_BACK_SECONDS)])
+        done = await asyncio.gather(*long)
+        assert [len(answer.completion.token_ids) for answer in done] == [900] * 2
+        assert stand.client.sampled_again == 2
+        await stand.until(2)
+        assert stand.engines.report()["lost"] == 0
         stand.engines.close()
 
     asyncio.run(go())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli import root
+from tests.cluster.test_draining import drain
 from tests.run.conftest import wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -83,3 +85,43 @@ def actors(cluster: Any) -> dict[str, list[str]]:
         if actor["State"] == "ALIVE":
             found.setdefault(actor["ActorClassName"], []).append(actor["Address"]["NodeID"])
     return found
+
+
+def test_nodes_are_drained_one_with_an_engine_and_then_that_of_the_learner(nodes: Any, runner: Any) -> None:
+    cluster, named = nodes
+    places = ("placement.engine_resources={room: 1}", "placement.learner_resources={desk: 1}", "rollout.workers=1")
+    evals = ("eval.before=false", "eval.after=false")
+    how = ("steps=300", "engine=transformers", "rollout.max_staleness=1", *evals, *places)
+    environment = os.environ | {"RAY_ADDRESS": cluster.address}
+    process = runner.start(*how, env=environment)
+    try:
+        path = runner.path() / "metrics.jsonl"
+        wait_for(lambda: path.is_file() and path.read_text().count("\n") >= 2, 180, process)
+        before = actors(cluster)
+        [engine] = before["EngineActor"]
+        assert before["RolloutWorkerActor"] == [engine]
+        [stays] = {named["first"].node_id, named["second"].node_id} - {engine}
+        drain(cluster, engine, time.time() + 60)
+        wait_for(lambda: actors(cluster).get("EngineActor") == [stays], 120, process)
+        wait_for(lambda: actors(cluster).get("RolloutWorkerActor", [engine]) != [engine], 120, process)
+        steps = path.read_text().count("\n")
+        wait_for(lambda: path.read_text().count("\n") >= steps + 2, 120, process)
+        drain(cluster, named["learners"].node_id, time.time() + 120)
+        assert process.wait(120) == 130, runner.console()
+    finally:
+        process.kill()
+    summary, log = runner.summary(), (runner.path() / "logs" / "driver.log").read_text()
+    for name in ("engine 0", "rollout worker 0"):
+        assert re.search(rf"{name} is on [^\n]*{engine[:8]}", log)
+    assert summary["status"] == "interrupted" and summary["steps"] < 300
+    assert summary["engines"]["lost"] == summary["rollout_workers"]["lost"] == 0
+    [warning] = [each for each in summary["warnings"] if "--resume" in each]
+    assert warning.startswith("learner rank 0 is on ") and named["learners"].node_id[:8] in warning
+    assert (runner.path() / "checkpoints" / f"step-{summary['steps']}").is_dir()
+    cluster.add_node(num_cpus=2, resources={"desk": 2})  # both drained nodes are still there, and are not used
+    last = summary["steps"] + 2
+    process = runner.start(*how[1:], f"steps={last}", "--resume", env=environment)
+    assert process.wait(180) == 0, runner.console()
+    metrics, summary = runner.metrics(), runner.summary()
+    assert [line["step"] for line in metrics] == list(range(1, last + 1))  # each step once
+    assert summary["tasks"]["issued"] == last * 4 + summary["tasks"]["returned"] and not summary["tasks"]["failed"]

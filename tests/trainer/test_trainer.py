@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlsdk.cluster.draining import DrainingNode
 from rlsdk.contracts.rollouts import TaskStatus
+from rlsdk.isolation.vitals import Identity
 from rlsdk.runlog.tables import Entry
 from rlsdk.trainer import Callback, Trainer
 from rlsdk.trainer.batch import StepBatch
-from rlsdk.trainer.callbacks import standard_callbacks
+from rlsdk.trainer.callbacks import LeavingNodes, standard_callbacks
 from rlsdk.trainer.interactive import ThreadedRollouts
 from tests.trainer.fakes import SOURCE, FakeLearner, ScriptedRollouts, make_plan
 
@@ -172,6 +174,58 @@ def test_a_run_that_is_interrupted_while_it_saves_has_its_export_nevertheless(tm
     assert trainer.version == 1
     assert (trainer.checkpoints.path(1) / "export").is_dir()
     assert sorted(path.name for path in trainer.checkpoints.path(1).parent.iterdir()) == ["step-1"]
+
+
+class Here:
+    """Actor of a learner rank, on a node of this name."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+
+    @property
+    def identity(self) -> Here:
+        return self
+
+    async def remote(self) -> Identity:
+        return Identity(pid=1, started=0.0, host="", machine="", node=self.node)
+
+
+class Ranks:
+    """Learner of two ranks and a critic of one, as a callback sees it."""
+
+    def named_actors(self) -> dict[str, Here]:
+        return {"learner rank 0": Here("a"), "learner rank 1": Here("b"), "critic rank 0": Here("b")}
+
+
+@pytest.mark.stack
+def test_a_run_ends_after_its_step_with_a_checkpoint_before_the_export_if_the_node_of_a_rank_is_drained(
+    tmp_path: Path, cluster: None
+) -> None:
+    from rich.console import Console
+
+    leaving = LeavingNodes(Ranks())  # type: ignore[arg-type]
+
+    class Draining(Noting):
+        async def before_step(self, trainer: Trainer) -> None:
+            nodes = [DrainingNode("c", "a node")] if trainer.version < 2 else [DrainingNode("b", "node b")]
+            for _ in range(2):
+                await leaving.leave(trainer, nodes)
+
+        async def after_save(self, trainer: Trainer, folder: Path) -> None:
+            await super().after_save(trainer, folder)
+            self.said.append(f"export {(folder / 'export').is_dir()}")
+
+    trainer = make_trainer(tmp_path, checkpoint={"every": 100, "export": "last"})
+    trainer.plan.folder.mkdir(parents=True)
+    own = Draining(trainer.rollouts.said)
+    trainer.callbacks = standard_callbacks(Console(quiet=True), Told(), None, [own], [leaving])  # type: ignore[arg-type]
+    summary = trainer.train()
+    assert trainer.version == 3 and summary["status"] == "interrupted"
+    assert [each for each in trainer.rollouts.said if "export" in each] == ["export False", "export True"]
+    assert summary["warnings"] == [
+        "learner rank 1 and critic rank 0 are on node b, which leaves the cluster (Ray drains it). The run ends after "
+        "its step, with a checkpoint; --resume continues it on other nodes"
+    ]
 
 
 def test_a_checkpoint_is_continued_from(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
+from rlsdk.cluster.draining import HAND_BACK_SECONDS, DrainingNode
 from rlsdk.errors import ConfigError, RunError
+from rlsdk.isolation.vitals import Identity
 from rlsdk.rollout.production import UnfinishedError
 from rlsdk.types import Group, Rollout, Score, Task
 from rlsdk.workers.messages import (
@@ -55,6 +58,8 @@ class Actor:
         self.heard: list[Command] = []
         self.says: asyncio.Queue[WorkerReport | Exception] = asyncio.Queue()
         self.take, self.answers = Remote(self._take), Remote(self._answers)
+        self.identity = Remote(self._identity)
+        self.node = "old"
 
     def _take(self, serial: int, commands: Sequence[Command]) -> None:
         self.heard += commands
@@ -67,6 +72,9 @@ class Actor:
             future: asyncio.Future[WorkerReport] = asyncio.get_running_loop().create_future()
             future.set_result(said)
             yield future
+
+    async def _identity(self) -> Identity:
+        return Identity(pid=1, started=0.0, host="", machine="", node=self.node)
 
     def kinds(self) -> list[type]:
         return [type(command) for command in self.heard]
@@ -305,3 +313,51 @@ async def test_groups_come_back_in_the_order_in_which_they_were_ordered(crew: Cr
         actor.make_all()
         await asyncio.sleep(0.01)
     assert [each.uid for each in await making] == [*"abc"]
+
+
+async def test_a_worker_on_a_draining_node_finishes_its_groups_and_is_started_elsewhere(
+    crew: Crew,
+) -> None:
+    crew.actors[1].node = "stays"
+    leaves, stays = crew.actors
+    tasks = await begin(crew.pool, "a", "b")
+    for _ in range(2):  # the nodes that are draining are told again and again
+        await crew.pool.leave([DrainingNode("old", "a node")])
+    tasks += await begin(crew.pool, "c", "d")
+    assert [[each.order.key for each in actor.orders()] for actor in (leaves, stays)] == [["a"], ["b", "c", "d"]]
+    assert crew.starts == []
+    for actor in (leaves, stays):
+        actor.make_all()
+    assert [(await each).group.uid for each in tasks] == [*"abcd"]
+    await asyncio.sleep(6)
+    assert crew.starts == [(0, 1)] and crew.pool.deaths == []
+    tasks = await begin(crew.pool, "e")
+    assert [each.order.key for each in crew.actors[0].orders()] == ["e"]
+
+
+async def test_groups_that_a_leaving_worker_has_not_made_in_time_are_made_once_by_another(crew: Crew) -> None:
+    crew.actors[1].node = "stays"
+    tasks = await begin(crew.pool, "a", "b")
+    leaves = crew.actors[0]
+    await crew.pool.leave([DrainingNode("old", "a node", time.time() + HAND_BACK_SECONDS + 60)])
+    await asyncio.sleep(50)
+    assert [each.order.key for each in crew.actors[1].orders()] == ["b"]
+    await asyncio.sleep(11)
+    assert [each.order.key for each in crew.actors[1].orders()] == ["b", "a"]
+    leaves.make_all()  # too late
+    crew.actors[1].make_all()
+    assert [(await each).group.uid for each in tasks] == ["a", "b"]
+    assert crew.starts == [(0, 1)] and crew.pool.deaths == []
+
+
+async def test_a_worker_that_dies_while_it_leaves_is_replaced_once(crew: Crew) -> None:
+    crew.actors[1].node = "stays"
+    tasks = await begin(crew.pool, "a")
+    leaves = crew.actors[0]
+    await crew.pool.leave([DrainingNode("old", "a node")])
+    leaves.says.put_nowait(ActorDiedError())
+    await asyncio.sleep(6)
+    assert [each.order.key for each in crew.actors[1].orders()] == ["a"]
+    crew.actors[1].make_all()
+    assert (await tasks[0]).group.uid == "a"
+    assert crew.starts == [(0, 1)] and len(crew.pool.deaths) == 1
