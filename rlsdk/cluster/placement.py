@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -13,16 +13,13 @@ import attrs
 from rlsdk.cluster.address import RayAddress
 from rlsdk.cluster.gpus import GPUMap, GPUNode, RoleName, assign_gpus
 from rlsdk.cluster.health import ray_watched
+from rlsdk.cluster.local_ray import silence_reports_of_deaths, start_ray
 from rlsdk.cluster.nodes import check_nodes
 from rlsdk.cluster.reservation import GPUSeat, gpu_nodes, reserve
 from rlsdk.config import Plan
 from rlsdk.config.schema import PlacementSection, RoleSection
 from rlsdk.contracts import ApartRole, SharesSequences
-from rlsdk.errors import ConfigError, RunError
-
-log = logging.getLogger(__name__)
-START_ATTEMPTS = 3
-"""How often Ray is started before a run gives up."""
+from rlsdk.errors import ConfigError
 
 
 @attrs.frozen
@@ -130,11 +127,14 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
     os.environ.setdefault("RAY_worker_niceness", "0")  # with 15, any other program could starve the actors
     # Ray would keep a hundred thousand calls for its dashboard, and its GCS grow by some 70 KiB with each step.
     os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "2000")
+    # Two workers that nobody asked for, since those of a run have environments of their own.
+    os.environ.setdefault("RAY_enable_worker_prestart", "0")
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "900")  # 60 would end a run while it saves
     import ray
 
     placement = plan.config.placement
-    _silence_reports_of_deaths()
+    silence_reports_of_deaths()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
     if placement.runtime_env:
         quiet["runtime_env"] = _runtime_env(placement)
@@ -152,7 +152,7 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
         apart = sum(section.ranks for section in sections_apart(plan).values())
         actors = placement.engines + placement.learners + apart
         cpus = max(os.cpu_count() or 1, actors)
-        _start_ray(num_cpus=cpus, include_dashboard=False, **quiet)
+        start_ray(num_cpus=cpus, **quiet)
     try:
         with ray_watched(started=address is None):
             yield int(ray.cluster_resources().get("GPU", 0))
@@ -182,79 +182,6 @@ def joined_cluster(plan: Plan) -> Iterator[int]:
         return
     with ray_cluster(plan) as gpus:
         yield gpus
-
-
-def _silence_reports_of_deaths() -> None:
-    """Keep Ray from printing a screenful for each process that ends; rlsdk says in a line which one and why.
-
-    Ray 2.60 has no setting for it: `log_to_driver` is about what workers print.
-    """
-    from ray._private import worker
-
-    original = worker.print_to_stdstream
-    if getattr(original, "silences_deaths", False):
-        return
-
-    def print_others(data: Mapping[str, Any], *rest: Any, **options: Any) -> None:
-        if not str(data["lines"][0]).startswith("A worker died or was killed"):
-            original(data, *rest, **options)
-
-    print_others.silences_deaths = True  # type: ignore[attr-defined]
-    worker.print_to_stdstream = print_others
-
-
-def _start_ray(**options: Any) -> None:
-    """Start Ray on this machine, in a few attempts: it gives its processes 30 s to start, too little on a busy machine.
-
-    Args:
-        **options: Options of `ray.init`.
-
-    Raises:
-        RunError: No attempt succeeded; the message has Ray's reason and the load of the machine.
-    """
-    import psutil
-    import ray
-
-    this = psutil.Process()
-    before = set(this.children(recursive=True))
-    for attempt in range(1, START_ATTEMPTS + 1):
-        try:
-            with _on_loopback():
-                ray.init(address="local", **options)
-            return
-        except ValueError:  # of the arguments or the machine, such as too little shared memory: it would come again
-            raise
-        except Exception as error:
-            ray.shutdown()
-            for process in set(this.children(recursive=True)) - before:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            said = " ".join(str(error).split()) or type(error).__name__
-            load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-            if attempt == START_ATTEMPTS:
-                raise RunError(
-                    f"Ray did not start on this machine in {attempt} attempts ({load}); the last one ended with: "
-                    f"{said} Wait until the machine has less to do, or start Ray by `ray start --head` and set "
-                    "placement.ray=auto; its logs are in /tmp/ray"
-                ) from error
-            log.warning("Ray did not start (%s): %s Trying again, %d of %d", load, said, attempt + 1, START_ATTEMPTS)
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Have a cluster of one machine listen only on 127.0.0.1.
-
-    Ray replaces `_node_ip_address="127.0.0.1"` by another address of the machine. On Windows and macOS it listens on
-    loopback because of this constant, which can be set by an environment variable only before the first import.
-    """
-    from ray._private import ray_constants
-
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def no_room(plan: Plan, found: Layout, count: int) -> str:

@@ -1,0 +1,133 @@
+"""Start a Ray of a run's own on this machine: quickly, quietly, and on loopback alone.
+
+Ray has no options for much of this, so attributes of its private modules are replaced while it starts; its version is
+pinned for that reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlsdk.errors import RunError
+
+log = logging.getLogger(__name__)
+START_ATTEMPTS = 3
+"""How often Ray is started before a run gives up."""
+
+
+def silence_reports_of_deaths() -> None:
+    """Keep Ray from printing a screenful for each process that ends; rlsdk says in a line which one and why.
+
+    Ray 2.60 has no setting for it: `log_to_driver` is about what workers print.
+    """
+    from ray._private import worker
+
+    original = worker.print_to_stdstream
+    if getattr(original, "silences_deaths", False):
+        return
+
+    def print_others(data: Mapping[str, Any], *rest: Any, **options: Any) -> None:
+        if not str(data["lines"][0]).startswith("A worker died or was killed"):
+            original(data, *rest, **options)
+
+    print_others.silences_deaths = True  # type: ignore[attr-defined]
+    worker.print_to_stdstream = print_others
+
+
+def start_ray(**options: Any) -> None:
+    """Start Ray on this machine, in a few attempts: it gives its processes 30 s to start, too little on a busy machine.
+
+    Args:
+        **options: Options of `ray.init`.
+
+    Raises:
+        RunError: No attempt succeeded; the message has Ray's reason and the load of the machine.
+    """
+    import psutil
+    import ray
+
+    this = psutil.Process()
+    before = set(this.children(recursive=True))
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            with _on_loopback(), _without_services():
+                ray.init(address="local", include_dashboard=False, **options)
+            return
+        except ValueError:  # of the arguments or the machine, such as too little shared memory: it would come again
+            raise
+        except Exception as error:
+            ray.shutdown()
+            for process in set(this.children(recursive=True)) - before:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            said = " ".join(str(error).split()) or type(error).__name__
+            load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+            if attempt == START_ATTEMPTS:
+                raise RunError(
+                    f"Ray did not start on this machine in {attempt} attempts ({load}); the last one ended with: "
+                    f"{said} Wait until the machine has less to do, or start Ray by `ray start --head` and set "
+                    "placement.ray=auto; its logs are in /tmp/ray"
+                ) from error
+            log.warning("Ray did not start (%s): %s Trying again, %d of %d", load, said, attempt + 1, START_ATTEMPTS)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have a cluster of one machine listen only on 127.0.0.1.
+
+    Ray replaces `_node_ip_address="127.0.0.1"` by another address of the machine. On Windows and macOS it listens on
+    loopback because of this constant, which can be set by an environment variable only before the first import.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _without_services() -> Iterator[None]:
+    """Have Ray start only the processes that a run needs: GCS, raylet, workers, and the agent of their environments.
+
+    The others would compute for some four seconds at every start: the head of the dashboard, which runs for statistics
+    of use even where there is no dashboard, and its agent; the autoscaler, of one machine; the monitor of logs that
+    nobody reads. The script that sets up each worker imports half of Ray for it; `setup_worker` does not.
+    """
+    from ray._private import node, parameter, ray_constants, services, utils
+
+    folder, python = Path(__file__).parent, services._build_python_executable_command_memory_profileable
+
+    def no_head(self: Any, **_: Any) -> None:
+        self._webui_url = ""
+
+    def no_agent(component: str, *rest: Any, **options: Any) -> list[str]:
+        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
+            return [sys.executable, "-I", "-S", str(folder / "no_agent.py")]
+        return list(python(component, *rest, **options))
+
+    params = partial(
+        parameter.RayParams,
+        no_monitor=True,
+        include_log_monitor=False,
+        setup_worker_path=str(folder / "setup_worker.py"),
+    )
+    with ExitStack() as stack:
+        for where, replacement in (
+            ((parameter, "RayParams"), params),
+            ((node.Node, "start_api_server"), no_head),
+            ((services, "_build_python_executable_command_memory_profileable"), no_agent),
+            ((utils, "get_dashboard_dependency_error"), partial(ImportError, "not wanted")),  # it imports them to see
+        ):
+            stack.callback(setattr, *where, getattr(*where))
+            setattr(*where, replacement)
+        yield
