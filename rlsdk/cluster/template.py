@@ -1,9 +1,9 @@
 """A process that imports what engines and learner need while the checks run; Ray's workers are then forked from it.
 
 On a CPU the imports of torch, transformers, vLLM and DeepSpeed are most of a start. A *template* makes them once,
-beside the driver. It is forked into one process for each role, which imports what only its role needs. Ray starts
-`join.py` in place of Python, and that has the process of its role fork the worker. If it cannot, the worker is
-started as any other.
+beside the driver. The command starts it before it knows its plan: at first it imports what all roles need. Told the
+roles, it is forked into one process for each, which imports what only its role needs. Ray starts `join.py` in place of
+Python, and that has the process of its role fork the worker. If it cannot, the worker is started as any other.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 import attrs
 
@@ -37,10 +38,14 @@ from rlsdk.isolation.framing import exactly
 from rlsdk.isolation.process import end_with_parent, fork_alone, hidden
 from rlsdk.plugins import ComponentRef, Plugins
 
+ROLES: tuple[RoleName, ...] = ("engine", "learner")
+"""Roles whose processes may be forks."""
 COMMON = ("torch", "transformers.modeling_utils", "transformers.models.auto.tokenization_auto")
 """Modules that the processes of all roles need."""
 COMPILER = ("TORCHDYNAMO_", "TORCHINDUCTOR_")
 """Beginnings of variables that torch reads when it is imported."""
+EXPECTED = {"TORCHDYNAMO_DISABLE": "1"}
+"""Such variables of a run that compiles nothing, as most on a CPU."""
 _GPU = Path("/dev/nvidiactl")
 _BOOT = """
 import json, sys
@@ -65,39 +70,112 @@ class TemplateRole:
     environment: Mapping[str, str]
 
 
+@attrs.frozen(eq=False)
+class Template:
+    """A template that imports what all roles need, and waits to be told the roles.
+
+    Attributes:
+        process: Its process.
+        folder: Folder of its sockets.
+        listeners: Sockets by the name of the role that they are for.
+        compiler: Variables of the compiler that it was started with.
+    """
+
+    process: subprocess.Popen[bytes]
+    folder: str
+    listeners: Mapping[RoleName, socket.socket]
+    compiler: Mapping[str, str]
+
+    @classmethod
+    @contextmanager
+    def begun(cls, compiler: Mapping[str, str]) -> Iterator[Self]:
+        """Start a template, which ends with the block."""
+        with tempfile.TemporaryDirectory(prefix="rlsdk-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
+            listeners: dict[RoleName, socket.socket] = {}
+            for name in ROLES:
+                listeners[name] = stack.enter_context(socket.socket(socket.AF_UNIX))
+                listeners[name].bind(f"{folder}/{name}")
+                listeners[name].listen()
+            # A pool of threads would not survive a fork. Each worker sets the number of its own.
+            single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+            process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(_path()), str(os.getpid())],
+                pass_fds=[listener.fileno() for listener in listeners.values()],
+                env={**os.environ, **compiler, **single, **NO_PROGRESS_BARS},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+            )
+            try:
+                yield cls(process, folder, listeners, compiler)
+            finally:
+                process.kill()  # and with it what it has forked
+                process.wait()
+                assert process.stdin is not None
+                with suppress(BrokenPipeError):
+                    process.stdin.close()
+
+    def serve(self, roles: Sequence[TemplateRole]) -> dict[str, str]:
+        """Have the template serve these roles; returns what stands in place of Python for each, by its name."""
+        import cloudpickle
+
+        served = [(self.listeners[role.name].fileno(), role.component, dict(role.environment)) for role in roles]
+        others = [listener.fileno() for name, listener in self.listeners.items() if name not in {r.name for r in roles}]
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError), self.process.stdin as given:
+            given.write(cloudpickle.dumps((_path(), served, others)))
+        for listener in self.listeners.values():
+            listener.close()
+        python = [sys.executable, "-I", "-S", str(Path(__file__).with_name("join.py"))]
+        return {role.name: shlex.join([*python, f"{self.folder}/{role.name}"]) for role in roles}
+
+
 @contextmanager
-def template(plan: Plan) -> Iterator[Mapping[str, str]]:
-    """Start the template of a run; yield what stands in place of Python for each role, by its name, until it ends.
+def warmed() -> Iterator[Template | None]:
+    """Start a template before a plan is known, for `template`; None where no run has one."""
+    if _can_fork() and not os.environ.get("RAY_ADDRESS"):
+        with Template.begun(EXPECTED) as begun:
+            yield begun
+    else:
+        yield None
+
+
+@contextmanager
+def template(plan: Plan, begun: Template | None = None) -> Iterator[Mapping[str, str]]:
+    """Have a template serve a run; yield what stands in place of Python for each role, by its name, until it ends.
 
     Nothing is yielded where workers cannot be forks: on a cluster that was started before, in an environment that Ray
     makes, on a machine with GPUs (CUDA does not survive a fork), or if roles differ in what torch reads when imported.
+
+    Args:
+        plan: Plan of the run.
+        begun: Template that was started before; it serves no second run.
     """
     roles = _roles(plan) if _forks(plan) else []
     compilers = {tuple((k, v) for k, v in sorted(r.environment.items()) if k.startswith(COMPILER)) for r in roles}
-    if len(compilers) != 1:
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(prefix="rlsdk-", ignore_cleanup_errors=True) as folder:
-        listeners = []
-        for role in roles:
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(f"{folder}/{role.name}")
-            listener.listen()
-            listeners.append(listener)
-        process = _start(roles, listeners, dict(compilers.pop()))
-        python = [sys.executable, "-I", "-S", str(Path(__file__).with_name("join.py"))]
-        try:
-            yield {role.name: shlex.join([*python, f"{folder}/{role.name}"]) for role in roles}
-        finally:
-            process.kill()  # and with it what it has forked
-            process.wait()
+    if begun is not None and [dict(compiler) for compiler in compilers] != [begun.compiler]:
+        begun.process.kill()
+        begun = None
+    with ExitStack() as stack:
+        if len(compilers) == 1:
+            begun = begun or stack.enter_context(Template.begun(dict(compilers.pop())))
+        yield begun.serve(roles) if begun is not None else {}
+
+
+def _path() -> list[str]:
+    return [path or os.getcwd() for path in sys.path]
+
+
+def _can_fork() -> bool:
+    return sys.platform == "linux" and not _GPU.exists()
 
 
 def _forks(plan: Plan) -> bool:
     """Return True if the processes of a run are on this machine alone, on its CPU, as this process is."""
     place = plan.config.placement
     elsewhere = RayAddress.find(place) is not None or place.runtime_env
-    return sys.platform == "linux" and not elsewhere and place.device != "cuda" and not _GPU.exists()
+    return _can_fork() and not elsewhere and place.device != "cuda"
 
 
 def _roles(plan: Plan) -> list[TemplateRole]:
@@ -115,40 +193,17 @@ def _roles(plan: Plan) -> list[TemplateRole]:
     return roles
 
 
-def _start(
-    roles: Sequence[TemplateRole], listeners: Sequence[socket.socket], environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    import cloudpickle
-
-    # A pool of threads would not survive a fork. Each worker sets the number of its own.
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    process = subprocess.Popen(
-        [sys.executable, "-c", _BOOT, json.dumps([path or os.getcwd() for path in sys.path])],
-        pass_fds=[listener.fileno() for listener in listeners],
-        env={**os.environ, **environment, **single, **NO_PROGRESS_BARS},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        process_group=0,
-    )
-    assert process.stdin is not None
-    served = [(at.fileno(), role.component, dict(role.environment)) for at, role in zip(listeners, roles, strict=True)]
-    with suppress(BrokenPipeError), process.stdin as given:
-        given.write(cloudpickle.dumps((os.getpid(), served)))
-    for listener in listeners:
-        listener.close()
-    return process
-
-
 def main() -> None:
     """Run the template: import what all roles need, fork one process for each role, and wait to be ended."""
-    parent, roles = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started this one
-    end_with_parent(parent)
+    end_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     for name in COMMON:
         with hidden("ray"), suppress(ImportError):
             importlib.import_module(name)
+    sys.path[:], roles, others = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started this one
+    for descriptor in others:
+        os.close(descriptor)
     listeners = [socket.socket(fileno=descriptor) for descriptor, *_ in roles]
     base = os.getpid()
     for listener, (_, component, environment) in zip(listeners, roles, strict=True):

@@ -15,7 +15,7 @@ from rich.console import Console
 from rlsdk import preflight
 from rlsdk.cluster.actors import cause_of, died, kill, reason
 from rlsdk.cluster.placement import Layout, layout, ray_cluster
-from rlsdk.cluster.template import template
+from rlsdk.cluster.template import Template, template
 from rlsdk.cluster.watched import watching
 from rlsdk.config import Plan, Source, check
 from rlsdk.engines.starting import exchanged_adapter
@@ -88,10 +88,11 @@ def run(
     allow_changes: bool = False,
     show: int = 0,
     console: Console | None = None,
+    begun: Template | None = None,
 ) -> dict[str, Any]:
-    """Train by a checked plan; see `train`."""
+    """Train by a checked plan; see `train`. `begun` is a template that was started before the plan was known."""
     how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-    with template(plan) as python:
+    with template(plan, begun) as python:
         tasks, rehearsed = examined(plan)
         with (
             open_run(plan, console=console, rehearsed=rehearsed, **how) as record,

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from rlsdk.cluster import template as module
-from rlsdk.cluster.template import template
+from rlsdk.cluster.template import template, warmed
 from rlsdk.config import Plan, check
+from rlsdk.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 WORKER = """
@@ -129,3 +130,32 @@ def test_on_a_machine_with_gpus_nothing_is_forked(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "_GPU", tmp_path)
     with template(plan()) as python:
         assert python == {}
+
+
+@pytest.mark.stack
+def test_a_template_that_began_before_its_plan_was_known_serves_it(tmp_path: Path) -> None:
+    with warmed() as begun:
+        assert begun is not None
+        with template(plan(), begun) as python:
+            seen, _ = work(python["engine"], tmp_path)
+        assert begun.process.poll() is None  # it ends with whoever began it
+    assert seen["modules"]["rlsdk.engines.cached"]
+    assert begun.process.poll() is not None
+
+
+@pytest.mark.parametrize(
+    "settings", [["placement.ray=127.0.0.1:6379"], ["engine.compile=true", "learner.compile=true"]]
+)
+def test_a_template_that_began_and_does_not_fit_the_plan_ends(settings: list[str]) -> None:
+    with warmed() as begun:
+        assert begun is not None
+        with template(plan(*settings), begun) as python:
+            assert begun.process.wait(timeout=20) == -signal.SIGKILL
+            assert bool(python) == (settings[0] == "engine.compile=true")
+
+
+def test_a_wrong_configuration_leaves_no_template() -> None:
+    with pytest.raises(ConfigError), warmed() as begun:
+        plan("group_size=none")
+    assert begun is not None
+    assert begun.process.poll() is not None
