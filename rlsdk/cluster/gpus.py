@@ -13,6 +13,8 @@ from rlsdk.contracts import ApartRole
 from rlsdk.errors import EnvironmentFault
 
 RoleName = Literal["engine", "learner"]
+ROLES: tuple[RoleName | ApartRole, ...] = ("engine", "learner", "critic", "reference")
+"""Roles of all actors that may have GPUs."""
 
 
 @attrs.frozen

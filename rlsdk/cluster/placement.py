@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from rlsdk.cluster.address import RayAddress
-from rlsdk.cluster.gpus import GPUMap, GPUNode, RoleName, assign_gpus
+from rlsdk.cluster.gpus import ROLES, GPUMap, GPUNode, RoleName, assign_gpus
 from rlsdk.cluster.health import ray_watched
 from rlsdk.cluster.local_ray import silence_reports_of_deaths, start_ray
 from rlsdk.cluster.nodes import check_nodes
@@ -46,7 +46,7 @@ class Layout:
 
 
 def layout(
-    plan: Plan, cores: int, gpus: int, *, roles: Sequence[RoleName] = ("engine", "learner"), apart: bool = False
+    plan: Plan, cores: int, gpus: int, *, roles: Sequence[RoleName | ApartRole] = ROLES, apart: bool = False
 ) -> Layout:
     """Divide cores among the actors and, on GPUs, reserve those of each actor.
 
@@ -91,21 +91,22 @@ def threads_of(placement: PlacementSection, cores: int) -> tuple[int, int]:
     )
 
 
-def gpu_map(plan: Plan, nodes: Sequence[GPUNode], roles: Sequence[RoleName] = ("engine", "learner")) -> GPUMap:
+def gpu_map(plan: Plan, nodes: Sequence[GPUNode], roles: Sequence[RoleName | ApartRole] = ROLES) -> GPUMap:
     """Give the actors of a plan their GPUs; there are no engines where nothing is sampled.
 
     Args:
         plan: Plan of the run.
         nodes: Nodes of the cluster.
-        roles: Roles whose actors are placed.
+        roles: Roles whose actors are placed, of those that the plan has.
 
     Raises:
         EnvironmentFault: Not all actors have room.
     """
     learner = plan.plugins.resolve(plan.learner)
     neighbours = learner.sequence_parallel if isinstance(learner, SharesSequences) else 1
-    wanted = [role for role in roles if role == "learner" or plan.needs_engine]
-    apart = sections_apart(plan) if "learner" in roles else {}
+    wanted: list[RoleName] = ["engine"] if "engine" in roles and plan.needs_engine else []
+    wanted += ["learner"] if "learner" in roles else []
+    apart = {role: section for role, section in sections_apart(plan).items() if role in roles}
     return assign_gpus(plan.config.placement, nodes, neighbours=neighbours, roles=wanted, apart=apart)
 
 

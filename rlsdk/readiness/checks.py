@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from rlsdk import preflight
-from rlsdk.cluster.gpus import GPUNode
+from rlsdk.cluster.gpus import ROLES, GPUNode
 from rlsdk.cluster.placement import gpu_map
 from rlsdk.config import Plan, TaskSource
 from rlsdk.contracts import (
@@ -136,7 +136,7 @@ def gpu_faults(plan: Plan, nodes: Sequence[GPUNode], *, trains: bool = True) -> 
             f"{place.gpus_per_engine} (placement.gpus_per_engine); set both alike"
         )
     try:
-        gpu_map(plan, nodes, ("engine", "learner") if trains else ("engine",))
+        gpu_map(plan, nodes, ROLES if trains else ("engine",))
     except EnvironmentFault as fault:
         faults.append(str(fault))
     return faults

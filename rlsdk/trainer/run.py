@@ -120,7 +120,7 @@ def train_apart(
     exchanged_adapter(plan)
     preflight.require(map(str, [*machine(plan), *space(plan, estimate(plan, download=True))]))
     with open_run(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes, console=console) as record:
-        found = layout(plan, os.cpu_count() or 1, record.gpus, roles=["learner"], apart=True)
+        found = layout(plan, os.cpu_count() or 1, record.gpus, roles=["learner", "critic", "reference"], apart=True)
         run_async(_train(record, found))
     return record.summary
 

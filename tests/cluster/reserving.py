@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from rlsdk.cluster import reservation
 from rlsdk.cluster.actors import RunActor, kill, spawn
 from rlsdk.cluster.gpus import assign_gpus
+from rlsdk.cluster.placement import layout, sections_apart
 from rlsdk.cluster.reservation import GPUSeat, gpu_nodes, reserve
+from rlsdk.config import check
 from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import EnvironmentFault
 
+MODEL = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
 CASES = {
     "pairs": PlacementSection(engines=6, learners=6),
     "wide": PlacementSection(engines=3, gpus_per_engine=2, learners=6),
@@ -56,6 +60,32 @@ def on(section: PlacementSection) -> dict[str, list[Any]]:
     return {"engines": found[: len(reserved.engines)], "learners": found[len(reserved.engines) :]}
 
 
+def exporting() -> float:
+    """How many GPUs are free while a model is exported, in whose training a critic and a reference had GPUs, too."""
+    import ray
+    from ray.util.placement_group import remove_placement_group
+
+    apart = {"critic": {"ranks": 2}, "reference": {"ranks": 3}}
+    plan = check(
+        {
+            "name": "run",
+            "model": {"path": str(MODEL)},
+            "tasks": {"train": "countdown"},
+            "reward": "countdown",
+            "algorithm": {"use": "ppo", "kl": "k3", "kl_coef": 0.01},
+            "steps": 1,
+            "placement": {"learners": 2},
+            **apart,
+        }
+    )
+    assert {role: section.ranks for role, section in sections_apart(plan).items()} == {"critic": 2, "reference": 3}
+    found = layout(plan, 16, 6, roles=["learner"])
+    free = ray.available_resources().get("GPU", 0.0)
+    for group in {id(seat.group): seat.group for seat in found.learners}.values():
+        remove_placement_group(group)
+    return float(free)
+
+
 def refused() -> str:
     """What is said where another job holds all GPUs."""
     import ray
@@ -86,7 +116,8 @@ def main() -> None:
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, log_to_driver=False)
         try:
-            print(json.dumps({**{name: on(section) for name, section in CASES.items()}, "refused": refused()}))
+            cases = {name: on(section) for name, section in CASES.items()}
+            print(json.dumps({**cases, "exporting": exporting(), "refused": refused()}))
         finally:
             ray.shutdown()
             cluster.shutdown()
