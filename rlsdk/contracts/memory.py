@@ -28,7 +28,7 @@ class MemoryUse:
 
 @attrs.frozen(kw_only=True)
 class UpdateShape:
-    """Rollouts of one optimiser step on one rank, at their greatest length.
+    """Rollouts of one rank at their greatest length: of an optimiser step, or of a batch if nothing is trained.
 
     Attributes:
         rollouts: Number of rollouts.
@@ -55,7 +55,7 @@ class EstimatesUpdates(Protocol):
         ...
 
     def update_memory(self, roles: Roles, place: ActorSpec, shape: UpdateShape) -> Sequence[MemoryUse]:
-        """Estimate the greatest memory of a rank, without loading weights.
+        """Estimate the greatest memory of a rank, without loading weights; a reference model alone runs forwards only.
 
         Args:
             roles: Models of the learner; only their configs are read.

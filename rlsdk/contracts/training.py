@@ -75,6 +75,11 @@ class Roles:
         assert found is not None
         return found
 
+    @property
+    def trains(self) -> bool:
+        """True if one of the models is trained; a reference model alone only runs forwards."""
+        return self.actor is not None or self.critic is not None
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class TrainBatch:

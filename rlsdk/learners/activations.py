@@ -6,10 +6,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import attrs
-from torch import Tensor, nn
+from torch import Tensor, nn, set_grad_enabled
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,7 +24,7 @@ FEW_LAYERS = 4
 
 @attrs.frozen
 class PassMemory:
-    """Greatest memory of a forward and backward pass beyond weights and added-up gradients.
+    """Greatest memory of a forward pass, or a forward and backward pass, beyond weights and added-up gradients.
 
     Attributes:
         bytes: All of it.
@@ -72,7 +73,9 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.living[part] -= size
 
 
-def pass_memory(build: Callable[[], nn.Module], make_rows: Callable[[], TokenRows], **options: Any) -> PassMemory:
+def pass_memory(
+    build: Callable[[], nn.Module], make_rows: Callable[[], TokenRows], *, trains: bool = True, **options: Any
+) -> PassMemory:
     """Return the peak memory of a micro-batch of an update: forward pass, loss and backward pass.
 
     Of a model with many layers, few of each kind are run. The estimate is for operators as they run on a CPU; those of
@@ -81,6 +84,7 @@ def pass_memory(build: Callable[[], nn.Module], make_rows: Callable[[], TokenRow
     Args:
         build: Makes the module; its tensors are fake, so this costs no memory.
         make_rows: Makes the rows of the micro-batch.
+        trains: False for a forward pass alone, without a graph.
         **options: Arguments of the module beside the rows.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), _without_init(), few_chunks():
@@ -88,13 +92,14 @@ def pass_memory(build: Callable[[], nn.Module], make_rows: Callable[[], TokenRow
         layers = _layers_of(module)
         kinds = {} if layers is None else _kinds(layers)
         if all(len(each) <= FEW_LAYERS for each in kinds.values()):
-            return _run(module, make_rows, options)
+            return _run(module, make_rows, options, trains=trains)
         assert layers is not None
         few = {kind: each[: 2 if len(each) > FEW_LAYERS else len(each)] for kind, each in kinds.items()}
-        found = base = _run_with(module, layers, few, make_rows, options)
+        run = partial(_run_with, module, layers, make_rows=make_rows, options=options, trains=trains)
+        found = base = run(few)
         for kind, each in kinds.items():
             if len(each) > FEW_LAYERS:
-                more = _run_with(module, layers, {**few, kind: each[:3]}, make_rows, options)
+                more = run({**few, kind: each[:3]})
                 found = found.plus(more, base, len(each) - 2)
     return found
 
@@ -130,18 +135,20 @@ def _run_with(
     kept: dict[Any, list[nn.Module]],
     make_rows: Callable[[], TokenRows],
     options: dict[str, Any],
+    *,
+    trains: bool,
 ) -> PassMemory:
     """Run the module with some of its layers."""
     held = list(layers)
     chosen = {id(layer) for each in kept.values() for layer in each}
     layers._modules = {str(i): layer for i, layer in enumerate(x for x in held if id(x) in chosen)}
     try:
-        return _run(module, make_rows, options)
+        return _run(module, make_rows, options, trains=trains)
     finally:
         layers._modules = {str(i): layer for i, layer in enumerate(held)}
 
 
-def _run(module: nn.Module, make_rows: Callable[[], TokenRows], options: dict[str, Any]) -> PassMemory:
+def _run(module: nn.Module, make_rows: Callable[[], TokenRows], options: dict[str, Any], *, trains: bool) -> PassMemory:
     handles: list[Any] = []
     with _Allocations(module) as counted:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -149,11 +156,13 @@ def _run(module: nn.Module, make_rows: Callable[[], TokenRows], options: dict[st
         for each in module.modules():
             if isinstance(each, Head):
                 handles += _marks_head(each, counted)
-        results = module(make_rows(), **options)
-        results = results if isinstance(results, tuple) else (results,)
-        loss = sum(each.sum() for each in results if each is not None and each.requires_grad)
-        del results
-        loss.backward()
+        with set_grad_enabled(trains):
+            results = module(make_rows(), **options)
+        if trains:
+            results = results if isinstance(results, tuple) else (results,)
+            loss = sum(each.sum() for each in results if each is not None and each.requires_grad)
+            del results
+            loss.backward()
     for handle in handles:
         handle.remove()
     return PassMemory(counted.peak.total(), counted.peak["head"])

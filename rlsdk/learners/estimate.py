@@ -56,7 +56,7 @@ def update_memory(options: LearnerOptions, roles: Roles, place: ActorSpec, shape
     tokens = options.micro_batch_tokens
     if tokens == "auto":
         tokens = DEFAULT_TOKENS if shape.free is None else auto_tokens(options, roles, place, shape.free)
-    found = micro_batch_memory(options, roles.main, shape, tokens)
+    found = micro_batch_memory(options, roles.main, shape, tokens, trains=roles.trains)
     step = max(0, held.step - found.bytes)
     return (
         *held.uses,
@@ -132,14 +132,17 @@ class _Trained:
         )
 
 
-def micro_batch_memory(options: LearnerOptions, model: Model, shape: UpdateShape, tokens: int) -> PassMemory:
-    """Return the memory of the largest micro-batch of an optimiser step: activations of the actor and its head.
+def micro_batch_memory(
+    options: LearnerOptions, model: Model, shape: UpdateShape, tokens: int, *, trains: bool = True
+) -> PassMemory:
+    """Return the memory of the largest micro-batch of an optimiser step: activations of a model and its head.
 
     Args:
         options: Options of the learner.
-        model: Model of the actor.
+        model: Model that is trained, or that only runs forwards.
         shape: Rollouts of an optimiser step.
         tokens: Token budget of a micro-batch.
+        trains: False for a model that only runs forwards.
     """
     from rlsdk.learners.activations import pass_memory
     from rlsdk.learners.lora import wrap
@@ -158,7 +161,7 @@ def micro_batch_memory(options: LearnerOptions, model: Model, shape: UpdateShape
         made = largest_rows(options, model, shape, tokens)
         return attrs.evolve(made, position_ids=None) if flash and made.prompts is None else made
 
-    return pass_memory(build, rows, temperature=1.0, entropy="gradient")
+    return pass_memory(build, rows, trains=trains, temperature=1.0, entropy="gradient" if trains else "none")
 
 
 def largest_rows(options: LearnerOptions, model: Model, shape: UpdateShape, tokens: int) -> TokenRows:
@@ -199,7 +202,8 @@ def auto_tokens(options: LearnerOptions, roles: Roles, place: ActorSpec, free: i
     while tokens > AUTO_LEAST:
         shape = UpdateShape(rollouts=-(-tokens // longest), prompt=1, response=longest - 1)
         # A budget below the longest rollout changes nothing for that one, and something for all others.
-        if micro_batch_memory(options, roles.main, shape, tokens).bytes <= left or tokens < longest:
+        needed = micro_batch_memory(options, roles.main, shape, tokens, trains=roles.trains).bytes
+        if needed <= left or tokens < longest:
             break
         tokens //= 2
     return tokens

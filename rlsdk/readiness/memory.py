@@ -161,7 +161,7 @@ class _Estimate:
             return
         spec = ActorSpec(role="learner", world_size=place.learners, device="cuda" if self.cuda else "cpu")
         self.remedies = tuple(learner.memory_remedies)
-        uses = learner.update_memory(roles(plan), spec, self._shape())
+        uses = learner.update_memory(roles(plan), spec, self._shape(place.learners, plan.config.minibatches))
         self.add(uses, "GPU" if place.colocate and plan.needs_engine else "learner GPU", place.learners)
         for role, section in sections_apart(plan).items():
             self._apart(role, section.ranks)
@@ -173,7 +173,9 @@ class _Estimate:
             self.unknown.append(f"the learner {self.plan.apart[role].name!r} does not tell how much memory it needs")
             return
         spec = ActorSpec(role="learner", world_size=ranks, device="cuda" if self.cuda else "cpu")
-        uses = learner.update_memory(roles_apart(self.plan)[role], spec, self._shape())
+        held = roles_apart(self.plan)[role]
+        shape = self._shape(ranks, self.plan.config.minibatches if held.trains else 1)
+        uses = learner.update_memory(held, spec, shape)
         named = [attrs.evolve(use, role=use.role.replace("learner", role)) for use in uses]
         self.add(named, f"{role} GPU", ranks)
 
@@ -200,17 +202,17 @@ class _Estimate:
                 row = MemoryRow(role=use.role, bytes=use.bytes, of=self.host_bytes, where="host", processes=here)
                 self.rows.append(row)
 
-    def _shape(self) -> UpdateShape:
-        """Return the rollouts of an optimiser step on one rank, each of the greatest length."""
-        config, place = self.plan.config, self.plan.config.placement
+    def _shape(self, ranks: int, parts: int) -> UpdateShape:
+        """Return the rollouts that one of some ranks reads of a batch in so many parts, each of the greatest length."""
+        config = self.plan.config
         prompt, longest = config.max_prompt_tokens, config.max_prompt_tokens + config.sampling.max_tokens
         if not self.plan.plugins.component(self.plan.workflow).one_answer:
             longest = config.model.max_length
         longest = min(config.model.max_length, longest)
         prompt = min(prompt, longest - 1)
         each = config.group_size if self.plan.sampled else 1
-        share = ceil(config.batch_size * each / config.minibatches / place.learners)
-        free = self.gpu_bytes if self.cuda else self.host_bytes and self.host_bytes // place.learners
+        share = ceil(config.batch_size * each / parts / ranks)
+        free = self.gpu_bytes if self.cuda else self.host_bytes and self.host_bytes // ranks
         return UpdateShape(
             rollouts=share, prompt=prompt, response=longest - prompt, prompts=ceil(share / each), free=free
         )

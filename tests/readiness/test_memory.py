@@ -60,6 +60,37 @@ def test_checkpointing_keeps_little_more_than_the_inputs_of_layers(seven_b: Mode
     assert inputs < found["learner activations"] + found["learner output head"] < inputs + 8e9
 
 
+def test_a_reference_model_with_ranks_of_its_own_keeps_no_activations_for_a_backward_pass(seven_b: Model):
+    place = ActorSpec(role="learner", device="cuda")
+    uses = DeepSpeedLearner().update_memory(Roles(reference=seven_b), place, SHAPE)
+    found = {use.role: use.bytes for use in uses}
+    assert set(found) == {"reference model", "learner activations", "learner output head", "learner process"}
+    # At the peak, one layer's gate, up and their product, beside its input and some tensors of that size.
+    tokens, width = 8 * 2047, 2
+    products, inputs = 3 * tokens * 18944 * width, tokens * 3584 * width
+    assert products + inputs < found["learner activations"] + found["learner output head"] < products + 5 * inputs
+
+
+def test_the_rows_of_models_apart_are_for_their_own_ranks(seven_b: Model, tmp_path: Path):
+    def activations_of(**sections: Any) -> dict[str, int]:
+        file = tmp_path / "run.yaml"
+        batch = {"batch_size": 1, "group_size": 8, "minibatches": 2, "max_prompt_tokens": 512}
+        model = {"path": seven_b.path, "dtype": "bfloat16", "tokenizer": str(NANO), "max_length": 2048}
+        algorithm = {"use": "ppo", "kl": "k3", "kl_coef": 0.01}
+        start = {"name": "big", "tasks": {"train": "countdown"}, "reward": "countdown", "steps": 2, "model": model}
+        file.write_text(json.dumps({**start, **batch, "algorithm": algorithm, "engine": "transformers", **sections}))
+        ran = CliRunner().invoke(root, ["explain", str(file), "--gpus", "8", "--gpu-memory", "80", "--json"])
+        rows = {row["role"]: row["bytes"] for row in json.loads(ran.stdout)["memory"]}
+        return {role: rows.get(f"{role} activations", 0) for role in ("learner", "critic", "reference")}
+
+    one = activations_of(critic={"ranks": 1}, reference={"ranks": 1})
+    assert one["critic"] == one["learner"] > 10 * one["reference"]  # of four rollouts, and of eight
+    two = activations_of(critic={"ranks": 2}, reference={"ranks": 2})
+    assert two["learner"] == one["learner"]
+    assert two["critic"] == pytest.approx(one["critic"] / 2, rel=0.1)
+    assert two["reference"] == pytest.approx(one["reference"] / 2, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("stage", "weights", "gradients", "optimiser"), [(0, 4, 4, 8), (1, 4, 4, 3), (2, 4, 1, 3), (3, None, 1, 3)]
 )
@@ -98,6 +129,25 @@ def test_memory_is_counted_as_a_hand_would():
     # Forwards the input, the product and its exponential. Backwards, beside the input and the exponential, the gradient
     # of the product and then that of the weight; that of the exponential is one number, expanded.
     assert activations.pass_memory(Square, rows).bytes == pytest.approx(4e6 * (2 + 2 + 2 + 1), rel=0.3)
+
+
+def test_a_forward_pass_alone_frees_each_result_with_its_last_use():
+    class Chain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1000, 1000))
+
+        def forward(self, rows: Any) -> torch.Tensor:
+            for _ in range(5):
+                rows = (rows @ self.weight).exp()
+            return rows
+
+    def rows() -> Any:
+        return torch.zeros(2000, 1000)
+
+    # The rows of the caller, those that a layer reads, its product, and its exponential.
+    assert activations.pass_memory(Chain, rows, trains=False).bytes == 8e6 * 4
+    assert activations.pass_memory(Chain, rows).bytes > 8e6 * 6  # the exponentials of all five, and a gradient
 
 
 def test_auto_takes_what_half_of_the_free_memory_allows():
