@@ -14,17 +14,17 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actors import cause_of, described, died, kill, last_words, reason
+from rlsdk.cluster.actors import cause_of, described, died, kill
+from rlsdk.cluster.deaths import ActorDeaths
 from rlsdk.cluster.draining import HAND_BACK_SECONDS, DrainingNode, on_draining
 from rlsdk.engines.actor import STEP
 from rlsdk.engines.canary import Canary, describe_checksums
 from rlsdk.engines.client import EngineRoutes
 from rlsdk.engines.delivery import Delivered, WeightSource, deliver, deliver_late, received_checksums
+from rlsdk.engines.starting import until_ready
 from rlsdk.errors import CanaryError, EngineError, LearnerError, TransferError
 
 log = logging.getLogger(__name__)
-PATIENCE = 60.0
-"""Seconds that an engine may take to come back before the log says what it may be waiting for; and again, and again."""
 SHOWN = 20
 """Most reasons that the summary lists."""
 COUNTED = (*STEP, "tokens")
@@ -80,11 +80,12 @@ class EngineGroup:
         self._actors = dict(enumerate(actors))
         self.shared = shared
         self.step = 0
-        self.lost: list[str] = []
         self._restarts = restarts
+        self._deaths = ActorDeaths("engine", 0)
         if restarts is not None:
             restarts.client.lost = self._lose
-        self._deaths: dict[int, list[str]] = {rank: [] for rank in self._actors}
+            self._deaths = ActorDeaths("engine", restarts.most, restarts.logs)
+        self.lost = self._deaths.sentences
         self._clocks = {rank: _Clock() for rank in self._actors}
         self._host_bytes = 0.0
         self._starts = dict.fromkeys(self._actors, 1)
@@ -134,7 +135,7 @@ class EngineGroup:
             return f"{count} engines: there is no room for {count - self._wanted} more, {lacking}"
         for rank in range(self._wanted, count):
             self._clocks.setdefault(rank, _Clock())
-            self._deaths[rank] = []
+            self._deaths.forget(rank)
             self._starts.setdefault(rank, 0)
             self._background(self._restart(restarts, rank))
         log.info("%d engines from now on, instead of %d", count, self._wanted)
@@ -310,19 +311,9 @@ class EngineGroup:
 
     def _handle_death(self, restarts: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
         kill(actor)  # an actor that cannot be reached may still be running
-        words = last_words(restarts.logs / f"engine-{rank}.log") if restarts.logs is not None else ""
-        said = f"step {self.step}: engine {rank}: {reason(error)}" + (f"; its log ends with {words!r}" if words else "")
-        deaths = self._deaths[rank]
-        deaths.append(said)
-        self.lost.append(said)
-        if len(deaths) > restarts.most:
-            all_of_them = "\n".join(f"  {each}" for each in deaths)
-            self._fail(
-                EngineError(
-                    f"engine {rank} died {len(deaths)} times; placement.engine_restarts={restarts.most} is the most "
-                    f"that a run survives. Its log is logs/engine-{rank}.log:\n{all_of_them}"
-                )
-            )
+        said = self._deaths.add(rank, self.step, error)
+        if fault := self._deaths.too_many(rank):
+            self._fail(EngineError(fault))
             return
         if rank in self._leaving:
             log.warning("engine died while being drained; its requests are sampled again: %s", said)
@@ -373,7 +364,7 @@ class EngineGroup:
         try:
             actor, ready = restarts.start(rank, incarnation)
             self._started.append(actor)
-            await _patiently(rank, ready)
+            await until_ready(rank, ready)
             async with self._syncing:
                 if self._delivered is not None:
                     await deliver_late(self._delivered, rank, actor)
@@ -396,24 +387,6 @@ class EngineGroup:
         log.error("%s", error)
         if self._restarts is not None:
             self._restarts.client.fail(self._failure)
-
-
-async def _patiently(rank: int, ready: Any) -> None:
-    """Wait for an engine's start, and log which resources are free while it takes long."""
-    import ray
-
-    start = asyncio.ensure_future(_awaited(ready))
-    try:
-        while not (await asyncio.wait({start}, timeout=PATIENCE))[0]:
-            free = {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
-            log.warning("engine %d has not started yet; free in Ray: %s", rank, free)
-        start.result()
-    finally:
-        start.cancel()
-
-
-async def _awaited(call: Any) -> Any:
-    return await call
 
 
 def _seeds(entropy: Sequence[int], count: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,10 @@ from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, Adapter, GivesAdapter, TakesAdapter, Weights
 from rlsdk.engines.actor import launch as launch_engine
 from rlsdk.errors import EngineError
+
+log = logging.getLogger(__name__)
+PATIENCE = 60.0
+"""Seconds that an engine may take to come back before the log says what it may be waiting for; and again, and again."""
 
 
 def start_engines(
@@ -76,6 +81,24 @@ def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any
             path = plan.folder.resolve() / "logs" / f"engine-{rank}.log"
             raise EngineError(f"engine {rank} did not start: {described(error)}; its log is {path}") from error
     return [engine for engine, _ in starting]
+
+
+async def until_ready(rank: int, ready: Any) -> None:
+    """Wait for an engine's start, and log which resources are free while it takes long."""
+    import ray
+
+    start = asyncio.ensure_future(_awaited(ready))
+    try:
+        while not (await asyncio.wait({start}, timeout=PATIENCE))[0]:
+            free = {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
+            log.warning("engine %d has not started yet; free in Ray: %s", rank, free)
+        start.result()
+    finally:
+        start.cancel()
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
 
 
 async def load_weights(engines: Sequence[Any], weights: Weights) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import attrs
 
-from rlsdk.cluster.actors import cause_of, died, kill, last_words, reason
+from rlsdk.cluster.actors import cause_of, died, kill
+from rlsdk.cluster.deaths import ActorDeaths
 from rlsdk.cluster.draining import DrainingNode, on_draining
 from rlsdk.errors import EngineError, RunError, described
 from rlsdk.isolation.spans import note
@@ -75,7 +76,7 @@ class RolloutWorkerPool:
             logs: Folder of the workers' logs.
             observer: Called with each new rollout for training, its score and step.
         """
-        self._start, self._most, self._logs, self._observer = start, most, logs, observer
+        self._start, self._observer = start, observer
         self._events = WorkerEvents(answered=self._answer, noticed=self._notice, lost=self._lose)
         self._numbers, self._lives = itertools.count(), itertools.count()
         self._engines = {rank: (next(self._lives), actor) for rank, actor in enumerate(engines)}
@@ -83,7 +84,7 @@ class RolloutWorkerPool:
         self._workers = {rank: RolloutWorker(rank, actor, self._events) for rank, actor in enumerate(started)}
         self._unannounced = set(self._workers)
         self._starts = dict.fromkeys(self._workers, 1)
-        self._deaths_of: dict[int, list[str]] = {rank: [] for rank in self._workers}
+        self._deaths = ActorDeaths("rollout worker", most, logs)
         self._jobs: dict[int, _Job] = {}
         self._past = MakerCounters()
         self._interrupted = self._held = False
@@ -91,7 +92,7 @@ class RolloutWorkerPool:
         self._changes: set[asyncio.Task[None]] = set()
         self._step = 0
         self.lost: Callable[[int, Any, Exception], None] | None = None
-        self.deaths: list[str] = []
+        self.deaths = self._deaths.sentences
 
     # Groups
 
@@ -286,20 +287,9 @@ class RolloutWorkerPool:
             self._assign(number, job)
 
     def _note_death(self, rank: int, error: BaseException, owed: int) -> None:
-        words = last_words(self._logs / f"rollout-worker-{rank}.log")
-        said = f"step {self._step}: rollout worker {rank}: {reason(error)}"
-        said += f"; its log ends with {words!r}" if words else ""
-        deaths = self._deaths_of[rank]
-        for each in (self.deaths, deaths):
-            each.append(said)
-        if len(deaths) > self._most:
-            every = "\n".join(f"  {each}" for each in deaths)
-            self.fail(
-                RunError(
-                    f"rollout worker {rank} died {len(deaths)} times; placement.engine_restarts={self._most} is the "
-                    f"most that a run survives. Its log is logs/rollout-worker-{rank}.log:\n{every}"
-                )
-            )
+        said = self._deaths.add(rank, self._step, error)
+        if fault := self._deaths.too_many(rank):
+            self.fail(RunError(fault))
             return
         log.warning("rollout worker died and will be replaced; its %d groups are made again: %s", owed, said)
         self._background(self._restart(rank))

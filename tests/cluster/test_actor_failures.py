@@ -10,6 +10,7 @@ import pytest
 from ray import exceptions
 
 from rlsdk.cluster.actors import LONGEST, cause_of, described, died, last_words, reason
+from rlsdk.cluster.deaths import ActorDeaths
 
 RAY_SAYS = """The actor died unexpectedly before finishing this task.
 \tclass_name: EngineActor
@@ -98,3 +99,19 @@ def test_an_actor_that_ended_with_its_ray_is_killed_without_an_error() -> None:
     command = [sys.executable, "-c", ENDED]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (ran.returncode, ran.stdout) == (0, "started by kill: False\n"), ran.stderr
+
+
+def test_deaths_are_told_alike_for_every_role_and_counted_by_rank(tmp_path: Path) -> None:
+    (tmp_path / "rollout-worker-1.log").write_text("starting\nout of paper\n")
+    deaths = ActorDeaths("rollout worker", 1, tmp_path)
+    first = deaths.add(1, 3, LongDeath())
+    assert first == "step 3: rollout worker 1: it crashed, or something killed it; its log ends with 'out of paper'"
+    other = deaths.add(0, 4, LongDeath())
+    assert deaths.too_many(1) == deaths.too_many(0) == ""
+    second = deaths.add(1, 5, LongDeath())
+    assert deaths.too_many(1) == (
+        "rollout worker 1 died 2 times; placement.engine_restarts=1 is the most that a run survives. Its log is "
+        f"logs/rollout-worker-1.log:\n  {first}\n  {second}"
+    )
+    deaths.forget(1)
+    assert deaths.too_many(1) == "" and deaths.sentences == [first, other, second]

@@ -1,0 +1,62 @@
+"""What is said of actors that died and are replaced, and of one that died too often."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from rlsdk.cluster.actors import last_words, reason
+
+
+class ActorDeaths:
+    """Deaths of the actors of one role.
+
+    Attributes:
+        sentences: A sentence for each death: which actor, when and why.
+    """
+
+    def __init__(self, role: str, most: int, logs: Path | None = None) -> None:
+        """Create an account without deaths.
+
+        Args:
+            role: Role of the actors, such as `rollout worker`, whose logs are `rollout-worker-RANK.log`.
+            most: Number of deaths of each rank that a run survives (`placement.engine_restarts`).
+            logs: Folder of their logs; None if they have none.
+        """
+        self._role, self._most, self._logs = role, most, logs
+        self._of: defaultdict[int, list[str]] = defaultdict(list)
+        self.sentences: list[str] = []
+
+    def add(self, rank: int, step: int, error: BaseException) -> str:
+        """Add a death, and return its sentence.
+
+        Args:
+            rank: Rank of the actor.
+            step: Step of the training.
+            error: Error of a call to the actor.
+        """
+        words = last_words(self._logs / self._log(rank)) if self._logs is not None else ""
+        said = f"step {step}: {self._role} {rank}: {reason(error)}" + (
+            f"; its log ends with {words!r}" if words else ""
+        )
+        for deaths in (self.sentences, self._of[rank]):
+            deaths.append(said)
+        return said
+
+    def too_many(self, rank: int) -> str:
+        """Say that an actor has died more often than a run survives; empty if it has not."""
+        deaths = self._of[rank]
+        if len(deaths) <= self._most:
+            return ""
+        every = "\n".join(f"  {said}" for said in deaths)
+        return (
+            f"{self._role} {rank} died {len(deaths)} times; placement.engine_restarts={self._most} is the most that a "
+            f"run survives. Its log is logs/{self._log(rank)}:\n{every}"
+        )
+
+    def forget(self, rank: int) -> None:
+        """Count deaths of a rank from zero: a new actor bears its number."""
+        self._of[rank].clear()
+
+    def _log(self, rank: int) -> str:
+        return f"{self._role.replace(' ', '-')}-{rank}.log"
