@@ -123,17 +123,20 @@ def train(
         else:
             modes.bench_all(config, settings, files, as_json=as_json)
         return
-    from rlsdk.cluster.template import warmed
+    from rlsdk.cluster.template import import_common, warmed
+    from rlsdk.isolation.process import importing
 
     with (
         contextlib.redirect_stdout(sys.stderr),  # libraries greet on standard output, which is the summary's
         warmed() if mode == "both" else contextlib.nullcontext() as begun,  # beside the imports of this process
     ):
-        from rlsdk.config import check
-        from rlsdk.trainer.resuming import check_resumed
-        from rlsdk.trainer.run import run, train_apart
+        with importing():
+            from rlsdk.config import check
+            from rlsdk.trainer.resuming import check_resumed
+            from rlsdk.trainer.run import run, train_apart
 
-        plan = (check_resumed if resumes else check)(config, settings, files)
+            plan = (check_resumed if resumes else check)(config, settings, files)
+            import_common()  # for the checks that follow
         begin = train_apart if mode == "train" else partial(run, show=show, begun=begun)
         summary = begin(plan, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
     if as_json:

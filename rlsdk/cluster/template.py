@@ -8,7 +8,6 @@ Python, and that has the process of its role fork the worker. If it cannot, the 
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -35,7 +34,7 @@ from rlsdk.contracts import ActorSpec, Preloads
 from rlsdk.contracts.generation import NO_PROGRESS_BARS
 from rlsdk.errors import RlsdkError
 from rlsdk.isolation.framing import exactly
-from rlsdk.isolation.process import end_with_parent, fork_alone, hidden
+from rlsdk.isolation.process import end_with_parent, fork_alone, hidden, importing
 from rlsdk.plugins import ComponentRef, Plugins
 
 ROLES: tuple[RoleName, ...] = ("engine", "learner")
@@ -163,6 +162,13 @@ def template(plan: Plan, begun: Template | None = None) -> Iterator[Mapping[str,
         yield begun.serve(roles) if begun is not None else {}
 
 
+def import_common() -> None:
+    """Import what the processes of all roles need, and the driver's checks as well."""
+    for name in COMMON:
+        with suppress(ImportError):
+            importlib.import_module(name)
+
+
 def _path() -> list[str]:
     return [path or os.getcwd() for path in sys.path]
 
@@ -198,9 +204,8 @@ def main() -> None:
     end_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt ends
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
-    for name in COMMON:
-        with hidden("ray"), suppress(ImportError):
-            importlib.import_module(name)
+    with importing(), hidden("ray"):
+        import_common()
     sys.path[:], roles, others = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started this one
     for descriptor in others:
         os.close(descriptor)
@@ -223,14 +228,12 @@ def main() -> None:
 def _serve(listener: socket.socket, reference: ComponentRef, environment: Mapping[str, str]) -> None:
     """Import what a role needs, then fork a worker for each caller; returns in a worker, at its end."""
     os.environ.update(environment)
-    with hidden("ray"):  # it reads its variables when it is imported, and Ray sets them for each worker
+    with importing(), hidden("ray"):  # it reads its variables when it is imported, and Ray sets them for each worker
         component = Plugins().resolve(reference)
         if isinstance(component, Preloads):
             component.preload()
     if len(os.listdir("/proc/self/task")) > 1:  # a thread that a plugin has started would be missing in the forks
         return
-    gc.collect()
-    gc.freeze()  # what is imported stays shared with the workers
     while True:
         caller, _ = listener.accept()
         if os.fork() == 0:

@@ -28,6 +28,19 @@ def hidden(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """Look for no garbage in the block, nor ever among what exists after it: a quarter of the time of large imports."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+
 def redirect(path: str | os.PathLike[str]) -> None:
     """Send what this process writes to stdout and stderr, C code included, to the end of a file."""
     file = Path(path)

@@ -22,9 +22,11 @@ from rlsdk.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 WORKER = """
-import json, os, sys
+import gc, json, os, sys
 seen = {name: name in sys.modules for name in ("torch", "deepspeed", "rlsdk.engines.cached", "ray")}
-print(json.dumps({"arguments": sys.argv, "folder": os.getcwd(), "variables": dict(os.environ), "modules": seen}))
+garbage = {"looked for": gc.isenabled(), "frozen": gc.get_freeze_count()}
+print(json.dumps({"arguments": sys.argv, "folder": os.getcwd(), "variables": dict(os.environ), "modules": seen,
+                  "garbage": garbage}))
 import torch
 print(torch.get_num_threads(), __name__, file=sys.stderr)
 sys.exit(3)
@@ -80,6 +82,8 @@ def test_a_worker_has_the_imports_of_its_role_and_all_that_its_caller_gave(
     variables = {"OMP_NUM_THREADS": "2", "MINE": "a\nb"}
     seen, errors = work(python[role], tmp_path, **variables)
     assert seen["modules"] == imported
+    assert seen["garbage"]["looked for"]
+    assert seen["garbage"]["frozen"] > 100_000  # what was imported is never looked at again
     assert seen["arguments"] == ["worker.py", "--one", "two three"]
     assert Path(seen["folder"]) == tmp_path.resolve()
     assert seen["variables"].items() >= variables.items()
