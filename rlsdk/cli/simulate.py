@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,8 @@ from rlsdk.errors import ConfigError
 if TYPE_CHECKING:
     from rlsdk.config import Plan
     from rlsdk.simulation.measure import MeasuredRun
-    from rlsdk.simulation.prediction import Prediction
+    from rlsdk.simulation.prediction import Assumptions, Prediction
+    from rlsdk.simulation.rates import Rates
 
 COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle", "tokens/s", "wasted", "weights GB/s")
 
@@ -31,10 +32,17 @@ COLUMNS = ("", "step", "95 % below", "staleness", "engines idle", "learner idle"
 @click.option("--learners", type=click.IntRange(1), help="Number of learner ranks.  [default: placement.learners]")
 @click.option("--gpus", metavar="N,…", help="Numbers of GPUs to divide among engines and learner, such as 8,64,1024.")
 @click.option(
-    "--learner-share", type=click.FloatRange(0, 1), default=0.25, show_default=True, help="Type of the GPUs of --gpus."
+    "--learner-share",
+    type=click.FloatRange(0, 1),
+    default=0.25,
+    show_default=True,
+    help="Share of the GPUs of --gpus for the learner, where it has its own.",
 )
 @click.option(
     "--per-gpu", type=click.IntRange(1), help="With --gpus: tasks of a step for each, in place of batch_size."
+)
+@click.option(
+    "--hardware", help="Data sheet for what was not measured: a100, h100, …  [default: cpu, or h100 with GPUs]"
 )
 @click.option("--rates", "run", type=click.Path(path_type=Path), help="Measure rates from the run in this folder.")
 @click.option(
@@ -53,6 +61,7 @@ def simulate(
     gpus: str | None,
     learner_share: float,
     per_gpu: int | None,
+    hardware: str | None,
     run: Path | None,
     given: tuple[str, ...],
     against: Path | None,
@@ -71,11 +80,18 @@ def simulate(
     from rlsdk.simulation import measure, prediction
 
     plan = check(config, settings, files)
-    rates, lengths = prediction.defaults_of(plan)
+    numbers = _numbers(given)
+    on_gpus = gpus is not None or plan.config.placement.device == "cuda"
+    assumed = _assumed(
+        plan, hardware or ("h100" if on_gpus else "cpu"), sized=run is not None or "weights_bytes" in numbers
+    )
+    rates, lengths, origins = assumed.rates, assumed.lengths, dict(assumed.origins)
     if run is not None:
         found = measure.measure(run, rates)
         rates, lengths = found.rates, found.lengths
-    rates, lengths = prediction.changed(rates, lengths, _numbers(given))
+        origins |= dict.fromkeys([*measure.MEASURED, "median"], f"measured in {run}")
+    rates, lengths = prediction.changed(rates, lengths, numbers)
+    origins |= dict.fromkeys(numbers, "--rate")
     beside = measure.measure(against, rates) if against is not None else None
     predictions = []
     most = None if whole else prediction.MOST_ROLLOUTS
@@ -92,12 +108,40 @@ def simulate(
             predictions.append(prediction.predict(setup, count, most=most, told=show))
             bar.remove_task(line)
     if as_json:
-        report: dict[str, Any] = {"rates": attrs.asdict(rates), "predictions": [p.as_json() for p in predictions]}
+        report: dict[str, Any] = {
+            "rates": attrs.asdict(rates),
+            "origins": origins,
+            "predictions": [p.as_json() for p in predictions],
+        }
         if beside is not None:
             report["measured"] = attrs.asdict(beside, filter=attrs.filters.exclude("rates", "lengths"))
         click.echo(json.dumps(report, indent=2))
     else:
         _show(predictions, beside)
+        _show_origins(origins, rates)
+
+
+def _assumed(plan: Plan, hardware: str, *, sized: bool) -> Assumptions:
+    """Derive rates from the model's size and a data sheet; refuse if nobody knows the size."""
+    from rlsdk.options import nearest
+    from rlsdk.readiness.disk import skeleton
+    from rlsdk.simulation.hardware import HARDWARE
+    from rlsdk.simulation.prediction import assumptions
+
+    if hardware not in HARDWARE:
+        near = nearest(hardware, HARDWARE)
+        meant = f"; did you mean {near}?" if near else ""
+        raise ConfigError([f"--hardware {hardware}: unknown; there are {', '.join(HARDWARE)}{meant}"])
+    net, why = skeleton(plan, download=False)
+    if net is None and not sized:
+        raise ConfigError(
+            [
+                f"model.path: {why}, so its size is not known, and nothing is predicted for another one; let "
+                "model.path name a folder on this machine, measure with --rates RUN, or give --rate weights_bytes=N "
+                "and the other rates"
+            ]
+        )
+    return assumptions(plan, net, hardware)
 
 
 def _numbers(given: Sequence[str]) -> dict[str, float]:
@@ -122,12 +166,14 @@ def _sizes(
     place = plan.config.placement
     if gpus is None:
         return [(None, engines or place.engines, learners or place.learners)]
+    colocated = place.colocate and not plan.config.rollout.runs_ahead
     if engines or learners:
         raise click.UsageError(
             "--gpus divides GPUs among engines and learner; give either it, or --engines and --learners."
         )
     try:
-        return [(count, *divided(count, share, place.gpus_per_engine)) for count in map(int, gpus.split(","))]
+        counts = map(int, gpus.split(","))
+        return [(n, *divided(n, share, place.gpus_per_engine, colocated=colocated)) for n in counts]
     except ValueError as error:
         raise ConfigError([f"--gpus {gpus}: {error}"]) from error
 
@@ -155,6 +201,18 @@ def _show(predictions: Sequence[Prediction], beside: MeasuredRun | None) -> None
             f"as configured: {found.of_bound:.0%} of what {bound:.3g} s would be",
             highlight=False,
         )
+
+
+def _show_origins(origins: Mapping[str, str], rates: Rates) -> None:
+    """Say where each rate comes from, those that nobody measured first."""
+    known: dict[str, list[str]] = {}
+    for name, origin in origins.items():
+        known.setdefault(origin, []).append(f"{name} {getattr(rates, name):.3g}" if hasattr(rates, name) else name)
+    out = console()
+    for origin, names in sorted(known.items(), key=lambda item: item[0].startswith(("measured", "--rate"))):
+        out.print(f"from {origin}: " if origin != "assumed" else "assumed: ", ", ".join(names), sep="", highlight=False)
+    if not any(origin.startswith("measured") for origin in known):
+        out.print("Nothing was measured: a few steps of a run, and --rates RUN, predict far better.", highlight=False)
 
 
 def _cells(found: dict[str, Any]) -> list[str]:

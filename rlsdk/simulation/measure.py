@@ -15,6 +15,11 @@ from rlsdk.runlog.query import query
 from rlsdk.runlog.store import Address
 from rlsdk.simulation.rates import Lengths, Rates
 
+MEASURED = (
+    *("step_seconds", "sequence_seconds", "prompt_tokens", "score_seconds", "driver_seconds"),
+    *("token_seconds", "learner_seconds", "sync_seconds", "bandwidth", "filtered"),
+)
+"""Rates that a run tells."""
 WARM_UP = 3
 """Number of first steps to leave out, which compilation and first allocations distort."""
 LEARNER = ("logprobs", "credit", "update")
@@ -87,7 +92,7 @@ def measure(folder: Path, defaults: Rates) -> MeasuredRun:
         _learner_rates(lines, trained, place["learners"], defaults),
         **_engine_rates(lines, place["engines"], np.ceil(rollouts / defaults.slots), lengths),
         prompt_tokens=0,
-        score_seconds=float(np.mean(scoring)) if synchronous else 0.0,
+        **_driver_rates(float(np.mean(scoring)) if synchronous else 0.0, config, defaults),
         filtered=float(np.clip(1 - _column(lines, "groups/trained", 1.0).mean(), 0, 1)),
     )
     return MeasuredRun(
@@ -102,6 +107,13 @@ def measure(folder: Path, defaults: Rates) -> MeasuredRun:
         staleness_max=int(_column(lines, "staleness/max").max()),
         steps=len(lines),
     )
+
+
+def _driver_rates(scoring: float, config: Mapping[str, Any], defaults: Rates) -> dict[str, Any]:
+    """Divide the seconds of a batch outside the engines into the driver's work and waiting for scores."""
+    rollouts = config.get("batch_size", 64) * config.get("group_size", 8)
+    driver = min(defaults.driver_seconds, scoring / rollouts)
+    return {"driver_seconds": driver, "score_seconds": scoring - driver * rollouts}
 
 
 def _engine_rates(lines: Sequence[Mapping[str, Any]], engines: int, waves: float, lengths: Lengths) -> dict[str, Any]:
@@ -124,7 +136,7 @@ def _learner_rates(lines: Sequence[Mapping[str, Any]], trained: np.ndarray, rank
     return attrs.evolve(
         defaults,
         token_seconds=per_token * (1 + (ranks - 1) * defaults.efficiency),
-        learner_seconds=fixed + max(0.0, float(rest.mean())),
+        learner_seconds=max(0.0, fixed + max(0.0, float(rest.mean())) - defaults.exchange(ranks)),
         sync_seconds=max(0.0, one_sync - defaults.weights_bytes / bandwidth),
         bandwidth=bandwidth,
     )

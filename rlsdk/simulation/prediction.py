@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 from rlsdk.config import Plan
-from rlsdk.contracts import LimitsConcurrency
+from rlsdk.contracts import LimitsConcurrency, StreamsWeights
+from rlsdk.contracts.generation import DTYPE_BYTES
 from rlsdk.errors import ConfigError, ValueFault
+from rlsdk.simulation.hardware import HARDWARE, ModelSize, Work, derived
 from rlsdk.simulation.rates import Lengths, Rates
 from rlsdk.simulation.training import Setup, SimulationResult, engines_alone, learner_alone, simulate, synchronous
 
@@ -19,6 +20,8 @@ MOST_ROLLOUTS = 8_000
 """Maximum rollouts of one simulation; of a larger training, a slice of this size is simulated."""
 MEDIAN = 8
 """Default median of lengths: `sampling.max_tokens` divided by this."""
+DRIVER_SECONDS, LEDGER_SECONDS = 1.5e-4, 3e-5
+"""Seconds of a core that a rollout of one turn costs whoever makes it, and the driver where workers make it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -119,8 +122,10 @@ def sliced(setup: Setup, most: int) -> Setup:
     batch = max(1, round(setup.batch * engines / setup.engines))
     if engines == setup.engines or setup.rollout.replay.fresh(batch) < 1:
         return setup
-    rates = attrs.evolve(setup.rates, token_seconds=setup.rates.token_seconds * setup.batch / batch)
-    return attrs.evolve(setup, rates=rates, engines=engines, batch=batch)
+    # Learner and driver have the whole batch to do.
+    shared = ("token_seconds", "driver_seconds", "ledger_seconds")
+    rates = attrs.evolve(setup.rates, **{name: getattr(setup.rates, name) * setup.batch / batch for name in shared})
+    return attrs.evolve(setup, rates=rates, engines=engines, batch=batch, all_engines=setup.engines)
 
 
 def setup_of(plan: Plan, rates: Rates, lengths: Lengths, *, engines: int, learners: int, steps: int) -> Setup:
@@ -168,32 +173,92 @@ def resized(setup: Setup, batch: int) -> Setup:
         raise ConfigError([str(error)]) from error
 
 
-def divided(gpus: int, share: float, each: int) -> tuple[int, int]:
-    """Divide GPUs between engines and ranks of the learner.
+def divided(gpus: int, share: float, each: int, *, colocated: bool = False) -> tuple[int, int]:
+    """Divide GPUs between engines and ranks of the learner; both get all of them if they take turns.
 
     Args:
         gpus: Number of GPUs.
         share: Share of them for the learner.
         each: GPUs per engine.
+        colocated: True if engines and learner share the GPUs.
 
     Raises:
         ValueFault: There are too few for one of each.
     """
+    if colocated:
+        if gpus < each:
+            raise ValueFault(f"--gpus {gpus}: an engine needs {each}")
+        return gpus // each, gpus
     learners = min(max(1, round(gpus * share)), gpus - each)
     if learners < 1:
         raise ValueFault(f"--gpus {gpus}: an engine needs {each} and the learner at least 1; give {each + 1} or more")
     return (gpus - learners) // each, learners
 
 
-def defaults_of(plan: Plan) -> tuple[Rates, Lengths]:
-    """Return default rates and lengths; the size of the weights, slots and limits come from the config."""
-    config, defaults = plan.config, Rates()
+@attrs.frozen(kw_only=True)
+class Assumptions:
+    """Rates and lengths before anything was measured or given.
+
+    Attributes:
+        rates: Speeds of the parts.
+        lengths: Lengths of responses.
+        origins: Name of a rate -> where its value comes from.
+    """
+
+    rates: Rates
+    lengths: Lengths
+    origins: Mapping[str, str]
+
+
+def assumptions(plan: Plan, net: Any, hardware: str) -> Assumptions:
+    """Derive rates from the model's size, the config, and the data sheet of some hardware.
+
+    Args:
+        plan: Checked config.
+        net: The policy without its weights; None if it is not known: its rates are then those of no model at all.
+        hardware: Name in `HARDWARE`.
+    """
+    config, limit = plan.config, plan.config.sampling.max_tokens
+    lengths = Lengths(median=max(1.0, limit / MEDIAN), limit=limit)
+    origins = dict.fromkeys((field.name for field in attrs.fields(Rates)), "assumed")
+    rates = Rates(
+        driver_seconds=DRIVER_SECONDS,
+        ledger_seconds=LEDGER_SECONDS,
+        prompt_tokens=config.max_prompt_tokens // 2,
+        weights_bytes=0.0,
+    )
+    origins |= dict.fromkeys(("driver_seconds", "ledger_seconds"), "docs/benchmarks.md")
+    origins |= {"prompt_tokens": "half of max_prompt_tokens", "median": f"sampling.max_tokens / {MEDIAN}"}
     engine = plan.plugins.resolve(plan.engine)
-    slots = engine.max_num_seqs if isinstance(engine, LimitsConcurrency) else defaults.slots
-    weights = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
-    rates = attrs.evolve(defaults, slots=slots, weights_bytes=float(weights or defaults.weights_bytes))
-    limit = config.sampling.max_tokens
-    return rates, Lengths(median=max(1.0, limit / MEDIAN), limit=limit)
+    if isinstance(engine, LimitsConcurrency):
+        rates, origins["slots"] = attrs.evolve(rates, slots=engine.max_num_seqs), "the engine"
+    if net is not None:
+        size = ModelSize.of(net, DTYPE_BYTES[config.model.dtype])
+        relayed = isinstance(plan.plugins.resolve(plan.weight_transfer), StreamsWeights)
+        work = _work(plan, lengths, rates.prompt_tokens, on_cpu=hardware == "cpu")
+        before, rates = rates, derived(rates, HARDWARE[hardware], size, work, relayed=relayed)
+        sheet = f"{size.parameters:,.0f} parameters on the data sheet of {hardware}"
+        changed_names = (
+            name for name in origins if hasattr(rates, name) and getattr(rates, name) != getattr(before, name)
+        )
+        origins |= dict.fromkeys(changed_names, sheet)
+        origins |= {"weights_bytes": "the model", "relayed": "rollout.weight_transfer"}
+    return Assumptions(rates=rates, lengths=lengths, origins=origins)
+
+
+def _work(plan: Plan, lengths: Lengths, prompt: int, *, on_cpu: bool) -> Work:
+    config, place = plan.config, plan.config.placement
+    learner = plan.plugins.resolve(plan.learner)
+    return Work(
+        gpus_per_engine=max(1, place.engine_threads) if on_cpu else place.gpus_per_engine,
+        trained=2 if plan.algorithm.critic else 1,
+        forward=(config.old_logprobs == "learner") + plan.needs_reference + plan.algorithm.critic,
+        passes=config.passes,
+        updates=config.minibatches * config.passes,
+        recomputes=bool(getattr(learner, "gradient_checkpointing", False)),
+        context=prompt + lengths.median / 2,
+        colocated=place.colocate and not on_cpu and not config.rollout.runs_ahead,
+    )
 
 
 def changed(rates: Rates, lengths: Lengths, given: Mapping[str, float]) -> tuple[Rates, Lengths]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import attrs
@@ -22,11 +23,12 @@ def _not_negative(instance: object, attribute: attrs.Attribute[Any], value: floa
 
 @attrs.frozen(kw_only=True)
 class Rates:
-    """Speeds of the parts; the defaults are roughly those of a 7-billion-parameter model in bfloat16 on 80 GB GPUs.
+    """Speeds of the parts. `hardware.derived` gives them for a model's size, `measure` those of a run.
 
     An engine samples one token of each running sequence in `step_seconds + running * sequence_seconds`. The learner
-    needs `learner_seconds + tokens * token_seconds / (1 + (ranks - 1) * efficiency)` for a batch. A sync of weights
-    takes `sync_seconds + weights_bytes / bandwidth`; engines generate nothing during the second term.
+    needs `learner_seconds + tokens * token_seconds / (1 + (ranks - 1) * efficiency)` for a batch, and the time in which
+    its ranks add up gradients. A sync of weights takes `sync_seconds` and the transfer, in which engines generate
+    nothing. The driver serves one rollout at a time.
 
     Attributes:
         step_seconds: Fixed seconds of a decode step, however many sequences run: reading the weights.
@@ -36,12 +38,22 @@ class Rates:
         prompt_rate: Tokens that an engine reads per second: of prompts, of continued answers, and after a sync of all
             running sequences.
         score_seconds: Time from the last token of a group to its score.
+        driver_seconds: Seconds that a rollout costs the process that makes it: the driver, or a rollout worker.
+        ledger_seconds: Seconds that a rollout costs the driver where rollout workers make it.
         token_seconds: Seconds of the learner for each response token, on one rank: all passes over it.
         learner_seconds: Fixed seconds of the learner for each batch.
         efficiency: Speedup by each further rank of the learner, as a share of the first.
+        exchanged_bytes: Bytes of gradients and weights that ranks exchange for a batch, twice their sum for many ranks.
+        link: Bytes per second between two ranks of a node.
+        network: Bytes per second of a rank to another node.
+        ranks_per_node: Ranks of the learner that share a node.
+        switch_seconds: Seconds of a batch in which learner and engines hand the devices over that they share.
         sync_seconds: Fixed seconds of a sync.
-        weights_bytes: Bytes sent to each engine.
-        bandwidth: Bytes per second to each engine.
+        weights_bytes: Bytes sent to each node with engines.
+        bandwidth: Bytes per second to a node.
+        engines_per_node: Engines that share a node; its copy of the weights serves them all.
+        relayed: True if a node passes weights on while it receives them, so that all have them at about the same time;
+            False if each round doubles the nodes that have them.
         filtered: Share of groups that filters leave out.
     """
 
@@ -51,12 +63,21 @@ class Rates:
     prompt_tokens: int = attrs.field(default=256, validator=_not_negative)
     prompt_rate: float = attrs.field(default=20_000.0, validator=_positive)
     score_seconds: float = attrs.field(default=0.05, validator=_not_negative)
+    driver_seconds: float = attrs.field(default=0.0, validator=_not_negative)
+    ledger_seconds: float = attrs.field(default=0.0, validator=_not_negative)
     token_seconds: float = attrs.field(default=1.2e-4, validator=_not_negative)
     learner_seconds: float = attrs.field(default=2.0, validator=_not_negative)
     efficiency: float = attrs.field(default=0.9, validator=_not_negative)
+    exchanged_bytes: float = attrs.field(default=0.0, validator=_not_negative)
+    link: float = attrs.field(default=1e11, validator=_positive)
+    network: float = attrs.field(default=1e10, validator=_positive)
+    ranks_per_node: int = attrs.field(default=8, validator=_positive)
+    switch_seconds: float = attrs.field(default=0.0, validator=_not_negative)
     sync_seconds: float = attrs.field(default=1.0, validator=_not_negative)
     weights_bytes: float = attrs.field(default=1.52e10, validator=_not_negative)
     bandwidth: float = attrs.field(default=1e10, validator=_positive)
+    engines_per_node: int = attrs.field(default=8, validator=_positive)
+    relayed: bool = attrs.field(default=False, converter=bool)
     filtered: float = attrs.field(default=0.0, validator=_not_negative)
 
     def decode(self, running: int) -> float:
@@ -65,12 +86,22 @@ class Rates:
 
     def learn(self, tokens: float, ranks: int) -> float:
         """Return the seconds of the learner for a batch with this many response tokens."""
-        return self.learner_seconds + tokens * self.token_seconds / (1 + (ranks - 1) * self.efficiency)
+        speedup = 1 + (ranks - 1) * self.efficiency
+        return self.learner_seconds + tokens * self.token_seconds / speedup + self.exchange(ranks)
 
-    @property
-    def transfer(self) -> float:
-        """Seconds in which engines load weights and generate nothing."""
-        return self.weights_bytes / self.bandwidth
+    def exchange(self, ranks: int) -> float:
+        """Return the seconds of a batch in which ranks exchange gradients, in a ring as fast as its slowest link."""
+        slowest = self.link if ranks <= self.ranks_per_node else min(self.link, self.network)
+        return self.exchanged_bytes * (ranks - 1) / ranks / slowest
+
+    def nodes(self, engines: int) -> int:
+        """Return the number of nodes that so many engines fill."""
+        return math.ceil(engines / self.engines_per_node)
+
+    def transfer(self, engines: int) -> float:
+        """Return the seconds in which engines load weights and generate nothing."""
+        rounds = 1 if self.relayed else math.ceil(math.log2(self.nodes(engines) + 1))
+        return rounds * self.weights_bytes / self.bandwidth
 
 
 @attrs.frozen(kw_only=True)

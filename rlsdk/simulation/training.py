@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import attrs
 import numpy as np
@@ -51,6 +52,7 @@ class Setup:
         stop: Creates the stop rule; None if batches must be complete.
         sources: Weight of each source of tasks, by name.
         seed: Seed of the lengths.
+        all_engines: Engines of the whole training, where this is a slice of it; 0: these are all.
 
     Raises:
         ValueFault: Replay would leave no new group in a batch.
@@ -68,6 +70,7 @@ class Setup:
     stop: Callable[[], Callable[..., bool]] | None = None
     sources: Mapping[str, float] = attrs.field(factory=lambda: {"tasks": 1.0})
     seed: int = 0
+    all_engines: int = 0
 
     def __attrs_post_init__(self) -> None:
         if self.fresh < 1:
@@ -100,7 +103,7 @@ class SimulationResult:
         learner_idle: Share of time in which the learner waited for rollouts.
         tokens_per_second: Trained tokens per second, including groups that are trained on again.
         wasted: Share of the sampled tokens that were never trained on.
-        weights_gb_per_second: Weights sent to all engines, in 10⁹ bytes per second.
+        weights_gb_per_second: Weights sent to all nodes with engines, in 10⁹ bytes per second.
         turns: Iterations of the event loop since the beginning: the work of the simulation.
     """
 
@@ -127,6 +130,24 @@ class _Counts:
     busy: float = 0.0
     taking: float = 0.0
     syncs: int = 0
+
+
+@attrs.define
+class _Processes:
+    """Processes that do one piece of work after the other; each goes to the one that is free first.
+
+    Attributes:
+        free: Time at which each has done what it was given so far.
+    """
+
+    free: list[float]
+
+    async def work(self, seconds: float) -> None:
+        """Wait until a process has done so much work."""
+        now = asyncio.get_running_loop().time()
+        first = min(range(len(self.free)), key=self.free.__getitem__)
+        self.free[first] = max(self.free[first], now) + seconds
+        await asyncio.sleep(self.free[first] - now)
 
 
 class SimulatedTraining:
@@ -172,6 +193,9 @@ class SimulatedTraining:
         self._now = asyncio.get_running_loop().time
         self._totals = _Counts()
         self._oldest = 0
+        workers, rates = section.workers, setup.rates
+        self._makers, self._driver = _Processes([0.0] * max(1, workers)), _Processes([0.0])
+        self._maker_seconds, self._ledger_seconds = rates.driver_seconds, rates.ledger_seconds if workers else 0.0
 
     async def run(self, told: Callable[[int], None] = lambda done: None) -> SimulationResult:
         """Run all steps.
@@ -213,7 +237,7 @@ class SimulatedTraining:
         tokens, wasted = after.tokens - before.tokens, after.wasted - before.wasted
         sampled = tokens - (after.reused - before.reused) + wasted
         loop = asyncio.get_running_loop()
-        sent = (after.syncs - before.syncs) * setup.engines * setup.rates.weights_bytes
+        sent = (after.syncs - before.syncs) * setup.rates.nodes(setup.engines) * setup.rates.weights_bytes
         return SimulationResult(
             step=float(np.mean(times)),
             step_p95=float(np.percentile(times, 95)),
@@ -229,8 +253,12 @@ class SimulatedTraining:
 
     async def _make(self, record: TaskRecord) -> Group:
         name = f"task {record.number}.{record.attempts}"
+        half = self._setup.group * self._maker_seconds / 2  # before the requests, and after the answers
+        await self._makers.work(half)
         asked = [self._pausable.sample(GenerateRequest(name, PROMPT, self._sampling)) for _ in range(self._setup.group)]
         answers = await asyncio.gather(*asked)
+        await self._makers.work(half)
+        await self._driver.work(self._setup.group * self._ledger_seconds)
         await asyncio.sleep(self._setup.rates.score_seconds)
         kept = self._random.random() >= self._setup.rates.filtered
         rollouts = [_rollout(record.task, answer.completion) for answer in answers]
@@ -261,7 +289,8 @@ class SimulatedTraining:
             self._totals.reused += self._count(each.group)
         self._replay.add(used_of(records, states, done + 1, {}))
         tokens = self._totals.tokens - before
-        await asyncio.sleep(self._setup.rates.learn(tokens, self._setup.learners) if tokens else 0.0)
+        rates = self._setup.rates
+        await asyncio.sleep(rates.switch_seconds + rates.learn(tokens, self._setup.learners) if tokens else 0.0)
         return states
 
     def _count(self, group: Group) -> int:
@@ -278,10 +307,11 @@ class SimulatedTraining:
         rates, in_flight = self._setup.rates, self._setup.rollout.in_flight
         async with nullcontext() if in_flight else self._pausable.held():
             await asyncio.sleep(rates.sync_seconds)
+            transfer = rates.transfer(self._setup.all_engines or self._setup.engines)
             for engine in self._engines:
-                engine.load(self._version, rates.transfer)
+                engine.load(self._version, transfer)
             self._totals.syncs += 1
-            await asyncio.sleep(rates.transfer)
+            await asyncio.sleep(transfer)
 
 
 def simulate(setup: Setup, told: Callable[[int], None] = lambda done: None) -> SimulationResult:
@@ -300,13 +330,20 @@ def simulate(setup: Setup, told: Callable[[int], None] = lambda done: None) -> S
 
 def engines_alone(setup: Setup) -> Setup:
     """Return the setup with a learner and syncs that take no time; its seconds per step are the G of `max(G, T)`."""
-    free = attrs.evolve(setup.rates, token_seconds=0.0, learner_seconds=0.0, sync_seconds=0.0, weights_bytes=0.0)
+    no_learner: dict[str, Any] = {
+        "token_seconds": 0.0,
+        "learner_seconds": 0.0,
+        "exchanged_bytes": 0.0,
+        "switch_seconds": 0.0,
+    }
+    free = attrs.evolve(setup.rates, **no_learner, sync_seconds=0.0, weights_bytes=0.0)
     return attrs.evolve(setup, rates=free)
 
 
 def learner_alone(setup: Setup) -> Setup:
     """Return the setup with engines that take no time; its seconds per step are the T of `max(G, T)`, with syncs."""
-    free = attrs.evolve(setup.rates, step_seconds=1e-12, sequence_seconds=0.0, prompt_tokens=0, score_seconds=0.0)
+    no_driver: dict[str, Any] = {"score_seconds": 0.0, "driver_seconds": 0.0, "ledger_seconds": 0.0}
+    free = attrs.evolve(setup.rates, step_seconds=1e-12, sequence_seconds=0.0, prompt_tokens=0, **no_driver)
     return attrs.evolve(setup, rates=free)
 
 

@@ -22,7 +22,7 @@ from rlsdk.types import Group, Rollout, Score, Task
 
 CONFIG: dict[str, Any] = {
     "name": "run",
-    "model": {"path": "lab/nowhere", "max_length": 300},
+    "model": {"path": str(Path(__file__).parents[2] / "examples/models/countdown-nano"), "max_length": 300},
     "tasks": {"train": {"use": "countdown", "size": 20}},
     "reward": "countdown",
     "algorithm": {"use": "grpo", "kl_coef": 0.0},
@@ -92,6 +92,9 @@ def test_rates_come_back_from_what_a_run_left(run: Path) -> None:
     ):
         assert getattr(found.rates, name) == pytest.approx(getattr(TRUE, name), rel=1e-3), name
     assert found.rates.filtered == pytest.approx(0.25)
+    shared = measure(run, Rates(weights_bytes=0.0, driver_seconds=1e-3)).rates  # for each of 32 rollouts
+    assert (shared.driver_seconds, shared.score_seconds) == pytest.approx((1e-3, TRUE.score_seconds - 0.032), rel=1e-3)
+    assert measure(run, Rates(weights_bytes=0.0, driver_seconds=1.0)).rates.score_seconds == pytest.approx(0.0)
     assert (found.steps, found.staleness, found.engines_idle) == (9, 0.0, None)
     assert len(found.lengths.seen) == 12 * 32
     assert found.lengths.limit == 200

@@ -51,8 +51,8 @@ def test_a_slice_keeps_the_tasks_of_an_engine_and_the_time_of_the_learner() -> N
 
 
 def test_a_thousand_gpus_are_a_slice_unless_the_whole_is_asked_for() -> None:
-    size = ["--gpus", "1024", "--per-gpu", "1", "--steps", "4", "--json"]
-    found = CliRunner().invoke(command, [str(CONFIG), *size])
+    apart = [str(CONFIG), "placement.colocate=false"]
+    found = CliRunner().invoke(command, [*apart, "--gpus", "1024", "--per-gpu", "1", "--steps", "4", "--json"])
     assert found.exit_code == 0, found.output
     prediction = json.loads(found.stdout)["predictions"][0]
     assert prediction["share"] < 0.2 and prediction["engines"] == 768 and prediction["batch_size"] == 1024

@@ -25,7 +25,15 @@ from rlsdk.simulation.training import (
 )
 
 TAIL = Lengths(median=400, sigma=1.0, limit=4096)
-RATES = Rates(slots=64, token_seconds=1.1e-4, learner_seconds=1.0, sync_seconds=0.5, weights_bytes=1e9)
+RATES = Rates(
+    slots=64,
+    token_seconds=1.1e-4,
+    learner_seconds=1.0,
+    sync_seconds=0.5,
+    weights_bytes=1e9,
+    engines_per_node=1,
+    relayed=True,
+)
 AHEAD = RolloutSection(max_staleness=4, oversample=0.25)
 """The longest response lasts about three steps."""
 SETUP = Setup(rates=RATES, lengths=TAIL, engines=2, learners=1, batch=64, group=4, steps=12, rollout=AHEAD)

@@ -1,0 +1,168 @@
+"""Rates that nobody has measured: derived from the size of the model and from the data sheets of the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from rlsdk.simulation.rates import Rates
+
+DECODE, PREFILL, TRAIN = 0.6, 0.5, 0.35
+"""Share of the data sheet that is reached: of the bandwidth while decoding, of the FLOPs in the other passes."""
+STATE_BYTES = 16
+"""Bytes that the optimiser reads or writes for each parameter: gradient, weight and two moments in float32."""
+MIXED_BYTES = 4
+"""Bytes of a parameter's gradient when ranks add them up."""
+
+
+@attrs.frozen(kw_only=True)
+class Hardware:
+    """Data sheet of an accelerator and its links, for dense bfloat16; all in units a second.
+
+    Attributes:
+        flops: Floating-point operations.
+        memory: Bytes that it reads from its own memory.
+        link: Bytes to another one of the same node, in one direction.
+        network: Bytes to another node, for each accelerator.
+        host: Bytes between it and main memory.
+        per_node: Accelerators in a node.
+        decode_overhead: Seconds of a decode step that do not depend on the model: scheduling, launches, sampling.
+        sync_overhead: Seconds of a weight sync that do not depend on the model: calls, canary.
+    """
+
+    flops: float
+    memory: float
+    link: float
+    network: float
+    host: float
+    per_node: int = 8
+    decode_overhead: float = 0.002
+    sync_overhead: float = 0.5
+
+
+HARDWARE: Mapping[str, Hardware] = {
+    "a100": Hardware(flops=312e12, memory=2.0e12, link=300e9, network=25e9, host=25e9),
+    "h100": Hardware(flops=989e12, memory=3.35e12, link=450e9, network=50e9, host=50e9),
+    "h200": Hardware(flops=989e12, memory=4.8e12, link=450e9, network=50e9, host=50e9),
+    "b200": Hardware(flops=2250e12, memory=8.0e12, link=900e9, network=50e9, host=50e9),
+    "l40s": Hardware(flops=362e12, memory=0.864e12, link=25e9, network=12.5e9, host=25e9),
+    "cpu": Hardware(
+        flops=5e10,
+        memory=1e10,
+        link=5e9,
+        network=1.25e9,
+        host=5e9,
+        per_node=1,
+        decode_overhead=0.003,
+        sync_overhead=0.02,
+    ),
+}
+"""Data sheets by name; `cpu` is one core, whose figures differ widely."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelSize:
+    """Size of a model.
+
+    Attributes:
+        parameters: Number of parameters.
+        active: Parameters that compute a token: of a mixture of experts, those of the experts that it chooses.
+        width: Bytes of a parameter in the engine.
+        cache: Bytes of the keys and values of a token.
+    """
+
+    parameters: float
+    active: float
+    width: int
+    cache: float
+
+    @classmethod
+    def of(cls, net: Any, width: int) -> ModelSize:
+        """Measure a model of transformers, which needs no weights.
+
+        Args:
+            net: The model; on torch's meta device it costs no memory.
+            width: Bytes of a parameter in the engine.
+        """
+        config = net.config.get_text_config()
+        total = experts = 0
+        for name, parameter in net.named_parameters():
+            total += parameter.numel()
+            experts += parameter.numel() if ".experts." in name else 0
+        number = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+        number = number or getattr(config, "n_routed_experts", None)
+        chosen = getattr(config, "num_experts_per_tok", None)
+        share = chosen / number if number and chosen else 1.0
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls(
+            parameters=total,
+            active=total - experts * (1 - share),
+            width=width,
+            cache=2.0 * config.num_hidden_layers * heads * head * width,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Work:
+    """What a step has to compute for each token, beside sampling it.
+
+    Attributes:
+        gpus_per_engine: Accelerators that share a model in an engine.
+        trained: Models that are trained: the policy, and a critic.
+        forward: Forward passes beside those of the training: old logprobs, a reference model, values.
+        passes: Times that a batch is trained on.
+        updates: Optimiser steps of a batch.
+        recomputes: True if the backward pass computes activations again.
+        context: Tokens in a sequence's cache, in the mean, while it is sampled.
+        colocated: True if engines and learner take turns on the same accelerators.
+    """
+
+    gpus_per_engine: int = 1
+    trained: int = 1
+    forward: int = 0
+    passes: int = 1
+    updates: int = 1
+    recomputes: bool = False
+    context: float = 0.0
+    colocated: bool = False
+
+
+def derived(rates: Rates, hardware: Hardware, size: ModelSize, work: Work, *, relayed: bool) -> Rates:
+    """Return the rates that a model of this size would have by the data sheet.
+
+    A decode step reads all weights once, and the keys and values of each sequence; a token costs two operations for
+    each active parameter forwards and four backwards. The optimiser is bound by memory.
+
+    Args:
+        rates: Rates to start from; those that neither size nor hardware determines are kept.
+        hardware: Data sheet.
+        size: Size of the model.
+        work: Work of a step.
+        relayed: True if nodes pass weights on while they receive them; False if a node must have all of them first.
+    """
+    memory, flops = hardware.memory * DECODE * work.gpus_per_engine, hardware.flops * work.gpus_per_engine
+    weights = size.parameters * size.width
+    training = (6 + 2 * work.recomputes) * work.trained * work.passes + 2 * work.forward
+    engines_per_node = max(1, hardware.per_node // work.gpus_per_engine)
+    switched = (size.parameters * STATE_BYTES * work.trained + weights) / hardware.host
+    return attrs.evolve(
+        rates,
+        step_seconds=hardware.decode_overhead + weights / memory,
+        sequence_seconds=2 * size.active / (flops * PREFILL) + size.cache * work.context / memory,
+        prompt_rate=flops * PREFILL / (2 * size.active),
+        token_seconds=training * size.active / (hardware.flops * TRAIN),
+        learner_seconds=work.updates * work.trained * size.parameters * STATE_BYTES / hardware.memory,
+        exchanged_bytes=2.0 * work.updates * work.trained * size.parameters * MIXED_BYTES,
+        link=hardware.link,
+        network=hardware.network,
+        ranks_per_node=hardware.per_node,
+        switch_seconds=switched if work.colocated else 0.0,
+        sync_seconds=hardware.sync_overhead,
+        weights_bytes=float(weights),
+        bandwidth=hardware.network,
+        engines_per_node=engines_per_node,
+        relayed=relayed,
+    )
