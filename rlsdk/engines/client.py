@@ -16,7 +16,7 @@ import numpy as np
 
 from rlsdk.cluster.actors import died
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
-from rlsdk.engines.actor import Progress
+from rlsdk.engines.messages import Progress
 from rlsdk.isolation.spans import Busy
 from rlsdk.types import Image
 

@@ -11,8 +11,8 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
-from rlsdk.engines.actor import Progress
 from rlsdk.engines.client import EngineClient, GenerateRequest
+from rlsdk.engines.messages import Progress
 from rlsdk.simulation.clock import run_virtually
 
 PROMPT = np.array([1, 2, 3])

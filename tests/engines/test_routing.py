@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import architectures
 
 from rlsdk.contracts import ActorSpec, Completion, Model, Request, Sampling
-from rlsdk.engines.actor import Bundle
 from rlsdk.engines.common import Continuation
 from rlsdk.engines.gate import beginning, joined
+from rlsdk.engines.messages import Bundle
 from rlsdk.engines.transformers import Transformers
 from rlsdk.learners.export import WeightExporter
 from rlsdk.learners.ranks import Ranks
