@@ -370,9 +370,11 @@ class TextRenderer:
         content = parts.rest
         if parser is not None and (calls or not done):
             content = before_mark(content, begins).rstrip() if begins else ""
-        if done and content == whole:  # nothing was taken out: as the tokenizer writes it without special tokens
-            content = prefill + self.codec.decode([ids])[0]
-        return ParsedAnswer(self._without_specials(content), parts.reasoning, calls)
+        if any(name in content for name in self._special_names):
+            # Where nothing was taken out, as the tokenizer writes it without special tokens.
+            content = prefill + self.codec.decode([ids])[0] if done and content == whole else content
+            content = _drop(content, self._special_names)
+        return ParsedAnswer(content, parts.reasoning, calls)
 
     def _without_end(self, token_ids: np.ndarray) -> np.ndarray:
         """Return an answer without the tokens that end it, but with those that end a call, which parsers read."""
@@ -384,10 +386,6 @@ class TextRenderer:
     @cached_property
     def _special_names(self) -> tuple[str, ...]:
         return tuple(getattr(self.codec.tokenizer, "all_special_tokens", ()))
-
-    def _without_specials(self, text: str) -> str:
-        names = self._special_names
-        return text if not any(name in text for name in names) else _drop(text, names)
 
 
 def _drop(text: str, names: Sequence[str]) -> str:
