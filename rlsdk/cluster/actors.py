@@ -77,7 +77,7 @@ def spawn(
 
     strategy: Any = NodeAffinitySchedulingStrategy(node, soft=False) if node else None
     if seat is not None:
-        strategy = PlacementGroupSchedulingStrategy(seat.group, seat.bundle)
+        strategy = PlacementGroupSchedulingStrategy(seat.group, seat.bundles[0])
         environment = {**(environment or {}), **seat.environment}
     options: dict[str, Any] = {
         "max_concurrency": concurrency,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,13 +24,13 @@ class GPUSeat:
 
     Attributes:
         group: Ray's placement group, which reserves GPUs of one node for this run alone.
-        bundle: Index of the bundle of the actor's first GPU.
+        bundles: Index of the bundle of each of the actor's GPUs.
         devices: The actor's GPUs, as `CUDA_VISIBLE_DEVICES` names them.
         node: Ray's id of the node.
     """
 
     group: Any
-    bundle: int
+    bundles: tuple[int, ...]
     devices: tuple[str, ...]
     node: str
 
@@ -86,9 +87,9 @@ def reserve(
     devices = {node: _devices(groups[node], found.nodes[node], len(of_node)) for node, of_node in bundles.items()}
 
     def seat(place: GPUPlace) -> GPUSeat:
-        numbers = [[*bundles[place.node]].index(gpu) for gpu in place.gpus]
+        numbers = tuple([*bundles[place.node]].index(gpu) for gpu in place.gpus)
         mine = tuple(devices[place.node][number] for number in numbers)
-        return GPUSeat(groups[place.node], numbers[0], mine, found.nodes[place.node].id)
+        return GPUSeat(groups[place.node], numbers, mine, found.nodes[place.node].id)
 
     others = {role: tuple(map(seat, places)) for role, places in found.apart.items()}
     return Reservation(tuple(map(seat, found.engines)), tuple(map(seat, found.learners)), others)
@@ -141,21 +142,32 @@ def _devices(group: Any, node: GPUNode, count: int) -> list[str]:
         EnvironmentFault: Ray reserved them on another node.
     """
     import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    def look() -> tuple[str, str]:
-        return ray.get_runtime_context().get_node_id(), str(ray.get_gpu_ids()[0])
-
-    asked = [
-        ray.remote(look)
-        .options(num_cpus=0, num_gpus=1, scheduling_strategy=PlacementGroupSchedulingStrategy(group, number))
-        .remote()
-        for number in range(count)
-    ]
-    answers: list[tuple[str, str]] = ray.get(asked)
+    answers: list[tuple[str, str]] = ray.get([_ask(group, number) for number in range(count)])
     if any(found != node.id for found, _ in answers):
         raise EnvironmentFault(
             f"Ray reserved GPUs that were meant to be on {node.name} on another node, since another job has just taken "
             "some; start the run again"
         )
     return [device for _, device in answers]
+
+
+def _ask(group: Any, bundle: int) -> Any:
+    """Ask which node a bundle is on, and which GPU it got there; returns Ray's reference of the answer."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    def look() -> tuple[str, str]:
+        return ray.get_runtime_context().get_node_id(), str(ray.get_gpu_ids()[0])
+
+    there = PlacementGroupSchedulingStrategy(group, bundle)
+    return ray.remote(look).options(num_cpus=0, num_gpus=1, scheduling_strategy=there).remote()
+
+
+async def present_seat(seat: GPUSeat) -> GPUSeat:
+    """Return a seat with its present GPUs: when its node goes, Ray reserves others elsewhere as soon as it can.
+
+    Waits for that; while a node is drained but still there, Ray neither moves what is reserved on it nor uses it.
+    """
+    found = await asyncio.gather(*(_ask(seat.group, bundle) for bundle in seat.bundles))
+    return attrs.evolve(seat, devices=tuple(device for _, device in found), node=found[0][0])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ SHOWN = 20
 COUNTED = (*STEP, "tokens")
 """Counters of an actor that are read after each step."""
 
-Start = Callable[[int, int], tuple[Any, Any]]
+Start = Callable[[int, int], Awaitable[tuple[Any, Any]]]
 """Starts the engine of a rank, given the number of earlier starts; returns its handle, and what to wait for."""
 
 
@@ -310,7 +310,8 @@ class EngineGroup:
         clock.past, clock.now = clock.past + clock.now, np.zeros(len(COUNTED))
 
     def _handle_death(self, restarts: RestartPolicy, rank: int, actor: Any, error: Exception) -> None:
-        kill(actor)  # an actor that cannot be reached may still be running
+        if actor is not None:
+            kill(actor)  # one that cannot be reached may still be running
         said = self._deaths.add(rank, self.step, error)
         if fault := self._deaths.too_many(rank):
             self._fail(EngineError(fault))
@@ -362,7 +363,7 @@ class EngineGroup:
         self._starts[rank] += 1
         actor = None
         try:
-            actor, ready = restarts.start(rank, incarnation)
+            actor, ready = await restarts.start(rank, incarnation)
             self._started.append(actor)
             await until_ready(rank, ready)
             async with self._syncing:

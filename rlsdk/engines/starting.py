@@ -7,8 +7,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
+
 from rlsdk.cluster.actors import described
 from rlsdk.cluster.placement import Layout, placed_everywhere
+from rlsdk.cluster.reservation import present_seat
 from rlsdk.config import Plan
 from rlsdk.contracts import ActorSpec, Adapter, GivesAdapter, TakesAdapter, Weights
 from rlsdk.engines.actor import launch as launch_engine
@@ -66,6 +69,17 @@ def start_engine(
     return engine, engine.start.remote(plan.model, place, adapter, routing=plan.replays_routing)
 
 
+async def restart_engine(
+    plan: Plan, found: Layout, adapter: Adapter | None, rank: int, incarnation: int
+) -> tuple[Any, Any]:
+    """Start an engine in place of an earlier one, as `start_engine` does, on the GPUs that it has by now."""
+    if found.engines:
+        seats = list(found.engines)
+        seats[rank] = await until_ready(rank, present_seat(seats[rank]))
+        found = attrs.evolve(found, engines=tuple(seats))
+    return start_engine(plan, found, adapter, rank, incarnation)
+
+
 def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any]:
     """The engines, once all are ready.
 
@@ -83,8 +97,8 @@ def started_engines(plan: Plan, starting: Sequence[tuple[Any, Any]]) -> list[Any
     return [engine for engine, _ in starting]
 
 
-async def until_ready(rank: int, ready: Any) -> None:
-    """Wait for an engine's start, and log which resources are free while it takes long."""
+async def until_ready(rank: int, ready: Any) -> Any:
+    """Wait for a part of an engine's start, and return its result; log which resources are free while it takes long."""
     import ray
 
     start = asyncio.ensure_future(_awaited(ready))
@@ -92,7 +106,7 @@ async def until_ready(rank: int, ready: Any) -> None:
         while not (await asyncio.wait({start}, timeout=PATIENCE))[0]:
             free = {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
             log.warning("engine %d has not started yet; free in Ray: %s", rank, free)
-        start.result()
+        return start.result()
     finally:
         start.cancel()
 

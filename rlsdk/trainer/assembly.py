@@ -21,7 +21,7 @@ from rlsdk.contracts.rollouts import Rollouts
 from rlsdk.engines.canary import TOLERANCE, Canary
 from rlsdk.engines.client import EngineRoutes
 from rlsdk.engines.group import EngineGroup, RestartPolicy
-from rlsdk.engines.starting import exchanged_adapter, start_engine, start_engines, started_engines
+from rlsdk.engines.starting import exchanged_adapter, restart_engine, start_engines, started_engines
 from rlsdk.errors import ConfigError
 from rlsdk.isolation.watching import stage
 from rlsdk.learners.apart import DividedLearnerGroup
@@ -171,7 +171,7 @@ def _engines(plan: Plan, actors: Sequence[Any], layout: Layout, routes: EngineRo
         raise ConfigError([fault])
     if routes is None:
         return EngineGroup(actors, shared=shared)
-    start = partial(start_engine, plan, layout, exchanged_adapter(plan))
+    start = partial(restart_engine, plan, layout, exchanged_adapter(plan))
     most, missing = plan.config.placement.engine_restarts, partial(no_room, plan, layout)
     logs = plan.folder.resolve() / "logs"
     restarts = RestartPolicy(client=routes, start=start, most=most, logs=logs, missing=missing)

@@ -12,7 +12,9 @@ import pytest
 
 from rlsdk.cluster.actors import RunActor, spawn
 from rlsdk.cluster.draining import DrainingNode, draining_nodes, on_draining, staying_nodes
-from rlsdk.cluster.reservation import gpu_nodes
+from rlsdk.cluster.gpus import assign_gpus
+from rlsdk.cluster.reservation import gpu_nodes, present_seat, reserve
+from rlsdk.config.schema import PlacementSection
 
 
 def test_work_is_handed_back_before_the_deadline_and_never_if_there_is_none() -> None:
@@ -31,7 +33,7 @@ def test_a_message_says_when_the_node_goes_if_that_is_known() -> None:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[Any]]]:
-    """A cluster that this process is connected to, and two nodes of it with a made-up GPU each."""
+    """A cluster that this process is connected to, and two nodes of it, with one and two made-up GPUs."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -40,7 +42,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[Any]]]:
     ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
-        added = [cluster.add_node(num_cpus=1, num_gpus=1) for _ in range(2)]
+        added = [cluster.add_node(num_cpus=1, num_gpus=gpus) for gpus in (1, 2)]
         ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         yield cluster, added
     finally:
@@ -66,6 +68,24 @@ def test_drained_nodes_are_found_with_their_deadline_and_get_nothing_new(nodes: 
     assert asyncio.run(on_draining([found], actors)) == {first.node_id: found}
     drain(cluster, second.node_id, 0)
     assert {node.id: node.deadline for node in draining_nodes()}[second.node_id] is None
+
+
+@pytest.mark.stack
+def test_an_engine_that_moves_gets_the_gpu_that_ray_reserves_elsewhere_once_its_node_is_gone(nodes: Any) -> None:
+    import ray
+
+    cluster, (first, second) = nodes
+    other = spawn(RunActor, gpus=1, node=second.node_id)
+    ray.get(other.identity.remote())  # it has GPU 0 of the second node
+    section, leaves = PlacementSection(engines=1), [node for node in gpu_nodes() if node.id == first.node_id]
+    [seat] = reserve(assign_gpus(section, leaves, roles=["engine"]), section).engines
+    assert (seat.node, seat.devices) == (first.node_id, ("0",))
+    drain(cluster, first.node_id, time.time() + 600)
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(present_seat(seat), 3))
+    cluster.remove_node(first)
+    moved = asyncio.run(asyncio.wait_for(present_seat(seat), 60))
+    assert (moved.node, moved.devices) == (second.node_id, ("1",))
 
 
 def drain(cluster: Any, node: str, deadline: float) -> None:

@@ -132,8 +132,11 @@ class Stand:
         ray.get([ready for _, ready in started])
         actors = [actor for actor, _ in started]
         client = EngineClient(actors, lambda ids: ["x" for _ in ids])
-        restarts = RestartPolicy(client=client, start=self.start, most=3)
+        restarts = RestartPolicy(client=client, start=self.restart, most=3)
         self.engines, self.canary = EngineGroup(actors, shared=False, restarts=restarts), Canary(np.arange(3), 1e-6)
+
+    async def restart(self, rank: int, incarnation: int) -> tuple[Any, Any]:
+        return self.start(rank, incarnation)
 
     def start(self, rank: int, incarnation: int) -> tuple[Any, Any]:
         place = ActorSpec(role="engine", rank=rank)

@@ -121,9 +121,12 @@ class Stand:
         self.again = again
         actors = [self.start(rank, 0)[0] for rank in range(count)]
         self.client = EngineClient(actors, lambda ids: ["x" for _ in ids])
-        restarts = RestartPolicy(client=self.client, start=self.start, most=most, missing=self.missing)
+        restarts = RestartPolicy(client=self.client, start=self.restart, most=most, missing=self.missing)
         self.engines = EngineGroup(actors, shared=False, restarts=restarts)
         self.learner, self.canary = Learner(), Canary(np.arange(3), 0.5)
+
+    async def restart(self, rank: int, incarnation: int) -> tuple[Any, Any]:
+        return self.start(rank, incarnation)
 
     def start(self, rank: int, incarnation: int) -> tuple[Any, Any]:
         actor = launch(Plugins().reference("engine", Walker), ActorSpec(role="engine", rank=rank), cpus=0)
