@@ -39,7 +39,11 @@ from rlsdk.plugins import ComponentRef, Plugins
 
 ROLES: tuple[RoleName, ...] = ("engine", "learner")
 """Roles whose processes may be forks."""
-COMMON = ("torch", "transformers.modeling_utils", "transformers.models.auto.tokenization_auto")
+COMMON = (
+    *("torch", "transformers.modeling_utils", "transformers.models.auto.tokenization_auto"),
+    # What Ray imports in each worker. Not pyarrow, which starts a thread.
+    *("google.protobuf.json_format", "google.protobuf.timestamp_pb2", "jsonschema", "pydantic.v1", "requests"),
+)
 """Modules that the processes of all roles need."""
 COMPILER = ("TORCHDYNAMO_", "TORCHINDUCTOR_")
 """Beginnings of variables that torch reads when it is imported."""

@@ -129,7 +129,7 @@ class Transformers:
 
     def preload(self) -> None:
         """Import torch and transformers."""
-        from rlsdk.engines import cached  # noqa: F401
+        from rlsdk.engines import actor, cached  # noqa: F401
 
     def start(self, model: Model, place: ActorSpec) -> None:
         """Load the model; weights of the folder are version 0.

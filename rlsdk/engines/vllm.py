@@ -124,9 +124,12 @@ class Vllm:
         return found
 
     def preload(self) -> None:
-        """Import vLLM."""
+        """Import vLLM, its worker for CPUs, and what that imports when it loads a model."""
         from vllm import EngineArgs, LLMEngine  # noqa: F401
-        from vllm.v1.worker import cpu_model_runner  # noqa: F401
+        from vllm.model_executor.layers.quantization.online import base  # noqa: F401
+        from vllm.v1.worker import cpu_model_runner, cpu_worker  # noqa: F401
+
+        from rlsdk.engines import actor  # noqa: F401
 
     def expect_adapter(self, adapter: Adapter) -> None:
         """Have `load_weights` take adapters of this shape, over the folder's weights; called before `start`.
@@ -163,6 +166,8 @@ class Vllm:
                 )
         from vllm import EngineArgs, LLMEngine
 
+        from rlsdk.engines.lazy_zeros import LazyZeros
+
         self._model, self._place = model, place
         self._tokenizer = open_tokenizer(model)
         self._ends = end_ids(model, self._tokenizer)
@@ -173,7 +178,8 @@ class Vllm:
             config = import_architectures(model).get_text_config()
             latent = getattr(config, "kv_lora_rank", None) is not None
         arguments = engine_arguments(model, place, self, self._adapter, routing=self._returns_routing, latent=latent)
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        with LazyZeros() if place.device == "cpu" and arguments["enforce_eager"] else nullcontext():
+            self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._llm.set_weight_version("0")
         if self._adapter is not None:
             vllm_adapter.load_blank(self._llm)

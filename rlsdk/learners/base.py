@@ -101,7 +101,7 @@ class TransformersLearner(LearnerOptions):
 
     def preload(self) -> None:
         """Import what a rank needs."""
-        from rlsdk.learners import model, objective, updates  # noqa: F401
+        from rlsdk.learners import actor, model, objective, updates  # noqa: F401
 
     def start(self, roles: Roles, loss: LossSpec, place: ActorSpec, total_updates: int) -> None:
         """Load the models; `total_updates` is the length of the learning-rate schedule, in optimiser steps.
