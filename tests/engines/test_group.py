@@ -16,7 +16,7 @@ import pytest
 
 import rlsdk
 from rlsdk.cluster.draining import HAND_BACK_SECONDS, DrainingNode
-from rlsdk.contracts import ActorSpec, Completion, LossSpec, Model, Request, Roles, Sampling, Weights
+from rlsdk.contracts import ActorSpec, Completion, Finish, LossSpec, Model, Request, Roles, Sampling, Weights
 from rlsdk.engines.actor import launch
 from rlsdk.engines.canary import Canary
 from rlsdk.engines.client import EngineClient, GenerateRequest
@@ -35,7 +35,7 @@ class Walker:
 
     def __init__(self) -> None:
         self.running: dict[str, tuple[Request, list[int]]] = {}
-        self.version, self.wrong = 0, 0.0
+        self.version, self.wrong, self.deaf = 0, 0.0, False
 
     def environment(self, place: ActorSpec) -> dict[str, str]:
         return {}
@@ -44,6 +44,7 @@ class Walker:
         if model.path == "broken":
             raise ValueError("the model is broken")
         self.wrong = float(model.path == "wrong")
+        self.deaf = model.path == "deaf"
 
     def add(self, requests: Sequence[Request]) -> None:
         self.running |= {request.id: (request, []) for request in requests}
@@ -54,22 +55,24 @@ class Walker:
         for request, versions in list(self.running.values()):
             versions.append(self.version)
             if len(versions) == request.sampling.max_tokens:
-                del self.running[request.id]
-                zeros, many = np.zeros(len(versions), np.float32), np.array(versions)
-                done += [
-                    Completion(
-                        request=request.id, index=i, token_ids=many, logprobs=zeros, versions=many, finish="length"
-                    )
-                    for i in range(request.n)
-                ]
+                done += self._ended(request.id, "length")
         return done
+
+    def _ended(self, name: str, finish: Finish) -> list[Completion]:
+        request, versions = self.running.pop(name)
+        zeros, many = np.zeros(len(versions), np.float32), np.array(versions)
+        each: dict[str, Any] = {"token_ids": many, "logprobs": zeros, "versions": many, "finish": finish}
+        return [Completion(request=name, index=i, **each) for i in range(request.n)]
 
     @property
     def unfinished(self) -> int:
         return len(self.running)
 
     def abort(self, ids: Iterable[str] | None = None) -> list[Completion]:
-        return []
+        names = (
+            [] if self.deaf else list(self.running) if ids is None else [name for name in ids if name in self.running]
+        )
+        return [each for name in names for each in self._ended(name, "abort")]
 
     def reseed(self, seed: int) -> None: ...
 
@@ -220,26 +223,36 @@ def test_engines_on_a_draining_node_finish_or_hand_back_and_are_started_again_wi
 
     async def go() -> None:
         here = ray.get_runtime_context().get_node_id()
-        stand = Stand(2)
+        stand = Stand(2, again="deaf")
         await stand.publish(0)
         await stand.publish(1)
         await stand.engines.leave([DrainingNode("another", "a node")])
         assert stand.engines.alive == (0, 1)
 
-        # Nobody says until when: both finish what they have, though nobody else is there.
-        last = stand.ask(4, 60)
+        # Until when depends: the short answers are finished, the long ones handed back. New ones wait for an engine.
+        short, long = stand.ask(2, 60), stand.ask(2, 6000)
         await asyncio.sleep(0.1)
         for _ in range(2):
-            await stand.engines.leave([DrainingNode(here, "a node")])
+            await stand.engines.leave([DrainingNode(here, "a node", time.time() + HAND_BACK_SECONDS + 3)])
         assert stand.engines.alive == ()
         waiting = stand.ask(2, 3)
-        done = await asyncio.gather(*last)
-        assert [len(answer.completion.token_ids) for answer in done] == [60] * 4
+        assert [len(answer.completion.token_ids) for answer in await asyncio.gather(*short)] == [60] * 2
+        back = [answer.completion for answer in await asyncio.gather(*long)]
+        assert [each.finish for each in back] == ["abort"] * 2
+        assert all(60 < len(each.token_ids) < 1000 for each in back)
         assert all((answer.completion.versions == 1).all() for answer in await asyncio.gather(*waiting))
         await stand.until(2)
         assert stand.client.sampled_again == 0
 
-        # The time is too short: what this engine, which aborts nothing, does not hand back is sampled again.
+        # Nobody says until when: all is finished.
+        last = stand.ask(2, 60)
+        await asyncio.sleep(0.1)
+        await stand.engines.leave([DrainingNode(here, "a node")])
+        assert [len(answer.completion.token_ids) for answer in await asyncio.gather(*last)] == [60] * 2
+        await stand.until(2)
+        assert stand.client.sampled_again == 0
+
+        # What these engines, which do not follow when they are told to abort, do not hand back is sampled again.
         long = stand.ask(2, 900)
         await asyncio.sleep(0.1)
         await stand.engines.leave([DrainingNode(here, "a node", time.time() + HAND_BACK_SECONDS)])
