@@ -360,4 +360,5 @@ async def test_a_worker_that_dies_while_it_leaves_is_replaced_once(crew: Crew) -
     assert [each.order.key for each in crew.actors[1].orders()] == ["a"]
     crew.actors[1].make_all()
     assert (await tasks[0]).group.uid == "a"
+    await asyncio.sleep(6)
     assert crew.starts == [(0, 1)] and len(crew.pool.deaths) == 1
