@@ -196,8 +196,9 @@ class Scorer:
         """Run the parts that need not wait for the rest of the rollout's group."""
         tally = ScoringCounters(rollout)
         for index, part in enumerate(self._parts):
-            if not part.late:
-                (tally,) = await self._add(index, [tally])
+            if not part.late and part.rule.applies(rollout.task):
+                score = as_score(await _guarded(part, rollout)) if index < tally.gate else None
+                tally = tally.with_score(index, part.rule, score)
         return tally
 
     async def finish(self, tallies: Sequence[ScoringCounters]) -> list[Score]:
@@ -323,8 +324,6 @@ async def _scores(part: _Ready, rollouts: Sequence[Rollout]) -> list[Score]:
     if part.compares:
         result = await _guarded(part, rollouts) if rollouts else []
         return [result] * len(rollouts) if isinstance(result, Score) else as_scores(result, len(rollouts))
-    if len(rollouts) == 1:  # the usual case, without a task of its own for the event loop
-        return [as_score(await _guarded(part, rollouts[0]))]
     return [as_score(result) for result in await asyncio.gather(*(_guarded(part, each) for each in rollouts))]
 
 
