@@ -14,7 +14,7 @@ import attrs
 from rlsdk.config import Plan, check
 from rlsdk.errors import ConfigError
 from rlsdk.runlog.metrics import read_metrics
-from rlsdk.trainer.resuming import differences
+from rlsdk.trainer.changes import differences
 
 LONGEST_NAME = 80
 LENGTH = frozenset({"steps", "epochs"})

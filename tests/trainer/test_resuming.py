@@ -14,7 +14,8 @@ from rlsdk.checkpoints.checkpoint import SECTIONS, Checkpoints
 from rlsdk.config import Plan, check
 from rlsdk.errors import CheckpointError, ConfigError, PluginError, RlsdkError
 from rlsdk.runlog.store import DATABASE, Address, RolloutStore
-from rlsdk.trainer.resuming import HARMLESS, Prepared, check_resumed, prepare_folder, settings_of
+from rlsdk.trainer.changes import HARMLESS, settings_of
+from rlsdk.trainer.resuming import Prepared, check_resumed, prepare_folder
 
 OBSERVER = "import rlsdk\n\n@rlsdk.hookimpl\ndef rlsdk_step_end(step):\n    pass\n"
 

@@ -1,0 +1,180 @@
+"""Settings in which a run that is resumed differs from its configuration when it was started."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml
+
+from rlsdk.config import Plan, check
+from rlsdk.config.kept import CODE, kept_config
+from rlsdk.config.named_code import names_only
+from rlsdk.config.renamed import current
+from rlsdk.config.schema import normalise
+from rlsdk.config.tree import leaves, plain
+from rlsdk.errors import ConfigError, RlsdkError
+from rlsdk.plugins import ComponentRef, short_name
+
+KEPT = "config.yaml"
+"""File of a run's folder with its configuration."""
+HARMLESS = (
+    "name",
+    "out",
+    "mirror",
+    "log_level",
+    "steps",
+    "epochs",
+    "trackers",
+    "diagnoses",
+    "placement",
+    "critic.threads",
+    "critic.resources",
+    "reference.ranks",
+    "reference.threads",
+    "reference.resources",
+    "checkpoint",
+    "save_rollouts",
+    "rollout.workers",
+    "rollout.storage",
+    "rollout.pause_timeout",
+    "scoring.workers",
+    "environments.workers",
+    "environments.per_worker",
+    "environments.threads",
+    "eval.every",
+    "eval.before",
+    "eval.after",
+    "eval.environments",
+    "watchdog",
+)
+"""Settings, or sections, that leave the training itself unchanged: a resumed run may change them without asking."""
+_PLAIN = (
+    "name",
+    "out",
+    "log_level",
+    "model.path",
+    "model.tokenizer",
+    "model.reference",
+    "model.critic",
+    "placement",
+    "checkpoint",
+)
+"""Settings, or sections, whose text does not name code."""
+
+
+@attrs.frozen
+class Difference:
+    """A setting that differs in a resumed run."""
+
+    path: str
+    was: str
+    now: str
+
+    @property
+    def harmless(self) -> bool:
+        """True if the run stays the same training."""
+        return any(self.path == known or self.path.startswith((f"{known}.", f"{known}[")) for known in HARMLESS)
+
+    def __str__(self) -> str:
+        return f"{self.path}: was {self.was}, is {self.now}"
+
+
+def differences(plan: Plan) -> list[Difference]:
+    """Compare a plan with the configuration that its folder keeps, setting by setting, defaults included.
+
+    Defaults are filled in by checking the stored configuration, which imports the code it names. Where that might run
+    code that the plan does not name, the text is compared.
+    """
+    kept = yaml.safe_load((plan.folder / KEPT).read_text(encoding="utf-8")) or {}
+    if not isinstance(kept, dict):
+        raise ConfigError([f"name: {plan.folder / KEPT} is not the configuration of a run; restore it from a copy"])
+    kept, given = current(kept), kept_config(plan).tree
+    files: list[str | Path] = [*plan.plugins.files, *_own_code(plan)]
+    for tree in (kept, given):
+        tree.pop("plugins", None)  # they only observe; their code is compared with the checkpoint's
+    then, now = dict(leaves(normalise(kept))), dict(leaves(given))
+    if names_only(kept, given, _PLAIN):
+        # What is gone, or a marked object, cannot be checked: then what is written is compared.
+        with contextlib.suppress(RlsdkError):
+            then, now = settings_of(check(kept, (), files)), settings_of(plan)
+    old, new = {path: _shown(v) for path, v in then.items()}, {path: _shown(v) for path, v in now.items()}
+    paths = dict.fromkeys([*new, *old])
+    none = "nothing"
+    return [
+        Difference(path, old.get(path, none), new.get(path, none))
+        for path in paths
+        if old.get(path, none) != new.get(path, none)
+    ]
+
+
+def _own_code(plan: Plan) -> list[Path]:
+    """Return the files of a run's folder that hold the sources of objects which the plan was given.
+
+    A file counts only with the very text of the plan's objects, so that nothing else in the folder is executed.
+    """
+    given = {plan.folder / CODE / f"{name}.py": text for name, text in plan.plugins.kept_sources().items()}
+    return [file for file, text in given.items() if file.is_file() and file.read_text(encoding="utf-8") == text]
+
+
+def _shown(value: Any) -> str:
+    """Write a value as a person would; an object without its address, which differs in every process."""
+    if isinstance(value, str):
+        return re.sub(r" at 0x[0-9a-f]+", "", value) or "''"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def settings_of(plan: Plan) -> dict[str, Any]:
+    """Every setting of a plan by its path; what a configuration leaves out has its default."""
+
+    def of(reference: ComponentRef | None) -> dict[str, Any] | None:
+        if reference is None:
+            return None
+        options = {o.name: o.default for o in plan.plugins.component(reference).options if not o.required}
+        return {"use": short_name(reference.name), **options, **reference.options}
+
+    tree = attrs.asdict(plan.config)
+    tree |= {"workflow": of(plan.workflow), "engine": of(plan.engine), "learner": of(plan.learner)}
+    tree["rollout"] |= {"buffer": of(plan.buffer), "stop": of(plan.stop)}
+    tree["trackers"] = [of(tracker) for tracker in plan.trackers]
+    tree["tasks"] = {
+        key: [{**(of(s.reference) or {}), "source": s.name, "weight": s.weight} for s in sources]
+        for key, sources in (("train", plan.tasks_train), ("eval", plan.tasks_eval))
+    }
+    tree["reward"] = [{**(of(part.reference) or {}), **attrs.asdict(part.rule)} for part in plan.rewards]
+    loss = plan.loss
+    parts = {"advantage": plan.advantage, "policy_loss": loss.policy_loss, "correction": loss.correction, "kl": loss.kl}
+    lists = {"shaping": plan.shaping, "filters": plan.filters}
+    tree["algorithm"] = {
+        "use": short_name(plan.plugins.reference("algorithm", plan.config.algorithm.name).name),
+        **attrs.asdict(plan.algorithm),  # type: ignore[arg-type]
+        **{name: of(part) for name, part in parts.items()},
+        **{name: [of(part) for part in some] for name, some in lists.items()},
+    }
+    del tree["plugins"]  # they only observe; their code is compared with the checkpoint's
+    return dict(leaves(_alone(_plain(tree))))
+
+
+def _plain(value: Any) -> Any:
+    """Convert to plain values; classes of options become mappings."""
+    if attrs.has(type(value)):
+        return _plain(attrs.asdict(value))
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else plain(value)
+
+
+def _alone(value: Any) -> Any:
+    """Write a list of one component without its index."""
+    if isinstance(value, Mapping):
+        return {k: _alone(v) for k, v in value.items()}
+    if isinstance(value, list):
+        items = [_alone(v) for v in value]
+        return items[0] if len(items) == 1 and isinstance(items[0], Mapping) else items
+    return value
