@@ -167,9 +167,9 @@ def template(plan: Plan, begun: Template | None = None) -> Iterator[Mapping[str,
 
 
 def import_common() -> None:
-    """Import what the processes of all roles need, and the driver's checks as well."""
+    """Import what the processes of all roles need, and the driver's checks as well; faults show where it is used."""
     for name in COMMON:
-        with suppress(ImportError):
+        with suppress(Exception):  # a broken installation raises anything
             importlib.import_module(name)
 
 

@@ -163,3 +163,14 @@ def test_a_wrong_configuration_leaves_no_template() -> None:
         plan("group_size=none")
     assert begun is not None
     assert begun.process.poll() is not None
+
+
+def test_a_package_that_cannot_be_imported_is_reported_by_who_uses_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "broken_package.py").write_text("raise RuntimeError('built for another CPU')")
+    (tmp_path / "whole_package.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(module, "COMMON", ("broken_package", "no_package", "whole_package"))
+    module.import_common()
+    assert sys.modules.pop("whole_package")
