@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "curves_staleness.md"
 PICTURE = ROOT / "docs" / "assets" / "curves_staleness.png"
 HEAD = f"""# Curves by staleness
 
-`make curves` trains the quickstart's task with GRPO ({STEPS} steps in place of 150, `engine=transformers`, one seed)
+`make curves` trains the quickstart's task with GRPO ({STEPS} steps of 64 tasks, a learning rate of 4e-4, one seed)
 while rollouts run ahead of the learner by `rollout.max_staleness` syncs, without an importance correction and with
 truncated importance sampling (`correction: tis`), and writes this page. In all runs the learner computes the old
 logprobs itself (`old_logprobs: learner`), so that without a correction nothing in the loss knows that the rollouts were

@@ -23,6 +23,8 @@ from memory_watch import MARK, MemoryWatch
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
+TASKS, LR = 64, 4e-4
+"""Tasks of a batch and peak learning rate, in place of the quickstart's, whose batches are too small to time."""
 RLSDK_ENGINES = {"rlsdk-vllm": "vllm", "rlsdk-transformers": "transformers"}
 EQUAL = {
     "algorithm": {
@@ -107,7 +109,7 @@ def export_work(folder: Path, *, steps: int, every: int, held_out: int, seed: in
     import random
 
     config = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
-    steps, tasks = steps or config["steps"], config["batch_size"]
+    steps, tasks = steps or config["steps"], TASKS
     folder.mkdir(parents=True, exist_ok=True)
     train = export_tasks(config["tasks"]["train"])
     random.Random(seed).shuffle(train)
@@ -122,7 +124,7 @@ def export_work(folder: Path, *, steps: int, every: int, held_out: int, seed: in
         tasks=tasks,
         group=config["group_size"],
         minibatches=config["minibatches"],
-        lr=learner["lr"],
+        lr=LR,
         betas=tuple(learner["betas"]),
         warmup=learner["warmup_steps"],
         final_ratio=learner["final_ratio"],
@@ -151,6 +153,7 @@ def rlsdk_config(work: Work, engine: str, folder: Path, own: Mapping[str, Any]) 
     """Return the configuration of rlsdk's run: the quickstart's, with the exported tasks and equal work."""
     config = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
     learner = {**config["learner"], "rows": own["rows"], "attention": own["attention"], "grad_clip": work.grad_clip}
+    learner["lr"] = work.lr
     return {
         **config,
         **EQUAL,
@@ -161,6 +164,7 @@ def rlsdk_config(work: Work, engine: str, folder: Path, own: Mapping[str, Any]) 
         "tasks": {"train": {"use": "rlsdk_side/exported", "path": work.train}},
         "reward": "rlsdk_side/shared",
         "steps": work.steps,
+        "batch_size": work.tasks,
         "engine": {"use": engine, **own.get("engine", {})},
         "learner": learner,
         "placement": {**config["placement"], "learners": own["learners"]},
