@@ -94,6 +94,7 @@ kill(actor)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_an_actor_that_ended_with_its_ray_is_killed_without_an_error() -> None:
     command = [sys.executable, "-c", ENDED]

@@ -70,6 +70,7 @@ def test_drained_nodes_are_found_with_their_deadline_and_get_nothing_new(nodes: 
     assert {node.id: node.deadline for node in draining_nodes()}[second.node_id] is None
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_an_engine_that_moves_gets_the_gpu_that_ray_reserves_elsewhere_once_its_node_is_gone(nodes: Any) -> None:
     import ray

@@ -101,6 +101,7 @@ def test_without_its_template_a_worker_is_a_process_like_any_other(tmp_path: Pat
     assert errors == "2 __main__\n"
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_a_driver_that_is_killed_leaves_neither_template_nor_workers(tmp_path: Path) -> None:
     sleeper = tmp_path / "sleeper.py"

@@ -41,6 +41,7 @@ def load(world: int, dtype: str, paths: list[Path], *, compared: bool = False) -
     return [[json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in said]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_divided_model_is_the_one_that_was_saved(dtype: str, tmp_path: Path) -> None:
     # Fused experts, a float32 buffer of the router, other names in memory than on disk, a tied head, Mamba.
@@ -51,6 +52,7 @@ def test_a_divided_model_is_the_one_that_was_saved(dtype: str, tmp_path: Path) -
     assert dict(zip(names, [each["faults"] for each in said], strict=True)) == {name: [] for name in names}
 
 
+@pytest.mark.slow
 def test_no_rank_holds_a_whole_model(tmp_path: Path) -> None:
     config = LlamaConfig(
         vocab_size=4000, hidden_size=768, intermediate_size=2048, num_hidden_layers=6, num_attention_heads=8

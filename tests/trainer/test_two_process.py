@@ -225,6 +225,7 @@ def test_what_the_trainer_waits_for_no_longer_holds_up_nothing_and_the_explorer_
     asyncio.run(asyncio.wait_for(go(), 120))
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_an_explorer_of_other_settings_is_refused_and_one_that_dies_is_replaced(lab: Any) -> None:
     plan, own, setup = lab
