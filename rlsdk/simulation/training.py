@@ -305,7 +305,11 @@ class SimulatedTraining:
 
     async def _publish(self) -> None:
         rates, in_flight = self._setup.rates, self._setup.rollout.in_flight
+        interrupted = 0 if in_flight else sum(engine.running for engine in self._engines)
         async with nullcontext() if in_flight else self._pausable.held():
+            # An interrupted answer is handed back and requested again, at the cost of another one.
+            each = interrupted * self._maker_seconds / len(self._makers.free)
+            await asyncio.gather(*(self._makers.work(each) for _ in self._makers.free))
             await asyncio.sleep(rates.sync_seconds)
             transfer = rates.transfer(self._setup.all_engines or self._setup.engines)
             for engine in self._engines:

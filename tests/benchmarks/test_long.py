@@ -78,19 +78,19 @@ def batch_of(count: int, tokens: int) -> TrainBatch:
     )
 
 
-def cost(model: Model, tokens: int, folder: Path, *, ranks: int = 1) -> Cost:
-    """Update the model on a rollout of so many tokens for each rank, all of which share the tokens of each."""
+def cost(model: Model, tokens: int, folder: Path, *, rollouts: int = 1, ranks: int = 1) -> Cost:
+    """Update the model on rollouts of so many tokens; several ranks share the tokens of each."""
     plugins = Plugins()
-    options = {"sequence_parallel": ranks, "micro_batch_tokens": tokens // ranks, "gradient_checkpointing": False}
+    options = {"sequence_parallel": ranks, "micro_batch_tokens": tokens // ranks}
     reference = plugins.reference("learner", "deepspeed", options)
     loss = LossSpec(policy_loss=plugins.reference("policy_loss", "ppo"))
     place = ActorSpec(role="learner", world_size=ranks, cpus=2, threads=1, seed=0)
-    roles = Roles(actor=model)
+    roles, all_of_them = Roles(actor=model), [np.arange(rollouts)]
     group = LearnerGroup.launch(reference, roles, loss, place, total_updates=4, cpus=0.5, log_dir=folder)
     try:
-        group.update(batch_of(ranks, SHORT), [np.arange(ranks)], 0)
+        group.update(batch_of(rollouts, SHORT), all_of_them, 0)
         before, began = group.clock()["host_bytes"], time.perf_counter()
-        group.update(batch_of(ranks, tokens), [np.arange(ranks)], 1)
+        group.update(batch_of(rollouts, tokens), all_of_them, 1)
         return Cost(group.clock()["host_bytes"] - before, time.perf_counter() - began)
     finally:
         group.stop()
@@ -115,10 +115,15 @@ def test_memory_grows_no_faster_than_the_length(
     )
 
 
-def test_two_ranks_that_share_a_rollout_need_half_the_memory_each(
+def test_two_ranks_that_share_rollouts_need_less_memory_each(
     long_model: Model, tmp_path: Path, show: Callable[..., None], check: Callable[..., None]
 ) -> None:
     tokens = LENGTHS[2]
-    one, two = (cost(long_model, tokens, tmp_path / str(ranks), ranks=ranks) for ranks in (1, 2))
-    show([two.seconds], megabytes={"one rank": round(one.memory / 2**20), "each of two": round(two.memory / 2**20)})
-    check("memory of a rank of two over that of one", two.memory / one.memory, case=f"{tokens:,} tokens", at_most=0.6)
+    one, two = (cost(long_model, tokens, tmp_path / str(n), rollouts=2, ranks=n) for n in (1, 2))
+    show(
+        [two.seconds],
+        megabytes={"one rank": round(one.memory / 2**20), "each of two": round(two.memory / 2**20)},
+        took={"one rank": round(one.seconds, 2), "two": round(two.seconds, 2)},
+    )
+    case = f"2 × {tokens:,} tokens"
+    check("memory of each of two ranks over that of one", two.memory / one.memory, case=case, at_most=0.75)

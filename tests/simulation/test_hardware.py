@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli.simulate import simulate as command
+from rlsdk.config.rollout import RolloutSection
 from rlsdk.contracts import Model
 from rlsdk.conversion import without_weights
 from rlsdk.errors import ConfigError
@@ -128,3 +129,19 @@ def test_no_size_is_guessed(tmp_path: Path) -> None:
         CliRunner().invoke(command, [str(QUICKSTART), "model.path=lab/nowhere"], catch_exceptions=False)
     with pytest.raises(ConfigError, match=r"--hardware h10: unknown; .* did you mean h100\?"):
         CliRunner().invoke(command, [str(QUICKSTART), "--hardware", "h10"], catch_exceptions=False)
+
+
+def test_answers_that_a_sync_interrupts_cost_as_much_as_others() -> None:
+    """At each sync, the four to eight rollouts of up to two batches are handed back and requested again."""
+    rates = attrs.evolve(STILL, step_seconds=1.0, sequence_seconds=0.0)
+    setup = Setup(
+        rates=rates, lengths=Lengths(limit=100, seen=(40,)), engines=1, learners=1, batch=2, group=2, steps=8
+    )  # fmt: skip
+
+    def costs(*, in_flight: bool) -> float:
+        rollout = RolloutSection(max_staleness=1, in_flight=in_flight)
+        each = (attrs.evolve(rates, driver_seconds=seconds) for seconds in (0.0, 0.125))
+        free, busy = (simulate(attrs.evolve(setup, rates=one, rollout=rollout)).step for one in each)
+        return busy - free
+
+    assert 4 * 0.125 <= costs(in_flight=False) - costs(in_flight=True) <= 8 * 0.125
