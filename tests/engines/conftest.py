@@ -77,9 +77,11 @@ def launched(model: Model, cluster: None) -> Launched:
 
         try:
             ray.get(actor.start.remote(model, place, adapter))
+            address = ray.get_runtime_context().gcs_address
             ray.cloudpickle.register_pickle_by_value(tiny)
             yield Subject(name, run, actor)
-            if ray.is_initialized():  # a test may have ended it before
+            # A test may have ended this Ray, and another may have started one since.
+            if ray.is_initialized() and ray.get_runtime_context().gcs_address == address:
                 ray.get(actor.stop.remote())
         finally:
             kill(actor)

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli import root
-from tests.cluster.test_draining import drain
+from tests.cluster.draining_lab import drain
 from tests.run.conftest import wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
