@@ -80,18 +80,9 @@ def simulate(
     from rlsdk.simulation import measure, prediction
 
     plan = check(config, settings, files)
-    numbers = _numbers(given)
     on_gpus = gpus is not None or plan.config.placement.device == "cuda"
-    assumed = _assumed(
-        plan, hardware or ("h100" if on_gpus else "cpu"), sized=run is not None or "weights_bytes" in numbers
-    )
-    rates, lengths, origins = assumed.rates, assumed.lengths, dict(assumed.origins)
-    if run is not None:
-        found = measure.measure(run, rates)
-        rates, lengths = found.rates, found.lengths
-        origins |= dict.fromkeys([*measure.MEASURED, "median"], f"measured in {run}")
-    rates, lengths = prediction.changed(rates, lengths, numbers)
-    origins |= dict.fromkeys(numbers, "--rate")
+    used = _assumed(plan, hardware or ("h100" if on_gpus else "cpu"), run, _numbers(given))
+    rates, lengths = used.rates, used.lengths
     beside = measure.measure(against, rates) if against is not None else None
     predictions = []
     most = None if whole else prediction.MOST_ROLLOUTS
@@ -110,7 +101,7 @@ def simulate(
     if as_json:
         report: dict[str, Any] = {
             "rates": attrs.asdict(rates),
-            "origins": origins,
+            "origins": dict(used.origins),
             "predictions": [p.as_json() for p in predictions],
         }
         if beside is not None:
@@ -118,22 +109,27 @@ def simulate(
         click.echo(json.dumps(report, indent=2))
     else:
         _show(predictions, beside)
-        _show_origins(origins, rates)
+        _show_origins(used.origins, rates)
 
 
-def _assumed(plan: Plan, hardware: str, *, sized: bool) -> Assumptions:
-    """Derive rates from the model's size and a data sheet; refuse if nobody knows the size."""
+def _assumed(plan: Plan, hardware: str, run: Path | None, given: Mapping[str, float]) -> Assumptions:
+    """Derive rates from the model's size and a data sheet, and replace those that were measured, and then those given.
+
+    Raises:
+        ConfigError: Nobody knows the size of the model.
+    """
     from rlsdk.options import nearest
     from rlsdk.readiness.disk import skeleton
     from rlsdk.simulation.hardware import HARDWARE
-    from rlsdk.simulation.prediction import assumptions
+    from rlsdk.simulation.measure import MEASURED, measure
+    from rlsdk.simulation.prediction import Assumptions, assumptions, changed
 
     if hardware not in HARDWARE:
         near = nearest(hardware, HARDWARE)
         meant = f"; did you mean {near}?" if near else ""
         raise ConfigError([f"--hardware {hardware}: unknown; there are {', '.join(HARDWARE)}{meant}"])
     net, why = skeleton(plan, download=False)
-    if net is None and not sized:
+    if net is None and run is None and "weights_bytes" not in given:
         raise ConfigError(
             [
                 f"model.path: {why}, so its size is not known, and nothing is predicted for another one; let "
@@ -141,7 +137,14 @@ def _assumed(plan: Plan, hardware: str, *, sized: bool) -> Assumptions:
                 "and the other rates"
             ]
         )
-    return assumptions(plan, net, hardware)
+    found = assumptions(plan, net, hardware)
+    rates, lengths, origins = found.rates, found.lengths, dict(found.origins)
+    if run is not None:
+        measured = measure(run, rates)
+        rates, lengths = measured.rates, measured.lengths
+        origins |= dict.fromkeys([*MEASURED, "median"], f"measured in {run}")
+    rates, lengths = changed(rates, lengths, given)
+    return Assumptions(rates=rates, lengths=lengths, origins=origins | dict.fromkeys(given, "--rate"))
 
 
 def _numbers(given: Sequence[str]) -> dict[str, float]:
@@ -161,19 +164,18 @@ def _sizes(
     plan: Plan, engines: int | None, learners: int | None, gpus: str | None, share: float
 ) -> list[tuple[int | None, int, int]]:
     """(GPUs, engines, ranks) of each prediction."""
-    from rlsdk.simulation.prediction import divided
+    from rlsdk.simulation.prediction import divided, takes_turns
 
     place = plan.config.placement
     if gpus is None:
         return [(None, engines or place.engines, learners or place.learners)]
-    colocated = place.colocate and not plan.config.rollout.runs_ahead
     if engines or learners:
         raise click.UsageError(
             "--gpus divides GPUs among engines and learner; give either it, or --engines and --learners."
         )
     try:
         counts = map(int, gpus.split(","))
-        return [(n, *divided(n, share, place.gpus_per_engine, colocated=colocated)) for n in counts]
+        return [(n, *divided(n, share, place.gpus_per_engine, colocated=takes_turns(plan))) for n in counts]
     except ValueError as error:
         raise ConfigError([f"--gpus {gpus}: {error}"]) from error
 

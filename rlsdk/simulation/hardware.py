@@ -7,8 +7,6 @@ from typing import Any
 
 import attrs
 
-from rlsdk.simulation.rates import Rates
-
 DECODE, PREFILL, TRAIN = 0.6, 0.5, 0.35
 """Share of the data sheet that is reached: of the bandwidth while decoding, of the FLOPs in the other passes."""
 STATE_BYTES = 16
@@ -107,7 +105,7 @@ class ModelSize:
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """What a step has to compute for each token, beside sampling it.
+    """Computation of a step for each token, beside sampling it.
 
     Attributes:
         gpus_per_engine: Accelerators that share a model in an engine.
@@ -130,39 +128,35 @@ class Work:
     colocated: bool = False
 
 
-def derived(rates: Rates, hardware: Hardware, size: ModelSize, work: Work, *, relayed: bool) -> Rates:
-    """Return the rates that a model of this size would have by the data sheet.
+def derived(hardware: Hardware, size: ModelSize, work: Work) -> dict[str, Any]:
+    """Return the rates, by name, that a model of this size would have by the data sheet; the rest depends on neither.
 
     A decode step reads all weights once, and the keys and values of each sequence; a token costs two operations for
     each active parameter forwards and four backwards. The optimiser is bound by memory.
 
     Args:
-        rates: Rates to start from; those that neither size nor hardware determines are kept.
         hardware: Data sheet.
         size: Size of the model.
         work: Work of a step.
-        relayed: True if nodes pass weights on while they receive them; False if a node must have all of them first.
     """
     memory, flops = hardware.memory * DECODE * work.gpus_per_engine, hardware.flops * work.gpus_per_engine
     weights = size.parameters * size.width
     training = (6 + 2 * work.recomputes) * work.trained * work.passes + 2 * work.forward
     engines_per_node = max(1, hardware.per_node // work.gpus_per_engine)
     switched = (size.parameters * STATE_BYTES * work.trained + weights) / hardware.host
-    return attrs.evolve(
-        rates,
-        step_seconds=hardware.decode_overhead + weights / memory,
-        sequence_seconds=2 * size.active / (flops * PREFILL) + size.cache * work.context / memory,
-        prompt_rate=flops * PREFILL / (2 * size.active),
-        token_seconds=training * size.active / (hardware.flops * TRAIN),
-        learner_seconds=work.updates * work.trained * size.parameters * STATE_BYTES / hardware.memory,
-        exchanged_bytes=2.0 * work.updates * work.trained * size.parameters * MIXED_BYTES,
-        link=hardware.link,
-        network=hardware.network,
-        ranks_per_node=hardware.per_node,
-        switch_seconds=switched if work.colocated else 0.0,
-        sync_seconds=hardware.sync_overhead,
-        weights_bytes=float(weights),
-        bandwidth=hardware.network,
-        engines_per_node=engines_per_node,
-        relayed=relayed,
-    )
+    return {
+        "step_seconds": hardware.decode_overhead + weights / memory,
+        "sequence_seconds": 2 * size.active / (flops * PREFILL) + size.cache * work.context / memory,
+        "prompt_rate": flops * PREFILL / (2 * size.active),
+        "token_seconds": training * size.active / (hardware.flops * TRAIN),
+        "learner_seconds": work.updates * work.trained * size.parameters * STATE_BYTES / hardware.memory,
+        "exchanged_bytes": 2.0 * work.updates * work.trained * size.parameters * MIXED_BYTES,
+        "link": hardware.link,
+        "network": hardware.network,
+        "ranks_per_node": hardware.per_node,
+        "switch_seconds": switched if work.colocated else 0.0,
+        "sync_seconds": hardware.sync_overhead,
+        "weights_bytes": float(weights),
+        "bandwidth": hardware.network,
+        "engines_per_node": engines_per_node,
+    }

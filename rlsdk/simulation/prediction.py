@@ -195,6 +195,11 @@ def divided(gpus: int, share: float, each: int, *, colocated: bool = False) -> t
     return (gpus - learners) // each, learners
 
 
+def takes_turns(plan: Plan) -> bool:
+    """Return True if engines and learner share their GPUs, one waiting for the other."""
+    return plan.config.placement.colocate and not plan.config.rollout.runs_ahead
+
+
 @attrs.frozen(kw_only=True)
 class Assumptions:
     """Rates and lengths before anything was measured or given.
@@ -234,14 +239,10 @@ def assumptions(plan: Plan, net: Any, hardware: str) -> Assumptions:
         rates, origins["slots"] = attrs.evolve(rates, slots=engine.max_num_seqs), "the engine"
     if net is not None:
         size = ModelSize.of(net, DTYPE_BYTES[config.model.dtype])
+        found = derived(HARDWARE[hardware], size, _work(plan, lengths, rates.prompt_tokens, on_cpu=hardware == "cpu"))
         relayed = isinstance(plan.plugins.resolve(plan.weight_transfer), StreamsWeights)
-        work = _work(plan, lengths, rates.prompt_tokens, on_cpu=hardware == "cpu")
-        before, rates = rates, derived(rates, HARDWARE[hardware], size, work, relayed=relayed)
-        sheet = f"{size.parameters:,.0f} parameters on the data sheet of {hardware}"
-        changed_names = (
-            name for name in origins if hasattr(rates, name) and getattr(rates, name) != getattr(before, name)
-        )
-        origins |= dict.fromkeys(changed_names, sheet)
+        rates = attrs.evolve(rates, **found, relayed=relayed)
+        origins |= dict.fromkeys(found, f"{size.parameters:,.0f} parameters on the data sheet of {hardware}")
         origins |= {"weights_bytes": "the model", "relayed": "rollout.weight_transfer"}
     return Assumptions(rates=rates, lengths=lengths, origins=origins)
 
@@ -257,7 +258,7 @@ def _work(plan: Plan, lengths: Lengths, prompt: int, *, on_cpu: bool) -> Work:
         updates=config.minibatches * config.passes,
         recomputes=bool(getattr(learner, "gradient_checkpointing", False)),
         context=prompt + lengths.median / 2,
-        colocated=place.colocate and not on_cpu and not config.rollout.runs_ahead,
+        colocated=takes_turns(plan) and not on_cpu,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -37,16 +37,6 @@ class Cost:
 
     memory: float
     seconds: float
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """Ray, started once."""
-    import ray
-
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="warning")
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli.simulate import simulate
-from tests.benchmarks.conftest import HERE, Steps, Work
+from tests.benchmarks.conftest import HERE, Steps, Work, rlsdk_steps
 
 BENCHMARK = "Predictions"
 SIZE = {"tasks": 16, "group": 16, "max_tokens": 256, "steps": 16}
@@ -40,8 +40,6 @@ WITHIN = 0.15
 @pytest.fixture(scope="module")
 def rates(tmp_path_factory: pytest.TempPathFactory, model: Path, prompts: Path) -> tuple[Path, Work]:
     """Folder of the run that gives the rates, and its work."""
-    from tests.benchmarks.conftest import rlsdk_steps
-
     folder, work = tmp_path_factory.mktemp("rates") / "runs", Work(model=model, prompts=prompts, **SIZE)
     rlsdk_steps(work, folder, {"engine": ENGINE})
     return folder / "run", work

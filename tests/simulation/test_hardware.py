@@ -38,7 +38,7 @@ def with_config(folder: Path, **config: object) -> Path:
 
 
 def test_rates_of_a_dense_model() -> None:
-    found = derived(Rates(), SHEET, BILLION, Work(updates=2, context=100.0), relayed=False)
+    found = Rates(**derived(SHEET, BILLION, Work(updates=2, context=100.0)))
     assert found.step_seconds == pytest.approx(2e9 / 6e10)  # the weights, at 0.6 of the memory's bandwidth
     assert found.sequence_seconds == pytest.approx(2e9 / 5e11 + 1e7 / 6e10)
     assert found.prompt_rate == pytest.approx(5e11 / 2e9)
@@ -50,7 +50,7 @@ def test_rates_of_a_dense_model() -> None:
 
 def test_further_passes_and_shared_devices_cost_more() -> None:
     work = Work(trained=2, forward=3, passes=2, recomputes=True, gpus_per_engine=2, colocated=True)
-    found = derived(Rates(), SHEET, BILLION, work, relayed=True)
+    found = Rates(**derived(SHEET, BILLION, work))
     assert found.token_seconds == pytest.approx((8 * 2 * 2 + 2 * 3) * 1e9 / 3.5e11)
     assert found.step_seconds == pytest.approx(2e9 / 1.2e11)
     assert found.switch_seconds == pytest.approx((16e9 * 2 + 2e9) / 2e9)
@@ -117,6 +117,7 @@ def test_rates_say_where_they_come_from(tmp_path: Path) -> None:
     assert found["predictions"][0]["engines"] == found["predictions"][0]["learners"] == 8  # they share the devices
     assert found["origins"]["step_seconds"] == "494,032,768 parameters on the data sheet of h100"
     assert found["origins"]["median"] == "--rate"
+    assert found["origins"]["engines_per_node"] == found["origins"]["step_seconds"]  # also where it is the default
     assert found["origins"]["efficiency"] == "assumed"
     code, out = run(str(QUICKSTART), "--steps", "4")
     assert code == 0
