@@ -15,8 +15,6 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-
 
 def padded_sequence(token_ids: np.ndarray, width: int) -> tuple[Tensor, Tensor]:
     """Lay out a sequence for a pass of the one shape that exact logprobs have.
@@ -60,13 +58,22 @@ def sequence_logprobs(net: Any, token_ids: np.ndarray, width: int, temperature: 
     return np.asarray(found[: len(token_ids) - 1].numpy())
 
 
+def has_experts(config: Any) -> bool:
+    """Return True for a mixture of experts.
+
+    Args:
+        config: Configuration of the text model.
+    """
+    return any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
 def architecture_fault(config: Any) -> str | None:
     """Say why a model has no exact logprobs; None if it has them.
 
     Args:
         config: Configuration of the text model.
     """
-    if any(getattr(config, name, None) for name in _EXPERTS):
+    if has_experts(config):
         return (
             f"model type {config.model_type!r} has experts, each of which reads as many tokens at once as chose it: "
             "the shape of its products depends on the other tokens of a conversation"

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import operator
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -29,6 +30,29 @@ def frozen_mapping(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return value if isinstance(value, MappingProxyType) else MappingProxyType(dict(value or {}))
 
 
+def frozen_numbers(value: Mapping[str, Any] | None) -> Mapping[str, float]:
+    """Return a read-only copy of a mapping whose values are Python's own numbers; None is an empty one.
+
+    Raises:
+        ValueFault: A value is not a number.
+    """
+    if isinstance(value, MappingProxyType):
+        return value
+    return MappingProxyType({name: _plain(name, each) for name, each in (value or {}).items()})
+
+
+def _plain(name: str, value: Any) -> float:
+    if type(value) in (float, int, bool):
+        number: float = value
+        return number
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)  # a NumPy scalar or a tensor of one element, which no JSON holds
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ValueFault(f"the metric {name!r} is {reprlib.repr(value)}; expected a number") from None
+
+
 class Frozen:
     """Pickling for classes with read-only mappings (which do not pickle) and arrays (whose flag a pickle forgets)."""
 
@@ -38,15 +62,18 @@ class Frozen:
         state = {}
         for field in attrs.fields(type(self)):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            state[field.name] = dict(value) if field.converter is frozen_mapping else value
+            state[field.name] = dict(value) if field.converter in _MAPPINGS else value
         return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         for field in attrs.fields(type(self)):  # type: ignore[arg-type]
             value = state[field.name]
-            if field.converter is frozen_mapping or (field.converter and hasattr(value, "setflags")):
+            if field.converter in _MAPPINGS or (field.converter and hasattr(value, "setflags")):
                 value = field.converter(value)
             object.__setattr__(self, field.name, value)
+
+
+_MAPPINGS = (frozen_mapping, frozen_numbers)
 
 
 @attrs.frozen(slots=False, getstate_setstate=False)

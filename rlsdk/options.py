@@ -241,7 +241,9 @@ def _mismatch(value: Any, kind: Any) -> Mismatch:
 def _help(value: Any, kind: Any) -> str:
     """A sentence for the mistakes that shells and YAML invite."""
     if value is None:
-        return ": null, or nothing after the colon; give a value, or leave the line out if it has a default"
+        return (
+            ": null, or nothing after the colon or equals sign; give a value, or leave the line out if it has a default"
+        )
     if not isinstance(value, str):
         return " (quote it to make it text)" if kind is str else ""
     if value.strip() != value or "\n" in value or value.endswith("\\"):

@@ -91,9 +91,12 @@ def free_space(folder: str | os.PathLike[str], needed_bytes: int) -> list[str]:
         needed_bytes: Bytes that will be written there.
 
     Returns:
-        One sentence if it does not fit.
+        One sentence if it does not fit, or if a file stands in the way.
     """
-    free = shutil.disk_usage(existing_parent(folder)).free
+    place = existing_parent(folder)
+    if not place.is_dir():
+        return [f"{folder} cannot be made: {place} is a file; choose another folder"]
+    free = shutil.disk_usage(place).free
     if free >= needed_bytes:
         return []
     fault = (

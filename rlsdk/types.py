@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from rlsdk.errors import ValueFault
-from rlsdk.messages import Content, Frozen, Image, Message, Role, ToolCall, frozen_mapping
+from rlsdk.messages import Content, Frozen, Image, Message, Role, ToolCall, frozen_mapping, frozen_numbers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,7 +161,7 @@ class Rollout(Frozen):
     logprobs: np.ndarray = attrs.field(converter=_float32)
     policy_versions: np.ndarray = attrs.field(converter=_int64)
     status: Status = attrs.field(default="finished", validator=_status)
-    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_mapping)
+    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_numbers)
     rewards: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_pairs)
     trajectory: str = ""
     step: int = 0
@@ -269,7 +269,7 @@ class Score(Frozen):
 
     value: float = attrs.field(converter=_float)
     valid: bool = True
-    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_mapping)
+    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_numbers)
     reason: str = ""
     token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(default=None, converter=_maybe_pairs)
 
@@ -375,4 +375,4 @@ class Step(Frozen):
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_mapping)
+    metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_numbers)

@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# A call that comes after a test has ended its Ray fails then, and does not start another for all tests that follow.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+
 # No deadline: these machines are shared, and a test that is slow there is not wrong.
 settings.register_profile("rlsdk", deadline=None)
 settings.load_profile("rlsdk")

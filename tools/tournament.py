@@ -30,9 +30,9 @@ PAGE = ROOT / "docs" / "tournament.md"
 ALGORITHMS = (
     *("grpo", "rloo", "ppo", "reinforce_plus_plus", "dapo", "gspo", "cispo", "dr_grpo", "remax", "opo", "gpg", "sapo"),
     *("gmpo", "topr", "raft", "opmd", "pass_at_k", "decoupled_ppo", "reinforce_plus_plus_baseline", "dpo", "kto"),
-    *("gigpo", "mix", "sft"),
+    "gigpo",
 )
-"""All named algorithms but `opd`, which needs a teacher."""
+"""All named algorithms that learn from rewards alone."""
 HEAD = """# Tournament
 
 `make tournament` trains with every named algorithm on the tasks of the suite `nano`, each with the algorithm's own
@@ -46,7 +46,8 @@ rlsdk tournament grpo mylab/msoft --seeds 3
 A score is the accuracy on 250 held-out tasks after the training, four answers each at temperature 1. The ranking is by
 the interquartile mean over tasks and seeds, with a 95 % confidence interval by a bootstrap that draws seeds within each
 task ([arXiv:2108.13264](https://arxiv.org/abs/2108.13264)). **A few steps at one learning rate show how fast an
-algorithm begins to learn, not which one is best in the end.**
+algorithm begins to learn, not which one is best in the end.** The other named algorithms need what the suite's tasks do
+not have: `mix` and `sft` demonstrations, `opd` a teacher.
 
 """
 
@@ -126,7 +127,8 @@ def percent(estimate: Estimate | None) -> str:
     value = f"{100 * estimate.value:.1f}"
     if estimate.low is None or estimate.high is None:
         return value
-    return f"{value} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+    # The interval of a single task is Student's, which knows no bounds; an accuracy has them.
+    return f"{value} [{100 * max(estimate.low, 0.0):.1f}, {100 * min(estimate.high, 1.0):.1f}]"
 
 
 if __name__ == "__main__":

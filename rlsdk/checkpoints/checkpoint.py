@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from rlsdk.errors import CheckpointError, DamagedCheckpointError, LearnerError
 from rlsdk.learners.shards import Seen, find_changed, find_damage, hash_files
 from rlsdk.runlog.progress import log_console
 
+log = logging.getLogger(__name__)
 FORMAT = 2
 LEARNER = "learner"
 """Folder within a checkpoint that the learner writes."""
@@ -95,10 +97,11 @@ class Checkpoints:
             CheckpointError: It cannot be written; earlier checkpoints are untouched.
         """
         final, partial = self.path(step), self._folder / f".step-{step}.partial"
+        replaced = self._folder / f".step-{step}.replaced.partial"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for stale in self._folder.glob(".step-*.partial"):
-                shutil.rmtree(stale)
+                _remove(stale)
             partial.mkdir()
             write(partial)
             whole = {"format": FORMAT, "step": step, "files": _sizes(partial / LEARNER), **state}
@@ -108,20 +111,22 @@ class Checkpoints:
             for root, _, files in os.walk(partial):
                 for path in (*(Path(root) / name for name in files), Path(root)):
                     _sync(path)
-            replaced = self._folder / f".step-{step}.replaced.partial"
             if final.exists():  # deleting it takes a while; in the meantime there must be a complete one
                 final.rename(replaced)
             partial.rename(final)
             _sync(self._folder)
             shutil.rmtree(replaced, ignore_errors=True)
         except (OSError, LearnerError) as error:
+            if replaced.exists() and not final.exists():
+                replaced.rename(final)
             cannot = self._cannot(step, error)  # checks the free space, before the next line frees some
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(cannot) from error
         if self._saved is not None:
             self._saved(step)
         for old in self.steps()[: -self._keep]:
-            shutil.rmtree(self.path(old))
+            # Renamed first, so that no half of it passes for a checkpoint.
+            _remove(self.path(old), self._folder / f".step-{old}.removed.partial")
         return final
 
     def _cannot(self, step: int, error: Exception) -> str:
@@ -275,6 +280,19 @@ def _shown(folder: Path, size: int) -> Iterator[Seen | None]:
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield partial(progress.advance, progress.add_task("", total=size))
+
+
+def _remove(folder: Path, renamed: Path | None = None) -> None:
+    """Delete a folder; what cannot be deleted now, such as a file that somebody reads over NFS, is left to later.
+
+    Args:
+        folder: The folder.
+        renamed: Path that it gets before anything in it is deleted; left out, it keeps its own.
+    """
+    try:
+        shutil.rmtree(folder if renamed is None else folder.rename(renamed))
+    except OSError as error:
+        log.warning("%s cannot be deleted: %s; the next checkpoint tries again", folder, error)
 
 
 def _digest(state: Mapping[str, Any]) -> str:

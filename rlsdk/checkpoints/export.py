@@ -24,6 +24,7 @@ from rlsdk.contracts import ActorSpec
 from rlsdk.errors import CheckpointError, ConfigError
 from rlsdk.learners.group import LearnerGroup
 from rlsdk.learners.starting import roles
+from rlsdk.runlog.folder import why_no_run
 
 log = logging.getLogger(__name__)
 _DATA = frozenset({".json", ".jsonl", ".safetensors", ".txt", ".model", ".jinja", ".md", ".spm", ".tiktoken"})
@@ -59,7 +60,7 @@ def export(
             user did not name.
     """
     if not (run / "config.yaml").is_file():
-        raise CheckpointError(f"{run} is not the folder of a run: it has no config.yaml")
+        raise CheckpointError(why_no_run(run, "config.yaml"))
     checkpoints = Checkpoints(run, keep=1)
     step = _choose(checkpoints, run, step)
     checkpoint = checkpoints.path(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
@@ -16,27 +17,27 @@ COMMANDS = {
     "check": "Check a plugin's components, or a model's tokenizer and chat template.",
     "compare": "Compare runs: settings that differ, results with confidence intervals, winners.",
     "config": "Show every key of a configuration, with its type, default, unit and meaning.",
-    "data": "Make data sets, and look at them.",
-    "debug": "Serve a configuration's engine, and try its workflow on one task, without a training.",
-    "diagnose": "Say what is wrong with a run by its metrics, and what to do.",
-    "doctor": "Look at this machine: what is missing, and what to do about it.",
-    "engines": "Show the engines of a run, and have it start more, or fewer.",
-    "eval": "Evaluate a model on held-out tasks, without a training.",
+    "data": "Make and inspect data sets.",
+    "debug": "Serve a configuration's engine, and try its workflow on one task, without training.",
+    "diagnose": "Say from its metrics what is wrong with a run, and what to do.",
+    "doctor": "Check this machine: what is missing, and what to do about it.",
+    "engines": "Show the engines of a run, and change their number while it trains.",
+    "eval": "Evaluate a model on held-out tasks, without training.",
     "explain": "Check a configuration and say what it would run; nothing starts.",
-    "export": "Write a run's model to a folder that transformers opens.",
-    "migrate": "Turn a configuration of another trainer into one of rlsdk.",
+    "export": "Write a run's model to a folder that transformers can open.",
+    "migrate": "Convert a configuration of another trainer to one of rlsdk.",
     "model": "Make models.",
-    "new": "Write a plugin to begin from: a package, or one file.",
+    "new": "Write a plugin to start from: a package, or one file.",
     "plugins": "List plugins, and the components and options that they offer.",
-    "recipe": "List, show and run recipes: trainings with all that they need, and their curves.",
-    "replay": "Compute a batch that veRL, TRL, slime or OpenRLHF dumped, and show where numbers part.",
-    "report": "Write a run's report: one page of HTML, without scripts and network.",
-    "rollouts": "Show the rollouts of a run, those that meet a condition.",
+    "recipe": "List, show and run recipes: complete trainings, with measured curves.",
+    "replay": "Recompute a batch that veRL, TRL, slime or OpenRLHF dumped, and show what differs.",
+    "report": "Write a run's report: one HTML page without scripts or links to the network.",
+    "rollouts": "Show the rollouts of a run that meet a condition.",
     "score": "Score the responses in a file with a reward.",
-    "simulate": "Predict a training's times in virtual time; nothing starts.",
+    "simulate": "Predict the step times of a training by simulation; nothing starts.",
     "sweep": "Train a configuration with every combination of some settings, and compare.",
     "tournament": "Compare algorithms over a suite of tasks and several seeds.",
-    "trace": "Write the times of a run as a trace, which Perfetto opens.",
+    "trace": "Write the times of a run as a trace that Perfetto opens.",
     "train": "Train a model.",
     "view": "Show runs on a local web page, also while they train.",
     "what-if": "Show what another reward, algorithm or filter would have made of a run's rollouts.",
@@ -77,7 +78,12 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.group("rlsdk", cls=LazyGroup, builtin=COMMANDS, check_machine=READS_MODELS)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Say which version."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
 )
 def root(debug: bool) -> None:
     """Train language models by reinforcement learning.
@@ -92,6 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     Args:
         arguments: Command-line arguments; if omitted, `sys.argv`'s.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower().replace("-", "") != "utf8":
+        # A bar or an arrow that the terminal cannot show must not end a command.
+        sys.stdout.reconfigure(errors="replace")
     try:
         return root.main(args=None if arguments is None else list(arguments), prog_name="rlsdk")
     except SystemExit as leaving:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -46,7 +48,7 @@ FAULTY = 1
 @plugin_files
 @click.option("--max-length", type=click.IntRange(1), help="With `model`: the model.max_length of the run.")
 @click.option("--renderer", default="template", show_default=True, help="With `model`: the model.renderer of the run.")
-@click.option("--trust-remote-code", is_flag=True, help="With `model`: run code that comes with it.")
+@click.option("--trust-remote-code", is_flag=True, help="With `model`: run code that comes with the model.")
 @click.option(
     "--engine", help="With `model`: the engine that is compared with the learner.", show_default="transformers"
 )
@@ -75,8 +77,8 @@ def check(
 
     `rlsdk check model PATH` checks the tokenizer, chat template and configuration of a model instead and, if there are
     weights, that an engine and the learner give the same logprobs; --trace shows where they begin to differ. For each
-    property that does not hold it shows a small input that breaks it. Exit status: 0 all hold, 1 some do not, 2 there
-    is no such plugin, component, option or model.
+    property that does not hold, a small input that breaks it is shown. Exit status: 0 all hold, 1 some do not, 2 no
+    such plugin, component, option or model.
     """
     if path is not None:
         if plugin != "model":
@@ -86,7 +88,8 @@ def check(
         how = {"max_length": max_length, "renderer": Use(renderer), "trust_remote_code": trust_remote_code}
         return _check_model(context, path, how, engine, as_json)
     begun = time.monotonic()
-    report = _report(plugin, files, kind, component, options, tasks)
+    with contextlib.redirect_stdout(sys.stderr):  # a component may print; standard output is the report's
+        report = _report(plugin, files, kind, component, options, tasks)
     if as_json:
         click.echo(json.dumps(report.describe(), indent=2))
     else:
@@ -196,8 +199,8 @@ def _print(report: Report, seconds: float) -> None:
     for kind, cause in report.broken.items():
         out.print(f"\n[red]{kind}: {escape(cause)}[/red]", soft_wrap=True)
     if not by_component and not report.broken:
-        hint = "one is a function or class under a mark, such as @rlsdk.reward('NAME')"
-        out.print(f"{escape(report.plugin)} has no such component; {hint}", soft_wrap=True)
+        hint = "mark a function or class as one, for example with @rlsdk.reward('NAME')"
+        out.print(f"no component found in {escape(report.origin)}; {hint}", soft_wrap=True)
     counted = ", ".join(f"{count} {outcome}" for outcome, count in report.counts().items())
     plugin = f"{escape(report.plugin)} ({escape(report.origin)})"
     out.print(f"\n{plugin}: {len(by_component)} components, {counted} in {seconds:.1f} s")

@@ -28,6 +28,7 @@ def compare(runs: Sequence[Path], html: Path | None, as_json: bool) -> None:
         raise click.UsageError("expected two runs or more; one alone is shown by `rlsdk report RUN`")
     read = [read_run(run) for run in runs]
     if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(comparison_page(read), encoding="utf-8", errors="replace")
     found = comparison(read)
     if as_json:

@@ -32,8 +32,8 @@ from rlsdk.plugins import CORE, Plugins
 def config(section: str | None, schema: bool, files: tuple[str, ...], as_json: bool) -> None:
     """Show every key of a configuration: type, default, unit and meaning.
 
-    SECTION, such as `rollout` or `learner.lr`, shows that part alone. For a component (engine, learner, algorithm and
-    so on) it shows the options of the one that runs by default; `rlsdk plugins KIND` lists all of a kind.
+    SECTION, such as `rollout` or `learner.lr`, shows only that part. For a component (engine, learner, algorithm and so
+    on), the options of the default one are shown; `rlsdk plugins KIND` lists all of a kind.
     """
     plugins = Plugins(files)
     if schema:

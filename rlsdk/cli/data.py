@@ -15,7 +15,7 @@ from rlsdk.sources.templates import Template
 
 @click.group()
 def data() -> None:
-    """Make data sets, and look at them."""
+    """Make and inspect data sets."""
 
 
 def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:
@@ -26,7 +26,9 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
 
 
 @data.command()
-@click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Where to.")
+@click.option(
+    "--out", required=True, metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Folder to write to."
+)
 @click.option(
     "--train-size", type=click.IntRange(1), default=327_680, show_default=True, help="Number of tasks to train on."
 )
@@ -39,7 +41,7 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
     callback=_counts,
     default="3-4",
     show_default=True,
-    help="How many numbers a task offers.",
+    help="How many numbers a task gives.",
 )
 @click.option(
     "--number-range", nargs=2, type=int, default=(1, 99), show_default=True, help="Smallest and largest number."
@@ -51,14 +53,14 @@ def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int
 @click.option(
     "--template", type=click.Choice(get_args(Template)), default="base", show_default=True, help="Form of prompts."
 )
-@click.option("--demonstrations", type=float, help="Add answers to imitate, of which this share is right.")
+@click.option("--demonstrations", type=float, help="Add demonstrations, this share of them correct.")
 @click.option("--seed", default=0, show_default=True, help="Random seed of the tasks.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **options: Any) -> None:
     """Make Countdown tasks: DIR/train.parquet and DIR/test.parquet, in the columns that veRL and TinyZero read.
 
-    TinyZero's are `nums` and `target`; veRL's hold the same in `reward_model.ground_truth`. Every task has a solution,
-    and no problem of one file occurs in the other, in whatever order its numbers stand.
+    TinyZero reads `nums` and `target`; veRL reads the same values from `reward_model.ground_truth`. Every task has a
+    solution, and no problem occurs in both files, not even with its numbers in another order.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -91,6 +93,8 @@ def countdown(out: Path, train_size: int, test_size: int, overwrite: bool, **opt
 def show(file: str, count: int, as_json: bool) -> None:
     """Show the first rows of FILE: parquet, or JSON lines (compressed or not)."""
     rows = _first_rows(file, count)
+    if not rows:
+        click.echo(f"rlsdk: {file} holds no rows", err=True)
     if as_json:
         click.echo(json.dumps(rows, indent=2, default=str))
         return
@@ -143,7 +147,8 @@ def _json_rows(opened: Any, count: int) -> list[dict[str, Any]]:
                 f"line {number} is not JSON ({error}); expected parquet, or one JSON object a line"
             ) from error
         if not isinstance(row, dict):
-            raise DataError(f"line {number} is not a JSON object")
+            hint = "; write each of its elements on a line of its own" if isinstance(row, list) else ""
+            raise DataError(f"line {number} is not a JSON object{hint}")
         rows.append(row)
     return rows
 

@@ -19,7 +19,7 @@ from rlsdk.config import check
 
 @click.group()
 def debug() -> None:
-    """Look at rollouts without a training: the engine in one terminal, the workflow in another."""
+    """Try a workflow without training: serve the engine in one terminal, run the workflow in another."""
 
 
 @debug.command(cls=SettingsCommand)

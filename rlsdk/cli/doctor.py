@@ -17,7 +17,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Look at this machine: versions, GPU, compilers, memory, disk, network, logins.
+    """Check this machine: versions, GPU, compilers, memory, disk, network, logins.
 
     Each line says what was found, and what to do where something is missing. Nothing is started or downloaded. Exit
     status: 0 a training can run, 1 it cannot.

@@ -10,25 +10,24 @@ import click
 
 from rlsdk.errors import ConfigError, RunError
 from rlsdk.runlog.engine_scaling import read_status, request_engines, requested_engines
+from rlsdk.runlog.folder import why_no_run
 
 _AGAIN = "resume it with rlsdk train --resume"
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--count", type=click.IntRange(1), help="Number of engines that the run shall have, from its next step on."
-)
+@click.option("--count", type=click.IntRange(1), help="Number of engines from the next step on.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def engines(run: Path, count: int | None, as_json: bool) -> None:
-    """Show the engines of the run in the folder RUN; with --count, have it start some, or send some home.
+    """Show the engines of the run in the folder RUN; with --count, have it start or stop some.
 
-    The run looks at the beginning of each step. An engine that leaves answers first what it has been asked. What Ray
-    has no room for is refused, and said here and in the run's log; the run goes on. Of a run that is over, nothing can
-    be asked.
+    The run reads the request at the beginning of each step. An engine that is stopped first finishes its requests. If
+    Ray has no room for another engine, the request is refused here and in the run's log, and the run continues. A run
+    that has ended accepts no requests.
     """
     if not (run / "config.yaml").is_file():
-        raise ConfigError([f"RUN: {run} is not the folder of a run: it has no config.yaml"])
+        raise ConfigError([f"RUN: {why_no_run(run, 'config.yaml')}"])
     state = read_status(run)
     over = "" if state is None else state.over
     if count is not None:

@@ -49,9 +49,9 @@ def eval(  # noqa: A001 - the command's name
     files: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Evaluate a model on tasks.eval of the YAML file CONFIG, without a training.
+    """Evaluate a model on tasks.eval of the YAML file CONFIG, without training.
 
-    To each task there is one greedy answer, and some sampled ones; they are saved as transcripts, and episodes in
+    Each task gets one greedy answer and some sampled ones; they are saved as transcripts, and episodes in
     environments as pictures, too.
     """
     from rlsdk.evaluation.models import evaluate_model, model_of

@@ -36,8 +36,12 @@ from rlsdk.readiness.memory import in_words as memory_in_words
 @click.argument("settings", metavar="[KEY=VALUE]...", nargs=-1)
 @plugin_files
 @click.option("--full", is_flag=True, help="Show every value and where it was set, and the batch arithmetic.")
-@click.option("--gpus", metavar="GPUS[xNODES],…", help="Show who gets which GPU on nodes like these, such as 8x4.")
-@click.option("--gpu-memory", type=float, metavar="GIB", help="Plan for GPUs with so much memory, in GiB.")
+@click.option(
+    "--gpus",
+    metavar="GPUS[xNODES],…",
+    help="Show which process gets which GPU on such nodes: 8x4 is four nodes of eight GPUs.",
+)
+@click.option("--gpu-memory", type=float, metavar="GIB", help="Plan for GPUs with this much memory, in GiB.")
 @click.option("--memory/--no-memory", "with_memory", default=True, help="Estimate the memory that the run needs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(
@@ -53,7 +57,7 @@ def explain(
     """Check the YAML file CONFIG with the settings KEY=VALUE, and say what it would run; nothing starts.
 
     A fault is wrong anywhere, and the exit status is 2. A warning is wrong on this machine: no GPU, no package, a model
-    that is not downloaded. `rlsdk train` is refused for either before anything starts.
+    that is not downloaded. `rlsdk train` refuses to start for either.
     """
     try:
         plan = check(config, settings, files)

@@ -15,7 +15,7 @@ from rlsdk.cli.parameters import RunPath
 @click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the newest complete one]")
 @click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file that the run used as a plugin.")
 def export(run: str, folder: Path, step: int | None, files: tuple[str, ...]) -> None:
-    """Write the model of the run in the folder (or at the URL) RUN to the folder DIR, which transformers opens.
+    """Write the model of the run in the folder (or at the URL) RUN to the folder DIR, for transformers.
 
     A checkpoint that holds an export has it copied; else the run's learner is started to write one.
     """

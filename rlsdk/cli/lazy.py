@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.metadata
+import os
+import sys
 import traceback
 from collections.abc import Container, Mapping
 from typing import Any
@@ -22,6 +25,21 @@ FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
 """Exit status by which a shell reports a process ended by SIGINT."""
+_OF_FILES = frozenset(
+    {
+        errno.EACCES,
+        errno.EBADF,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""Errors about a file that the user named, or about the disk: the user can mend them, and needs no traceback."""
 
 
 @attrs.frozen
@@ -151,6 +169,14 @@ class LazyGroup(click.Group):
             stack = ctx.invoked_subcommand in self._check_machine
             more = "; a training needs the whole stack, 'rlsdk[cpu]' or 'rlsdk[gpu]'" if stack else ""
             click.echo(f"rlsdk: this needs {error.name}, which is not installed: {remedy}{more}", err=True)
+            ctx.exit(FAILED)
+        except OSError as error:
+            if error.errno not in _OF_FILES or ctx.params.get("debug"):
+                raise
+            place = "standard output" if error.filename is None else os.fspath(error.filename)
+            click.echo(f"rlsdk: {place}: {error.strerror}; --debug before the command shows where", err=True)
+            if error.filename is None:
+                sys.stdout = None  # Python would try again at exit, and fail again
             ctx.exit(FAILED)
         except KeyboardInterrupt:
             click.echo("rlsdk: interrupted", err=True)

@@ -24,6 +24,8 @@ WIDTH = 160
 """Columns of tables of data where neither a terminal nor COLUMNS limits them."""
 TEXT_WIDTH = 100
 """Columns of tables of text in that case."""
+NARROWEST = 10
+"""Least value of COLUMNS that is taken for the width of a terminal."""
 
 
 @attrs.frozen
@@ -150,7 +152,10 @@ def console(unlimited: int = WIDTH) -> Console:
 
 
 def _is_limited() -> bool:
-    return sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) < NARROWEST:  # 0 is what some programs set where there is no terminal
+        return False
+    return sys.stdout.isatty() or columns.isdigit()
 
 
 def wrapped(line: str, indent: int) -> str:

@@ -19,6 +19,7 @@ from rlsdk.cli.listing import console
 from rlsdk.errors import ConfigError
 from rlsdk.migration import FRAMEWORKS, KeyReport, Migration
 from rlsdk.migration import migrate as convert
+from rlsdk.migration.aliases import recognise
 from rlsdk.migration.rows import Status
 
 STATUSES: Mapping[Status, str] = {
@@ -30,20 +31,28 @@ STATUSES: Mapping[Status, str] = {
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("trainer", metavar="|".join(FRAMEWORKS), type=click.Choice(FRAMEWORKS))
+@click.argument("trainer", metavar="|".join(FRAMEWORKS), type=click.Choice(FRAMEWORKS, case_sensitive=False))
 @click.argument("source", metavar="FILE|COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the config to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print config and account as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print config and report as JSON.")
 def migrate(trainer: str, source: tuple[str, ...], out: Path | None, as_json: bool) -> None:
-    """Turn a configuration of another trainer into one of rlsdk, with an account of every key.
+    """Convert a configuration of another trainer to one of rlsdk, with a report on every key.
 
     FILE is a YAML file, a shell script that starts a training, or a Python file (XTuner, TRL); overrides may follow.
-    COMMAND is what starts a training, in words or in one quoted text. Nothing of it is run. Environment variables that
-    hold numbers must be set.
+    COMMAND is the command that starts a training, quoted or not; it is not executed. Environment variables that hold
+    numbers must be set.
 
-    Without --out the config is printed to standard output and the account to standard error.
+    Without --out the config is printed to standard output and the report to standard error.
     """
     found = convert(trainer, source, os.environ)
+    if found.entries and not any(found.framework.row(entry.key) for entry in found.entries):
+        other = recognise(source[0])
+        hint = (
+            f"it looks like a config of {other.title}: rlsdk migrate {other.name} {source[0]}"
+            if other
+            else "name the trainer that the file was written for"
+        )
+        raise ConfigError([f"{source[0]}: {found.framework.title} has none of its {len(found.entries)} keys; {hint}"])
     if out is not None and out.exists():
         raise ConfigError([f"{out} exists; name another file, or delete it"])
     faults = _faults(found)

@@ -12,9 +12,9 @@ from rlsdk.kinds import KINDS, Kind
 
 @click.group()
 def new() -> None:
-    """Write a plugin to begin from: a package, or one file.
+    """Write a plugin to start from: a package, or one file.
 
-    A package installs, has tests and a configuration that trains with it, and passes `rlsdk check`.
+    A package can be installed, has tests and a configuration that trains with it, and passes `rlsdk check`.
     """
 
 

@@ -25,7 +25,7 @@ from rlsdk.sources.tables import find, read_jsonl, read_parquet
 from rlsdk.types import Rollout, Score
 
 _AT_ONCE = 256
-"""Tasks under way at a time: a batch for rewards that take lists."""
+"""Tasks scored at the same time: a batch for rewards that take lists."""
 
 _BINS = 10
 _BAR = 40
@@ -92,18 +92,21 @@ def read(file: str, places: Places) -> tuple[list[ScoredRow], list[str]]:
 
 def _row(values: dict[str, Any], places: Places, reader: RowReader, names: tuple[str, str, str]) -> ScoredRow:
     task_id, source, label = names
-    response = _taken(values, places.response)
+    columns = tuple(values)
+    response = _taken(values, places.response, columns)
     if not isinstance(response, str):
         raise BadRowError(f"expected text in {places.response}, got {type(response).__name__}")
-    given = None if places.score is None else _number(_taken(values, places.score), places.score)
+    given = None if places.score is None else _number(_taken(values, places.score, columns), places.score)
     task = reader.task(values, task_id, source)
     group = task.id if places.task else (task.prompt, repr(task.answer), task.source)
     return ScoredRow(label, Rollout.from_text(task, response), group, given)
 
 
-def _taken(values: dict[str, Any], name: str) -> Any:
+def _taken(values: dict[str, Any], name: str, columns: Sequence[str]) -> Any:
+    if name in columns and name not in values:
+        raise BadRowError(f"column {name!r} is named twice: it holds the responses already")
     if name not in values:
-        raise BadRowError(f"there is no column {name!r}; there are: {', '.join(map(str, values)) or 'none'}")
+        raise BadRowError(f"there is no column {name!r}; there are: {', '.join(columns) or 'none'}")
     return values.pop(name)
 
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from pathlib import Path
 
 import attrs
 import click
 
 from rlsdk.cli import listing
 from rlsdk.cli.parameters import plugin_files
-from rlsdk.errors import UnknownComponentError
+from rlsdk.errors import PluginError, UnknownComponentError
 from rlsdk.kinds import KINDS
 from rlsdk.options import nearest
-from rlsdk.plugins import Plugins
+from rlsdk.plugins import CORE, Plugins
 
 
 @click.command()
 @click.argument("what", metavar="[KIND|NAME]", required=False)
 @plugin_files
-@click.option("--all", "whole", is_flag=True, help="Of algorithms, show also the defaults that they share with grpo.")
+@click.option("--all", "whole", is_flag=True, help="For algorithms, also show the defaults that they share with grpo.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plugins(what: str | None, files: tuple[str, ...], whole: bool, as_json: bool) -> None:
     """List plugins, and the components and options that they offer.
 
     Without an argument: every plugin, from package metadata alone. KIND (such as reward) lists the components of that
-    kind, NAME those of a plugin; what must be imported for that is.
+    kind, NAME those of a plugin; plugins are imported only for this.
     """
     found = Plugins(files)
     if what is None:
@@ -48,6 +50,18 @@ def _offers(found: Plugins, what: str) -> listing.Offers:
     if what in found.entries:
         return listing.collect(found, [what], None)
     near = nearest(what, [*KINDS, *found.entries])
+    kinds = []
+    for kind in KINDS:
+        with suppress(PluginError):  # without torch, some kinds cannot be imported
+            if what.removeprefix(f"{CORE}/") in found.names(kind):
+                kinds.append(kind)
+    if kinds:
+        commands = " or ".join(f"`rlsdk plugins {kind}`" for kind in kinds)
+        raise UnknownComponentError(f"{what!r} is a component of {CORE}, not a plugin; {commands} shows its options")
+    if what.endswith(".py"):
+        raise UnknownComponentError(
+            f"{what!r} is a file; `rlsdk plugins {Path(what).stem} --plugin {what}` shows what it offers"
+        )
     raise UnknownComponentError(
         f"{what!r} is neither a kind nor a plugin{f'; did you mean {near!r}?' if near else ''}\n"
         f"kinds: {', '.join(KINDS)}\nplugins: {', '.join(found.entries)}"

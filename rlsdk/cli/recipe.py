@@ -29,7 +29,7 @@ LEFT_OUT = ("_reward", "/invalid")
 
 @click.group()
 def recipe() -> None:
-    """List, show and run recipes: trainings with all that they need, and what came out of them."""
+    """List, show and run recipes: complete trainings, with the results that were measured."""
 
 
 @recipe.command("list")
@@ -37,7 +37,7 @@ def recipe() -> None:
 def list_(as_json: bool) -> None:
     """List the recipes: task, algorithm, hardware, minutes, and held-out accuracy before and after.
 
-    Where a training finds what no demonstration held, `ceiling` is the best that its warm start reaches.
+    Where the training has to go beyond its demonstrations, `ceiling` is the best accuracy that its warm start reaches.
     """
     found = [summary(catalogue.read(name)) for name in catalogue.names()]
     if as_json:
@@ -163,10 +163,10 @@ def curve(measured: RecipeRun, metric: str) -> list[str]:
 def run(
     name: str, settings: tuple[str, ...], quick: bool, out: Path | None, overwrite: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Run the recipe NAME, and say whether its accuracy lies in the expected band: exit status 0, otherwise 1.
+    """Run the recipe NAME; the exit status is 0 if its accuracy is in the expected range, otherwise 1.
 
-    KEY=VALUE changes a setting of the last stage. Stages that have ended are not run again, and a training that was
-    interrupted is resumed.
+    KEY=VALUE changes a setting of the last stage. Finished stages are not run again, and an interrupted training is
+    resumed.
     """
     found = catalogue.read(name)
     from rlsdk.plugins.entries import discover

@@ -22,7 +22,10 @@ from rlsdk.replay.names import FRAMEWORKS
 @click.argument("settings", metavar="[algorithm.KEY=VALUE]...", nargs=-1)
 @click.option("--algorithm", metavar="ALGORITHM", help="Compute by this algorithm.  [default: that of a configuration]")
 @click.option(
-    "--from", "framework", type=click.Choice(FRAMEWORKS), help="The trainer.  [default: by the fields' names]"
+    "--from",
+    "framework",
+    type=click.Choice(FRAMEWORKS, case_sensitive=False),
+    help="The trainer.  [default: by the fields' names]",
 )
 @click.option("--reward", "rewards", metavar="COLUMN", multiple=True, help="Column of the reward; repeat it for a sum.")
 @click.option("--group-size", type=click.IntRange(1), help="Rollouts of a group, if they follow one another.")
@@ -48,11 +51,11 @@ def replay(
     files: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Compute the batch that veRL, TRL, slime or OpenRLHF dumped into FILE, and show where rlsdk's numbers part.
+    """Recompute the batch that veRL, TRL, slime or OpenRLHF dumped into FILE, and show where rlsdk's numbers differ.
 
-    FILE holds JSON lines, parquet, .npz, .safetensors or .pt. Compared are rewards, advantages, ratios, losses and
-    gradient, as far as they were recorded; each stage starts from the recorded inputs, so that the first that differs
-    is where the two part. Nothing in FILE is executed.
+    FILE holds JSON lines, parquet, .npz, .safetensors or .pt. Rewards, advantages, ratios, losses and the gradient are
+    compared, as far as they were recorded. Each stage starts from the recorded inputs, so the first stage that differs
+    is the one that is computed differently. Nothing in FILE is executed.
     """
     import yaml
 

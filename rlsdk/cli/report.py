@@ -18,10 +18,10 @@ import click
     help="Draw the curves as PNG files, too, into DIR.  [default: report/ beside report.html]",
 )
 def report(run: Path, pictures: str | None) -> None:
-    """Write report.html into the folder RUN: one file, without scripts and network.
+    """Write report.html into the folder RUN: one file without scripts or links to the network.
 
-    What ran, what it learned, where the time went, rollouts, warnings, how to repeat it. A training writes it itself
-    when it ends; this command also works while a run trains.
+    It shows what ran, what was learned, where the time went, rollouts, warnings, and how to repeat the run. A training
+    writes the report when it ends; this command also works while a run trains.
     """
     from rlsdk.reporting.report import write_pictures, write_report
 

@@ -38,12 +38,14 @@ _MOST = 400
     metavar="SECONDS",
     help="Time limit for the query, in seconds.",
 )
-@click.option("--eval", "evaluations", is_flag=True, help="The answers of evaluations instead of the training's.")
+@click.option(
+    "--eval", "evaluations", is_flag=True, help="Show the answers of evaluations instead of training rollouts."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, with all columns.")
 def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, evaluations: bool, as_json: bool) -> None:
     """Show rollouts of the run in the folder (or at the URL) RUN, also while it trains.
 
-    Columns: step (that the group was trained in, or left out of), source, task, number (of the group), state, uses
+    Columns: step (in which the group was trained or filtered), source, task, number (of the group), state, uses
     (times trained), rollout (its place in the group), reward, valid, reason, parts (JSON), status, tokens (sampled),
     length, least_version, greatest_version, trajectory, prompt, response.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,12 @@ from rlsdk.errors import ConfigError, DataError, OptionError, PluginError
     "--score", "compare", metavar="COLUMN", help="Column of scores to compare with; the largest differences are shown."
 )
 @click.option("--worst", type=click.IntRange(1), default=5, show_default=True, help="Number of differences to show.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write a JSON line for each row here.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a JSON line for each row to this file.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace a file that --out names.")
 @click.option("--skip-bad", is_flag=True, help="Skip rows that cannot be read.")
 @click.option(
@@ -69,12 +75,19 @@ def score(
     timeout: float,
     **columns: str | None,
 ) -> None:
-    """Score the responses in FILE, parquet or JSON lines, with a reward; columns that are not named are metadata."""
-    if out is not None and out.exists() and not overwrite:
-        raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
+    """Score the responses in FILE, parquet or JSON lines, with a reward; columns that no option names are metadata."""
+    if not 0 < timeout < math.inf:
+        raise click.BadParameter(f"expected seconds above 0, got {timeout:g}", param_hint="--timeout")
+    if out is not None and out.exists():
+        if Path(file).exists() and out.samefile(file):
+            raise click.UsageError(f"--out {out} is the file with the responses, which would be lost; name another")
+        if not overwrite:
+            raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
     with contextlib.redirect_stdout(sys.stderr):  # a reward may print; standard output is the summary's
         scorer = _scorer(name, options, files, ScoringLimits(workers=workers, timeout=timeout))
     rows, bad = offline.read(file, offline.Places(score=compare, **columns))  # type: ignore[arg-type]  # named above
+    if not rows and not bad:
+        raise DataError(f"{file} holds no rows; expected parquet, or one JSON object a line")
     if bad and not skip_bad:
         more = f"\n  … and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise DataError(

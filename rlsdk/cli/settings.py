@@ -23,11 +23,17 @@ class SettingsCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             key = error.option_name.lstrip("-")
-            if error.option_name.startswith("--") and (key.partition(".")[0] in _SETTINGS or not error.possibilities):
-                from rlsdk.migration.aliases import hint as counterpart
+            if key in ("config", "config-file", "config_file", "config-path", "config-name"):
+                hint = f"{error.message} The configuration is given without an option: {ctx.command_path} CONFIG.yaml"
+                raise click.NoSuchOption(error.option_name, hint, ctx=ctx) from None
+            from rlsdk.migration.aliases import hint as counterpart
 
-                known = "" if key.partition(".")[0] in _SETTINGS else counterpart(key)
-                hint = f"{error.message} Settings have no dashes: {key}=…{_written(error.option_name, given)}{known}"
+            known = "" if key.partition(".")[0] in _SETTINGS else counterpart(key)
+            if error.option_name.startswith("--") and (
+                known or key.partition(".")[0] in _SETTINGS or not error.possibilities
+            ):
+                written = known or f": {key}=…{_written(error.option_name, given)}"
+                hint = f"{error.message} Settings have no dashes{written}"
                 raise click.NoSuchOption(error.option_name, hint, ctx=ctx) from None
             raise
 

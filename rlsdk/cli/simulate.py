@@ -13,7 +13,7 @@ import click
 from rlsdk.cli.listing import console
 from rlsdk.cli.parameters import plugin_files
 from rlsdk.cli.settings import SettingsCommand
-from rlsdk.errors import ConfigError
+from rlsdk.errors import ConfigError, ValueFault
 
 if TYPE_CHECKING:
     from rlsdk.config import Plan
@@ -69,9 +69,9 @@ def simulate(
     whole: bool,
     as_json: bool,
 ) -> None:
-    """Predict steps, staleness and idle time of the YAML file CONFIG in virtual time; nothing is generated or trained.
+    """Predict step time, staleness and idle time of the YAML file CONFIG by simulation; nothing is trained.
 
-    The real producer and order of steps run with models of engines and learner, whose rates are given or measured.
+    The real scheduler and order of steps run with models of engines and learner, whose rates are given or measured.
     """
     from rich.console import Console
     from rich.progress import Progress, TaskID
@@ -174,10 +174,13 @@ def _sizes(
             "--gpus divides GPUs among engines and learner; give either it, or --engines and --learners."
         )
     try:
-        counts = map(int, gpus.split(","))
+        counts = [int(count) for count in gpus.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--gpus {gpus}: expected numbers of GPUs such as 8 or 8,64,1024") from None
+    try:
         return [(n, *divided(n, share, place.gpus_per_engine, colocated=takes_turns(plan))) for n in counts]
-    except ValueError as error:
-        raise ConfigError([f"--gpus {gpus}: {error}"]) from error
+    except ValueFault as error:
+        raise ConfigError([str(error)]) from error
 
 
 def _show(predictions: Sequence[Prediction], beside: MeasuredRun | None) -> None:

@@ -26,8 +26,8 @@ from rlsdk.sweeps.statistics import Estimate
 @click.option(
     "--metric", help="What to compare.  [default: eval/sampled or, without held-out tasks, reward/mean]", metavar="NAME"
 )
-@click.option("--minimize", is_flag=True, help="The lowest value is the best.")
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--minimize", is_flag=True, help="Lower values are better.")
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="Load a Python file as a plugin; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON on standard output.")
 def sweep(
     config: Path,
@@ -41,8 +41,8 @@ def sweep(
 ) -> None:
     """Train the YAML file CONFIG with every combination of settings, and compare the results.
 
-    KEY=a,b,c is a list of values, KEY=log:1e-6:1e-3 a range of 3 values with equal ratios, KEY=lin:0:1:5 one of 5 with
-    equal distances; KEY=VALUE is the same for all. Seeds count up from the configuration's.
+    KEY=a,b,c is a list of values, KEY=log:1e-6:1e-3 a range of 3 values with equal ratios, KEY=lin:0:1:5 a range of 5
+    evenly spaced values; KEY=VALUE is the same for all. Seeds count up from the configuration's.
 
     All combinations are checked before the first one starts. Each run has its own process, log and folder, in the
     folder NAME-sweep of `out`. The same command again keeps the runs that are finished and resumes the others. The exit

@@ -37,7 +37,7 @@ from rlsdk.sweeps.tournament import Standing
     metavar="DIR",
     help="Folder of all runs.  [default: runs/tournament-SUITE]",
 )
-@click.option("--plugin", "files", metavar="FILE", multiple=True, help="A Python file as a plugin, named by its stem.")
+@click.option("--plugin", "files", metavar="FILE", multiple=True, help="Load a Python file as a plugin; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON on standard output.")
 def tournament(
     entries: tuple[str, ...],
@@ -52,7 +52,7 @@ def tournament(
     """Train with each ALGORITHM on every task of a suite, over several seeds, and rank them.
 
     An algorithm is a name such as grpo or mylab/msoft, or a mapping with options: '{use: grpo, kl_coef: 0.0}'. It keeps
-    its own defaults; everything else comes from the suite's files, with KEY=VALUE on top.
+    its own defaults; everything else comes from the suite's files and the settings KEY=VALUE.
 
     The ranking is by the interquartile mean over tasks and seeds, with a 95 % confidence interval by stratified
     bootstrap (arXiv:2108.13264). The same command again keeps the runs that are finished and resumes the others. The

@@ -19,18 +19,19 @@ import click
     help="Send the spans to a collector of OpenTelemetry, such as http://localhost:4318, instead (extra `otel`).",
 )
 def trace(run: Path, out: Path | None, otlp: str | None) -> None:
-    """Write the times of the run in the folder RUN as a Chrome trace, which Perfetto opens (https://ui.perfetto.dev).
+    """Write the times of the run in the folder RUN as a Chrome trace for Perfetto (https://ui.perfetto.dev).
 
-    A lane for the steps and one for each process: driver, engines, ranks of the learner, workers of environments; with
-    requests, tokens and rewards as counters. It works while the run trains, too.
+    The trace has a lane for the steps and one for each process (driver, engines, learner ranks, environment workers),
+    and counters of requests, tokens and rewards. The command also works while the run trains.
     """
     from rlsdk.errors import ConfigError
     from rlsdk.reporting.trace import all_spans, chrome_trace
+    from rlsdk.runlog.folder import why_no_run
     from rlsdk.runlog.metrics import METRICS, read_metrics
     from rlsdk.runlog.spans import SPANS, read_spans
 
     if not (run / METRICS).is_file():
-        raise ConfigError([f"RUN: {run} is no folder of a run: it has no {METRICS}"])
+        raise ConfigError([f"RUN: {why_no_run(run, METRICS)}"])
     lines, spans = read_metrics(run), read_spans(run)
     if otlp is not None:
         from rlsdk.reporting.otel import export_spans, otlp_exporter
@@ -42,5 +43,6 @@ def trace(run: Path, out: Path | None, otlp: str | None) -> None:
         click.echo(f"{export_spans(all_spans(lines, spans), run.name, otlp_exporter(otlp))} spans sent")
         return
     path = out or run / "trace.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(chrome_trace(lines, run.name, spans)), encoding="utf-8")
     click.echo(path)

@@ -91,10 +91,10 @@ def train(
 ) -> None:
     """Train a model as the YAML file CONFIG says; KEY=VALUE changes a setting.
 
-    Ctrl-C finishes and saves the step, and ends with status 130; once more ends at once.
+    Ctrl-C finishes and saves the step, and exits with status 130; a second Ctrl-C exits at once.
 
-    A resumed run may have more steps, other trackers or another placement than before, and other times to evaluate and
-    to save; any other change is shown and refused without --allow-changes. The configuration that it had is kept as
+    A resumed run may have more steps, other trackers, another placement, and another schedule of evaluations and
+    checkpoints. Any other change is shown, and refused without --allow-changes. The previous configuration is kept as
     config.step-N.yaml.
     """
     resumes = resume is not False

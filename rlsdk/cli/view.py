@@ -33,8 +33,8 @@ PORT = 7842
 def view(runs: tuple[str, ...], port: int | None, host: str, no_open: bool, studio: bool) -> None:
     """Show runs on a local web page, also while they train: curves, times, processes, every rollout and token.
 
-    RUN is the folder of a run, a folder of such folders, or a URL that runs are uploaded to; left out, it is `runs`.
-    The page's address is printed on a line of its own. Ctrl-C ends the server; runs that the studio started go on.
+    RUN is the folder of a run, a folder of such folders, or a URL that runs are uploaded to; by default, `runs`. The
+    address of the page is printed on a line of its own. Ctrl-C ends the server; runs started from the studio continue.
     """
     asyncio.run(_view(runs or ("runs",), port, host, opens=not no_open, studio=studio))
 

@@ -40,7 +40,7 @@ from rlsdk.errors import ConfigError
     is_flag=False,
     flag_value="newest",
     metavar="[STEP|DIR]",
-    help="Compare the gradients, too, by the weights of this checkpoint or model.  [default: no gradients]",
+    help="Also compare the gradients, computed with this checkpoint or model.  [default: no gradients]",
 )
 @click.option("--steps", metavar="A-B", help="Only these steps: 5, 3-8, 3- or -8.  [default: all that are stored]")
 @click.option("--examples", type=click.IntRange(0), default=5, show_default=True, help="Number of rollouts to show.")
@@ -58,11 +58,12 @@ def what_if(
     files: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Say what another reward, algorithm or filter would have made of the stored rollouts of the run in RUN.
+    """Show what another reward, algorithm or filter would have made of the stored rollouts of RUN.
 
-    Nothing is sampled or trained, and Ray is not started. Shown are rewards, groups that would have trained, tokens
-    whose advantage changes sign, and the rollouts whose reward changes most; with --checkpoint also the cosine of both
-    gradients. REWARD, ALGORITHM and FILTER are names or YAML, such as '{use: countdown, format_score: 0.2}'.
+    Nothing is sampled or trained, and Ray is not started. The output shows rewards, groups that would have been
+    trained, tokens whose advantage changes sign, and the rollouts whose reward changes most; with --checkpoint, also
+    the cosine similarity of the two gradients. REWARD, ALGORITHM and FILTER are names or YAML, such as '{use:
+    countdown, format_score: 0.2}'.
     """
     from rlsdk.checkpoints.reading import local_copy
     from rlsdk.whatif.comparison import Comparison

@@ -125,6 +125,7 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a thread that calls Ray after its end would start another
     os.environ.setdefault("RAY_worker_niceness", "0")  # with 15, any other program could starve the actors
     # Ray would keep a hundred thousand calls for its dashboard, and its GCS grow by some 70 KiB with each step.
     os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "2000")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import attrs
 
 from rlsdk.config.rollout import StorageSection
 from rlsdk.config.schema import Config
@@ -21,6 +23,7 @@ LEAST: dict[str, int] = {
     "minibatches": 1,
     "passes": 1,
     "steps": 1,
+    "seed": 0,
     "max_prompt_tokens": 1,
     "max_empty_steps": 1,
     "save_rollouts": 0,
@@ -77,7 +80,25 @@ def limits(config: Config) -> list[str]:
             if (value := _at(config, path)) is not None and value < least
         ),
         *(text for wrong, text in [*_sizes(config), *_rollout(config)] if wrong),
+        *(f"{path}: expected a number, got nan" for path in _nans(config)),
     ]
+
+
+def _nans(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of values that are NaN, which no comparison with a bound refuses."""
+    if isinstance(value, float) and math.isnan(value):
+        yield path
+    elif attrs.has(type(value)):
+        for field in attrs.fields(type(value)):
+            # Options, and how a reward counts, stand beside the name of their component.
+            inside = path and field.name in ("options", "rule")
+            yield from _nans(getattr(value, field.name), path if inside else f"{path}.{field.name}".lstrip("."))
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _nans(each, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _nans(each, f"{path}[{index}]")
 
 
 def cross_checks(
@@ -224,6 +245,14 @@ def _rollout(config: Config) -> list[tuple[bool, str]]:
 def fresh_groups(config: Config) -> int:
     """Groups of a batch that are trained for the first time."""
     return config.rollout.replay.fresh(config.batch_size)
+
+
+def longest_prompt(config: Config) -> tuple[int, str]:
+    """Return the greatest length of a prompt that is trained on, in tokens, and the setting that it comes from."""
+    room = config.model.max_length - 1  # an answer has a token at least
+    if config.max_prompt_tokens <= room:
+        return config.max_prompt_tokens, "max_prompt_tokens"
+    return room, "model.max_length"
 
 
 def url_faults(section: StorageSection) -> list[str]:

@@ -217,7 +217,8 @@ class CanarySection(Section):
 
     Attributes:
         tokens: Number of tokens to compare.
-        tolerance: Largest difference of a logprob in nats; null takes 1e-3 for float32, 0.15 for 16-bit types.
+        tolerance: Largest difference of a logprob in nats; null takes 1e-3 for float32, 0.15 for 16-bit types. In a
+            mixture of experts of 16 bits, a tenth of the tokens may differ by more, where another expert was chosen.
     """
 
     tokens: int = 32

@@ -126,10 +126,14 @@ def _put_back(tree: Tree, objects: Mapping[tuple[str | int, ...], Any]) -> None:
 
 def apply_override(tree: Tree, text: str) -> str | None:
     """Apply one `key=value` to the tree; return the fault, or None."""
+    if re.search(r"[\ud800-\udfff]", text):  # what Python makes of bytes that are not UTF-8
+        return f"override {text!r}: expected text in UTF-8"
+    if re.match(r"(~|\+{1,2})[\w.]+(=|$)", text):
+        return f"override {text!r}: {_hydra_help(text)}"
     if "=" not in text or re.match(r"\s*[\w.\[\]]+\s*=", text) is None:
         return f"override {text!r}: expected key=value{_override_help(text)}"
     key, _, raw = text.partition("=")
-    key = key.strip().lstrip("+")
+    key = key.strip()
     if raw.endswith("\\") or "\n" in raw:
         return f"override {text!r}: the value holds a line break or a backslash{CONTINUATION}"
     try:
@@ -145,9 +149,19 @@ _DOLLAR = "; an interpolation is written ${key} or ${oc.env:NAME}, plain text wi
 _QUOTES = "; a list or a mapping is written in single quotes as a whole: 'key=[a, b]'"
 
 
+def _hydra_help(text: str) -> str:
+    """Say what replaces Hydra's `+key=value`, `++key=value` and `~key`, to which users of veRL are used."""
+    key = text.lstrip("+~")
+    if text.startswith("~"):
+        return f"Hydra's ~ has no counterpart; set {key.partition('=')[0]} to a value (null, where it may be null)"
+    return f"Hydra's + is not needed here; write {key if '=' in key else f'{key}=…'}"
+
+
 def _override_help(text: str) -> str:
     if text.strip() in ("\\", "") or text.endswith("\\") or text.startswith(("\\", " ")):
         return CONTINUATION
+    if text.isdigit():
+        return f"; the step to resume from is written --resume={text}"
     if text.startswith("--"):
         return f"; overrides have no dashes: {text.lstrip('-').replace(' ', '=')}=…"
     if text[:1] in "[]{}'\"," or text[-1:] in "[]{}'\",":

@@ -6,26 +6,43 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from rlsdk.contracts import Model
 from rlsdk.errors import CanaryError
+from rlsdk.exact import has_experts
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
 """Nats. float32 agrees to 5e-5 on small models; 16-bit kernels differ by rounding of activations."""
+FLIPPED = 0.1
+"""Share of the tokens that may be over the tolerance in a mixture of experts of 16 bits: of two experts that are nearly
+as likely, engine and learner may choose different ones, which gives the token another logprob."""
 _SHOWS = 0.1
 """Share of the tolerance by which the learner must have moved for every engine to show it."""
+
+
+def allowed_outliers(model: Model) -> float:
+    """Return the share of tokens of a model whose gap may be over the tolerance."""
+    if model.dtype == "float32":
+        return 0.0
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    return FLIPPED if has_experts(config.get_text_config()) else 0.0
 
 
 class Canary:
     """Compares logprobs of fixed tokens after every weight sync."""
 
-    def __init__(self, token_ids: np.ndarray, tolerance: float) -> None:
+    def __init__(self, token_ids: np.ndarray, tolerance: float, *, outliers: float = 0.0, rounds: bool = False) -> None:
         """Create a check on fixed tokens.
 
         Args:
             token_ids: Fixed tokens, int64 `[k]`.
             tolerance: Largest allowed gap, in nats.
+            outliers: Share of the tokens whose gap may be larger.
+            rounds: True if the learner's weights are of 16 bits, which a small update may leave as they are.
         """
         self.token_ids = token_ids
-        self._tolerance = tolerance
+        self._tolerance, self._outliers, self._rounds = tolerance, outliers, rounds
         self._before: tuple[int, np.ndarray, dict[int, np.ndarray]] | None = None
         self._moved = False
 
@@ -42,14 +59,17 @@ class Canary:
             The largest gap, in nats.
 
         Raises:
-            CanaryError: A gap over the tolerance, or an engine's logprobs that did not change at all with the first
-                update, or with a later one that moved the learner's by a tenth of the tolerance or more.
+            CanaryError: More gaps over the tolerance than may be, or an engine's logprobs that did not change at all
+                with the first update that shows in the learner's, or with a later one that moved the learner's by a
+                tenth of the tolerance or more.
         """
         worst = max((self._compare(version, learner, rank, seen) for rank, seen in engines.items()), default=0.0)
         if updated and self._before is not None:
             _, own, theirs = self._before
-            self._expect_change(version, learner, engines, own, theirs)
-            self._moved = self._moved or bool(theirs.keys() & engines.keys())
+            # The first steps of a warm-up may be too small to show in 16 bits, even in the learner.
+            if not (self._rounds and np.array_equal(learner, own)):
+                self._expect_change(version, learner, engines, own, theirs)
+                self._moved = self._moved or bool(theirs.keys() & engines.keys())
         self._before = version, learner, dict(engines)
         return worst
 
@@ -63,7 +83,7 @@ class Canary:
                 the last check.
 
         Raises:
-            CanaryError: A gap over the tolerance.
+            CanaryError: More gaps over the tolerance than may be.
         """
         if self._before is None:
             return 0.0
@@ -76,9 +96,9 @@ class Canary:
 
     def _compare(self, version: int, learner: np.ndarray, rank: int, seen: np.ndarray) -> float:
         gaps = np.nan_to_num(np.abs(seen - learner), nan=np.inf)
-        worst = float(gaps.max())
-        if worst > self._tolerance:
-            position, off = int(gaps.argmax()), np.flatnonzero(gaps > self._tolerance)
+        worst, off = float(gaps.max()), np.flatnonzero(gaps > self._tolerance)
+        if len(off) > self._outliers * len(gaps) or worst == np.inf:
+            position = int(gaps.argmax())
             pair = f"{seen[position]:.6f} against {learner[position]:.6f}"
             raise CanaryError(
                 f"weights version {version}: engine {rank} and the learner disagree on {len(off)} of {len(gaps)} "

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from rlsdk.cluster.actors import died
+from rlsdk.cluster.actors import cause_of, died
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.messages import Progress
+from rlsdk.errors import ValueFault
 from rlsdk.isolation.spans import Busy
 from rlsdk.types import Image
 
@@ -279,9 +280,12 @@ class EngineClient:
             for future in want.missing:
                 future.add_done_callback(functools.partial(self._cancel, seat, request.id, want))
         for rank, batch in batches.items():
-            task = asyncio.get_running_loop().create_task(self._consume(self._seats[rank], batch))
-            self._consumers.add(task)
-            task.add_done_callback(self._consumers.discard)
+            self._begin(self._seats[rank], batch)
+
+    def _begin(self, seat: _Seat, batch: list[tuple[Request, _Wanted]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._consume(seat, batch))
+        self._consumers.add(task)
+        task.add_done_callback(self._consumers.discard)
 
     def _cancel(self, seat: _Seat, request: str, want: _Wanted, future: asyncio.Future[Answer]) -> None:
         if future.cancelled() and not want.missing and not seat.gone:
@@ -294,6 +298,7 @@ class EngineClient:
 
     async def _consume(self, seat: _Seat, batch: list[tuple[Request, _Wanted]]) -> None:
         waiting = {request.id: want for request, want in batch}
+        owed = whole = sum(request.n for request, _ in batch)
         try:
             stream = seat.actor.generate.options(num_returns="streaming").remote([request for request, _ in batch])
             async for reference in stream:
@@ -305,6 +310,7 @@ class EngineClient:
                 completions = message
                 texts = self._decode([c.token_ids for c in completions])
                 seat.owe(-len(completions), sum(len(c.token_ids) for c in completions))
+                owed -= len(completions)
                 for completion, text in zip(completions, texts, strict=True):
                     future = waiting[completion.request].futures[completion.index]
                     if future.done():
@@ -312,15 +318,36 @@ class EngineClient:
                     else:
                         future.set_result(Answer(completion, text, seat.rank))
         except Exception as error:  # noqa: BLE001 - every waiting rollout gets the engine's failure
+            self._failed(seat, batch, error, owed, begun=owed < whole)
+
+    def _failed(
+        self, seat: _Seat, batch: list[tuple[Request, _Wanted]], error: Exception, owed: int, *, begun: bool
+    ) -> None:
+        """Handle the end of a call before its time.
+
+        Args:
+            seat: Engine that was called.
+            batch: Requests of the call.
+            error: Reason.
+            owed: Number of continuations that were not answered.
+            begun: True if some were.
+        """
+        if isinstance(cause_of(error), ValueFault):  # it refused a request, and runs
+            if len(batch) > 1 and not begun:  # it has admitted none of them, and only the one at fault is to fail
+                for each in batch:
+                    self._begin(seat, [each])
+                return
+            seat.owe(-owed)
+        else:
             seat.idle.set()
             seat.busy.drop()
-            if self.lost is None or not died(error):
-                _fail(itertools.chain.from_iterable(want.futures for want in waiting.values()), error)
-            else:
-                self._lose(seat, error)
-                again = [want.again() for _, want in batch if want.missing]
-                self.sampled_again += sum(len(want.missing) for want in again)
-                self._send(again)
+        if self.lost is None or not died(error):
+            _fail(itertools.chain.from_iterable(want.futures for _, want in batch), error)
+            return
+        self._lose(seat, error)
+        again = [want.again() for _, want in batch if want.missing]
+        self.sampled_again += sum(len(want.missing) for want in again)
+        self._send(again)
 
     def _lose(self, seat: _Seat, error: Exception) -> None:
         if self._seats.get(seat.rank) is seat:

@@ -147,7 +147,7 @@ async def deliver_late(delivered: Delivered, rank: int, actor: Any) -> None:
         return
     stream = await asyncio.to_thread(learner.stream, 1, canary.token_ids)
     load = actor.load_weights.remote(stream.offer, canary.token_ids, version=stream.version, seat=1)
-    (_, expected), seen = await asyncio.gather(asyncio.to_thread(stream.finish), _awaited(load))
+    (_, expected), seen = await asyncio.gather(asyncio.to_thread(stream.finish), load)
     canary.join(rank, seen, (stream.version, expected))
 
 
@@ -163,7 +163,3 @@ async def received_checksums(
         call = engines.call(rank, "checksums", stream.offer, seat=1)
         _, found = await asyncio.gather(asyncio.to_thread(stream.finish), call)
     return dict(*found)
-
-
-async def _awaited(call: Any) -> Any:
-    return await call

@@ -101,7 +101,7 @@ async def until_ready(rank: int, ready: Any) -> Any:
     """Wait for a part of an engine's start, and return its result; log which resources are free while it takes long."""
     import ray
 
-    start = asyncio.ensure_future(_awaited(ready))
+    start = asyncio.ensure_future(ready)
     try:
         while not (await asyncio.wait({start}, timeout=PATIENCE))[0]:
             free = {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
@@ -109,10 +109,6 @@ async def until_ready(rank: int, ready: Any) -> Any:
         return start.result()
     finally:
         start.cancel()
-
-
-async def _awaited(call: Any) -> Any:
-    return await call
 
 
 async def load_weights(engines: Sequence[Any], weights: Weights) -> None:

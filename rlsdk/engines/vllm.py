@@ -30,10 +30,12 @@ from rlsdk.engines.common import (
 )
 from rlsdk.engines.memory import vllm_memory
 from rlsdk.engines.vllm_arguments import OWNED, engine_arguments
-from rlsdk.engines.vllm_model import import_architectures, model_faults, routing_faults
+from rlsdk.engines.vllm_images import prompt_with_images
+from rlsdk.engines.vllm_model import image_faults, import_architectures, model_faults, routing_faults
 from rlsdk.engines.vllm_worker import share
 from rlsdk.errors import EngineError, OptionError, ValueFault
 from rlsdk.marks import engine
+from rlsdk.vision import Vision
 from rlsdk.weights import joined
 
 _FINISH: tuple[Finish, Finish, Finish] = ("stop", "length", "abort")
@@ -83,6 +85,7 @@ class Vllm:
     _adapter: Any = attrs.field(init=False, default=None)
     _serial: int = attrs.field(init=False, default=0)
     _returns_routing: bool = attrs.field(init=False, default=False)
+    _vision: Vision | None = attrs.field(init=False, default=None)
     _running: dict[str, Continuation] = attrs.field(init=False, factory=dict)
     _ready: list[Completion] = attrs.field(init=False, factory=list)
     _canaries: dict[str, Any] = attrs.field(init=False, factory=dict)
@@ -144,6 +147,10 @@ class Vllm:
         """Say why a model cannot be trained with the vLLM that is installed; it may have no weights."""
         return model_faults(model)
 
+    def image_faults(self, model: Any) -> Sequence[str]:
+        """Say why a model's images cannot be read; the model may have no weights."""
+        return image_faults(model)
+
     def routing_faults(self, model: Any) -> Sequence[str]:
         """Say why vLLM cannot return the experts that tokens choose; the model changes nothing."""
         return routing_faults()
@@ -177,7 +184,12 @@ class Vllm:
         if place.device == "cpu":
             config = import_architectures(model).get_text_config()
             latent = getattr(config, "kv_lora_rank", None) is not None
-        arguments = engine_arguments(model, place, self, self._adapter, routing=self._returns_routing, latent=latent)
+        vision = Vision(model)
+        reads = vision.usable
+        self._vision = vision if reads else None
+        arguments = engine_arguments(
+            model, place, self, self._adapter, routing=self._returns_routing, latent=latent, images=reads
+        )
         with LazyZeros() if place.device == "cpu" and arguments["enforce_eager"] else nullcontext():
             self._llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
         self._llm.set_weight_version("0")
@@ -191,7 +203,7 @@ class Vllm:
             ValueFault: A request cannot be generated, or its id is in use.
         """
         vocabulary = self._llm.model_config.get_vocab_size()
-        check_images(requests, None)
+        check_images(requests, self._vision)
         check_requests(requests, max_length=self._model.max_length, vocabulary=vocabulary)
         check_known([r.id for r in requests], (c.request for c in self._running.values()))
         for request in requests:
@@ -201,8 +213,13 @@ class Vllm:
         """Hand the continuations to the scheduler, each as a request of its own, so that none waits for the others."""
         from copy import copy
 
-        prompt = request.prompt_ids.tolist()
-        parent = self._process(prompt, self._params(request, self._model.max_length - len(prompt)))
+        from vllm.inputs import tokens_input
+
+        ids = request.prompt_ids.tolist()
+        prompt: Any = tokens_input(ids)
+        if self._vision is not None and request.images:
+            prompt = prompt_with_images(request, self._vision)
+        parent = self._process(prompt, self._params(request, self._model.max_length - len(ids)))
         for index in range(request.n):
             child = copy(parent)
             child.request_id = self._next_id()
@@ -229,12 +246,10 @@ class Vllm:
             skip_clone=True,
         )
 
-    def _process(self, prompt: list[int], params: Any) -> Any:
-        from vllm.inputs import tokens_input
-
+    def _process(self, prompt: Any, params: Any) -> Any:
         tasks = self._llm.get_supported_tasks()
         adapter = None if self._adapter is None else vllm_adapter.request()
-        return self._llm.input_processor.process_inputs("", tokens_input(prompt), params, tasks, lora_request=adapter)
+        return self._llm.input_processor.process_inputs("", prompt, params, tasks, lora_request=adapter)
 
     def _next_id(self) -> str:
         self._serial += 1
@@ -366,6 +381,7 @@ class Vllm:
             )
         # The prefix cache must go, and what running requests have cached would mix two policies in one sequence.
         self._llm.reset_prefix_cache(reset_running_requests=True)
+        self._llm.reset_encoder_cache()
 
     def _loaded(self, version: int) -> None:
         self._version = version
@@ -391,12 +407,13 @@ class Vllm:
             ValueFault: `k` is less than 2, or not below `model.max_length`: vLLM wants room for one token more.
         """
         from vllm import SamplingParams
+        from vllm.inputs import tokens_input
 
         count, limit = len(token_ids), self._model.max_length
         if not 2 <= count < limit:
             raise ValueFault(f"logprobs of {count} tokens; give at least 2 and fewer than model.max_length, {limit}")
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        request = self._process(np.asarray(token_ids).tolist(), params)
+        request = self._process(tokens_input(np.asarray(token_ids).tolist()), params)
         name = request.request_id = self._next_id()
         self._canaries[name] = None
         self._llm.engine_core.add_request(request)

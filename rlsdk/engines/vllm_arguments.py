@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.contracts import ActorSpec, Adapter, Model
-from rlsdk.engines import vllm_adapter
+from rlsdk.engines import vllm_adapter, vllm_images
 from rlsdk.engines.common import mix
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def engine_arguments(
     *,
     routing: bool = False,
     latent: bool = False,
+    images: bool = False,
 ) -> dict[str, Any]:
     """Fields of vLLM's `EngineArgs`.
 
@@ -47,6 +48,7 @@ def engine_arguments(
         adapter: The shape of those that it will be sent; None where it is sent whole models.
         routing: Return the experts that tokens choose.
         latent: The model makes keys and values of a latent vector, as DeepSeek-V3 does; it matters on a CPU alone.
+        images: The model reads images.
     """
     cpu = place.device == "cpu"
     found: dict[str, Any] = {
@@ -72,6 +74,8 @@ def engine_arguments(
         found |= vllm_adapter.arguments(adapter)
     if routing:
         found["enable_return_routed_experts"] = True
+    if images:
+        found |= vllm_images.ARGUMENTS
     if cpu:
         # With the 128 of vLLM attention reads mostly padding where sequences are short; less costs bookkeeping.
         found["block_size"] = 64

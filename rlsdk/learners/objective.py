@@ -149,13 +149,15 @@ class Objective:
             return per_token
         weights = self._run("correction", self._correction, x, tally).detach()
         tally.add_tokens("actor/correction", weights, x.loss_mask)
-        return per_token * weights
+        return per_token * torch.where(x.loss_mask, weights, 0)
 
     def reference_kl(self, x: LossInputs) -> Tensor | None:
         """Compute each token's KL to the reference model, float `[t]`; None without an estimator or its logprobs."""
         if self._kl is None or not hasattr(x, "ref_logprobs"):
             return None
-        kl: Tensor = at(self._kl, x.train_step)(x.logprobs, x.ref_logprobs)
+        # A token that is not trained on may have an infinite estimate, whose gradient, times zero, is NaN.
+        logprobs, reference = (torch.where(x.loss_mask, each, 0) for each in (x.logprobs, x.ref_logprobs))
+        kl: Tensor = at(self._kl, x.train_step)(logprobs, reference)
         return kl
 
     def _aggregate(self, per_token: Tensor, x: LossInputs, totals: Totals) -> Tensor:

@@ -27,15 +27,17 @@ class Prompts:
         input_ids: int64 `[prompts, width]`, padded on the right.
         lengths: int64 `[prompts]`.
         of_row: int64 `[rows]`, the prompt of each row.
+        padded: True if any is shorter than the width.
     """
 
     input_ids: torch.Tensor
     lengths: torch.Tensor
     of_row: torch.Tensor
+    padded: bool
 
     def to(self, device: torch.device | str) -> Prompts:
         """Copy the prompts to another device."""
-        return Prompts(self.input_ids.to(device), self.lengths.to(device), self.of_row.to(device))
+        return Prompts(self.input_ids.to(device), self.lengths.to(device), self.of_row.to(device), self.padded)
 
 
 @attrs.frozen(eq=False)
@@ -176,7 +178,8 @@ def _behind_prompts(batch: TrainBatch, offsets: np.ndarray, targets: torch.Tenso
     firsts = np.cumsum(batch.responses) - batch.responses
     some = batch.responses > 0
     states[firsts[some]] = (of_row * prompt_ids.shape[1] + batch.starts - 1)[some]
-    prompts = Prompts(torch.from_numpy(prompt_ids), torch.from_numpy(lengths), torch.from_numpy(of_row))
+    shorter = bool((lengths < prompt_ids.shape[1]).any())
+    prompts = Prompts(torch.from_numpy(prompt_ids), torch.from_numpy(lengths), torch.from_numpy(of_row), shorter)
     rows, places = torch.from_numpy(input_ids), torch.from_numpy(positions)
     of_prompts = ranges(np.arange(len(first)) * prompt_ids.shape[1], lengths)
     of_rows = ranges(prompt_ids.size + np.arange(len(reads)) * width, reads)
@@ -213,4 +216,4 @@ def empty_rows(style: RowStyle) -> TokenRows:
     if style != "shared":
         return TokenRows(zero[None], None, zero, zero)
     # As many passes as other ranks make; the result depends on all of them.
-    return TokenRows(zero[None], zero[None] + 1, zero + 1, zero, Prompts(zero[None], zero + 1, zero))
+    return TokenRows(zero[None], zero[None] + 1, zero + 1, zero, Prompts(zero[None], zero + 1, zero, False))

@@ -77,7 +77,8 @@ def trees(batch: TrainBatch, max_tokens: int, width: int) -> tuple[np.ndarray, n
     pairs = batch.rollouts.get("pairs")
     if pairs is not None:
         _, labels = np.unique(pairs, return_inverse=True)
-        members = [[sequences[i] for i in np.flatnonzero(labels == tree)] for tree in range(int(labels.max()) + 1)]
+        count = int(labels.max(initial=-1)) + 1  # a rank may have no rollout
+        members = [[sequences[i] for i in np.flatnonzero(labels == tree)] for tree in range(count)]
         return np.asarray(labels), np.array([len(TokenTree.of(each)) for each in members], np.int64)
     labels, last = np.empty(len(sequences), np.int64), np.empty(0, np.int64)
     sizes: list[int] = []

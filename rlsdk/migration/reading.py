@@ -166,7 +166,8 @@ def _yaml(content: str, name: str) -> dict[str, Any]:
     if size > MOST:
         raise ConfigError([f"{name} holds more than {MOST:,} values, which no configuration does"])
     if not isinstance(found, dict):
-        raise ConfigError([f"{name} holds a {type(found).__name__}; expected keys with values at the top"])
+        held = "is empty" if found is None else f"holds a {type(found).__name__}"
+        raise ConfigError([f"{name} {held}; expected keys with values at the top"])
     return {str(key): value for key, value in found.items()}
 
 

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pluggy
@@ -135,6 +135,15 @@ class Plugins(pluggy.PluginManager):
         check_kind(kind)
         if not isinstance(name, str):
             raise UnknownComponentError(f"{kind}: expected a name, or a marked object in its place; got {name!r}")
+        file = PurePath(name)
+        if kind == "tasks" and file.suffix in (".jsonl", ".parquet"):
+            use = file.suffix.removeprefix(".")
+            raise UnknownComponentError(f"{name!r} is a file; write {{use: {use}, path: {name}}}")
+        if file.suffix == ".py":
+            raise UnknownComponentError(
+                f"{name!r} is a file; load it with --plugin {name} (in a configuration: plugins: [{name}]), "
+                f"and name its component: {file.stem}/NAME"
+            )
         plugin, _, bare = name.rpartition("/")
         plugin = self.activate(plugin or CORE)
         found = self.components(plugin, kind)

@@ -16,6 +16,7 @@ from rlsdk import preflight
 from rlsdk.cluster.gpus import ROLES, GPUNode
 from rlsdk.cluster.placement import gpu_map
 from rlsdk.config import Plan, TaskSource
+from rlsdk.config.rules import longest_prompt
 from rlsdk.contracts import (
     ExaminesModel,
     OnlySamples,
@@ -27,9 +28,18 @@ from rlsdk.contracts import (
 )
 from rlsdk.conversion import Differences, compare, read_header
 from rlsdk.engines.common import end_ids, open_tokenizer
-from rlsdk.errors import ConfigError, EnvironmentFault, OptionError, RlsdkError, UnreachableDataError, described
+from rlsdk.errors import (
+    ConfigError,
+    EngineError,
+    EnvironmentFault,
+    OptionError,
+    RlsdkError,
+    UnreachableDataError,
+    described,
+)
 from rlsdk.messages import parts_of
 from rlsdk.plugins import ComponentRef
+from rlsdk.readiness.demonstrations import check_demonstrations
 from rlsdk.readiness.disk import DiskEstimate, estimate, skeleton
 from rlsdk.readiness.exact import exact_faults
 from rlsdk.readiness.images import image_faults
@@ -251,11 +261,16 @@ class _Examination:
             count = len(tasks)
             if codec is not None and source.weight > 0:
                 every = max(1, count // PROMPTS)
-                self._prompts(path, [tasks[i] for i in range(0, count, every)][:PROMPTS], count, codec)
+                some = [tasks[i] for i in range(0, count, every)][:PROMPTS]
+                self._prompts(path, some, count, codec)
+                if path.startswith("tasks.train"):
+                    check_demonstrations(self.plan, some, codec)
         except OptionError as error:
             self.faults += [PlanFinding(f"{path}.{below}", text) for below, text in error.faults]
         except ConfigError as error:
             self.faults += [PlanFinding(path, text) for text in error.faults]
+        except EngineError as error:
+            self.faults.append(PlanFinding("workflow", f"{self.plan.workflow.name!r}: {error}"))
         except UnreachableDataError as error:
             self.warnings.append(PlanFinding(path, str(error)))
         except RlsdkError as error:
@@ -278,16 +293,22 @@ class _Examination:
                 return
         if not asks and any(not isinstance(task.prompt, str) for task in tasks):
             self._several_rollouts(codec)
-        limit = config.max_prompt_tokens
-        if not lengths or not path.startswith("tasks.train") or max(lengths) <= limit:
+        limit, setting = longest_prompt(config)
+        if not path.startswith("tasks.train"):
+            limit, setting = config.model.max_length - 1, "model.max_length"  # no prompt of an evaluation is dropped
+        if not lengths or max(lengths) <= limit:
             return
+        least = max(lengths) + (setting == "model.max_length")
         if min(lengths) > limit:
             seen = f"all {count}" if count == len(tasks) else f"all {len(tasks)} that were tried of {count}"
             text = f"no prompt of {path} fits in {limit} tokens: {seen} have from {min(lengths)} to {max(lengths)}"
-            self.faults.append(PlanFinding("max_prompt_tokens", f"{text}; give at least {max(lengths)}"))
+            self.faults.append(PlanFinding(setting, f"{text}; give at least {least}"))
+        elif not path.startswith("tasks.train"):
+            text = f"{limit + 1} tokens leave no room for an answer: {path} has a prompt of {max(lengths)} tokens"
+            self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or leave such tasks out"))
         elif config.long_prompts == "error":
             text = f"{limit}, but {path} has a prompt of {max(lengths)} tokens, and long_prompts=error"
-            self.faults.append(PlanFinding("max_prompt_tokens", f"{text}; give at least {max(lengths)}, or drop them"))
+            self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or drop them"))
 
     def _several_rollouts(self, codec: ChatTokenizer) -> None:
         """Say, once, that conversations of several turns become several rollouts, where thoughts are dropped."""

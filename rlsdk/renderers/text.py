@@ -27,6 +27,7 @@ from rlsdk.renderers.probes import (
     alike,
 )
 from rlsdk.renderers.thoughts import THINK, before_mark, marks_around, split
+from rlsdk.tool_calls.calls import with_json_arguments
 from rlsdk.types import Message
 
 _log = logging.getLogger(__name__)
@@ -366,7 +367,7 @@ class TextRenderer:
         if not done:
             text = before_mark(text, [mark for mark in marks if mark not in text])
         parts = split(text, marks, opened=opened)
-        calls = () if parser is None or not done else tuple(parser.parse(parts.rest))
+        calls = () if parser is None or not done else tuple(map(with_json_arguments, parser.parse(parts.rest)))
         content = parts.rest
         if parser is not None and (calls or not done):
             content = before_mark(content, begins).rstrip() if begins else ""

@@ -14,7 +14,7 @@ from rlsdk.config.tree import leaves
 from rlsdk.contracts import History
 from rlsdk.errors import ConfigError
 from rlsdk.runlog.alerts import Alert, read_alerts
-from rlsdk.runlog.folder import MARKER
+from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.metrics import METRICS, read_metrics
 
 HELD_OUT = ("eval/sampled", "eval/greedy")
@@ -49,7 +49,7 @@ class FinishedRun:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the configuration by their dotted paths."""
-        return dict(leaves(dict(self.config)))
+        return dict(leaves(dict(self.config))) if self.config else {}
 
 
 def read_run(folder: Path) -> FinishedRun:
@@ -59,7 +59,7 @@ def read_run(folder: Path) -> FinishedRun:
         ConfigError: It is not a run's folder.
     """
     if not any((folder / name).is_file() for name in (METRICS, MARKER)):
-        raise ConfigError([f"RUN: {folder} is no folder of a run: it has no {METRICS}"])
+        raise ConfigError([f"RUN: {why_no_run(folder, METRICS)}"])
     text = _text(folder / "config.yaml")
     try:
         config, summary = yaml.safe_load(text), json.loads(_text(folder / "summary.json") or "{}")

@@ -100,7 +100,8 @@ class RewardModel:
         if self.label >= model.config.num_labels:
             raise DataError(f"{self.path} has {model.config.num_labels} logits; label {self.label} does not exist")
         if model.config.pad_token_id is None:  # the padding's place tells the model where a text ends
-            model.config.pad_token_id = self._tokenizer.pad_token_id or self._tokenizer.eos_token_id
+            pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
+            model.config.pad_token_id = end if pad is None else pad  # which may be 0
         self._model = model.to(device).eval()
 
     def _ids(self, rollout: Rollout) -> list[int]:

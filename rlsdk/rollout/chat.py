@@ -186,13 +186,16 @@ class TokenChat:
             watch: Called with tokens while they are sampled, on the event loop of the run.
 
         Raises:
-            EngineError: There is no engine, or it failed.
+            EngineError: The algorithm trains on demonstrations alone, or the engine failed.
             OutOfRoomError: The conversation fills the model's length.
             ValueFault: The prompt alone fills it.
         """
         client, codec = self._setting.client, self._setting.codec
         if client is None:
-            raise EngineError("this run has no engine; its algorithm trains on demonstrations")
+            raise EngineError(
+                "the workflow samples the policy, but the algorithm trains on demonstrations; leave `workflow` out, or "
+                "choose an algorithm that samples"
+            )
         begin = codec.encode(prefill)
         room = self.room() - len(begin)
         if room < 1:
@@ -237,13 +240,26 @@ class TokenChat:
         return self._answer(answer.text, done.token_ids, prefill=prefill, ended=done.finish == "stop")
 
     def write(self, text: str) -> None:
-        """Append an expert's assistant message and the end-of-text token; it is trained on as if sampled."""
-        codec = self._setting.codec
+        """Append an expert's assistant message and the end-of-text token; it is trained on as if sampled.
+
+        What does not fit into the model's length is cut off, as the policy's own answers are.
+
+        Raises:
+            OutOfRoomError: The conversation fills the model's length.
+            ValueFault: The prompt alone fills it.
+        """
+        codec, room = self._setting.codec, self.room()
+        if room < 1:
+            raise self._full()
         ids = codec.encode(text)
         ids = ids if codec.end is None else np.append(ids, codec.end)
+        cut = len(ids) > room
+        if cut:
+            ids, self._status = ids[:room], "truncated"
+            text = codec.decode([ids])[0]
         self._send(self._sending())
         self._segment.append(ids, True)
-        self._answer(text, ids, ended=codec.end is not None)
+        self._answer(text, ids, ended=codec.end is not None and not cut)
 
     def _send(self, sending: Sending) -> None:
         if not sending.anew:

@@ -6,7 +6,8 @@ A term of the reward that compares the rollouts of a group is called once the gr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import reprlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,9 +15,19 @@ import attrs
 
 from rlsdk.contracts import ScoredAtEnd, Workflow, runs_user_code
 from rlsdk.engines.gate import PausableClient
-from rlsdk.errors import ConfigError, DataError, EngineError, OutOfRoomError, RlsdkError, WorldLostError, described
+from rlsdk.errors import (
+    ConfigError,
+    DataError,
+    EngineError,
+    OutOfRoomError,
+    RlsdkError,
+    ValueFault,
+    WorldLostError,
+    described,
+)
 from rlsdk.loops import UserLoop
 from rlsdk.rollout.chat import Prompt, RolloutContext, TokenChat
+from rlsdk.scoring.outcome import as_score
 from rlsdk.scoring.scorer import Scorer, ScoringCounters
 from rlsdk.seeds import derive
 from rlsdk.types import Group, Rollout, Score, Task
@@ -201,6 +212,8 @@ class RolloutGenerator:
                 produced = await user_loop.run(lambda: self._run(task, chat))
         except OutOfRoomError:
             produced = chat.finish()
+        except ValueFault as error:  # what an environment or the workflow gave is no observation, no reward, …
+            raise _FailedError(described(error)) from error
         except RlsdkError:
             raise
         except asyncio.CancelledError as error:
@@ -215,12 +228,16 @@ class RolloutGenerator:
             raise _FailedError(described(error)) from error
         finally:
             chat.close()
-        return [produced] if isinstance(produced, Rollout) else list(produced)
+        rollouts = list(produced) if isinstance(produced, Iterable) else [produced]
+        if not rollouts or not all(isinstance(each, Rollout) for each in rollouts):
+            expected = "a Rollout, such as chat.finish() returns, or a list of at least one"
+            raise _FailedError(f"it returned {reprlib.repr(produced)}; expected {expected}")
+        return rollouts
 
     async def _judged(self, rollouts: Sequence[Rollout]) -> Sequence[Score | ScoringCounters]:
         """Score rollouts as far as possible before the rest of their group is complete."""
         if self._scorer is None:
-            return [Score(sum(value for _, value in rollout.rewards)) for rollout in rollouts]
+            return [as_score(sum(value for _, value in rollout.rewards)) for rollout in rollouts]
         if isinstance(self._scorer, Scorer):
             self._scorer.warn_of_ignored(rollouts)
         judge = self._scorer.score if self._comparing is None else self._comparing.begin

@@ -206,8 +206,8 @@ class RolloutScheduler:
         """
         self._asked = state["asked"]
         self._owed |= {name: count for name, count in state.get("owed", {}).items() if name in self._owed}
-        self._batches = {int(step): parts for step, parts in state["batches"].items()}
         self._ledger.restore(state["ended"])
+        self._batches = {int(step): self._among_present(parts) for step, parts in state["batches"].items()}
         kept = {n: (s, p, self._streams.at(s, p)) for s, p, n in state.get("kept", ()) if s in self._streams.names}
         groups = recall({number: task for number, (_, _, task) in kept.items()})
         for number, group in sorted(groups.items()):
@@ -221,6 +221,15 @@ class RolloutScheduler:
         for source, position in again:
             self._ledger.issue(source, self._streams.at(source, position), position)
         return len(again)
+
+    def _among_present(self, parts: Mapping[str, int]) -> Mapping[str, int]:
+        """Return the parts of a requested batch, where other sources take the place of those that were removed."""
+        found = {source: count for source, count in parts.items() if source in self._streams.names}
+        missing = sum(parts.values()) - sum(found.values())
+        for source, count in (self._streams.divide(missing) if missing else {}).items():
+            found[source] = found.get(source, 0) + count
+            self._ledger.ask(source, self._ledger.counts(source).target + count)
+        return found
 
     async def pause(self, seconds: float = 0.0, *, again: float = AGAIN) -> int:
         """Start no more tasks and end those running; the next `take` restarts them from their partial groups.

@@ -25,7 +25,16 @@ class TaskStream:
         dropped: Number of them whose prompt exceeded the limit.
     """
 
-    def __init__(self, tasks: Sequence[Task], seed: int, fits: Callable[[Task], int], limit: int, on_long: str) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        seed: int,
+        fits: Callable[[Task], int],
+        limit: int,
+        on_long: str,
+        *,
+        setting: str = "max_prompt_tokens",
+    ) -> None:
         """Create a stream.
 
         Args:
@@ -34,10 +43,12 @@ class TaskStream:
             fits: Counts the tokens of a task's prompt.
             limit: Maximum length of a prompt, in tokens.
             on_long: Treatment of longer prompts: "drop" or "error".
+            setting: Setting that the limit comes from, for messages.
         """
         if not len(tasks):
             raise DataError("tasks.train: a source holds no task")
         self._tasks, self._seed, self._count, self._limit, self._on_long = tasks, seed, fits, limit, on_long
+        self._setting = setting
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
         self.position = 0
         self.dropped = 0
@@ -57,10 +68,11 @@ class TaskStream:
                 return task, position
             if self._on_long == "error":
                 raise DataError(
-                    f"task {task.id!r}: its prompt has {length} tokens, max_prompt_tokens allows {self._limit}"
+                    f"task {task.id!r}: its prompt has {length} tokens, {self._setting} allows {self._limit}"
                 )
             self.dropped += 1
-        raise DataError(f"no task fits max_prompt_tokens={self._limit}: all {len(self._tasks)} prompts are longer")
+        count, limit = len(self._tasks), self._limit
+        raise DataError(f"no task fits: {self._setting} allows {limit} tokens, and all {count} prompts are longer")
 
     def at(self, position: int) -> Task:
         """Return the task at a position, counted over all epochs."""

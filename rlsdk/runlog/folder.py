@@ -1,4 +1,4 @@
-"""Locks on a run's folder: one program at a time, and `--overwrite` only deletes what rlsdk made."""
+"""Folders of runs: which folders are some, one program at a time, and `--overwrite` only deletes what rlsdk made."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import SoftFileLease, Timeout
 
 from rlsdk.errors import ConfigError
+from rlsdk.options import nearest
 
 log = logging.getLogger(__name__)
 MARKER = ".rlsdk-run"
@@ -88,6 +89,26 @@ def _holder(path: Path) -> tuple[str, str]:
         lines = []
     fields = dict(line.split("=", 1) for line in lines if "=" in line)
     return fields.get("pid", "?"), fields.get("host", "?")
+
+
+def why_no_run(path: Path, missing: str) -> str:
+    """Say why a path that a user gave is not the folder of a run, and which folder may have been meant.
+
+    Args:
+        path: Path that was given.
+        missing: File that the folder of a run would hold.
+    """
+    if not path.exists():
+        near = nearest(path.name, (each.name for each in path.parent.iterdir())) if path.parent.is_dir() else None
+        return f"{path}: there is no such folder{f'; did you mean {path.parent / near}?' if near else ''}"
+    around = next((each for each in path.absolute().parents if (each / MARKER).is_file()), None)
+    if around is not None:
+        return f"{path} is inside the folder of a run; give that folder, {around}"
+    if not path.is_dir():
+        return f"{path} is a file; expected the folder of a run"
+    held = sorted(str(each.parent) for each in path.glob(f"*/{MARKER}"))
+    hint = f"; it holds folders of runs: {', '.join(held[:5])}{', …' if len(held) > 5 else ''}" if held else ""
+    return f"{path} is not the folder of a run: it has no {missing}{hint}"
 
 
 def mark(folder: Path) -> None:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from rlsdk.errors import EnvironmentFault, RunError, ValueFault
+from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.store import Address
 from rlsdk.runlog.tables import COLUMNS, GROUPS, ROLLOUTS
 
@@ -72,7 +73,9 @@ def query(
     """
     address = Address.of(Path(run))
     if address is None:
-        raise ValueFault(f"{run} holds no rollouts: it is not a run's folder, or none were saved (save_rollouts: 0)")
+        if not (Path(run) / MARKER).is_file():
+            raise ValueFault(why_no_run(Path(run), "rollouts.db"))
+        raise ValueFault(f"{run} holds no rollouts: none were saved (save_rollouts: 0)")
     most, begun = math.inf if seconds is None else seconds, time.monotonic()
     engine = reader(address, most)
     try:
@@ -88,7 +91,8 @@ def query(
                 "(--timeout, in a script `seconds`)"
             ) from error
         said = next(iter(str(error.orig).splitlines()), type(error).__name__)
-        if where or order_by:
+        damaged = getattr(error.orig, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+        if (where or order_by) and not damaged:
             given = where or order_by
             raise ValueFault(f"{given!r}: {said}. The columns are {', '.join(COLUMNS)}") from error
         raise RunError(f"the rollouts in {address.url} cannot be read: {said}") from error

@@ -27,7 +27,9 @@ class JsonlTracker:
         """Open the file; on resume, cut it back to the step that the run resumes from."""
         path = run.folder / METRICS
         kept = lines_up_to(path, run.resumed_from) if run.resumed_from else []
-        path.write_text("".join(kept), encoding="utf-8")
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text("".join(kept), encoding="utf-8")
+        partial.replace(path)  # where the disk is full, or the run is killed here, the lines so far stay
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:

@@ -232,9 +232,8 @@ class Scorer:
             task = tally.rollout.task
             parts = "; ".join(f"{part.rule.name}: {', '.join(part.rule.sources)}" for part in self._parts)
             raise DataError(f"task {task.id!r}: no part of the reward scores its source {task.source!r} ({parts})")
-        last_token = None
-        if rewards_tokens(scored) and tally.rollout.loss_mask.any():
-            last_token = tally.rollout.span[1] - 1
+        # Where nothing was sampled, no token is trained on, and its last one is as good as any.
+        last_token = max(tally.rollout.span[1] - 1, 0) if rewards_tokens(scored) else None
         return combine(scored, last_token=last_token)
 
     def close(self) -> None:

@@ -88,14 +88,10 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def _plain(score: Score) -> dict[str, Any]:
-    try:
-        metrics = {name: float(value) for name, value in score.metrics.items()}
-    except (TypeError, ValueError) as error:  # it concerns this rollout alone
-        score, metrics = Score.invalid(f"a metric of its score is not a number: {error}"), {}
     return {
         "value": score.value,
         "valid": score.valid,
-        "metrics": metrics,
+        "metrics": {name: float(value) for name, value in score.metrics.items()},
         "reason": score.reason[: 2 * LONGEST],
         "token_rewards": score.token_rewards,
     }

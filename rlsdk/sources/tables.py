@@ -87,7 +87,8 @@ class JsonLines:
         except (ValueError, RecursionError) as error:
             raise BadRowError(f"it is not JSON: {error}") from error
         if not isinstance(value, dict):
-            raise BadRowError(f"expected a JSON object, got {type(value).__name__}")
+            hint = "; write each of its elements on a line of its own" if isinstance(value, list) else ""
+            raise BadRowError(f"expected a JSON object, got {type(value).__name__}{hint}")
         return value
 
     def scan(self, needed: Any) -> Iterator[Row | BadRowError]:
@@ -142,6 +143,8 @@ def _missing(system: Any, bare: str, split: str, suffix: str) -> str:
         return f"the folder holds neither {split}.{suffix} nor {split}-*.{suffix}; it holds: {held or 'nothing'}"
     folder = str(PurePosixPath(bare).parent)
     beside = [PurePosixPath(p).name for p in system.ls(folder, detail=False)] if system.isdir(folder) else []
+    if system.exists(bare):
+        return "it is neither a file nor a folder; a pipe cannot be read here: save what it gives to a file"
     near = nearest(PurePosixPath(bare).name, beside)
     return f"there is no such file{f'; did you mean {near}?' if near else ''}"
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ast
 import json
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import attrs
 
 MAX_CHARACTERS = 16_384
 """Most characters of an answer in which calls are looked for; a longer one is refused."""
+
+MAX_DEPTH = 100
+"""Greatest nesting of a call's arguments."""
 
 
 @attrs.frozen
@@ -83,13 +88,41 @@ def read_arguments(name: str, arguments: Any) -> Call | Malformed:
 
 
 def read_value(text: str) -> Any:
-    """Read an argument that is written as bare text: JSON or a Python literal if it is one, else the text itself."""
+    """Read an argument that is written as bare text: JSON, or a Python literal like it, else the text itself."""
     for parse in (json.loads, ast.literal_eval):
         try:
-            return parse(text)
+            value = parse(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             continue
+        if not _not_json(value, 0):
+            return value
     return text
+
+
+def with_json_arguments(call: Call | Malformed) -> Call | Malformed:
+    """Return a call if its arguments are JSON values, as templates, clients and the store of rollouts write them.
+
+    Python literals may be sets, bytes, or mappings with numbers as keys; and JSON may be nested so deeply that nothing
+    can write it again.
+    """
+    if isinstance(call, Malformed):
+        return call
+    fault = _not_json(call.arguments, 0) or _not_json(call.positional, 0)
+    return Malformed(f"{call.name}: {fault}") if fault else call
+
+
+def _not_json(value: Any, depth: int) -> str:
+    """Say why a value is no JSON; empty if it is."""
+    if depth > MAX_DEPTH:
+        return f"its arguments are nested deeper than {MAX_DEPTH}"
+    if value is None or isinstance(value, bool | int | float | str):
+        return ""
+    if isinstance(value, Mapping):
+        keys = [f"a key is {reprlib.repr(key)}; expected text" for key in value if not isinstance(key, str)]
+        return next(chain(keys, filter(None, (_not_json(each, depth + 1) for each in value.values()))), "")
+    if isinstance(value, list | tuple):
+        return next(filter(None, (_not_json(each, depth + 1) for each in value)), "")
+    return f"{reprlib.repr(value)} is no JSON value"
 
 
 def too_long(text: str) -> Malformed:

@@ -16,9 +16,9 @@ import numpy as np
 from rlsdk.cluster.actors import kill
 from rlsdk.cluster.placement import Layout, layout, no_room
 from rlsdk.config import Plan
-from rlsdk.config.rules import fresh_groups
+from rlsdk.config.rules import fresh_groups, longest_prompt
 from rlsdk.contracts.rollouts import Rollouts
-from rlsdk.engines.canary import TOLERANCE, Canary
+from rlsdk.engines.canary import TOLERANCE, Canary, allowed_outliers
 from rlsdk.engines.client import EngineRoutes
 from rlsdk.engines.group import EngineGroup, RestartPolicy
 from rlsdk.engines.starting import exchanged_adapter, restart_engine, start_engines, started_engines
@@ -158,6 +158,8 @@ def explorer_on(
             canary=Canary(
                 _canary_tokens(codec, tasks[0], min(config.canary.tokens, config.model.max_length - 1)),
                 0.0 if config.model.exact else config.canary.tolerance or TOLERANCE[config.model.dtype],
+                outliers=allowed_outliers(plan.model),
+                rounds=config.model.dtype != "float32",
             ),
         )
 
@@ -183,9 +185,8 @@ def _streams(plan: Plan, tasks: Sequence[Sequence[Task]], codec: ChatTokenizer) 
     streams = []
     for i, (source, some) in enumerate(zip(plan.tasks_train, tasks, strict=True)):
         seed = derive(config.seed, source.name) if i else config.seed  # sources of one size differ in their order
-        stream = TaskStream(
-            some, seed, lambda t: len(codec.prompt(t)[1]), config.max_prompt_tokens, config.long_prompts
-        )
+        limit, setting = longest_prompt(config)
+        stream = TaskStream(some, seed, lambda t: len(codec.prompt(t)[1]), limit, config.long_prompts, setting=setting)
         streams.append(Source(source.name, source.weight, stream))
     return TaskStreams(streams)
 

@@ -13,8 +13,9 @@ import torch
 
 from rlsdk.batch import CreditInputs
 from rlsdk.contracts import TrainBatch
-from rlsdk.errors import DataError, RunError
+from rlsdk.errors import RunError
 from rlsdk.fields import FORWARD, UPDATE_FIELDS, Field
+from rlsdk.readiness.demonstrations import label_of
 from rlsdk.types import Group, Rollout, Score
 
 
@@ -88,7 +89,7 @@ class StepBatch:
 def pack(
     groups: Sequence[Group], experts: Sequence[Group] = (), baselines: Mapping[str, float] | None = None
 ) -> StepBatch | None:
-    """Pack the valid rollouts that sampled anything; None if there are none.
+    """Pack the valid rollouts that sampled anything behind their first token; None if there are none.
 
     Invalid rollouts end here: they reach neither a baseline nor a loss.
 
@@ -100,11 +101,12 @@ def pack(
     if baselines is not None:
         groups = [group for group in groups if group.uid in baselines]
     every = [*groups, *experts]
+    # No state predicts the first token of a rollout; without a prompt, it is what the others follow.
     kept = [
         (g, rollout, score)
         for g, group in enumerate(every)
         for rollout, score in zip(group.rollouts, group.scores, strict=True)
-        if score.valid and rollout.loss_mask.any()
+        if score.valid and rollout.loss_mask[1:].any()
     ]
     sampled = sum(g < len(groups) for g, _, _ in kept)
     if not sampled:
@@ -112,6 +114,7 @@ def pack(
     index, rollouts, scores = (tuple(part) for part in zip(*kept, strict=True))
     lengths = np.array([len(r.token_ids) for r in rollouts], np.int64)
     mask = np.concatenate([r.loss_mask for r in rollouts])
+    mask[np.cumsum(lengths) - lengths] = False
     starts, responses = spans(mask, lengths)
     inside = _inside(lengths, starts, responses)
     arrays = TrainBatch(
@@ -314,7 +317,9 @@ def labels(
 def _better(batch: StepBatch) -> np.ndarray:
     """Bool `[n]`: True for the rollout of each pair with the greater reward."""
     rewards, size = np.array([s.value for s in batch.scores]), np.bincount(batch.groups)
-    better: np.ndarray = rewards > (np.bincount(batch.groups, rewards) / size)[batch.groups]
+    least = np.full(len(size), np.inf)
+    np.minimum.at(least, batch.groups, rewards)
+    better: np.ndarray = rewards > least[batch.groups]  # not above the mean, which may round up to the greater one
     count = np.bincount(batch.groups, better)
     if wrong := np.flatnonzero((size != 2) | (count != 1)).tolist():
         at = next(i for i, group in enumerate(batch.groups) if group == wrong[0])
@@ -332,14 +337,9 @@ def _right(batch: StepBatch, passing: float, rewarded: bool) -> np.ndarray:
     for i, rollout in enumerate(batch.rollouts):
         if (rollout.policy_versions[rollout.loss_mask] >= 0).any():
             continue  # sampled: a label of its task is not about this answer
-        label = rollout.task.metadata.get("label")
-        if isinstance(label, bool):
-            right[i] = label
-        elif i >= batch.sampled or not rewarded:
-            raise DataError(
-                f"task {rollout.task.id!r}: nothing says whether its demonstration is right; expected `label`, true or "
-                f"false, in its metadata, got {label!r}: map a column to 'label'"
-            )
+        labelled = isinstance(rollout.task.metadata.get("label"), bool)
+        if labelled or i >= batch.sampled or not rewarded:
+            right[i] = label_of(rollout.task)
     return right
 
 

@@ -26,6 +26,7 @@ from rlsdk.cluster.draining import DrainingNode, watch_nodes
 from rlsdk.config import defaults
 from rlsdk.contracts import Run
 from rlsdk.contracts.rollouts import Evaluation
+from rlsdk.errors import ScoringError
 from rlsdk.plugins import ComponentRef, load, short_name
 from rlsdk.runlog.engine_scaling import EngineScaling, requested_engines, write_status
 from rlsdk.runlog.ledger_file import note_ledger
@@ -166,7 +167,13 @@ class Evaluating(Callback):
         section = trainer.plan.config.eval
         due = section.every and trainer.version % section.every == 0
         if trainer.rollouts.eval_tasks and (due or (trainer.ended and section.after)):
-            metrics |= await self._evaluate(trainer, "after")
+            try:
+                metrics |= await self._evaluate(trainer, "after")
+            except ScoringError:
+                # What was trained is kept, whatever became of the held-out tasks.
+                folder = await trainer.save_async(last=trainer.ended)
+                log.warning("the evaluation failed; the training up to step %d is saved in %s", trainer.version, folder)
+                raise
 
     async def _evaluate(self, trainer: Trainer, when: str) -> Metrics:
         found = await trainer.evaluate_async()

@@ -154,7 +154,8 @@ def _checked(result: Any, x: CreditInputs, part: Any) -> Tensor:
     finite = result.float().isfinite()  # as the learner reads it
     if not bool(finite.all()):
         raise RunError(f"{name} returned {int((~finite).sum())} values that are not finite in float32")
-    return result
+    # What reads it next divides, discounts and takes means, which whole numbers would round.
+    return result if result.is_floating_point() else result.float()
 
 
 def _numpy(values: Tensor) -> np.ndarray:

@@ -16,6 +16,7 @@ import numpy as np
 
 from rlsdk.components import component_of
 from rlsdk.config import Plan, defaults
+from rlsdk.config.rules import longest_prompt
 from rlsdk.contracts import RewardSpec, batch_of
 from rlsdk.errors import ConfigError
 from rlsdk.plugins import load
@@ -118,7 +119,8 @@ async def _answered(plan: Plan, sources: Sequence[Sequence[Task]]) -> list[tuple
     found = []
     for tasks in sources:
         some = [tasks[i] for i in range(min(len(tasks), _LOOKED_AT))]
-        task = next((t for t in some if 0 < len(codec.prompt(t)[1]) <= plan.config.max_prompt_tokens), None)
+        longest, _ = longest_prompt(plan.config)
+        task = next((t for t in some if 0 < len(codec.prompt(t)[1]) <= longest), None)
         if task is not None:
             texts = answers(task)
             setting = setting_of(plan, codec, ScriptedPolicy(codec, partial(_next, iter(texts))))

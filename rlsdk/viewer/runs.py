@@ -17,7 +17,7 @@ from rlsdk.errors import RunError, ValueFault
 from rlsdk.runlog import actors
 from rlsdk.runlog.alerts import ALERTS, Alert, alert_from, chosen_rules, latest_alerts
 from rlsdk.runlog.engine_scaling import STATUS
-from rlsdk.runlog.folder import MARKER
+from rlsdk.runlog.folder import MARKER, why_no_run
 from rlsdk.runlog.ledger_file import read_ledger
 from rlsdk.runlog.metrics import METRICS
 from rlsdk.viewer.conversation import Vocabulary
@@ -211,11 +211,11 @@ def find_runs(given: Sequence[Path], most: int = 200, *, required: bool = True) 
         if not path.is_dir():
             if not required:
                 continue
-            raise RunError(f"{path}: there is no such folder")
+            raise RunError(why_no_run(path, MARKER))
         below = [each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".") and is_run(each)]
         if not below and required:
             raise RunError(
-                f"{path} is no run's folder and has none in it; expected a folder with a config.yaml or metrics.jsonl, "
+                f"{path} is not a run's folder and holds none; expected a folder with a config.yaml or metrics.jsonl, "
                 "as `rlsdk train` makes one"
             )
         found += below

@@ -18,6 +18,7 @@ from rlsdk.config.schema import normalise
 from rlsdk.config.tree import Tree, leaves
 from rlsdk.errors import ConfigError
 from rlsdk.fields import FORWARD
+from rlsdk.runlog.folder import why_no_run
 from rlsdk.scoring.scorer import RewardTerm
 
 REPLAYED = ("reward", "algorithm", "scoring", "max_invalid", "plugins", "old_logprobs")
@@ -107,7 +108,7 @@ def question(run: Path, asked: Asked) -> WhatIfQuestion:
     """
     file = run / "config.yaml"
     if not file.is_file():
-        raise ConfigError([f"RUN: {run} is no folder of a run: it has no config.yaml"])
+        raise ConfigError([f"RUN: {why_no_run(run, 'config.yaml')}"])
     overrides = asked.overrides()
     kept = _kept(file, asked, overrides)
     before = check(kept, (), asked.plugins)

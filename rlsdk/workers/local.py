@@ -65,6 +65,7 @@ class LocalMaker:
         demonstrator: RolloutGenerator,
         evaluator: RolloutGenerator,
         user_loop: UserLoop,
+        sampled: bool,
     ) -> None:
         """Create a maker.
 
@@ -77,8 +78,9 @@ class LocalMaker:
             demonstrator: Gives demonstrations.
             evaluator: Makes the groups of evaluations.
             user_loop: Event loop of users' code.
+            sampled: False if the algorithm trains on demonstrations alone.
         """
-        self.client, self.pausable, self.user_loop = client, gate, user_loop
+        self.client, self.pausable, self.user_loop, self._sampled = client, gate, user_loop, sampled
         self._setting, self._eval_worlds = setting, eval_worlds
         self._generators = {"train": producer, "expert": demonstrator, "evaluation": evaluator}
         self.deaths: list[str] = []
@@ -100,6 +102,8 @@ class LocalMaker:
         setting = self._setting
         if order.role == "evaluation" and self._eval_worlds is not None:
             setting = attrs.evolve(setting, worlds=self._eval_worlds)
+        if order.role == "train" and not self._sampled:  # the engines are for the evaluation alone
+            setting = attrs.evolve(setting, client=None)
         if order.sampling is not None:
             setting = attrs.evolve(setting, sampling=order.sampling)
         generator = self._generators[order.role]
@@ -180,4 +184,5 @@ def local_maker(
             demonstrator=demonstrator,
             evaluator=evaluator_of(plan, scorer),
             user_loop=user_loop,
+            sampled=plan.sampled,
         )

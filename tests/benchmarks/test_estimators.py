@@ -79,7 +79,8 @@ def head_of(x: CreditInputs, rows: int) -> CreditInputs:
     """The first rollouts."""
     t = int(x.lengths[:rows].sum())
     n = len(x.rewards)
-    return CreditInputs(**{k: v[:rows] if len(v) == n else v[:t] for k, v in vars(x).items() if v is not None})
+    tensors = {k: v for k, v in vars(x).items() if isinstance(v, torch.Tensor)}
+    return CreditInputs(**{k: v[:rows] if len(v) == n else v[:t] for k, v in tensors.items()})
 
 
 def seconds(call: Callable[[], Any], rounds: int = ROUNDS) -> list[float]:

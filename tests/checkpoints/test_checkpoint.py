@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,42 @@ def test_a_full_disk_keeps_the_last_one_and_says_what_to_do(tmp_path: Path) -> N
         checkpoints.save(4, {}, full)
     assert checkpoints.steps() == [3]
     assert list((tmp_path / "checkpoints").glob(".*")) == []
+
+
+def test_an_old_one_that_cannot_be_deleted_ends_no_run_and_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints, delete = Checkpoints(tmp_path, keep=1), shutil.rmtree
+    checkpoints.save(1, STATE, write)
+
+    def busy(folder: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:  # as NFS says of a file that is read
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(folder))
+
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    checkpoints.save(2, STATE, write)
+    assert checkpoints.steps() == [2] and "cannot be deleted" in caplog.text
+    checkpoints.save(3, STATE, write)
+    monkeypatch.setattr(shutil, "rmtree", delete)
+    checkpoints.save(4, STATE, write)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-4"]
+
+
+def test_one_that_is_written_again_is_kept_where_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, rename = Checkpoints(tmp_path, keep=2), Path.rename
+    checkpoints.save(3, {**STATE, "position": 1}, write)
+
+    def fails_once(path: Path, target: Path) -> Path:
+        if path.name == ".step-3.partial":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails_once)
+    with pytest.raises(CheckpointError, match="the checkpoint of step 3 is kept"):
+        checkpoints.save(3, {**STATE, "position": 2}, write)
+    assert checkpoints.read(3)["position"] == 1
 
 
 def test_a_damaged_or_foreign_one_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import click
 import pytest
@@ -250,3 +251,77 @@ def test_a_thread_that_a_plugin_leaves_behind_does_not_keep_the_program() -> Non
     )
     assert done.returncode == 2, done.stderr
     assert "these threads still run: sync; the process exits" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["explain", "--config", "mine.yaml"], "The configuration is given without an option"),
+        (["explain", "mine.yaml", "--lr", "1e-6"], "veRL's lr is learner.lr here"),
+        (["simulate", "mine.yaml", "--gpus", "8,x"], "expected numbers of GPUs such as 8 or 8,64,1024"),
+        (["diagnose", "runs"], "it holds folders of runs: runs/mine"),
+        (["diagnose", "runs/mien"], "there is no such folder; did you mean runs/mine?"),
+        (["trace", "runs/mine/checkpoints"], "is inside the folder of a run; give that folder"),
+        (["rollouts", "mine.yaml"], "mine.yaml is a file; expected the folder of a run"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_answered_with_what_was_meant(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / ".rlsdk-run").touch()
+    model = Path(__file__).parents[2] / "examples" / "models" / "countdown-nano"
+    (tmp_path / "mine.yaml").write_text(
+        f"name: mine\nmodel: {{path: {model}, max_length: 32}}\ntasks: {{train: countdown}}\n"
+        "max_prompt_tokens: 16\nsampling: {max_tokens: 14}\nreward: countdown\nsteps: 4\n"
+    )
+    ended = run(*arguments)
+    assert ended.exit_code == 2
+    assert said in ended.output
+
+
+def test_migrate_refuses_the_configuration_of_another_trainer(tmp_path):
+    file = tmp_path / "verl.yaml"
+    file.write_text(
+        "trainer: {total_epochs: 15}\nalgorithm: {adv_estimator: grpo}\ndata: {train_files: x, train_batch_size: 8}\n"
+    )
+    ended = run("migrate", "TRL", str(file))
+    assert ended.exit_code == 2
+    assert "TRL has none of its 4 keys; it looks like a config of veRL: rlsdk migrate verl" in ended.output
+    file.write_text("")
+    assert "is empty; expected keys" in run("migrate", "verl", str(file)).output
+
+
+def test_diagnose_runs_with_an_empty_config(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "config.yaml").write_text("")
+    ended = run("diagnose", str(tmp_path))
+    assert ended.exit_code == 0
+    assert "is empty or damaged" in ended.output
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_named_without_a_traceback():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "rlsdk.cli", "config"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("rlsdk: standard output: No space left on device")
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_path_that_cannot_be_used_is_named_without_a_traceback():
+    ended = run("new", "reward", "a" * 300)
+    assert ended.exit_code == 1
+    assert "File name too long" in ended.output
+
+
+def test_output_in_an_encoding_with_fewer_characters_is_no_error():
+    ended = start("plugins", "algorithm", env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert ended.returncode == 0, ended.stderr
+    assert "grpo" in ended.stdout
+
+
+def test_no_columns_are_no_limit():
+    ended = start("config", "learner.lr", env={**os.environ, "COLUMNS": "0"})
+    assert "learner.lr" in ended.stdout

@@ -165,6 +165,16 @@ def test_a_wrong_name_is_answered_with_the_nearest(lab):
     assert "plugins: core, " in text
 
 
+def test_a_component_given_for_a_plugin_is_answered_with_its_kinds(lab):
+    text = run("grpo", status=1)
+    assert "'grpo' is a component of core" in text
+    assert "`rlsdk plugins advantage` or `rlsdk plugins algorithm`" in text
+
+
+def test_a_file_given_for_a_plugin_is_answered_with_the_option(lab):
+    assert "`rlsdk plugins mine --plugin mine.py`" in run("mine.py", status=1)
+
+
 def test_a_file_is_listed_too(tmp_path):
     (tmp_path / "mine.py").write_text("import rlsdk\n@rlsdk.kl('k')\ndef k(p, q):\n    'Mine.'\n")
     assert "mine/k Mine." in " ".join(run("mine", "--plugin", str(tmp_path / "mine.py")).split())

@@ -65,7 +65,7 @@ def test_what_a_model_wrote_is_shown_as_data(folder: Path) -> None:
 def test_a_wrong_condition_is_a_wrong_command(folder: Path, tmp_path: Path) -> None:
     assert "no such column: rewrd. The columns are step, source" in run(folder, "--where", "rewrd < 1", status=2)
     assert "expected a column" in run(folder, "--order-by", "reward; drop", status=2)
-    assert "holds no rollouts" in run(tmp_path, status=2)
+    assert "it has no rollouts.db" in run(tmp_path, status=2)
 
 
 def empty_run(tmp_path: Path, config: str, steps: int) -> Path:

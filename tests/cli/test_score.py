@@ -231,3 +231,31 @@ def test_a_reward_that_raises_is_told_once_with_its_line(tmp_path):
     )
     (reason,) = json.loads(ran.stdout)["reasons"]
     assert reason == f"lab/raises: KeyError: 'x' ({lab}, line 12)"
+
+
+def test_the_file_with_the_responses_is_never_replaced(tmp_path):
+    file = lines(tmp_path, ROWS)
+    before = file.read_text()
+    said = run(file, "--reward", "exact_match", "--out", file, "--overwrite", status=2)
+    assert "which would be lost" in said
+    assert file.read_text() == before
+
+
+def test_a_file_without_rows_is_a_failure(tmp_path):
+    assert "holds no rows" in run(lines(tmp_path, []), "--reward", "exact_match", status=1)
+
+
+def test_a_json_array_is_told_to_be_written_in_lines(tmp_path):
+    file = lines(tmp_path, [json.dumps(ROWS)])
+    assert "write each of its elements on a line of its own" in run(file, "--reward", "exact_match", status=1)
+
+
+@pytest.mark.parametrize("seconds", ["-1", "0", "nan"])
+def test_a_time_limit_is_above_zero(tmp_path, seconds):
+    said = run(lines(tmp_path, ROWS), "--reward", "exact_match", "--timeout", seconds, status=2)
+    assert "--timeout" in said
+
+
+def test_scores_cannot_be_in_the_column_of_the_responses(tmp_path):
+    said = run(lines(tmp_path, ROWS), "--reward", "exact_match", "--score", "response", status=1)
+    assert "column 'response' is named twice" in said

@@ -153,6 +153,20 @@ def test_what_no_single_value_shows(faults, override, path, text):
     assert text in fault
 
 
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("sampling.temperature=.nan", "sampling.temperature: expected a number, got nan"),
+        ("rollout.oversample=.nan", "rollout.oversample: expected a number, got nan"),
+        ("algorithm.entropy_coef=.nan", "algorithm.entropy_coef: expected a number, got nan"),
+        ("reward={use: countdown, weight: .nan}", "reward[0].weight: expected a number, got nan"),
+        ("seed=-1", "seed: at least 0, got -1"),
+    ],
+)
+def test_what_is_no_number_and_a_seed_below_zero_are_faults(faults, override, fault):
+    assert fault in faults(override)
+
+
 def test_limits_are_reported_beside_a_wrong_algorithm(faults):
     found = by_path(faults("algorithm=gprpo", "batch_size=0"))
     assert found["algorithm"].endswith("did you mean 'grpo'?")

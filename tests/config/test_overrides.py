@@ -208,3 +208,23 @@ def test_the_section_production_is_read_as_rollout_with_a_warning(caplog, given)
 def test_a_section_under_both_of_its_names_is_refused():
     with pytest.raises(ConfigError, match="now called rollout, which is given as well"):
         read({"production": {"oversample": 0.5}, "rollout": {"oversample": 0.5}})
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("+learner.lr=1e-6", "Hydra's + is not needed here; write learner.lr=1e-6"),
+        ("++learner.lr=1e-6", "Hydra's + is not needed here; write learner.lr=1e-6"),
+        ("~eval", "Hydra's ~ has no counterpart; set eval to a value"),
+    ],
+)
+def test_the_signs_of_hydra_are_explained(text, advice):
+    assert advice in fault({"name": "run"}, text)
+
+
+def test_a_step_after_resume_is_answered_with_how_it_is_written():
+    assert "the step to resume from is written --resume=200" in fault({"name": "run"}, "200")
+
+
+def test_a_value_that_is_not_utf_8_is_refused():
+    assert "expected text in UTF-8" in fault({"name": "run"}, "name=\udcff")

@@ -91,6 +91,18 @@ def test_forms_that_models_write(name: str, text: str) -> None:
     assert load("tool_parser", name).parse(text) == [Call("add", {"a": 1})]
 
 
+@pytest.mark.parametrize("value", ["1j", "{1, 2}", "{1: 2}", "b'1'", '{"a":' * 500 + "1" + "}" * 500])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("glm", "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>"),
+        ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>"),
+    ],
+)
+def test_bare_text_that_is_no_json_value_stays_text(name: str, text: str, value: str) -> None:
+    assert load("tool_parser", name).parse(text % value) == [Call("add", {"a": value})]
+
+
 def test_gemma_reads_values_within_values() -> None:
     arguments = '{deep:{<|"|>k<|"|>:1.5},first:<|"|>a "b", {c}<|"|>,many:[1,<|"|>x<|"|>,[]],no:null,yes:true}'
     text = f"<|tool_call>call:find{arguments}<tool_call|>"

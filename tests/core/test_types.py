@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 
 import attrs
 import numpy as np
 import pytest
+import torch
 
 from rlsdk import Group, Message, Observation, Rollout, Score, Step, Task
 from rlsdk.errors import ConfigError, FingerprintError, OptionError, ValueFault
@@ -74,6 +76,21 @@ def test_a_rollout_does_not_change_with_the_array_it_was_made_from():
     made = rollout(token_ids=ids)
     ids[0] = 99
     assert made.token_ids.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "number", [np.float32(0.5), np.array(0.5), torch.tensor(0.5)], ids=["scalar", "array", "tensor"]
+)
+def test_metrics_are_numbers_that_json_holds(number):
+    for made in (
+        rollout(metrics={"a": number}),
+        Score(1.0, metrics={"a": number}),
+        Step(Observation("x"), metrics={"a": number}),
+    ):
+        assert json.loads(json.dumps(dict(made.metrics))) == {"a": 0.5}
+    for wrong in ("0.5", None, np.zeros(2), torch.zeros(2)):
+        with pytest.raises(ValueFault, match=r"the metric 'a' is .*; expected a number"):
+            Score(1.0, metrics={"a": wrong})
 
 
 def test_mappings_are_read_only():

@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError
 from rlsdk.contracts import Completion, Request, Sampled, Sampling
 from rlsdk.engines.client import EngineClient, GenerateRequest
 from rlsdk.engines.messages import Progress
+from rlsdk.errors import ValueFault
 from rlsdk.simulation.clock import run_virtually
 
 PROMPT = np.array([1, 2, 3])
@@ -43,6 +44,8 @@ class Engine:
         self.generate, self.abort = Remote(self._generate), Remote(self.aborted.extend)
 
     async def _generate(self, requests: list[Request]) -> AsyncIterator[asyncio.Future[list[Completion]]]:
+        if any(request.prompt_ids.tolist() == [99] for request in requests):
+            raise ValueFault("the model knows no token 99")
         self.asked += requests
         await self.go.wait()
         for i, request in enumerate(requests):
@@ -136,6 +139,21 @@ async def test_what_a_dead_engine_had_not_answered_is_sampled_on_another_and_its
         *(asked.sample(GenerateRequest(f"i{i}", PROMPT, Sampling())) for i in range(4)), _later(engines[2].go.set)
     )
     assert len(engines[2].asked) == 2
+
+
+async def test_a_request_that_an_engine_refuses_fails_alone_and_leaves_no_load() -> None:
+    engines = [Engine(), Engine()]
+    for engine in engines:
+        engine.go.set()
+    asked = client(engines)
+    foreign = np.array([99])
+    wrong = [asked.sample(GenerateRequest(f"w{i}", foreign, Sampling(), affinity=0)) for i in range(3)]
+    right = [asked.sample(GenerateRequest(f"r{i}", PROMPT, Sampling(), affinity=0)) for i in range(2)]
+    found = await asyncio.gather(*wrong, *right, return_exceptions=True)
+    assert [isinstance(each, ValueFault) for each in found] == [True] * 3 + [False] * 2
+    later = await asyncio.gather(*(asked.sample(GenerateRequest(f"l{i}", PROMPT, Sampling())) for i in range(4)))
+    assert sorted(answer.engine for answer in later) == [0, 0, 1, 1]
+    await asyncio.wait_for(asked.drain(0), 5)
 
 
 async def _later(call: Any) -> None:

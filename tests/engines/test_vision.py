@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +28,12 @@ from rlsdk.trainer.batch import pack
 from rlsdk.types import Group, Image, Message, Rollout, Score, Task
 from rlsdk.vision import Vision
 from rlsdk.weights import to_weights
+from tests import torchvision_parts
 from tests.vision_models import KINDS, make, make_processor
 
 WIDTH = 160
+ENGINE: Callable[..., Any] = Transformers
+"""What `Rig` samples with; `images_in_vllm.py` runs some of these tests with another."""
 SIZES = {"small": (28, 28), "wide": (28, 56), "tall": (70, 40)}
 
 
@@ -38,7 +45,7 @@ def picture(seed: int, size: str = "small") -> Image:
 class Direct:
     """A client of one engine in this process."""
 
-    engine: Transformers
+    engine: Any
     codec: ChatTokenizer
     asked: list[Request] = attrs.field(factory=list)
     serial: Any = attrs.field(factory=itertools.count)
@@ -63,7 +70,7 @@ class Direct:
 @attrs.define
 class Rig:
     model: Model
-    engine: Transformers
+    engine: Any
     codec: ChatTokenizer
 
     @classmethod
@@ -72,7 +79,7 @@ class Rig:
 
         make(folder, kind)
         model = Model(path=str(folder), max_length=WIDTH)
-        engine = Transformers(max_num_seqs=8)
+        engine = ENGINE(max_num_seqs=8)
         engine.start(model, ActorSpec(role="engine"))
         codec = ChatTokenizer(AutoTokenizer.from_pretrained(folder), vision=Vision(model))
         return cls(model, engine, codec)
@@ -292,3 +299,15 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
     assert policy_faults(policy.model, "sdpa", "padded") == []
     assert "reads images, and learner.rows=packed would mix" in policy_faults(policy.model, "sdpa", "packed")[0]
     assert "flash attention has no mask" in policy_faults(policy.model, "flash_attention_2", "padded")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.stack
+def test_vllm_reads_images_as_the_learner_does_with_new_weights_in_between(tmp_path: Path) -> None:
+    if problem := torchvision_parts.install(tmp_path / "torchvision"):
+        pytest.skip(problem)
+    path = os.pathsep.join((str(tmp_path / "torchvision"), *filter(None, sys.path)))
+    program = Path(__file__).with_name("images_in_vllm.py")
+    command = [sys.executable, str(program), str(tmp_path)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert ran.returncode == 0, ran.stderr[-4000:]

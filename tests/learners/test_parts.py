@@ -207,6 +207,34 @@ class TestObjective:
         assert objective.entropy == "gradient"
         assert bind(constant).entropy == "value"
 
+    def test_a_token_that_is_not_trained_on_leaves_the_gradient_of_the_kl_a_number(self, make_batch: Make) -> None:
+        batch = make_batch(5)
+        untrained = np.flatnonzero(~batch.loss_mask)
+        now = batch.tokens["old_logprobs"].copy()
+        now[untrained] = -100.0  # an observation that the policy rules out, and the reference does not
+        objective = bind(constant, kl=HERE.reference("kl", "k3"), kl_coef=1.0)
+
+        def gradient(values: np.ndarray) -> torch.Tensor:
+            logprobs = torch.from_numpy(np.array(values)).requires_grad_()
+            inputs = objective.inputs(batch, logprobs, None, moment(batch))
+            return torch.autograd.grad(objective(inputs, moment(batch).totals, MetricAccumulator()), logprobs)[0]
+
+        found = gradient(now)
+        assert len(untrained) and not found[torch.from_numpy(untrained)].any()
+        assert found.tolist() == gradient(batch.tokens["old_logprobs"]).tolist()
+
+    def test_a_weight_that_is_no_number_where_nothing_is_trained_changes_nothing(self, make_batch: Make) -> None:
+        @correction("careless")
+        def careless(x: LossInputs) -> torch.Tensor:
+            return torch.where(x.loss_mask, 1.0, torch.nan)
+
+        batch = make_batch(5)
+        objective = bind(load("policy_loss", "sft"), correction=HERE.reference("correction", careless))
+        logprobs = logprobs_of(batch)
+        inputs = objective.inputs(batch, logprobs, None, moment(batch))
+        loss = objective(inputs, moment(batch).totals, MetricAccumulator())
+        assert bool(torch.autograd.grad(loss, logprobs)[0].isfinite().all())
+
     def test_metrics_of_the_gap_keep_their_digits(self, make_batch: Make) -> None:
         batch, tally = make_batch(5), MetricAccumulator()
         old = (batch.tokens["old_logprobs"] * 0).astype(np.float32)

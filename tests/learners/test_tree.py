@@ -104,6 +104,10 @@ class TestTrees:
         assert len(trees(grown(4, 1000, 4), 100_000, 1024)[1]) == 4
         assert 1 < len(trees(grown(8, 12, 512), 100_000, 1024)[1]) < 20
 
+    def test_a_rank_without_pairs_has_no_trees(self) -> None:
+        batch = make([[1, 2, 3], [1, 2, 4]], [1, 1], pairs=np.array([0, 0]))
+        assert plan_trees(batch.select(np.empty(0, np.int64)), 100, 8) == []
+
     def test_a_pair_is_never_divided(self) -> None:
         batch = make([[1, 2, 3], [4, 5, 6], [1, 2, 7], [4, 8, 9]], [1, 1, 1, 1], pairs=np.array([5, 3, 3, 5]))
         labels, sizes = trees(batch, 1, 32)

@@ -62,6 +62,13 @@ def test_the_suggestion_has_the_prefix(site):
     assert failure("kl", "lab/nera").endswith("lab offers: far, near; did you mean 'lab/near'?")
 
 
+def test_a_file_in_place_of_a_name_is_answered_with_how_it_is_given():
+    assert failure("tasks", "data/train.jsonl").endswith("is a file; write {use: jsonl, path: data/train.jsonl}")
+    text = failure("reward", "rewards/short.py")
+    assert "load it with --plugin rewards/short.py" in text
+    assert text.endswith("name its component: short/NAME")
+
+
 def test_a_wrong_kind_is_answered_with_the_kinds():
     text = failure("rewrd", "countdown", error=UnknownComponentError)
     assert text.startswith("unknown kind 'rewrd'; rlsdk offers: advantage, ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,6 @@ def test_a_model_that_sees_has_no_faults(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("engine=vllm", "engine: environment 'film_lab/film' shows images, which 'core/vllm' does not read"),
         ("engine.compile=true", "shows images: 'core/transformers': compile: true reads no images"),
         ("learner.rows=packed", "reads images, and learner.rows=packed would mix their places"),
         ("learner.compile=true", "reads images, and compile: true is not tried with them"),
@@ -82,6 +82,16 @@ def test_a_model_that_sees_has_no_faults(folder: Path) -> None:
 )
 def test_what_cannot_be_right_is_said(folder: Path, setting: str, says: str) -> None:
     assert any(says in fault for fault in faults(folder, setting)), faults(folder, setting)
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM's build for CPUs")
+def test_vllm_on_a_cpu_needs_torchvision_and_does_not_read_images_as_gemma_does(folder: Path) -> None:
+    make(folder / "gemma", "gemma3")
+    torchvision = "imports torchvision to run model type 'qwen2_5_vl', and it is not installed here"
+    found = faults(folder, "engine=vllm")
+    assert [torchvision in fault for fault in found] == [True] * (find_spec("torchvision") is None)
+    says = "has no attention in which the tokens of an image see each other, as those of model type 'gemma3' do"
+    assert any(says in fault for fault in faults(folder, "engine=vllm", model="gemma"))
 
 
 def test_a_model_of_text_is_refused_only_if_images_are_shown(folder: Path) -> None:

@@ -185,3 +185,16 @@ def test_explain_tells_what_does_not_fit_and_what_to_lower(seven_b: Model, tmp_p
     assert "learner.gradient_checkpointing=true, learner.micro_batch_tokens=auto" in said
     nothing = CliRunner().invoke(root, ["explain", str(file), "--no-memory", "--json"])
     assert json.loads(nothing.stdout)["memory"] == []
+
+
+@pytest.mark.parametrize("rows", ["padded", "packed", "shared", "tree"])
+def test_every_layout_of_rows_has_an_estimate(rows: str):
+    found = sizes(Model(path=str(NANO), max_length=32), device="cpu", rows=rows)
+    assert found["learner activations"] > 0
+
+
+@pytest.mark.parametrize("example", ["quickstart", "calculator_nano", "dialogue_nano"])
+def test_the_examples_are_explained_with_their_memory(example: str):
+    ran = CliRunner().invoke(root, ["explain", str(NANO.parents[1] / f"{example}.yaml")], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    assert "learner activations" in ran.output

@@ -111,7 +111,7 @@ def test_a_run_that_failed_before_its_first_step_has_a_report(tmp_path: Path) ->
 
 
 def test_another_folder_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no folder of a run: it has no metrics\.jsonl"):
+    with pytest.raises(ConfigError, match=r"not the folder of a run: it has no metrics\.jsonl"):
         read_run(tmp_path)
     found = CliRunner().invoke(root, ["report", str(tmp_path)])
     assert found.exit_code == 2

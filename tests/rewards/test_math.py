@@ -277,6 +277,14 @@ def seconds(reference, answer):
 REFERENCE = r"123457\sqrt{7}-\frac{1}{991}"
 """That no text made below equals."""
 
+
+@pytest.mark.parametrize(
+    ("first", "second", "value"), [("3<5", "5>3", 1.0), ("9<e", "1e999<9", 0.0), ("3<5", "6<10", 0.0)]
+)
+def test_statements_on_numbers_are_alike_only_if_they_say_the_same(first, second, value):
+    assert judge(first, rf"\boxed{{{second}}}").value == judge(second, rf"\boxed{{{first}}}").value == value
+
+
 ATOMS = ["9", "99", "x", "y", "n", "i", "e", r"\pi", "0", "999999", "0.1", "1e999", r"\infty", "٣", "½"]
 WRAPPERS = [
     "({})^{{({})}}", "{}^{{{}}}", r"\frac{{{}}}{{{}}}", r"\binom{{{}}}{{{}}}", r"\sqrt[{}]{{{}}}", "({})({})", "{}-{}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,18 @@ def test_a_template_writes_the_text(classifier: Path, tmp_path: Path) -> None:
     rollout = Rollout.from_text(task, "3+4")
     [score] = rlsdk.load("reward", "reward_model", path=str(folder))([rollout])
     assert score.value == pytest.approx(by_hand(folder, "u:3,4>a:3+4>"), abs=1e-5)
+
+
+def test_a_padding_token_with_the_number_0_is_the_padding_where_the_config_names_none(tmp_path: Path) -> None:
+    """With the end of text in its place, a text would be read up to the token before its end."""
+    folder = make_classifier(tmp_path, template="{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
+    rollout = Rollout.from_text(Task(id="t", prompt=(Message("user", "3,4"),)), "3+4")
+    expected = by_hand(folder, "3,4<eos>3+4<eos>")
+    config = json.loads((folder / "config.json").read_text())
+    assert config.pop("pad_token_id") == AutoTokenizer.from_pretrained(folder).pad_token_id == 0
+    (folder / "config.json").write_text(json.dumps(config))
+    [score] = rlsdk.load("reward", "reward_model", path=str(folder))([rollout])
+    assert score.value == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_last_answer_of_the_policy_is_judged_and_no_example_in_its_prompt(classifier: Path, tmp_path: Path) -> None:

@@ -116,6 +116,40 @@ def test_a_workflow_that_raises_is_a_failed_rollout_never_a_zero(codec: ChatToke
     assert "RuntimeError: tool is down" in group.scores[0].reason
 
 
+@pytest.mark.parametrize("returned", [None, [], "2", 7, [None]], ids=repr)
+def test_a_workflow_that_returns_no_rollout_has_failed_and_the_run_goes_on(
+    codec: ChatTokenizer, returned: object
+) -> None:
+    @rlsdk.workflow("forgets")
+    async def forgets(task: Task, chat: Chat) -> object:
+        await chat.sample()
+        return returned if task.id == "forgotten" else chat.finish()
+
+    tasks = [attrs.evolve(TASK, id="forgotten"), TASK]
+    broken, whole = run_workflow(
+        rlsdk.load("workflow", forgets), tasks, codec, lambda _: "1", scorer=scorer((1.0, one))
+    )
+    assert broken.rollouts[0].status == "failed" and not broken.scores[0].valid
+    assert f"workflow failed: it returned {returned!r}; expected a Rollout" in broken.scores[0].reason
+    assert whole.scores[0].valid
+
+
+def test_what_is_no_message_or_no_reward_fails_its_rollout_alone(codec: ChatTokenizer) -> None:
+    @rlsdk.workflow("odd")
+    async def odd(task: Task, chat: Chat) -> Rollout:
+        await chat.sample()
+        chat.reward(float("nan") if task.id == "nan" else 0.5)
+        if task.id == "bytes":
+            chat.say(b"x")  # type: ignore[arg-type]
+        return chat.finish()
+
+    tasks = [attrs.evolve(TASK, id=name) for name in ("nan", "bytes", "right")]
+    found = run_workflow(rlsdk.load("workflow", odd), tasks, codec, lambda _: "1")
+    scores = [group.scores[0] for group in found]
+    assert [score.valid for score in scores] == [False, False, True] and scores[2].value == 0.5
+    assert "must be finite" in scores[0].reason and "workflow failed: ValueFault: a message" in scores[1].reason
+
+
 def test_a_cancellation_that_a_workflow_leaks_fails_its_rollout_alone(codec: ChatTokenizer) -> None:
     @rlsdk.workflow("leaks")
     async def leaks(task: Task, chat: Chat) -> Rollout:
@@ -139,7 +173,7 @@ def test_sampling_without_an_engine_is_an_error_that_says_why(codec: ChatTokeniz
     setting = RolloutContext(codec=codec, client=None, sampling=Sampling(), max_length=64)
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(RolloutGenerator(rlsdk.load("workflow", "single_turn"), None, 0).produce([TASK], setting, 1, "k"))
-    assert caught.group_contains(EngineError, match="this run has no engine")
+    assert caught.group_contains(EngineError, match="the workflow samples the policy")
 
 
 def test_parts_are_weighted_logged_and_a_failing_one_invalidates() -> None:

@@ -132,6 +132,27 @@ async def test_a_run_goes_on_from_its_state_and_makes_again_what_was_on_its_way(
     assert other.book.counts("a").target == 9
 
 
+async def test_a_batch_that_was_requested_of_a_source_that_is_gone_is_made_of_the_others() -> None:
+    pace = StalenessPolicy(ahead=1, limit=9)
+    bench = Bench(pace)
+    await bench.step(0)
+    state = json.loads(json.dumps(bench.production.state()))
+    await bench.production.pause()
+
+    class Alone(Bench):
+        names = ("a",)
+
+        def divide(self, count: int) -> dict[str, int]:
+            return {"a": count}
+
+    other = Alone(pace)
+    other.drawn = bench.drawn
+    other.production.restore(state)
+    for step in (1, 2):
+        assert [t.source for t in await asyncio.wait_for(other.step(step), 5)] == ["a"] * 4
+    await other.production.pause()
+
+
 async def test_groups_that_waited_come_back_from_what_was_kept_and_only_the_others_are_made_again() -> None:
     pace = StalenessPolicy(ahead=1, limit=9)
     bench = Bench(pace)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import torchvision_parts
 import vision_models
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -59,8 +60,24 @@ def gridworlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
-@pytest.mark.parametrize("kind", vision_models.KINDS)
-def test_a_model_that_sees_trains_on_pictures(kind: str, runner: Any, tmp_path: Path, gridworlds: None) -> None:
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, tmp_path: Path, gridworlds: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of the engine, with what it needs of torchvision."""
+    name: str = request.param
+    if name == "vllm":
+        folder = tmp_path / "torchvision"
+        if problem := torchvision_parts.install(folder):
+            pytest.skip(problem)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(folder), os.environ["PYTHONPATH"])))
+    return name
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [*((kind, "transformers") for kind in vision_models.KINDS), ("qwen2_5_vl", "vllm")],
+    indirect=["engine"],
+)
+def test_a_model_that_sees_trains_on_pictures(kind: str, engine: str, runner: Any, tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
 
     from rlsdk.contracts import Model
@@ -71,7 +88,9 @@ def test_a_model_that_sees_trains_on_pictures(kind: str, runner: Any, tmp_path: 
     model = tmp_path / "model"
     vision_models.make(model, kind)
     runner.config.write_text(
-        yaml.safe_dump({**CONFIG, "out": str(tmp_path), "model": {"path": str(model), "max_length": 96}})
+        yaml.safe_dump(
+            {**CONFIG, "out": str(tmp_path), "model": {"path": str(model), "max_length": 96}, "engine": {"use": engine}}
+        )
     )
     runner.train()
     lines = runner.metrics()[1:4]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import resource
 from pathlib import Path
 
 import pytest
 
+from rlsdk.contracts import Run
 from rlsdk.runlog.metrics import METRICS, garbled_lines, lines_up_to, read_metrics
+from rlsdk.runlog.trackers import JsonlTracker
 
 GARBLED = [b'{"step": 2, "rew', b"[1]", b"null", b"{}", b'{"step": "2"}', b"\xff\xfe\x00", b"", b"[" * 100_000]
 
@@ -34,3 +38,17 @@ def test_a_last_line_that_a_kill_cut_short_is_no_fault(tmp_path: Path) -> None:
 
 def test_a_run_without_metrics_has_none(tmp_path: Path) -> None:
     assert (read_metrics(tmp_path), lines_up_to(tmp_path / METRICS, 1)) == ([], [])
+
+
+def test_a_disk_that_is_full_when_a_run_is_resumed_leaves_the_metrics_so_far(tmp_path: Path) -> None:
+    file = tmp_path / METRICS
+    lines = "".join(json.dumps({"step": step, "reward/mean": 0.5}) + "\n" for step in range(1, 400))
+    file.write_text(lines)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(lines) // 2, before[1]))  # as a full disk, writes fail half-way
+    try:
+        with pytest.raises(OSError, match="too large"):
+            JsonlTracker().open(Run("a", tmp_path, {}, 399))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert file.read_text() == lines

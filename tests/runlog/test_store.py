@@ -160,7 +160,7 @@ def test_a_file_that_is_no_database_is_an_error_that_names_it(tmp_path: Path) ->
     (tmp_path / DATABASE).write_text("not a database, but long enough to be taken for one" * 100)
     with pytest.raises(RunError, match=r"rollouts\.db: file is not a database"):
         RolloutStore(Address.make(tmp_path, None, None))
-    with pytest.raises(ValueFault, match="holds no rollouts"):
+    with pytest.raises(ValueFault, match="there is no such folder"):
         query(tmp_path / "elsewhere")
 
 

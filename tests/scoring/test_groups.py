@@ -215,6 +215,16 @@ def test_a_group_that_was_stopped_is_compared_when_it_is_whole(scorer: Make, tas
     assert (calls.read_text(), seen) == ("1,1+1+1\n", ["1", "1+1+1"])
 
 
+def test_rewards_of_a_rollout_in_which_nothing_was_sampled_add_up() -> None:
+    terms = [RewardTerm(RewardSpec(name), rlsdk.load("reward", name)) for name in ("environment", "exact_match")]
+    blank = Rollout(
+        Task(id="t", prompt="1", answer="2"), (), [1, 2], [False] * 2, [0.0] * 2, [-1] * 2, rewards=[(0, 1.0)]
+    )
+    score = asyncio.run(Scorer(terms).score(blank))
+    assert score.valid and score.value == 1.0
+    assert sum(value for _, value in score.token_rewards or ()) == 1.0
+
+
 def test_a_workflow_that_asks_what_one_answer_is_worth_is_refused(scorer: Make, task: Task) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         run_workflow(

@@ -205,3 +205,36 @@ def test_the_plugin_may_be_registered_twice(tests, run_pytest):
     )
     text = run_pytest("--rlsdk-plugin", "lab.py", "-k", "plain and shapes", "-v", status=0)
     assert text.count("lab/plain[policy_loss]::shapes PASSED") == 1
+
+
+def reward_file(folder, body):
+    file = folder / "odd.py"
+    file.write_text(f'import sys, time\nimport rlsdk\n\n@rlsdk.reward("odd")\ndef odd(rollout):\n    {body}\n')
+    return file
+
+
+def test_a_reward_that_exits_does_not_end_the_check(tmp_path):
+    text = check(reward_file(tmp_path, "sys.exit(0)"), status=1)
+    assert "breaks scores" in text
+    assert "SystemExit" in text
+
+
+def test_a_reward_that_hangs_is_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlsdk.testing.properties.scoring.SECONDS", 0.1)
+    text = check(reward_file(tmp_path, "time.sleep(60)"), status=1)
+    assert "expected: an answer within 0.1 s" in text
+
+
+def test_what_a_component_prints_stays_out_of_the_json(tmp_path):
+    file = reward_file(tmp_path, "print('hello'); return 1.0")
+    ran = CliRunner().invoke(root, ["check", str(file), "--json"])
+    assert json.loads(ran.stdout)["plugin"] == "odd"
+    assert "hello" in ran.stderr
+
+
+def test_a_file_without_components_says_how_to_mark_one(tmp_path):
+    file = tmp_path / "plain.py"
+    file.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n")
+    text = check(file, status=0)
+    assert "no component found in" in text
+    assert "@rlsdk.reward('NAME')" in text

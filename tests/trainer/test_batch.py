@@ -16,6 +16,7 @@ from rlsdk.algorithms.buffers import fifo
 from rlsdk.contracts import TrainBatch
 from rlsdk.contracts.rollouts import TaskRecord, TaskStatus
 from rlsdk.errors import RunError
+from rlsdk.learners.rows import to_rows
 from rlsdk.rollout.experience import ReplayBuffer
 from rlsdk.trainer.batch import labels, minibatches, pack, routing_metrics, spans
 from rlsdk.trainer.credit import CreditAssigner, apply_filters
@@ -84,6 +85,16 @@ def test_a_batch_without_experts_has_no_such_field() -> None:
     assert packed is not None
     assert packed.arrays.context == {}
     assert routing_metrics(packed.arrays) == {}
+
+
+def test_the_first_token_of_a_rollout_is_not_trained_on_since_nothing_predicts_it() -> None:
+    without_prompt, alone = rollout(0, [True, True, True]), rollout(0, [True])
+    packed = pack([Group(TASK, [without_prompt, rollout(1, [True]), alone], [Score(1.0), Score(0.5), Score(0.0)])])
+    assert packed is not None
+    assert packed.rollouts[0] is without_prompt and len(packed.rollouts) == 2
+    assert packed.arrays.starts.tolist() == [1, 1] and packed.arrays.responses.tolist() == [2, 1]
+    assert packed.arrays.loss_mask.all()
+    assert to_rows(packed.arrays, "padded").states.tolist() == [0, 1, 2]
 
 
 def test_pack_of_nothing_valid_is_none() -> None:
@@ -220,6 +231,12 @@ def test_pairs_are_groups_of_a_better_and_a_worse_rollout() -> None:
             rlsdk.RlsdkError, match=r"learns from pairs .* has \d rollouts.*add the filter 'best_worst'"
         ):
             labels(packed, needs)
+
+
+def test_rewards_that_differ_in_their_last_digit_are_a_pair_whose_mean_rounds_up() -> None:
+    packed = pack([graded(0.3, 0.1 + 0.2)])  # 0.1 + 0.2 is 0.30000000000000004, and so is the mean of both
+    assert packed is not None
+    assert labels(packed, frozenset({"pairs", "preferred"}))["preferred"].tolist() == [False, True]
 
 
 def test_an_advantage_sees_only_what_it_declared() -> None:
@@ -373,6 +390,30 @@ def test_a_wrong_shape_names_the_component() -> None:
 
     with pytest.raises(rlsdk.RlsdkError, match=r"advantage 'crooked' returned \[7\]; expected a tensor \[2\].*\[4\]"):
         CreditAssigner([], rlsdk.load("advantage", crooked)).assign(packed)
+
+
+def test_whole_numbers_of_a_plugin_count_as_the_numbers_that_they_are() -> None:
+    packed = pack([graded(1.0, 0.0, 1.0, 0.0)])
+    assert packed is not None
+
+    @rlsdk.shaping("right")
+    def right(x: rlsdk.CreditInputs) -> torch.Tensor:
+        return (x.rewards > 0.5).long()
+
+    for name in ("reinforce_plus_plus", "reinforce_plus_plus_baseline"):
+        advantage = rlsdk.load("advantage", name)
+        plain = CreditAssigner([], advantage).assign(packed).arrays.tokens["advantages"]
+        shaped = CreditAssigner([rlsdk.load("shaping", right)], advantage).assign(packed).arrays.tokens["advantages"]
+        assert plain.any() and shaped.tolist() == plain.tolist()
+
+    @rlsdk.advantage("right")
+    def judged(x: rlsdk.CreditInputs) -> torch.Tensor:
+        return (x.rewards > 0.5).long()
+
+    found = CreditAssigner([], rlsdk.load("advantage", judged), whiten=True).assign(packed).arrays.tokens["advantages"]
+    # Mean 1/2 and, of 8 tokens, variance 8 · (1/2)² / 7.
+    expected = np.repeat([1, -1, 1, -1], 2) * 0.5 / (2 / 7) ** 0.5
+    assert len(found) == 8 and np.allclose(found, expected, atol=1e-6)
 
 
 def test_a_groups_uid_survives_filters_that_build_a_new_group_by_hand() -> None:

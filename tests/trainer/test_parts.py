@@ -1,5 +1,8 @@
 """The task stream, the canary, pass@k, placement."""
 
+from pathlib import Path
+from typing import Any
+
 import attrs
 import numpy as np
 import pytest
@@ -8,11 +11,13 @@ from hypothesis import strategies as st
 
 from rlsdk.cluster.placement import threads_of
 from rlsdk.config.schema import PlacementSection
-from rlsdk.engines.canary import Canary, describe_checksums
+from rlsdk.contracts import Model
+from rlsdk.engines.canary import Canary, allowed_outliers, describe_checksums
 from rlsdk.errors import CanaryError, DataError
 from rlsdk.evaluation.evaluation import is_correct, measured, pass_at, scored_trajectories
 from rlsdk.rollout.stream import TaskStream
 from rlsdk.types import Group, Rollout, Score, Task
+from tests.architectures import make
 
 
 def stream(count: int, *, limit: int = 99, on_long: str = "drop", seed: int = 0) -> TaskStream:
@@ -48,7 +53,7 @@ def test_long_prompts_may_be_an_error() -> None:
 
 
 def test_no_task_that_fits_is_an_error_not_a_loop() -> None:
-    with pytest.raises(DataError, match="no task fits max_prompt_tokens=0: all 3 prompts"):
+    with pytest.raises(DataError, match="no task fits: max_prompt_tokens allows 0 tokens, and all 3 prompts"):
         stream(3, limit=0).draw()
 
 
@@ -66,6 +71,28 @@ def test_the_canary_names_version_position_and_gap() -> None:
         canary.check(1, learner, engines(learner, learner + np.array([0, 0, 0.02], np.float32)), updated=True)
 
 
+def test_a_mixture_of_experts_may_differ_in_a_few_tokens_but_not_in_many_and_never_without_a_number() -> None:
+    canary = Canary(np.arange(21), tolerance=0.1, outliers=0.1)
+    learner, gap = np.linspace(-3, -1, 20, dtype=np.float32), np.zeros(20, np.float32)
+    gap[[4, 11]] = 0.5
+    assert canary.check(0, learner, engines(learner + gap), updated=False) == pytest.approx(0.5)
+    gap[17] = 0.2
+    with pytest.raises(CanaryError, match=r"disagree on 3 of 20 fixed tokens, .* positions 5, 12, 18"):
+        canary.check(0, learner, engines(learner + gap), updated=False)
+    gap[[4, 11, 17]] = np.nan, 0, 0
+    with pytest.raises(CanaryError, match="gap inf"):
+        canary.check(0, learner, engines(learner + gap), updated=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "share"),
+    [("qwen3-moe", "bfloat16", 0.1), ("qwen3-moe", "float32", 0.0), ("qwen3", "bfloat16", 0.0)],
+)
+def test_only_a_mixture_of_experts_of_16_bits_may_differ(tmp_path: Path, name: str, dtype: Any, share: float) -> None:
+    make(tmp_path, name)
+    assert allowed_outliers(Model(path=str(tmp_path), dtype=dtype)) == share
+
+
 def test_the_canary_sees_nan() -> None:
     with pytest.raises(CanaryError, match="gap inf"):
         Canary(np.arange(2), 1.0).check(
@@ -79,6 +106,15 @@ def test_a_sync_without_effect_is_caught_at_the_first_update() -> None:
     canary.check(0, same, engines(same), updated=False)
     with pytest.raises(CanaryError, match="engine 0 did not change with the update"):
         canary.check(1, same, engines(same), updated=True)
+
+
+def test_an_update_that_16_bits_do_not_show_proves_nothing_and_the_next_one_that_shows_must_reach_the_engines() -> None:
+    canary = Canary(np.arange(3), tolerance=0.15, rounds=True)
+    start = np.array([-1.0, -2.0], np.float32)
+    canary.check(0, start, engines(start), updated=False)
+    canary.check(1, start, engines(start), updated=True)
+    with pytest.raises(CanaryError, match=r"version 2: .* engine 0 did not change .* learner's by up to 0.001"):
+        canary.check(2, start + np.float32(1e-3), engines(start), updated=True)
 
 
 def test_a_later_sync_without_effect_is_caught_where_the_learner_moved() -> None:

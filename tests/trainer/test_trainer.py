@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from rlsdk.cluster.draining import DrainingNode
-from rlsdk.contracts.rollouts import TaskStatus
+from rlsdk.contracts.rollouts import Evaluation, TaskStatus
+from rlsdk.errors import ScoringError
 from rlsdk.isolation.vitals import Identity
 from rlsdk.runlog.tables import Entry
 from rlsdk.trainer import Callback, Trainer
@@ -174,6 +175,22 @@ def test_a_run_that_is_interrupted_while_it_saves_has_its_export_nevertheless(tm
     assert trainer.version == 1
     assert (trainer.checkpoints.path(1) / "export").is_dir()
     assert sorted(path.name for path in trainer.checkpoints.path(1).parent.iterdir()) == ["step-1"]
+
+
+def test_what_was_trained_is_saved_before_an_evaluation_that_cannot_be_scored_ends_the_run(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    class Unscored(ScriptedRollouts):
+        async def evaluate(self) -> Evaluation:
+            raise ScoringError("evaluation at step 2: 8 of 8 trajectories could not be scored")
+
+    plan = make_plan(tmp_path, steps=2, eval={"before": False}, checkpoint={"export": "last"})
+    plan.folder.mkdir(parents=True)
+    trainer = Trainer(plan, rollouts=Unscored(plan), learner=FakeLearner())
+    trainer.callbacks = standard_callbacks(Console(quiet=True), Told(), None, [])  # type: ignore[arg-type]
+    with pytest.raises(ScoringError, match="8 of 8 trajectories"):
+        trainer.train()
+    assert (trainer.checkpoints.path(2) / "export").is_dir()
 
 
 class Here:

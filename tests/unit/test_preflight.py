@@ -75,6 +75,9 @@ def test_space_is_measured_where_a_folder_will_be(tmp_path):
     assert str(folder) in fault
     assert "1.049e+06 TiB are needed" in fault
     assert not folder.exists()
+    (tmp_path / "file").touch()
+    (fault,) = preflight.free_space(tmp_path / "file" / "runs", 1)
+    assert fault.endswith("file is a file; choose another folder")
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,9 @@ def test_a_folder_without_runs_is_refused_with_what_was_expected(tmp_path: Path)
         ViewerService([str(tmp_path)])
     with pytest.raises(RunError, match="there is no such folder"):
         ViewerService([str(tmp_path / "none")])
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="file is a file; expected the folder of a run"):
+        ViewerService([str(tmp_path / "file")])
 
 
 def test_the_command_prints_its_address_and_ends_on_an_interrupt(run: Path) -> None:

@@ -195,7 +195,7 @@ def test_code_that_the_folder_names_is_not_executed_unless_the_user_gives_it(tmp
 
 
 def test_a_missing_folder_or_store_is_said(tmp_path: Path) -> None:
-    assert "no folder of a run" in invoke(tmp_path).output
+    assert "not the folder of a run" in invoke(tmp_path).output
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     assert "holds no rollouts" in invoke(tmp_path).output
 

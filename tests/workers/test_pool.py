@@ -121,6 +121,12 @@ def order(key: str, size: int = 1) -> GroupOrder:
     return GroupOrder(task=TASK, key=key, size=size)
 
 
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is an actor of Ray, which other tests of this process may have started."""
+    monkeypatch.setattr("rlsdk.workers.worker.kill", lambda actor: None)
+
+
 @pytest.fixture
 def crew(tmp_path: Path) -> Crew:
     return Crew(tmp_path)

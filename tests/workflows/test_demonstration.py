@@ -55,6 +55,20 @@ def test_turns_are_trained_on_and_what_stands_between_them_is_not() -> None:
     assert [m.role for m in rollout.messages] == ["user", "assistant", "user", "assistant"]
 
 
+def test_what_does_not_fit_into_the_models_length_is_cut_off() -> None:
+    answers = talk(("assistant", "1+2"), ("user", ":"), ("assistant", "2+1+0"), ("user", ":"), ("assistant", "3"))
+    task = Task(id="d", prompt="3:", metadata={"demonstration": answers})
+    # prompt 2, answer and end 4, line break and colon 2; then 6 tokens, of which three have room
+    for length, tokens, sampled in ((11, 11, 7), (8, 6, 4), (100, 18, 12)):
+        [group] = run_workflow(
+            rlsdk.load("workflow", "demonstration"), [task], plain(), lambda _: "", max_length=length
+        )
+        rollout = group.rollouts[0]
+        assert len(rollout.token_ids) == tokens and rollout.loss_mask.sum() == sampled
+        assert rollout.status == ("finished" if length == 100 else "truncated")
+    assert group.rollouts[0].text == "3"
+
+
 @pytest.mark.parametrize("prompt", ["1:", (Message("user", "1:"),)])
 def test_they_are_what_a_dialogue_would_have_been(prompt: object) -> None:
     answers = talk(("assistant", "no"), ("user", "Again."), ("assistant", "yes"))

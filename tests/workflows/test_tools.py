@@ -120,6 +120,30 @@ def test_whatever_goes_wrong_is_told_and_nothing_raises(file: str) -> None:
     assert (rollout.text, rollout.status) == ("done", "finished")
 
 
+@pytest.mark.parametrize(
+    ("parser", "said", "why"),
+    [
+        ("pythonic", "[add(a={1: 2})]", "add: a key is 1; expected text"),
+        ("pythonic", "[add(a={1, 2})]", "add: {1, 2} is no JSON value"),
+        ("pythonic", "[add(b'1')]", "add: b'1' is no JSON value"),
+        (
+            "hermes",
+            '<tool_call>{"name": "add", "arguments": ' + '{"a":' * 600 + "1" + "}" * 600 + "}</tool_call>",
+            "add: its arguments are nested deeper than 100",
+        ),
+    ],
+    ids=["keys", "set", "bytes", "nested"],
+)
+def test_arguments_that_are_no_json_are_told_and_end_no_run(file: str, parser: str, said: str, why: str) -> None:
+    answers = iter([said, "I give up."])
+    workflow = rlsdk.load("workflow", "tools", tools=[f"{file}:add"], parser=parser)
+    task = Task(id="t", prompt=(Message("user", "1+2"),))
+    [group] = run_workflow(workflow, [task], chatml(), lambda _: next(answers), max_tokens=10_000, max_length=20_000)
+    rollout = group.rollouts[0]
+    assert rollout.status == "finished" and rollout.metrics["failed_calls"] == 1
+    assert any(why in message.text for message in rollout.messages if message.role != "assistant")
+
+
 def test_several_calls_of_one_answer_up_to_a_limit(file: str) -> None:
     rollout, _ = talk(file, hermes_call("add", a=1) * 5, "ok", max_calls=2)
     told = [m.content for m in rollout.messages if m.role == "tool"]

@@ -102,6 +102,9 @@ class _Comparison:
             return True
         if a.difference is None or b.difference is None or a.sign != b.sign:
             return False
+        if not (a.difference.symbols or b.difference.symbols):  # a statement on numbers, which every multiple would be
+            left, right = _at(a.difference, {}), _at(b.difference, {})
+            return None not in (left, right) and values.close(left, right)
         return self._proportional(a.difference, b.difference, signed=a.sign not in {"=", "!="})
 
     def _proportional(self, first: Expression, second: Expression, *, signed: bool) -> bool:

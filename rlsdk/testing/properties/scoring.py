@@ -46,7 +46,8 @@ def _answer(subject: Subject, made: Callable[..., Any], argument: Any) -> Any:
         found = made(argument)
         return run_to_end(found) if inspect.isawaitable(found) else found
 
-    return subject.call(call)
+    with time_limit(SECONDS):
+        return subject.call(call)
 
 
 def _score(answer: Any) -> Score:
@@ -68,6 +69,8 @@ def scorable(subject: Subject) -> Task:
         try:
             score(subject, [samples.rollout(task, response) for response in samples.RESPONSES])
         except Violated as error:
+            if error.sort == "late":  # the other tasks would only take as long again
+                raise
             failed.append(error)
         else:
             return task

@@ -1,0 +1,65 @@
+"""Prompts that leave no room for an answer: dropped from the training, and told of an evaluation before it starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlsdk import nano
+from rlsdk.config import Plan, check
+from rlsdk.readiness.checks import examine
+from rlsdk.rollout.codec import ChatTokenizer
+from rlsdk.trainer.assembly import _streams, train_tasks
+
+SHORT, LONG = {"prompt": "1+1=", "answer": "2"}, {"prompt": "1+" * 20 + "1=", "answer": "21"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nano") / "model"
+    nano.create(folder)
+    return folder
+
+
+def plan(model: Path, folder: Path, train: list[dict[str, str]], held_out: list[dict[str, str]], *more: str) -> Plan:
+    for name, rows in (("train", train), ("eval", held_out)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    tree = {
+        "name": "trial",
+        "out": str(folder / "runs"),
+        "model": {"path": str(model), "max_length": 24},
+        "tasks": {name: {"use": "jsonl", "path": str(folder / f"{name}.jsonl")} for name in ("train", "eval")},
+        "reward": "exact_match",
+        "engine": "transformers",
+        "sampling": {"max_tokens": 8},
+        "group_size": 2,
+        "steps": 1,
+        "placement": {"device": "cpu"},
+    }
+    return check(tree, more)
+
+
+def test_a_prompt_as_long_as_the_model_is_dropped_although_max_prompt_tokens_allows_it(
+    model: Path, tmp_path: Path
+) -> None:
+    found = plan(model, tmp_path, [SHORT, LONG], [SHORT])
+    assert found.config.max_prompt_tokens == 512 and not examine(found, starts=False).faults
+    streams = _streams(found, train_tasks(found), ChatTokenizer.of(found))
+    name = streams.names[0]
+    assert {streams.draw(name)[0].prompt for _ in range(4)} == {SHORT["prompt"]}
+    assert streams.dropped
+
+
+def test_where_it_is_no_fault_of_max_prompt_tokens_the_checks_name_the_models_length(
+    model: Path, tmp_path: Path
+) -> None:
+    length = len(ChatTokenizer.of(plan(model, tmp_path, [SHORT], [SHORT])).encode(LONG["prompt"]))
+    assert length > 24
+    (fault,) = examine(plan(model, tmp_path, [LONG], [SHORT]), starts=False).faults
+    assert fault.path == "model.max_length" and f"give at least {length + 1}" in fault.message
+    (fault,) = examine(plan(model, tmp_path, [SHORT, LONG], [SHORT], "long_prompts=error"), starts=False).faults
+    assert fault.path == "model.max_length" and "long_prompts=error" in fault.message
+    (fault,) = examine(plan(model, tmp_path, [SHORT], [SHORT, LONG]), starts=False).faults
+    assert fault.path == "model.max_length" and f"tasks.eval has a prompt of {length} tokens" in fault.message
