@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints
-from rlsdk.cluster.placement import joined_cluster, layout
+from rlsdk.cluster.placement import ray_cluster, layout
 from rlsdk.config import Plan, check, read
 from rlsdk.config.named_code import described_code, untrusted_code
 from rlsdk.config.paths import found_beside
@@ -156,7 +156,7 @@ def _export_by_learner(plan: Plan, run: Path, checkpoint: Path, folder: Path) ->
     """Start the run's learner without a reference model, load the checkpoint, and have it export the model."""
     config = plan.config
     logs, cores = run / "logs" / "export", os.cpu_count() or 1
-    with TemporaryDirectory(prefix="rlsdk-compiled-") as compiled, joined_cluster(plan) as gpus:
+    with TemporaryDirectory(prefix="rlsdk-compiled-") as compiled, ray_cluster(plan) as gpus:
         found = layout(plan, cores, gpus, roles=["learner"])
         place = ActorSpec(
             role="learner",

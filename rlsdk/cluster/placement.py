@@ -114,12 +114,14 @@ def gpu_map(plan: Plan, nodes: Sequence[GPUNode], roles: Sequence[RoleName | Apa
 def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
     """Connect to Ray, or start it for this run, and disconnect at the end; yield the number of GPUs.
 
+    A program that has connected itself keeps its connection: it is used, and stays open.
+
     Args:
         plan: Plan of the run.
         trains: True for a program that has a learner, whose nodes must see the run's folder.
 
     Raises:
-        ConfigError: `placement.runtime_env` is not one of Ray's runtime environments.
+        ConfigError: `placement.runtime_env` is not one of Ray's runtime environments, or Ray was connected without it.
         EnvironmentFault: The nodes of a cluster that was joined have other packages than this machine.
         RunError: Ray cannot be joined or started.
     """
@@ -137,6 +139,17 @@ def ray_cluster(plan: Plan, *, trains: bool = False) -> Iterator[int]:
 
     placement = plan.config.placement
     silence_reports_of_deaths()
+    if ray.is_initialized():
+        if placement.runtime_env:
+            raise ConfigError(
+                [
+                    "placement.runtime_env: this program has connected to Ray before rlsdk did, and an environment is "
+                    "given only when connecting; leave out `ray.init`, or give it this runtime_env"
+                ]
+            )
+        with ray_watched(started=False):
+            yield int(ray.cluster_resources().get("GPU", 0))
+        return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": False}
     if placement.runtime_env:
         quiet["runtime_env"] = _runtime_env(placement)
@@ -172,18 +185,6 @@ def _runtime_env(placement: PlacementSection) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ConfigError([f"placement.runtime_env: {error}; its keys are those of Ray's runtime_env"]) from error
     return given
-
-
-@contextmanager
-def joined_cluster(plan: Plan) -> Iterator[int]:
-    """Connect as `ray_cluster` does, or use the existing connection of this process, which then stays open."""
-    import ray
-
-    if ray.is_initialized():
-        yield int(ray.cluster_resources().get("GPU", 0))
-        return
-    with ray_cluster(plan) as gpus:
-        yield gpus
 
 
 def no_room(plan: Plan, found: Layout, count: int) -> str:

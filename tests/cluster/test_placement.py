@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import os
-import threading
-import time
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from rlsdk.cluster.placement import ray_cluster
@@ -27,6 +27,7 @@ def test_the_gcs_of_a_run_keeps_few_calls_unless_asked(monkeypatch: pytest.Monke
     import ray
 
     kept: list[str] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test may have connected
     monkeypatch.setattr(ray, "init", lambda **_: kept.append(os.environ[KEPT]))
     monkeypatch.setattr(ray, "cluster_resources", dict)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
@@ -44,12 +45,14 @@ def test_ray_that_does_not_start_is_said_in_words(monkeypatch: pytest.MonkeyPatc
     import ray
 
     attempts = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test may have connected
 
     def refuse(**_: Any) -> None:
         attempts.append(1)
         raise RuntimeError("The current node timed out\nduring startup.")
 
     monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     said = r"in 3 attempts \(load .*\); .*: The current node timed out during startup"
     with pytest.raises(RunError, match=said), ray_cluster(of_placement()):
@@ -57,29 +60,43 @@ def test_ray_that_does_not_start_is_said_in_words(monkeypatch: pytest.MonkeyPatc
     assert len(attempts) == 3
 
 
-def stop_the_first_raylet(before: set[int], stopped: list[psutil.Process]) -> None:
-    """As on a machine so busy that the raylet is not scheduled."""
-    until = time.monotonic() + 60
-    while not stopped and time.monotonic() < until:
-        for process in psutil.Process().children(recursive=True):
-            if process.pid not in before and process.name() == "raylet":
-                process.suspend()
-                stopped.append(process)
-                return
-        time.sleep(0.002)
-
-
 @pytest.mark.slow
 @pytest.mark.stack
-def test_ray_whose_raylet_hangs_is_started_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    stopped: list[psutil.Process] = []
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    thread = threading.Thread(target=stop_the_first_raylet, args=(before, stopped))
-    thread.start()
-    with caplog.at_level(logging.WARNING, "rlsdk"), ray_cluster(of_placement()):
-        thread.join()
-        assert stopped and not (stopped[0].is_running() and stopped[0].status() != psutil.STATUS_ZOMBIE)
-    assert "Trying again, 2 of 3" in caplog.text
+def test_ray_whose_raylet_hangs_is_started_again() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-m", "tests.cluster.hanging_raylet"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == "ended"
+    assert "Trying again, 2 of 3" in ran.stderr
+
+
+CONNECTED = """
+import json, sys
+from pathlib import Path
+import ray
+from rlsdk.cluster.placement import ray_cluster
+from rlsdk.config import check
+from rlsdk.errors import ConfigError
+
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+ours = ray.get_runtime_context().gcs_address
+with ray_cluster(check(Path(sys.argv[1]), (), ())):
+    used = ray.get_runtime_context().gcs_address
+try:
+    with ray_cluster(check(Path(sys.argv[1]), ("placement.runtime_env={env_vars: {A: b}}",), ())):
+        refused = ""
+except ConfigError as error:
+    refused = str(error)
+print(json.dumps([used == ours, ray.is_initialized() and ray.get_runtime_context().gcs_address == ours, refused]))
+"""
+
+
+@pytest.mark.stack
+def test_a_connection_of_the_program_is_used_and_kept() -> None:
+    command = [sys.executable, "-c", CONNECTED, str(Path(__file__).parents[2] / "examples" / "quickstart.yaml")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    used, kept, refused = json.loads(ran.stdout.splitlines()[-1])
+    assert used and kept
+    assert "has connected to Ray before rlsdk did" in refused

@@ -1,0 +1,44 @@
+"""A program whose first raylet is stopped: run by `test_placement.py`, apart from the Ray of other tests."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+
+from rlsdk.cluster.placement import ray_cluster
+from rlsdk.config.schema import PlacementSection
+
+
+def stop_the_first_raylet(stopped: list[psutil.Process]) -> None:
+    """As on a machine so busy that the raylet is not scheduled."""
+    until = time.monotonic() + 60
+    while not stopped and time.monotonic() < until:
+        for process in psutil.Process().children(recursive=True):
+            if process.name() == "raylet":
+                process.suspend()
+                stopped.append(process)
+                return
+        time.sleep(0.002)
+
+
+def main() -> None:
+    """Start Ray, and say what became of the raylet that was stopped."""
+    logging.basicConfig(level=logging.WARNING)
+    plan: Any = SimpleNamespace(config=SimpleNamespace(placement=PlacementSection()), apart={})
+    stopped: list[psutil.Process] = []
+    thread = threading.Thread(target=stop_the_first_raylet, args=(stopped,))
+    thread.start()
+    with ray_cluster(plan):
+        thread.join()
+        left = stopped[0].is_running() and stopped[0].status() != psutil.STATUS_ZOMBIE
+        print(json.dumps("left" if left else "ended"))
+
+
+if __name__ == "__main__":
+    main()
