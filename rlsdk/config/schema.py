@@ -143,7 +143,8 @@ class CheckpointSection(Section):
     """Checkpoints and exports.
 
     Attributes:
-        every: Steps between checkpoints; 0 for one at the end only.
+        every: Steps between checkpoints, each written at a step that publishes weights (`rollout.sync_interval`); 0 for
+            one at the end only.
         keep: Number of checkpoints to keep; older ones are deleted.
         export: When to write a folder that transformers opens: with the last checkpoint, with every one, or never.
     """

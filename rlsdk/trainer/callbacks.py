@@ -243,13 +243,18 @@ class Logging(Callback):
 
 
 class Saving(Callback):
-    """Save a checkpoint every `checkpoint.every` steps, after the last one, and when somebody asks for it."""
+    """Save a checkpoint every `checkpoint.every` steps, after the last one, and when somebody asks for it.
+
+    With `rollout.sync_interval` above 1, a checkpoint waits for the next sync, except for the last one.
+    """
 
     async def after_step(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Save if this step is due."""
-        every = trainer.plan.config.checkpoint.every
+        """Save if this step, or one since the previous sync, is due."""
+        every, interval = trainer.plan.config.checkpoint.every, trainer.plan.config.rollout.sync_interval
         last = trainer.ended or trainer.interrupted
-        if last or trainer.save_requested or (every and trainer.version % every == 0):
+        due = trainer.save_requested or (every and trainer.version % every < interval)
+        # Between two syncs the engines have older weights than the learner, which no checkpoint holds.
+        if last or (due and trainer.sync_due):
             await trainer.save_async(last=last)
             if trainer.interrupted and not last and trainer.plan.config.checkpoint.export == "last":
                 await trainer.save_async(last=True)  # the interruption came while it was saved without an export

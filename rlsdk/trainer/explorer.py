@@ -157,7 +157,8 @@ class Explorer:
         self._done, self.engines.step = version, version + 1
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(watch_nodes(self._leave))
-        if not self._limits.ahead:
+        limits = self._limits
+        if limits.ahead < limits.interval and version % limits.interval == 0:  # all that is requested starts now
             await self.engines.reseed(self._plan.config.seed, version + 1)
         tickets = await self.production.take(version)
         greedy = {t.number: self._baselines.pop(t.number) for t in tickets if t.number in self._baselines}

@@ -86,6 +86,13 @@ async def restore(trainer: Trainer, step: int, store: RolloutStore | None) -> No
         "restored %d groups that were waiting at the checkpoint; %d unfinished tasks will be sampled again", back, again
     )
     log.info("continuing from step %d", step)
+    if not trainer.sync_due:
+        log.warning(
+            "step %d is between two weight syncs (rollout.sync_interval=%d): the next rollouts are sampled with its "
+            "weights, and not with the older ones that the run would have used without the interruption",
+            step,
+            trainer.plan.config.rollout.sync_interval,
+        )
 
 
 def rewind(store: RolloutStore, step: int, kept: Mapping[int, tuple[str, int | None, int]]) -> None:

@@ -82,7 +82,7 @@ class Trainer:
         interrupted: True once somebody asked the run to end after its step.
         resources: Everything that ends when the trainer is closed.
         record: Run that this trainer belongs to: its folder, log and report; None for a trainer without.
-        save_requested: True if somebody asked for a checkpoint after the step that runs.
+        save_requested: True if somebody asked for a checkpoint that is not written yet.
     """
 
     def __init__(
@@ -506,9 +506,11 @@ class Trainer:
             log.info("interrupted after %d steps: the step in progress will be finished and saved", self.version)
 
     def save_soon(self) -> None:
-        """Save a checkpoint after the step that runs."""
+        """Save a checkpoint after the next step that publishes weights."""
         self.save_requested = True
-        log.info("asked to save: a checkpoint of step %d will be written", self.version + 1)
+        interval = self.plan.config.rollout.sync_interval
+        step = min((self.version // interval + 1) * interval, self.steps)
+        log.info("asked to save: a checkpoint of step %d will be written", step)
 
     def close(self) -> None:
         """End everything that `from_config` started."""

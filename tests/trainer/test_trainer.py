@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,40 @@ def test_a_checkpoint_is_continued_from(tmp_path: Path) -> None:
     assert resumed.rollouts.said == ["publish weights 0", "take 1", "sleep", "settle trained trained",
                                      "publish weights 1 updated"]  # fmt: skip
     assert resumed.rollouts.sources()[SOURCE].trained == 4
+
+
+def test_checkpoints_wait_for_the_next_sync_so_that_a_resumed_run_has_the_weights_of_one_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rich.console import Console
+
+    def started(resume_from: int | None = None, *own: Callback) -> Trainer:
+        changes = {"steps": 8, "checkpoint": {"every": 3, "keep": 9}, "rollout": {"sync_interval": 2}}
+        plan = make_plan(tmp_path, **changes)
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        trainer = Trainer(plan, rollouts=ScriptedRollouts(plan), learner=FakeLearner(), resume_from=resume_from)
+        trainer.callbacks = standard_callbacks(Console(quiet=True), Told(), None, own)  # type: ignore[arg-type]
+        return trainer
+
+    class Asking(Callback):
+        async def before_step(self, trainer: Trainer) -> None:
+            if trainer.version == 0:
+                trainer.save_soon()
+            if trainer.version == 4:
+                trainer.interrupt()
+
+    trainer = started()
+    trainer.train()
+    assert trainer.checkpoints.steps() == [4, 6, 8]
+    shutil.rmtree(tmp_path / "run")
+    with caplog.at_level("INFO"):
+        started(None, Asking()).train()
+        assert trainer.checkpoints.steps() == [2, 4, 5]
+        assert "asked to save: a checkpoint of step 2 will be written" in caplog.text
+        asyncio.run(started(4).prepare())
+        assert "between two weight syncs" not in caplog.text
+        asyncio.run(started(5).prepare())
+    assert "step 5 is between two weight syncs (rollout.sync_interval=2)" in caplog.text
 
 
 def test_steps_and_plain_calls_share_rollouts_whatever_event_loop_runs(tmp_path: Path) -> None:
