@@ -29,6 +29,8 @@ EXPORT = "export"
 """Folder within a checkpoint that holds the model in the format of transformers."""
 SECTIONS = ("plugins", "tasks", "production", "components")
 """Keys of `state.json` that resuming requires; each holds an object."""
+_REPLACED = ".replaced.partial"
+"""End of the name that a checkpoint has while the new one of its step takes its place."""
 _NOTHING_LEFT = 2**20
 """Free bytes below which a disk counts as full: it may not be exactly 0 when a write fails."""
 _SHOWN = 80
@@ -97,7 +99,7 @@ class Checkpoints:
             CheckpointError: It cannot be written; earlier checkpoints are untouched.
         """
         final, partial = self.path(step), self._folder / f".step-{step}.partial"
-        replaced = self._folder / f".step-{step}.replaced.partial"
+        replaced = self._folder / f".step-{step}{_REPLACED}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for stale in self._folder.glob(".step-*.partial"):
@@ -128,6 +130,22 @@ class Checkpoints:
             # Renamed first, so that no half of it passes for a checkpoint.
             _remove(self.path(old), self._folder / f".step-{old}.removed.partial")
         return final
+
+    def recover(self) -> list[int]:
+        """Give checkpoints their names back that a kill left without one, just before the new one of their step had it.
+
+        For the process that writes checkpoints to this folder: in any other, a checkpoint may be in the middle of it.
+
+        Returns:
+            Steps of these checkpoints.
+        """
+        found = []
+        for replaced in sorted(self._folder.glob(f".step-*{_REPLACED}")):
+            step = int(replaced.name.removeprefix(".step-").removesuffix(_REPLACED))
+            if not self.path(step).exists():
+                replaced.rename(self.path(step))
+                found.append(step)
+        return found
 
     def _cannot(self, step: int, error: Exception) -> str:
         kept = self.latest()

@@ -106,6 +106,11 @@ def prepare_folder(
     if grave and not allow_changes:
         raise ConfigError([_refusal(folder, grave, [each for each in found if each.harmless])])
     notices = [f"changed since the run was last started: {each}" for each in found]
+    if resumes:
+        notices += [
+            f"the run was killed while the checkpoint of step {step} was replaced: the earlier one of that step is kept"
+            for step in checkpoints.recover()
+        ]
     step, newer = _chosen(checkpoints, resume) if resumes else (None, {})
     if step is not None:
         notices += _same_code(plan, checkpoints.read(step)["plugins"], allow_changes=allow_changes)

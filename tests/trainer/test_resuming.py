@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,12 @@ class Run:
 
     def begin(self, *changes: str, plugins: tuple[str, ...] = (), step: int = 4) -> None:
         """A run with a checkpoint."""
+        self.prepare(self.plan(*changes, plugins=plugins))
+        self.save(*changes, plugins=plugins, step=step)
+
+    def save(self, *changes: str, plugins: tuple[str, ...] = (), step: int = 4) -> None:
+        """A checkpoint."""
         plan = self.plan(*changes, plugins=plugins)
-        self.prepare(plan)
         Checkpoints(plan.folder, 2).save(step, {**{key: {} for key in SECTIONS}, "plugins": plan.code}, lambda _: None)
 
     def resume(
@@ -257,6 +262,30 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_run_goes_on_from_the_o
     assert "from the checkpoint of step 4" in found.notices[1]
     assert checkpoints.steps() == [4]
     assert run.resume() == Prepared(4)
+
+
+def test_a_checkpoint_that_a_kill_left_between_two_renames_is_continued_from(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.name == ".step-4.partial":
+            raise KilledError
+        return Path(shutil.move(self, target))
+
+    run.begin()
+    with monkeypatch.context() as patched, pytest.raises(KilledError):
+        patched.setattr(Path, "rename", rename)
+        run.save(step=4)
+    assert Checkpoints(run.plan().folder, 2).steps() == []
+    prepared = run.resume()
+    assert prepared.step == 4
+    assert "killed while the checkpoint of step 4 was replaced" in prepared.notices[0]
+    run.save(step=5)
+    assert sorted(path.name for path in (run.plan().folder / "checkpoints").iterdir()) == ["step-4", "step-5"]
+    assert run.resume(step=4).notices[0].startswith("the checkpoint of step 5 is superseded")
 
 
 def test_a_step_is_resumed_and_newer_checkpoints_are_set_aside(run: Run) -> None:
