@@ -3,6 +3,7 @@
     def soft_clip(x, *, temperature: Annotated[float, rlsdk.above(0)] = 0.3): ...
 
 A value outside is a fault of the config, found before anything starts; `rlsdk plugins` shows the limits with the type.
+Numbers must be finite, except where a limit names infinity: `Annotated[float, rlsdk.at_most(math.inf)]`.
 """
 
 from __future__ import annotations

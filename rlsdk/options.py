@@ -1,13 +1,14 @@
 """Strict, typed options: what a component or a run takes, checked before anything starts.
 
-An int serves as a float; text never as a number or a bool, a bool never as a number; unknown keys are rejected with the
-nearest known one. Every fault is collected, none is raised alone.
+An int serves as a float, infinity and NaN do not; text never as a number or a bool, a bool never as a number; unknown
+keys are rejected with the nearest known one. Every fault is collected, none is raised alone.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import re
 import types
 import typing
@@ -268,6 +269,14 @@ def _strict(kind: type, accepts: Callable[[Any], bool]) -> Callable[[Any, Any], 
     return hook
 
 
+def _finite(value: Any, _: Any) -> float:
+    if type(value) not in (int, float):
+        raise _mismatch(value, float)
+    if not math.isfinite(value):
+        raise Mismatch(f"expected a finite number, got {value!r}")
+    return float(value)
+
+
 def _union(value: Any, kind: Any) -> Any:
     arms = get_args(kind)
     exact = [a for a in arms if isinstance(a, type) and type(value) is a]
@@ -286,9 +295,12 @@ def _union(value: Any, kind: Any) -> Any:
 
 def _annotated(value: Any, kind: Any) -> Any:
     """Structure the value as the type that is annotated, within its limits; other annotations are for other readers."""
-    structured, faults = structure(value, get_args(kind)[0])
-    if faults:
-        raise Mismatches(faults)
+    if type(value) is float and value in {limit.number for limit in _limits(kind)} & {math.inf, -math.inf}:
+        structured: Any = value  # the limit says that infinity has a meaning
+    else:
+        structured, faults = structure(value, get_args(kind)[0])
+        if faults:
+            raise Mismatches(faults)
     if not all(limit.admits(structured) for limit in _limits(kind)):
         raise _mismatch(value, kind)
     return structured
@@ -357,7 +369,7 @@ def _make_converter() -> cattrs.Converter:
     converter.register_structure_hook_func(lambda k: _origin(k) is Literal, _literal)
     converter.register_structure_hook_func(lambda k: _origin(k) is Annotated, _annotated)
     converter.register_structure_hook(int, _strict(int, lambda v: type(v) is int))
-    converter.register_structure_hook(float, _strict(float, lambda v: type(v) in (int, float)))
+    converter.register_structure_hook(float, _finite)
     converter.register_structure_hook(bool, _strict(bool, lambda v: type(v) is bool))
     converter.register_structure_hook(str, _strict(str, lambda v: type(v) is str))
     return converter

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from rlsdk.checkpoints.checkpoint import EXPORT, LEARNER, Checkpoints
-from rlsdk.cluster.placement import ray_cluster, layout
+from rlsdk.cluster.placement import layout, ray_cluster
 from rlsdk.config import Plan, check, read
 from rlsdk.config.named_code import described_code, untrusted_code
 from rlsdk.config.paths import found_beside

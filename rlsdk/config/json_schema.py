@@ -6,6 +6,7 @@ files, is left to `rlsdk explain`.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -142,7 +143,8 @@ class _Writer:
         if kind in SCALARS:
             return dict(SCALARS[kind])
         if origin is Annotated:
-            limits = {LIMITS[note.sign]: note.number for note in args[1:] if isinstance(note, Limit)}
+            found = [note for note in args[1:] if isinstance(note, Limit) and math.isfinite(note.number)]
+            limits = {LIMITS[note.sign]: note.number for note in found}
             return {**self.value(args[0]), **limits}
         if origin is Literal:
             return {"enum": list(args)}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-import attrs
 
 from rlsdk.config.rollout import StorageSection
 from rlsdk.config.schema import Config
@@ -80,25 +77,7 @@ def limits(config: Config) -> list[str]:
             if (value := _at(config, path)) is not None and value < least
         ),
         *(text for wrong, text in [*_sizes(config), *_rollout(config)] if wrong),
-        *(f"{path}: expected a number, got nan" for path in _nans(config)),
     ]
-
-
-def _nans(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of values that are NaN, which no comparison with a bound refuses."""
-    if isinstance(value, float) and math.isnan(value):
-        yield path
-    elif attrs.has(type(value)):
-        for field in attrs.fields(type(value)):
-            # Options, and how a reward counts, stand beside the name of their component.
-            inside = path and field.name in ("options", "rule")
-            yield from _nans(getattr(value, field.name), path if inside else f"{path}.{field.name}".lstrip("."))
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _nans(each, f"{path}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            yield from _nans(each, f"{path}[{index}]")
 
 
 def cross_checks(
@@ -188,7 +167,7 @@ def _sizes(config: Config) -> list[tuple[bool, str]]:
         ),
         (not config.tasks.train, "tasks.train: expected at least one source of tasks, got none"),
         (
-            any(not 0 <= each.weight < math.inf for each in config.tasks.train)
+            any(each.weight < 0 for each in config.tasks.train)
             or (bool(config.tasks.train) and not any(each.weight for each in config.tasks.train)),
             f"tasks.train: expected weights of at least 0, not all 0; got {[e.weight for e in config.tasks.train]}",
         ),

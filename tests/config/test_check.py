@@ -156,10 +156,13 @@ def test_what_no_single_value_shows(faults, override, path, text):
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("sampling.temperature=.nan", "sampling.temperature: expected a number, got nan"),
-        ("rollout.oversample=.nan", "rollout.oversample: expected a number, got nan"),
-        ("algorithm.entropy_coef=.nan", "algorithm.entropy_coef: expected a number, got nan"),
-        ("reward={use: countdown, weight: .nan}", "reward[0].weight: expected a number, got nan"),
+        ("sampling.temperature=.nan", "sampling.temperature: expected a finite number, got nan"),
+        ("rollout.oversample=.inf", "rollout.oversample: expected a finite number, got inf"),
+        ("watchdog.end=-.inf", "watchdog.end: expected a finite number or null, got -inf"),
+        ("algorithm.entropy_coef=.nan", "algorithm.entropy_coef: expected a finite number, got nan"),
+        ("learner.lr=.inf", "learner.lr: expected a finite number, got inf"),
+        ("algorithm.kl_coef=.inf", "algorithm.kl_coef: expected a finite number, got inf"),
+        ("reward={use: countdown, weight: .nan}", "reward[0].weight: expected a finite number, got nan"),
         ("seed=-1", "seed: at least 0, got -1"),
     ],
 )

@@ -273,7 +273,7 @@ class TestSchedules:
             ({"from": 1, "to": -0.5, "over": 3}, "clip_high.to", r"expected float >= 0, got -0\.5"),
             ({"from": 1, "to": math.inf, "over": 3}, "clip_high.to", "expected a finite number, got inf"),
             ({"from": 1, "to": 2, "ovr": 2, "over": 3}, "clip_high.ovr", "did you mean 'over'"),
-            ({"from": 1, "to": math.nan, "over": 3}, "clip_high.to", "expected float >= 0, got nan"),
+            ({"from": 1, "to": math.nan, "over": 3}, "clip_high.to", "expected a finite number, got nan"),
             ({"from": 1, "to": 2, "over": 3, "shape": "linaer"}, "clip_high.shape", "did you mean 'linear'"),
         ],
     )

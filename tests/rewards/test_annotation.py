@@ -63,4 +63,4 @@ def test_labels_need_a_value_and_people_can_be_chosen(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"give it a value in `labels`, such as \{right: 1\}"):
         rlsdk.load("reward", "annotation", path=str(tmp_path))([answer("5")])
     with pytest.raises(RlsdkError, match="default and labels must be finite"):
-        rlsdk.load("reward", "annotation", path=str(tmp_path), default=float("inf"))
+        rlsdk.load("reward", "annotation", path=str(tmp_path), default=1e19)

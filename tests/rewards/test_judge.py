@@ -414,7 +414,7 @@ def test_a_cache_in_use(server, tmp_path):
         ({"rubric": "Rate it."}, "the rubric has no {response}"),
         ({"rubric": "no/such/file.md"}, "rubric 'no/such/file.md' cannot be read"),
         ({"scale": [1, 1]}, "scale must be the least and the greatest"),
-        ({"scale": [0, float("inf")]}, "scale must be the least and the greatest"),
+        ({"scale": [0, float("inf")]}, "scale[1]: expected a finite number, got inf"),
         ({"images": -1}, "images is -1"),
         ({"retries": -1, "max_concurrency": 0}, "max_concurrency is 0, retries is -1"),
         ({"timeout": 0.0}, "timeout must be a number of seconds above 0"),
