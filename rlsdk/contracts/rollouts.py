@@ -45,6 +45,7 @@ class TaskRecord:
             no longer needed.
         attempts: Number of times it was started.
         taken: True once the trainer has the group; only its final status is open then.
+        baseline: Reward of the greedy answer to the task, where it is read and could be scored.
     """
 
     number: int
@@ -55,6 +56,7 @@ class TaskRecord:
     group: Group | None = None
     attempts: int = 0
     taken: bool = False
+    baseline: float | None = None
 
 
 @attrs.frozen

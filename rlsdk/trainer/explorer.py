@@ -92,7 +92,6 @@ class Explorer:
             stop=resolve(plan.stop),
             pausable=maker.pausable,
         )
-        self._baselines: dict[int, float] = {}
         self._made: list[Group] = []
         self._refills = Refills(most_empty)
         self._done = 0
@@ -145,8 +144,10 @@ class Explorer:
         self._done = version
         self._streams.restore(state["tasks"])
         again = self.production.restore(state["production"], lambda tasks: {n: groups[n] for n in tasks if n in groups})
-        self._baselines = {int(number): value for number, value in state.get("baselines", {}).items()}
-        return len(self.production.available()), again
+        available, baselines = self.production.available(), state.get("baselines", {})
+        for ticket in available:
+            ticket.baseline = baselines.get(str(ticket.number))
+        return len(available), again
 
     async def take(self, version: int) -> TakenBatch:
         """Wait for the batch of a step, and return it; see `RolloutScheduler.take`.
@@ -161,7 +162,7 @@ class Explorer:
         if limits.ahead < limits.interval and version % limits.interval == 0:  # all that is requested starts now
             await self.engines.reseed(self._plan.config.seed, version + 1)
         tickets = await self.production.take(version)
-        greedy = {t.number: self._baselines.pop(t.number) for t in tickets if t.number in self._baselines}
+        greedy = {t.number: t.baseline for t in tickets if t.baseline is not None}
         made, self._made = self._made, []
         metrics = {
             "tasks/dropped": float(self._streams.dropped),
@@ -227,7 +228,7 @@ class Explorer:
         return {
             "tasks": self._streams.state(),
             "production": self.production.state(),
-            "baselines": {str(number): value for number, value in self._baselines.items()},
+            "baselines": {str(t.number): t.baseline for t in self.production.available() if t.baseline is not None},
         }
 
     async def counters(self) -> RolloutCounters:
@@ -285,6 +286,5 @@ class Explorer:
             baseline="baseline_rewards" in self._plan.needs,
         )
         made = await self._maker.make(order)
-        if made.baseline is not None:
-            self._baselines[ticket.number] = made.baseline
+        ticket.baseline = made.baseline
         return made.group

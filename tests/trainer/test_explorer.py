@@ -1,0 +1,80 @@
+"""The explorer on groups that a script makes: no engine, no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlsdk.contracts import Sampling
+from rlsdk.contracts.rollouts import TaskStatus
+from rlsdk.rollout.stream import Source, TaskStream, TaskStreams
+from rlsdk.trainer.explorer import Explorer
+from rlsdk.types import Group, Score, Task
+from rlsdk.workers.orders import GroupOrder, MadeGroup
+from tests.trainer.fakes import SOURCE, make_plan
+from tests.trainer.test_batch import rollout
+
+
+class Engines:
+    """Engines that are not asked for anything."""
+
+    step = 0
+
+    async def reseed(self, seed: int, step: int) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+class Maker:
+    """Makes groups whose rewards all agree, except for every fourth task; the baseline is the number of the task."""
+
+    pausable = None
+
+    async def make(self, order: GroupOrder) -> MadeGroup:
+        number = int(order.task.id)
+        await asyncio.sleep(number % 7)
+        sampled = attrs.evolve(rollout(1, [True]), task=order.task, policy_versions=[-1, order.step - 1])
+        made = [sampled] * order.size
+        scores = [Score(float(i and number % 4 == 0)) for i in range(order.size)]
+        return MadeGroup(Group(order.task, made, scores, uid=order.key), float(number))
+
+
+def explorer(folder: Path) -> Explorer:
+    plan = make_plan(
+        folder,
+        algorithm={"use": "remax", "filters": ["nonzero_variance"]},
+        rollout={"dynamic_sampling": True, "max_staleness": 1},
+    )
+    tasks = [Task(id=str(i), prompt=f"{i}=", source=SOURCE) for i in range(1000)]
+    streams = TaskStreams([Source(SOURCE, 1.0, TaskStream(tasks, 0, lambda task: 1, 9, "drop"))])
+    parts: dict[str, Any] = {"engines": Engines(), "maker": Maker(), "canary": None}
+    return Explorer(plan, **parts, sampling=Sampling(max_tokens=9), streams=streams)
+
+
+async def test_baselines_of_tasks_that_were_filtered_are_forgotten_and_those_of_waiting_groups_restored(
+    tmp_path: Path,
+) -> None:
+    first = explorer(tmp_path)
+    for step in range(8):
+        taken = await first.take(step)
+        assert taken.greedy == {ticket.number: float(ticket.task.id) for ticket in taken.tickets}
+        first.settle(taken, [TaskStatus.TRAINED] * len(taken.tickets))
+    assert first.sources()[SOURCE].filtered > 20
+    await asyncio.sleep(100)
+    state, waiting = json.loads(json.dumps(first.state())), (await first.snapshot()).waiting
+    await first.close()
+    assert state["baselines"] == {str(ticket.number): float(ticket.task.id) for ticket in waiting}
+    assert waiting
+    again = explorer(tmp_path)
+    await again.restore(8, state, {ticket.number: ticket.group for ticket in waiting if ticket.group is not None})
+    taken = await again.take(8)
+    assert {t.number: float(t.task.id) for t in waiting}.items() >= taken.greedy.items()
+    assert len(taken.greedy) == 2
+    await again.close()
