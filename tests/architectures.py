@@ -32,8 +32,8 @@ _LINEAR = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,  # vLLM's CPU kernel has 64 and 128
 }
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,9 +12,12 @@ weights are sent, and the logprobs of both are compared before and after. With `
 from __future__ import annotations
 
 import argparse
+import atexit
 import datetime
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,7 @@ import attrs
 from curves import ROOT, git
 
 sys.path.insert(0, str(ROOT))
+from tests import torchvision_parts
 from tests.architectures import ARCHITECTURES, make
 
 PAGE = ROOT / "docs" / "models.md"
@@ -121,6 +125,16 @@ def trial(name: str, head: str, dtype: str, engine: str) -> dict[str, float]:
     return {"before": float(before), "after": float(after), "moved": float(moved)}
 
 
+@functools.cache
+def torchvision() -> str:
+    """Install what vLLM imports to run Qwen3.5 into a folder that lasts as long as this process; return its path."""
+    folder = tempfile.mkdtemp(prefix="torchvision-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if problem := torchvision_parts.install(Path(folder)):
+        raise SystemExit(problem)
+    return folder
+
+
 def in_process(name: str, head: str, dtype: str, engine: str, matrix: Matrix = TRIALS) -> dict[str, Any]:
     """Make a row in a process of its own; what it raised stands under `error`."""
     command = [sys.executable, *matrix.program, name, head, dtype, engine]
@@ -135,6 +149,8 @@ def in_process(name: str, head: str, dtype: str, engine: str, matrix: Matrix = T
 
     alone = engine == "vllm" and matrix is TRIALS
     variables = {**os.environ, **(Vllm().environment(ActorSpec(role="engine")) if alone else {})}
+    if engine == "vllm" and name == "qwen3.5":
+        variables["PYTHONPATH"] = os.pathsep.join((torchvision(), variables.get("PYTHONPATH", "")))
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": matrix.seconds}
     try:
         ran = subprocess.run(command, env=variables, check=False, **options)

