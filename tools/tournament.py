@@ -30,9 +30,9 @@ PAGE = ROOT / "docs" / "tournament.md"
 ALGORITHMS = (
     *("grpo", "rloo", "ppo", "reinforce_plus_plus", "dapo", "gspo", "cispo", "dr_grpo", "remax", "opo", "gpg", "sapo"),
     *("gmpo", "topr", "raft", "opmd", "pass_at_k", "decoupled_ppo", "reinforce_plus_plus_baseline", "dpo", "kto"),
-    "gigpo",
+    *("gigpo", "mix", "sft"),
 )
-"""All named algorithms that learn from rewards alone."""
+"""All named algorithms but `opd`, which needs a teacher."""
 HEAD = """# Tournament
 
 `make tournament` trains with every named algorithm on the tasks of the suite `nano`, each with the algorithm's own
@@ -46,8 +46,9 @@ rlsdk tournament grpo mylab/msoft --seeds 3
 A score is the accuracy on 250 held-out tasks after the training, four answers each at temperature 1. The ranking is by
 the interquartile mean over tasks and seeds, with a 95 % confidence interval by a bootstrap that draws seeds within each
 task ([arXiv:2108.13264](https://arxiv.org/abs/2108.13264)). **A few steps at one learning rate show how fast an
-algorithm begins to learn, not which one is best in the end.** The other named algorithms need what the suite's tasks do
-not have: `mix` and `sft` demonstrations, `opd` a teacher.
+algorithm begins to learn, not which one is best in the end.** `mix` and `sft` are shown right answers, which no other
+sees: `sft` imitates these alone, and is evaluated by each task's workflow (`eval.workflow`). `opd` needs a teacher,
+which the suite does not have.
 
 """
 

@@ -29,6 +29,7 @@ class Plan:
         tasks_train: Sources of tasks to train on.
         tasks_eval: Sources of tasks to evaluate on.
         workflow: Turns a task into rollouts.
+        eval_workflow: Turns a held-out task into rollouts.
         rewards: The parts of the reward.
         shaping: Reward shapings, in order of application.
         advantage: Turns rewards into advantages.
@@ -58,6 +59,7 @@ class Plan:
     tasks_train: tuple[TaskSource, ...]
     tasks_eval: tuple[TaskSource, ...]
     workflow: ComponentRef
+    eval_workflow: ComponentRef
     rewards: tuple[RewardPart, ...]
     shaping: tuple[ComponentRef, ...]
     advantage: ComponentRef

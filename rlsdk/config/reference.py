@@ -91,6 +91,7 @@ DEFAULTS: Mapping[str, Use] = {
     "critic.learner": defaults.LEARNER,
     "reference.learner": defaults.LEARNER,
     "workflow": defaults.WORKFLOW,
+    "eval.workflow": defaults.WORKFLOW,
     "model.renderer": defaults.RENDERER,
     "rollout.buffer": defaults.BUFFER,
     "rollout.stop": defaults.STOP,

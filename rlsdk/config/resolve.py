@@ -193,13 +193,15 @@ class _Resolver:
         workflow = self.reference(
             "workflow", "workflow", config.workflow or (defaults.WORKFLOW if sampled else demonstration)
         )
-        rewards = self.rewards(config, workflow)
+        evaluating = config.eval.workflow or (None if sampled else defaults.WORKFLOW)
+        eval_workflow = self.reference("eval.workflow", "workflow", evaluating) if evaluating else workflow
+        rewards = self.rewards(config, workflow if sampled else eval_workflow)
         if algorithm.aggregate == NORMED and algorithm.norm is None:
             algorithm = attrs.evolve(algorithm, norm=float(config.sampling.max_tokens))
         self.check_together(config, algorithm, workflow, rewards, parts)
         found = {name: reference for name, reference in single.items() if reference is not None}
         apart = self.apart(config, algorithm, single["learner"])
-        if self.faults or workflow is None or len(found) < len(single):
+        if self.faults or workflow is None or eval_workflow is None or len(found) < len(single):
             return None
         return Plan(
             config=config,
@@ -208,6 +210,7 @@ class _Resolver:
             tasks_train=train,
             tasks_eval=held_out,
             workflow=workflow,
+            eval_workflow=eval_workflow,
             rewards=rewards,
             shaping=parts["shaping"],
             filters=parts["filters"],

@@ -126,6 +126,8 @@ class EvalSection(Section):
         samples: Sampled answers per task; above 1, pass@k is reported for k = 1, 2, 4, … up to it.
         limit: Tasks of each source to evaluate on; null for all.
         max_tokens: Most tokens of one response; null takes the training's.
+        workflow: Turns a held-out task into rollouts; null takes the training's, or one that asks once for a training
+            on demonstrations.
         environments: Separate environment workers for evaluation; null shares those of the training.
     """
 
@@ -135,6 +137,7 @@ class EvalSection(Section):
     samples: int = 1
     limit: int | None = None
     max_tokens: int | None = None
+    workflow: Use | None = attrs.field(default=None, converter=used_or_none)
     environments: EnvironmentsSection | None = None
 
 
@@ -352,6 +355,7 @@ class Config(Section):
 
 COMPONENT_KEYS: Mapping[str, Kind] = {
     "workflow": "workflow",
+    "eval.workflow": "workflow",
     "algorithm": "algorithm",
     "engine": "engine",
     "learner": "learner",
@@ -385,9 +389,9 @@ def normalise(tree: dict[str, Any]) -> dict[str, Any]:
     tree = _with_lists(tree, ("reward", "trackers", "diagnoses", "plugins"))
     for key in ("engine", "learner", "algorithm", "workflow"):
         tree = _with_use(tree, key, getattr(defaults, key.upper()))
-    for key in ("critic", "reference"):
-        if isinstance(tree.get(key), Mapping):
-            tree[key] = _with_use(tree[key], "learner", defaults.LEARNER)
+    for section, key in (("critic", "learner"), ("reference", "learner"), ("eval", "workflow")):
+        if isinstance(tree.get(section), Mapping):
+            tree[section] = _with_use(tree[section], key, getattr(defaults, key.upper()))
     return tree
 
 

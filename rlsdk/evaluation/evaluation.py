@@ -9,11 +9,10 @@ from typing import Any
 
 import attrs
 
-from rlsdk.config import Plan, defaults
+from rlsdk.config import Plan
 from rlsdk.config.schema import EvalSection
 from rlsdk.contracts import Sampling
 from rlsdk.contracts.rollouts import Evaluation
-from rlsdk.plugins import load
 from rlsdk.rollout.chat import RolloutContext
 from rlsdk.rollout.producer import Observer, RolloutGenerator
 from rlsdk.rollout.stream import opened
@@ -59,8 +58,7 @@ def held_out(plan: Plan) -> list[Task]:
 
 def evaluator_of(plan: Plan, scorer: Scorer | None, observer: Observer | None = None) -> RolloutGenerator:
     """Return the generator of a plan's evaluation: it samples the policy even if training imitates demonstrations."""
-    workflow = plan.plugins.resolve(plan.workflow) if plan.sampled else load("workflow", defaults.WORKFLOW.name)
-    config = plan.config
+    workflow, config = plan.plugins.resolve(plan.eval_workflow), plan.config
     return RolloutGenerator(workflow, scorer, config.seed if config.sampling.seeds == "request" else None, observer)
 
 

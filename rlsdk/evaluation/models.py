@@ -149,7 +149,7 @@ async def _answers(
 
 async def _pictures(plan: Plan, groups: Sequence[Group], most: int) -> list[Path]:
     """Draw the first episodes of each source that were played in an environment."""
-    workflow = plan.plugins.resolve(plan.workflow)
+    workflow = plan.plugins.resolve(plan.eval_workflow)
     if not isinstance(workflow, PlaysEpisodes):
         return []
     drawn: Counter[str] = Counter()

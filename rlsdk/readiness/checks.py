@@ -284,7 +284,8 @@ class _Examination:
     def _prompts(self, path: str, tasks: Sequence[Task], count: int, codec: ChatTokenizer) -> None:
         """Render prompts as a run does: each must contain the text of its task, and some must be short enough."""
         config, lengths = self.plan.config, []
-        asks = self.plan.plugins.component(self.plan.workflow).one_answer
+        workflow = self.plan.workflow if path.startswith("tasks.train") else self.plan.eval_workflow
+        asks = self.plan.plugins.component(workflow).one_answer
         for task in tasks:
             length = len(codec.prompt(task)[1])
             lengths.append(length)

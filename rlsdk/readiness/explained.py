@@ -93,6 +93,7 @@ def _around(plan: Plan) -> dict[str, dict[str, Any]]:
         "evaluation": {
             "when": f"{', '.join(times)}{limit}" if plan.tasks_eval and times else "never",
             **({"answers": f"one greedy, {evaluation.samples} sampled for each task"} if plan.tasks_eval else {}),
+            **({"workflow": _reference(plan.eval_workflow)} if plan.eval_workflow != plan.workflow else {}),
         },
         "checkpoint": {
             "saved": f"{f'every {saved.every} steps and ' if saved.every else ''}after the last step",

@@ -44,13 +44,15 @@ def image_faults(plan: Plan, net: Any | None, tasks: Sequence[Task]) -> Iterator
 
 def _who_shows(plan: Plan, tasks: Sequence[Task]) -> Iterator[tuple[str, bool]]:
     """Yield the tasks and environments that show images, in words, and True where the conversation begins as text."""
-    workflow = plan.plugins.resolve(plan.workflow)
+    workflows = [plan.plugins.resolve(each) for each in (plan.workflow, plan.eval_workflow)]
     for task in tasks:
         as_text = isinstance(task.prompt, str)
         if not isinstance(task.prompt, str) and any(message.images for message in task.prompt):
             yield f"task {task.id!r}", as_text
-        elif isinstance(workflow, PlaysEpisodes) and (name := _environment_that_shows(plan, workflow, task)):
-            yield f"environment {name!r}", as_text
+            continue
+        for workflow in workflows:
+            if isinstance(workflow, PlaysEpisodes) and (name := _environment_that_shows(plan, workflow, task)):
+                yield f"environment {name!r}", as_text
 
 
 def _environment_that_shows(plan: Plan, workflow: PlaysEpisodes, task: Task) -> str:

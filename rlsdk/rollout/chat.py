@@ -193,8 +193,8 @@ class TokenChat:
         client, codec = self._setting.client, self._setting.codec
         if client is None:
             raise EngineError(
-                "the workflow samples the policy, but the algorithm trains on demonstrations; leave `workflow` out, or "
-                "choose an algorithm that samples"
+                "the workflow samples the policy, but the algorithm trains on demonstrations; leave it to the "
+                "evaluation (`eval.workflow`), or choose an algorithm that samples"
             )
         begin = codec.encode(prefill)
         room = self.room() - len(begin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,6 +72,8 @@ def tournament_of(
 ) -> tuple[list[SweepRun], Mapping[str, Plan]]:
     """Return the runs of a tournament and their checked plans, one seed after the other.
 
+    An algorithm that only imitates demonstrations trains without the workflow of a task, which still evaluates it.
+
     Args:
         algorithms: Names, or mappings with `use` as YAML text.
         tasks: Name -> configuration.
@@ -98,7 +101,13 @@ def tournament_of(
                         group=group,
                     )
                 )
-    return runs, check_all(runs)
+    plans = check_all(runs)
+    for i, run in enumerate(runs):
+        plan = plans[run.name]
+        if not plan.sampled and (workflow := plan.config.workflow) is not None:
+            evaluated = json.dumps({"use": workflow.name, **workflow.options})
+            runs[i] = attrs.evolve(run, settings=(*run.settings, "workflow=null", f"eval.workflow={evaluated}"))
+    return runs, plans | check_all([run for run in runs if not plans[run.name].sampled])
 
 
 def standings(outcomes: Sequence[RunOutcome], metric: str) -> list[Standing]:

@@ -337,6 +337,22 @@ def test_demonstrations_are_learned_from_by_default_where_nothing_is_sampled(pla
     assert plan("algorithm=dpo").workflow.name == "core/single_turn"
 
 
+def test_held_out_tasks_have_the_workflow_of_the_training_or_one_of_their_own(plan, faults):
+    assert plan("algorithm=sft").eval_workflow.name == "core/single_turn"
+    assert plan("workflow=dialogue").eval_workflow == plan("workflow=dialogue").workflow
+    own = plan("algorithm=sft", "eval.workflow={turns: 3, use: dialogue}")
+    assert (own.workflow.name, own.eval_workflow.name) == ("core/demonstration", "core/dialogue")
+    assert own.eval_workflow.options == {"turns": 3}
+    (fault,) = faults("eval.workflow={use: dialogue, turn: 3}")
+    assert fault.startswith("eval.workflow.turn: ")
+
+
+def test_a_workflow_that_gives_rewards_itself_scores_an_evaluation(plan):
+    assert plan("algorithm=sft", "reward=[]").rewards == ()
+    (reward,) = plan("algorithm=sft", "reward=[]", "eval.workflow=environment").rewards
+    assert reward.reference.name == "core/environment"
+
+
 def test_several_sources_of_tasks(plan, faults):
     sources = "[{use: countdown, weight: 3}, {use: countdown, split: test, source: hard}]"
     found = plan(f"tasks.train={sources}", f"tasks.eval={sources}")

@@ -147,6 +147,16 @@ def test_a_run_that_learns_nothing_ends_early_and_fails(runner: Any, tmp_path: P
 
 
 @pytest.mark.slow
+def test_sft_on_dialogues_is_evaluated_in_dialogues(runner: Any) -> None:
+    shown = ("tasks.train.demonstrations=1.0", "tasks.train.turns=2", "tasks.train.feedback=':'", "model.max_length=48")
+    evaluated = "eval={before: false, limit: 40, workflow: {use: dialogue, turns: 2, feedback: ':'}}"
+    runner.train("algorithm=sft", *shown, evaluated, "steps=2", "batch_size=8", "engine=transformers")
+    found = runner.metrics()[-1]
+    assert 1 < found["eval/workflow/turns"] <= 2
+    assert found["eval/invalid"] == 0
+
+
+@pytest.mark.slow
 def test_sft_needs_no_engine(runner: Any) -> None:
     shown = ("tasks.train.demonstrations=1.0", "eval.before=false", "eval.after=false")
     runner.train("algorithm=sft", *shown, "steps=20", "batch_size=64", "group_size=1")

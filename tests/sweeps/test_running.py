@@ -206,6 +206,16 @@ def test_the_suite_of_the_repository_is_found_and_fits_every_algorithm_it_is_for
     assert len(runs) == 12
 
 
+def test_what_imitates_demonstrations_is_evaluated_by_the_workflow_of_each_task() -> None:
+    runs, plans = tournament.tournament_of(["sft", "mix"], suites.suite_tasks("nano"), Path("t"), seeds=1)
+    found = {tuple(run.group.values()): plans[run.name] for run in runs}
+    names = {key: (plan.workflow.name, plan.eval_workflow.name) for key, plan in found.items()}
+    assert names["sft", "dialogue"] == ("core/demonstration", "core/dialogue")
+    assert names["sft", "countdown"] == ("core/demonstration", "core/single_turn")
+    assert names["mix", "dialogue"] == ("core/dialogue", "core/dialogue")
+    assert found["sft", "dialogue"].eval_workflow.options == {"turns": 2, "feedback": ":"}
+
+
 def test_without_the_repository_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="unknown suite 'nan'; there are: nano"):
         suites.suite_tasks("nan")
