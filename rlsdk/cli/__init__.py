@@ -44,6 +44,8 @@ COMMANDS = {
 }
 """Name -> help; each is the attribute of that name, with underscores, in the module `rlsdk.cli.NAME`."""
 
+NOT_READ = 141
+"""Exit status by which a shell reports a process ended by SIGPIPE."""
 EXIT_SECONDS = 60.0
 """Time that threads and exit hooks of plugins and libraries get once a command has ended."""
 READS_MODELS = frozenset(
@@ -101,9 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower().replace("-", "") != "utf8":
         # A bar or an arrow that the terminal cannot show must not end a command.
         sys.stdout.reconfigure(errors="replace")
+    output = sys.stdout
     try:
         return root.main(args=None if arguments is None else list(arguments), prog_name="rlsdk")
     except SystemExit as leaving:
+        if sys.stdout not in (output, None):  # click replaces an output that nobody reads any more, as in `| head`
+            leaving.code = NOT_READ
         if arguments is None:  # the program's own command line: nothing of it is needed any more
             exits = threading.Timer(EXIT_SECONDS, _exit, (leaving.code,))
             exits.daemon = True

@@ -78,7 +78,7 @@ def check(
     `rlsdk check model PATH` checks the tokenizer, chat template and configuration of a model instead and, if there are
     weights, that an engine and the learner give the same logprobs; --trace shows where they begin to differ. For each
     property that does not hold, a small input that breaks it is shown. Exit status: 0 all hold, 1 some do not, 2 no
-    such plugin, component, option or model.
+    such plugin, component, option or model, or a plugin without components.
     """
     if path is not None:
         if plugin != "model":
@@ -180,9 +180,15 @@ def _report(
         )
     try:
         chosen: dict[str, Any] = {"options": read_options(options), "tasks": read_tasks(tasks)}
-        return check_plugin(plugins, plugin, kind=kind, component=component, **chosen)
+        report = check_plugin(plugins, plugin, kind=kind, component=component, **chosen)
     except (ValueFault, OptionError, UnknownComponentError) as error:
         raise click.UsageError(str(error)) from error
+    if not report.findings and not report.broken:
+        hooks = ", ".join(hook.name for hook in plugins.get_hookcallers(plugins.get_plugin(report.plugin)) or ())
+        only = f"; its hooks ({hooks}) are not checked" if hooks else ""
+        hint = f"mark a function or class as one, for example with @rlsdk.{kind or 'reward'}('NAME')"
+        raise click.UsageError(f"no {kind or 'component'} found in {report.origin}{only}; {hint}")
+    return report
 
 
 def _print(report: Report, seconds: float) -> None:
@@ -198,9 +204,6 @@ def _print(report: Report, seconds: float) -> None:
         out.print(f"\n[red]{escape(str(finding.fault))}[/red]", soft_wrap=True)
     for kind, cause in report.broken.items():
         out.print(f"\n[red]{kind}: {escape(cause)}[/red]", soft_wrap=True)
-    if not by_component and not report.broken:
-        hint = "mark a function or class as one, for example with @rlsdk.reward('NAME')"
-        out.print(f"no component found in {escape(report.origin)}; {hint}", soft_wrap=True)
     counted = ", ".join(f"{count} {outcome}" for outcome, count in report.counts().items())
     plugin = f"{escape(report.plugin)} ({escape(report.origin)})"
     out.print(f"\n{plugin}: {len(by_component)} components, {counted} in {seconds:.1f} s")

@@ -77,15 +77,22 @@ def rollouts(run: str, where: str, order_by: str, limit: int, timeout: float, ev
 
 def _why_none(folder: Path, run: str, where: str) -> str:
     """Say why there is nothing to show."""
+    from rlsdk.runlog.engine_scaling import read_status
     from rlsdk.runlog.metrics import read_metrics
     from rlsdk.runlog.query import query
+    from rlsdk.runlog.store import DATABASE, Address
 
     if where and query(folder, limit=1):
         return f"No rollout of {run} meets the condition {where!r}."
     every, done = _saved_every(folder), max((line["step"] for line in read_metrics(folder)), default=0)
     if not every:
         return f"No rollouts are saved: {run} was started with save_rollouts: 0."
+    if done >= every and Address.of(folder) is None:
+        return f"{run} has no {DATABASE}, where it saved its rollouts ({done} steps are done): it was deleted or moved."
     when = "after each step" if every == 1 else f"after steps {every}, {2 * every}, {3 * every}, …"
+    state = read_status(folder)
+    if state is not None and state.over:
+        return f"No rollouts are saved: {run} saves them {when} (save_rollouts: {every}), and ended after {done}."
     return f"No rollouts are saved yet: {run} saves them {when} (save_rollouts: {every}), and has done {done} so far."
 
 

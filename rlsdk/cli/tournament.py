@@ -71,6 +71,8 @@ def tournament(
     click.echo(
         f"{len(algorithms)} algorithms × {len(tasks)} tasks × {seeds} seeds: {len(runs)} runs in {folder}", err=True
     )
+    if len(algorithms) == 1:
+        click.echo(f"nothing to compare: {algorithms[0]} is the only algorithm; name others after it", err=True)
     try:
         with held(folder):
             outcomes = train_all(runs, plans, SweepLines(len(runs)), parallel=parallel)

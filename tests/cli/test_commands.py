@@ -310,6 +310,14 @@ def test_a_full_disk_is_named_without_a_traceback():
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["config"], ["plugins", "--json"]], ids=str)
+def test_output_that_nobody_reads_ends_a_command_quietly(arguments):
+    command = [sys.executable, "-m", "rlsdk.cli", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == ("", 141)
+
+
 def test_a_path_that_cannot_be_used_is_named_without_a_traceback():
     ended = run("new", "reward", "a" * 300)
     assert ended.exit_code == 1

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsdk.cli import root
+from rlsdk.runlog.engine_scaling import mark_ended
 from rlsdk.runlog.store import Address, RolloutStore
 from rlsdk.runlog.tables import COLUMNS, Entry
 from rlsdk.types import Group, Rollout, Score, Task
@@ -86,6 +87,15 @@ def test_before_anything_is_saved_it_says_so(tmp_path: Path, arguments: list[str
     )
     assert "has done 4 so far" in ran.stderr
     assert ran.stdout == ("[]\n" if arguments == ["--json"] else "")
+
+
+def test_a_run_that_has_ended_does_not_promise_rollouts(tmp_path: Path) -> None:
+    mark_ended(empty_run(tmp_path, "save_rollouts: 10\n", 4), "finished")
+    assert "(save_rollouts: 10), and ended after 4." in run(tmp_path)
+    (empty_run(tmp_path, "save_rollouts: 2\n", 4) / "rollouts.db").unlink()
+    said = run(tmp_path)
+    assert f"{tmp_path} has no rollouts.db, where it saved its rollouts (4 steps are done)" in said
+    assert "yet" not in said
 
 
 def test_a_run_that_saves_none_says_so_before_and_after_its_database_is_made(tmp_path: Path) -> None:

@@ -235,6 +235,10 @@ def test_what_a_component_prints_stays_out_of_the_json(tmp_path):
 def test_a_file_without_components_says_how_to_mark_one(tmp_path):
     file = tmp_path / "plain.py"
     file.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n")
-    text = check(file, status=0)
+    text = check(file, status=2)
     assert "no component found in" in text
     assert "@rlsdk.reward('NAME')" in text
+    file.write_text("import rlsdk\n\n@rlsdk.hookimpl\ndef rlsdk_step_end(step):\n    pass\n")
+    assert "its hooks (rlsdk_step_end) are not checked" in " ".join(check(file, status=2).split())
+    file.write_text("import rlsdk\n\n@rlsdk.reward('one')\ndef one(rollout):\n    return 1.0\n")
+    assert "no filter found in" in check(file, "--kind", "filter", status=2)
