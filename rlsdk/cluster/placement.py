@@ -187,21 +187,27 @@ def _runtime_env(placement: PlacementSection) -> dict[str, Any]:
     return given
 
 
-def no_room(plan: Plan, found: Layout, count: int) -> str:
-    """Say which resources Ray lacks for more engines, as the end of a sentence; empty if it lacks none.
+def no_room(plan: Plan, found: Layout, now: int, wanted: int) -> str:
+    """Say what is lacking for more engines, as the end of a sentence; empty if nothing is.
 
     Args:
         plan: Plan of the run.
         found: Resources of each actor.
-        count: Number of further engines.
+        now: Number of engines.
+        wanted: Number of engines to have, which is greater.
     """
     import ray
 
     if found.engines:  # their places are kept for them, as long as the node is there
+        if wanted > len(found.engines):
+            return (
+                f"this run reserved GPUs for {len(found.engines)} engines when it started; for more, end it and resume "
+                f"it with placement.engines={wanted}"
+            )
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         return "" if all(seat.node in alive for seat in found.engines) else "a node that held GPUs of engines is gone"
     each = {"CPU": 1.0, **plan.config.placement.engine_resources}
-    free = ray.available_resources()
+    free, count = ray.available_resources(), wanted - now
     short = [
         f"{free.get(name, 0):g} of {n * count:g} {name}" for name, n in each.items() if free.get(name, 0) < n * count
     ]

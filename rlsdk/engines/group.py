@@ -43,14 +43,14 @@ class RestartPolicy:
         start: Starts a replacement for a dead engine.
         most: Number of deaths per rank that a run survives.
         logs: Folder of the engines' logs, `engine-RANK.log`; None if they have none.
-        missing: Returns a sentence naming the resources Ray lacks for so many more engines; empty if there is room.
+        missing: Returns what is lacking to scale from one number of engines to another; empty if there is room.
     """
 
     client: EngineRoutes
     start: Start
     most: int
     logs: Path | None = None
-    missing: Callable[[int], str] = lambda count: ""
+    missing: Callable[[int, int], str] = lambda now, wanted: ""
 
 
 @attrs.define
@@ -131,7 +131,7 @@ class EngineGroup:
             self._leaving = set(range(count, self._wanted))
             for rank in sorted(self._leaving):
                 self._background(self._drain(restarts, rank))
-        elif lacking := restarts.missing(count - self._wanted):
+        elif lacking := restarts.missing(self._wanted, count):
             return f"{count} engines: there is no room for {count - self._wanted} more, {lacking}"
         for rank in range(self._wanted, count):
             self._clocks.setdefault(rank, _Clock())

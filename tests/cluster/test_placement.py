@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlsdk.cluster.placement import ray_cluster
+from rlsdk.cluster.placement import Layout, no_room, ray_cluster
+from rlsdk.cluster.reservation import GPUSeat
 from rlsdk.config.schema import PlacementSection
 from rlsdk.errors import RunError
 
@@ -21,6 +22,20 @@ KEPT = "RAY_task_events_max_num_task_in_gcs"
 
 def of_placement() -> Any:
     return SimpleNamespace(config=SimpleNamespace(placement=PlacementSection()), apart={})
+
+
+def test_engines_beyond_the_reserved_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    seats = tuple(GPUSeat(group=None, bundles=(i,), devices=(str(i),), node="a") for i in range(2))
+    found = Layout("cuda", 1, 1, engines=seats)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "a", "Alive": True}])
+    assert no_room(of_placement(), found, 1, 2) == ""
+    assert no_room(of_placement(), found, 1, 3) == (
+        "this run reserved GPUs for 2 engines when it started; for more, end it and resume it with placement.engines=3"
+    )
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "a", "Alive": False}])
+    assert "is gone" in no_room(of_placement(), found, 1, 2)
 
 
 def test_the_gcs_of_a_run_keeps_few_calls_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,8 +138,8 @@ class Stand:
         )
 
     @staticmethod
-    def missing(count: int) -> str:
-        return "the test allows three" if count > 2 else ""
+    def missing(now: int, wanted: int) -> str:
+        return "the test allows three" if wanted > 3 else ""
 
     async def publish(self, version: int) -> float:
         return await self.engines.publish(self.learner, version, self.canary, updated=version > 0)
