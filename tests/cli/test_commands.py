@@ -39,6 +39,14 @@ def run(*arguments, **options):
     return CliRunner().invoke(root, arguments, **options)
 
 
+def test_the_module_is_the_command() -> None:
+    command = [sys.executable, "-m", "rlsdk", "plugins", "kl", "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0 and ran.stdout == run("plugins", "kl", "--json").stdout
+    wrong = subprocess.run([*command[:3], "pluginz"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and "Usage: rlsdk " in wrong.stderr
+
+
 def start(*arguments, **options):
     command = [sys.executable, "-m", "rlsdk.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
