@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import sys
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -63,10 +66,24 @@ def discover() -> dict[str, tuple[PluginEntry, ...]]:
     return {name: tuple(claims) for name, claims in found.items()}
 
 
-def declared(group: str) -> list[importlib.metadata.EntryPoint]:
+def declared(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
     """Entry points of a group, by name and distribution, whatever the order of the search path."""
+    return _declared(group, tuple((path, _changed(path)) for path in sys.path))
+
+
+@lru_cache(maxsize=8)
+def _declared(group: str, searched: tuple[tuple[str, int], ...]) -> tuple[importlib.metadata.EntryPoint, ...]:
+    """Read the metadata of all installed packages, hundreds of files; again only when a package comes or goes."""
     points = importlib.metadata.entry_points(group=group)
-    return sorted(points, key=lambda p: (p.name, p.dist.name if p.dist else ""))
+    return tuple(sorted(points, key=lambda p: (p.name, p.dist.name if p.dist else "")))
+
+
+def _changed(folder: str) -> int:
+    """Return when an entry was last added to a folder of the search path, or removed from it; 0 if there is none."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def misspelt_module(entry: PluginEntry) -> str:

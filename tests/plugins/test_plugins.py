@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import subprocess
+import shutil
 import sys
 
 import attrs
@@ -105,6 +106,14 @@ def test_discovery_imports_nothing(site):
     site.install("rlsdk-bang", {"bang.py": "raise SystemExit('imported')"}, plugins={"bang": "bang"}, version="2.1")
     assert discover()["bang"] == (PluginEntry("bang", "bang", "rlsdk-bang", "2.1"),)
     assert "bang" not in sys.modules
+
+
+def test_a_package_is_found_as_soon_as_it_is_installed_and_gone_once_it_is_removed(site):
+    assert "late" not in discover()
+    site.install("rlsdk-late", {"late.py": EXACT}, plugins={"late": "late"})
+    assert "late" in discover()
+    shutil.rmtree(site.folder / "rlsdk_late-1.0.dist-info")
+    assert "late" not in discover()
 
 
 def test_core_comes_first_and_is_ours(mylab):
