@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import shutil
+import subprocess
 import sys
 
 import attrs
