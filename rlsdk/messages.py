@@ -10,7 +10,7 @@ import json
 import operator
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -56,24 +56,26 @@ def _plain(name: str, value: Any) -> float:
 class Frozen:
     """Pickling for classes with read-only mappings (which do not pickle) and arrays (whose flag a pickle forgets)."""
 
-    __slots__ = ()
-
     def __getstate__(self) -> dict[str, Any]:
-        state = {}
-        for field in attrs.fields(type(self)):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            state[field.name] = dict(value) if field.converter in _MAPPINGS else value
-        return state
+        values = self.__dict__.items()
+        return {name: dict(value) if type(value) is MappingProxyType else value for name, value in values}
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        for field in attrs.fields(type(self)):  # type: ignore[arg-type]
-            value = state[field.name]
-            if field.converter in _MAPPINGS or (field.converter and hasattr(value, "setflags")):
-                value = field.converter(value)
-            object.__setattr__(self, field.name, value)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        mappings, others = _converted(type(self))  # type: ignore[arg-type]
+        for name in mappings:
+            state[name] = MappingProxyType(state[name])
+        for name in others:
+            if hasattr(value := state[name], "setflags"):
+                value.setflags(write=False)
+        self.__dict__.update(state)
 
 
-_MAPPINGS = (frozen_mapping, frozen_numbers)
+@cache
+def _converted(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the fields that have a converter: those that are read-only mappings, and all others."""
+    fields = {field.name: field.converter for field in attrs.fields(cls) if field.converter is not None}
+    mappings = {name for name, converter in fields.items() if converter in (frozen_mapping, frozen_numbers)}
+    return tuple(mappings), tuple(fields.keys() - mappings)
 
 
 @attrs.frozen(slots=False, getstate_setstate=False)
@@ -274,6 +276,8 @@ class Message:
     @property
     def text(self) -> str:
         """The content as text, with `<image>` in the place of each image."""
+        if isinstance(self.content, str):
+            return self.content
         return "".join(IMAGE if isinstance(part, Image) else part for part in parts_of(self.content))
 
     @property
@@ -318,12 +322,26 @@ def _part_as_json(part: Part) -> dict[str, str]:
 
 _NAMES = tuple(field.name for field in attrs.fields(Message))
 _VALUES = operator.attrgetter(*_NAMES)
-_SETTERS = tuple(getattr(Message, name).__set__ for name in _NAMES)
+_NEW = object.__new__
+_ROLE, _CONTENT, _NAME, _CALLS, _CALL_ID, _REASONING, _PROMPT = (getattr(Message, name).__set__ for name in _NAMES)
 
 
-def _restored(*values: Any) -> Message:
-    """Return a message of values that are converted already."""
-    message = object.__new__(Message)
-    for set_value, value in zip(_SETTERS, values, strict=True):
-        set_value(message, value)
+def _restored(
+    role: Role,
+    content: Content,
+    name: str,
+    calls: tuple[ToolCall, ...],
+    call_id: str,
+    reasoning: str,
+    prompt: bool | None,
+) -> Message:
+    """Return a message of values that are converted already; a driver restores thousands in a second."""
+    message = _NEW(Message)
+    _ROLE(message, role)
+    _CONTENT(message, content)
+    _NAME(message, name)
+    _CALLS(message, calls)
+    _CALL_ID(message, call_id)
+    _REASONING(message, reasoning)
+    _PROMPT(message, prompt)
     return message

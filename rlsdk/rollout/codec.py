@@ -225,7 +225,9 @@ class ChatTokenizer:
 
     def image_token(self, messages: Sequence[Message]) -> int | None:
         """Return the id of the token that stands for a part of an image; None if no message holds an image."""
-        return self._sight.token if any(message.images for message in messages) else None
+        # Asked of every turn, over all messages so far: most are text.
+        seen = any(message.images for message in messages if not isinstance(message.content, str))
+        return self._sight.token if seen else None
 
     def encode(self, text: str) -> np.ndarray:
         """Tokenize text within a conversation, int64; no special tokens are added."""
