@@ -70,8 +70,9 @@ test: $(STAMP)  ## everything but whole trainings, the real Ray, vLLM and DeepSp
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "stack and not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --durations 20
 
 # Here, too: a training keeps little more than one core busy, as engine and learner take turns.
-test-slow: $(STAMP)  ## whole trainings, kills
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not long and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40
+test-slow: $(STAMP)  ## whole trainings, kills, and all examples of the property tests
+	OMP_NUM_THREADS=1 RLSDK_TEST_EXAMPLES=all $(BIN)/pytest -m "property and not slow and not gpu and not stack" -n 2 --dist loadfile --timeout 600
+	OMP_NUM_THREADS=1 RLSDK_TEST_EXAMPLES=all $(BIN)/pytest -m "slow and not long and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 --durations 40
 
 # One after the other: some of them fail on a busy machine.
 test-long: $(STAMP)  ## the longest trainings, which CI leaves out; an hour

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
+
+from tests.examples import many
 
 # A call that comes after a test has ended its Ray fails then, and does not start another for all tests that follow.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 
 # No deadline: these machines are shared, and a test that is slow there is not wrong.
-settings.register_profile("rlsdk", deadline=None)
+settings.register_profile("rlsdk", deadline=None, max_examples=many(200))
 settings.load_profile("rlsdk")
 
 
@@ -45,7 +47,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadFolderScheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("property")
+
     def rank(item: pytest.Item) -> int:
         return next((i for i, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
 

@@ -216,7 +216,11 @@ def test_all_engines_get_the_same_bits_and_one_that_was_killed_comes_back_with_t
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("stand", [(way, "1") for way in WAYS], indirect=True, ids=WAYS)
+@pytest.mark.parametrize(
+    "stand",
+    [pytest.param((way, "1"), id=way, marks=[] if way == "gloo" else pytest.mark.slow) for way in WAYS],
+    indirect=True,
+)
 def test_one_that_dies_while_it_loads_keeps_neither_the_learner_nor_the_others(stand: Stand) -> None:
     async def go() -> None:
         await stand.publish(0, updated=False)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import rlsdk
 from rlsdk.errors import DataError, OptionError
 from rlsdk.rewards.countdown import last_answer
+from tests.examples import many
 
 GOAL = {"target": 65, "numbers": [19, 36, 55, 7]}
 RIGHT = "55 + 36 - 7 - 19"
@@ -251,14 +252,14 @@ def test_hostile_text_takes_no_time(text, expected):
     assert time.process_time() - began < 0.5
 
 
-@settings(max_examples=1_500, deadline=5_000)
+@settings(max_examples=many(1_500), deadline=5_000)
 @given(st.text(st.one_of(st.sampled_from("0123456789+-*/()= −×÷._<>٣x\n"), st.characters()), max_size=80))
 def test_any_text_gets_a_valid_score(text):
     assert judge(text).valid
     assert judge(f"<answer>{text}</answer>").value in (0.0, 0.1, 1.0)
 
 
-@settings(max_examples=500, deadline=5_000)
+@settings(max_examples=many(500), deadline=5_000)
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", "55+36-7-19", "1", " ", "=65", "(", "\n"]), max_size=30))
 def test_any_mixture_of_tags_gets_a_valid_score(parts):
     assert judge("".join(parts)).value in (0.0, 0.1, 1.0)
@@ -288,7 +289,7 @@ def expressions(draw, depth=0):
     )
 
 
-@settings(max_examples=800, deadline=5_000)
+@settings(max_examples=many(800), deadline=5_000)
 @given(expressions(), st.randoms(use_true_random=False))
 def test_an_expression_is_right_exactly_when_its_value_is_the_target(built, random):
     text, exact, numbers = built

@@ -16,6 +16,7 @@ import rlsdk
 from rlsdk.contracts import RewardSpec
 from rlsdk.errors import OptionError
 from rlsdk.scoring.scorer import RewardTerm, Scorer
+from tests.examples import many
 
 
 def judge(text, prompt="?", **options):
@@ -102,7 +103,7 @@ def test_wrong_options_are_found_at_once(options):
         rlsdk.load("reward", "format", **options)
 
 
-@settings(max_examples=500, deadline=5_000)
+@settings(max_examples=many(500), deadline=5_000)
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "a", " ", "\n"]), max_size=12))
 def test_tags_agree_with_a_regular_expression(parts):
     text = "".join(parts)
@@ -255,7 +256,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=many(300), deadline=None)
 @given(JSON)
 def test_any_json_satisfies_the_empty_schema_and_the_one_that_is_it(value):
     text = json.dumps(value)
@@ -264,7 +265,7 @@ def test_any_json_satisfies_the_empty_schema_and_the_one_that_is_it(value):
     assert judge(text, json_schema={"not": {}}).value == 0.0
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=many(1_000), deadline=None)
 @given(st.lists(st.sampled_from([*'{}[]",:19eE.-+', "null", "true", "NaN", '"a"', "\\u0000", "\x00"]), max_size=30))
 def test_any_text_gets_a_valid_score(parts):
     text = "".join(parts)

@@ -15,6 +15,7 @@ import rlsdk
 from rlsdk.errors import DataError
 from rlsdk.rewards.math.symbolic import over_limits
 from rlsdk.rewards.math_answer import last_boxed
+from tests.examples import many
 
 
 def judge(reference, text, **options):
@@ -306,13 +307,13 @@ def bombs(draw):
     return text
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=many(1_000), deadline=None)
 @given(bombs())
 def test_bombs_are_wrong_and_take_little_time(answer):
     assert seconds(REFERENCE, answer) < 5
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=many(1_000), deadline=None)
 @given(bombs(), bombs())
 def test_bombs_as_references_take_little_time(reference, answer):
     began = time.process_time()
@@ -330,13 +331,13 @@ i e or and \mathbb{R} $
 PIECES = [*TEXTS.split(), " ", "\x00", "\u202e"]
 
 
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=many(2_000), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40), st.integers(1, 30))
 def test_heaps_of_pieces_are_wrong_and_take_little_time(pieces, times):
     assert seconds(REFERENCE, "".join(pieces) * times) < 5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=many(60), deadline=None)
 @given(st.sampled_from(PIECES), st.sampled_from(PIECES), st.integers(10_000, 60_000))
 def test_megabytes_are_wrong_and_take_little_time(first, second, times):
     for text in (first * times + second * times, (first + second) * times):
@@ -346,7 +347,7 @@ def test_megabytes_are_wrong_and_take_little_time(first, second, times):
         assert time.process_time() - began < 5
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=many(1_000), deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_wrong_and_takes_little_time(text):
     assert seconds(REFERENCE, text) < 5
@@ -379,14 +380,14 @@ RATIONALS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=many(300), deadline=None)
 @given(RATIONALS, st.data())
 def test_a_rational_number_is_accepted_in_any_spelling(number, data):
     first, second = (data.draw(st.sampled_from(spellings(number))) for _ in range(2))
     assert value(first, second) == 1.0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=many(300), deadline=None)
 @given(RATIONALS, RATIONALS, st.data())
 def test_another_rational_number_is_not(number, other, data):
     for different in (other, -number, number + 1, number * 10, 1 / number if number else Fraction(1)):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rlsdk.errors import ValueFault
 from rlsdk.runlog.payload import ARRAYS, OpaqueFault, decode, encode
 from rlsdk.types import Group, Message, Rollout, Score, Task, ToolCall
+from tests.examples import many
 
 HOSTILE = st.sampled_from(
     ["", "\x00", "\ud800", "\udfff\ud800", "\ud800\udc00", "🙂", "\r\n\x1b[31m", "$int", "a" * 5000]
@@ -86,7 +87,7 @@ def told(value: Task | Score) -> list[tuple[str, Any]]:
     return [(name, dict(v) if name in ("metadata", "metrics") else v) for name, v in fields]
 
 
-@settings(max_examples=150)
+@settings(max_examples=many(150))
 @given(groups())
 def test_what_comes_back_is_what_was_kept(group: Group) -> None:
     back = decode(encode(group))

@@ -20,6 +20,7 @@ from rlsdk.errors import DataError, ScoringError
 from rlsdk.plugins import Plugins
 from rlsdk.scoring.scorer import RewardTerm, Scorer
 from rlsdk.types import Rollout, Score, Task
+from tests.examples import many
 
 LAB = Path(__file__).with_name("hostile_lab.py")
 TIMEOUT = 0.5
@@ -257,7 +258,7 @@ hostile = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=many(400), deadline=None, suppress_health_check=list(HealthCheck))
 @given(texts=st.lists(hostile, min_size=1, max_size=8))
 def test_hostile_answers_return_and_the_pool_goes_on(shared: Scorer, texts: list[str]) -> None:
     start = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -147,6 +148,25 @@ def test_make_lists_its_targets_and_the_documentation_names_only_those():
     texts = [*PAGES.values(), (ROOT / ".ci" / "run").read_text()]
     named = {word for text in texts for word in re.findall(r"^(?:\w+=\w+ )?make ([a-z-]+)", text, re.MULTILINE)}
     assert named <= targets
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_test_slow_tries_all_examples_of_the_property_tests():
+    commands = subprocess.run(["make", "-n", "-B", "test-slow"], cwd=ROOT, capture_output=True, text=True, check=True)
+    code = "from tests.examples import many; print(many(1_000))"
+    numbers = {}
+    for line in [line for line in commands.stdout.splitlines() if '-m "' in line]:
+        given = dict(re.findall(r"(\w+)=(\w+) ", line))
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, **given},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        numbers[re.findall(r'-m "(\w+)', line)[0]] = int(ran.stdout)
+    assert numbers == {"property": 1_000, "slow": 1_000}
 
 
 def test_no_file_names_a_workplace():
