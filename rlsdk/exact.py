@@ -58,13 +58,14 @@ def sequence_logprobs(net: Any, token_ids: np.ndarray, width: int, temperature: 
     return np.asarray(found[: len(token_ids) - 1].numpy())
 
 
-def has_experts(config: Any) -> bool:
-    """Return True for a mixture of experts.
+def expert_count(config: Any) -> int:
+    """Return the number of experts that a layer chooses from; 0 for a model that is no mixture of experts.
 
     Args:
         config: Configuration of the text model.
     """
-    return any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return next((int(count) for name in names if (count := getattr(config, name, None))), 0)
 
 
 def architecture_fault(config: Any) -> str | None:
@@ -73,7 +74,7 @@ def architecture_fault(config: Any) -> str | None:
     Args:
         config: Configuration of the text model.
     """
-    if has_experts(config):
+    if expert_count(config):
         return (
             f"model type {config.model_type!r} has experts, each of which reads as many tokens at once as chose it: "
             "the shape of its products depends on the other tokens of a conversation"

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlsdk.contracts import Model
 from rlsdk.errors import CanaryError
-from rlsdk.exact import has_experts
+from rlsdk.exact import expert_count
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
 """Nats. float32 agrees to 5e-5 on small models; 16-bit kernels differ by rounding of activations."""
@@ -26,7 +26,7 @@ def allowed_outliers(model: Model) -> float:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    return FLIPPED if has_experts(config.get_text_config()) else 0.0
+    return FLIPPED if expert_count(config.get_text_config()) else 0.0
 
 
 class Canary:

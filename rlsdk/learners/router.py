@@ -9,6 +9,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from rlsdk.exact import expert_count
+
 
 @attrs.frozen
 class RouterLoss:
@@ -37,8 +39,7 @@ class RouterLoss:
         coefficient = getattr(text, "router_aux_loss_coef", None)
         if not getattr(text, "output_router_logits", False) or not coefficient:
             return None
-        experts = getattr(text, "num_local_experts", None) or text.num_experts
-        return cls(float(coefficient), int(experts), int(text.num_experts_per_tok))
+        return cls(float(coefficient), expert_count(text), int(text.num_experts_per_tok))
 
     def __call__(self, logits: Sequence[Tensor]) -> Tensor:
         """Compute the penalty of all layers together, before the coefficient.

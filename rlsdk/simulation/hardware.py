@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 
+from rlsdk.exact import expert_count
+
 DECODE, PREFILL, TRAIN = 0.6, 0.5, 0.35
 """Share of the data sheet that is reached: of the bandwidth while decoding, of the FLOPs in the other passes."""
 STATE_BYTES = 16
@@ -89,9 +91,7 @@ class ModelSize:
         for name, parameter in net.named_parameters():
             total += parameter.numel()
             experts += parameter.numel() if ".experts." in name else 0
-        number = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-        number = number or getattr(config, "n_routed_experts", None)
-        chosen = getattr(config, "num_experts_per_tok", None)
+        number, chosen = expert_count(config), getattr(config, "num_experts_per_tok", None)
         share = chosen / number if number and chosen else 1.0
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
