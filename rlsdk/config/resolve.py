@@ -196,6 +196,11 @@ class _Resolver:
         evaluating = config.eval.workflow or (None if sampled else defaults.WORKFLOW)
         eval_workflow = self.reference("eval.workflow", "workflow", evaluating) if evaluating else workflow
         rewards = self.rewards(config, workflow if sampled else eval_workflow)
+        if rewards and not config.reward and eval_workflow and not self.plugins.component(eval_workflow).rewards:
+            self.faults.append(
+                f"eval.workflow: {eval_workflow.name!r} gives no rewards, unlike the workflow of the training, and "
+                "`reward` names none"
+            )
         if algorithm.aggregate == NORMED and algorithm.norm is None:
             algorithm = attrs.evolve(algorithm, norm=float(config.sampling.max_tokens))
         self.check_together(config, algorithm, workflow, rewards, parts)

@@ -343,6 +343,8 @@ def test_held_out_tasks_have_the_workflow_of_the_training_or_one_of_their_own(pl
     own = plan("algorithm=sft", "eval.workflow={turns: 3, use: dialogue}")
     assert (own.workflow.name, own.eval_workflow.name) == ("core/demonstration", "core/dialogue")
     assert own.eval_workflow.options == {"turns": 3}
+    (fault,) = faults("reward=[]", "workflow=environment", "eval.workflow=single_turn")
+    assert fault.startswith("eval.workflow: 'core/single_turn' gives no rewards")
     (fault,) = faults("eval.workflow={use: dialogue, turn: 3}")
     assert fault.startswith("eval.workflow.turn: ")
 
