@@ -95,7 +95,10 @@ def new_field(name: str, needs: Iterable[str]) -> tuple[str, ...]:
 
 
 def _hidden_options(kind: str, obj: Any) -> list[inspect.Parameter]:
-    """Positional parameters with a default that rlsdk does not pass itself; a leading underscore exempts one."""
+    """Positional parameters that rlsdk does not pass itself; a leading underscore, or no default, exempts one.
+
+    One without a default is no option: it is an argument that a kind would have to pass. Some kinds pass none.
+    """
     if inspect.isclass(obj):
         function, given = obj.__init__, 1
         if attrs.has(obj) or not inspect.isfunction(function):
@@ -105,7 +108,8 @@ def _hidden_options(kind: str, obj: Any) -> list[inspect.Parameter]:
     else:
         return []
     beyond = _positional(function)[given:]
-    return [p for p in beyond if p.default is not p.empty and not p.name.startswith("_")]
+    passed = bool(ARGUMENTS.get(kind, True))
+    return [p for p in beyond if not p.name.startswith("_") and (p.default is not p.empty or not passed)]
 
 
 def _takes_list(function: Any) -> bool:

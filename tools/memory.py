@@ -50,7 +50,7 @@ alone (USS). The first 30 % of the steps are a warm-up and do not count. The res
 line is fitted to their means: *slope* is how much the process grows with each step, with a confidence interval of
 95 %. A process *grows* if the whole interval lies above 1 KiB per step, which is 1 GiB in a million steps.
 """
-NEXT = "## Memory before a run"
+NEXT = "## What grows"
 
 
 @attrs.frozen
@@ -84,6 +84,8 @@ def name_of(process: psutil.Process) -> str:
         if not command:
             return ""
         if found := re.match(r"ray::(\w+)", command[0]):
+            return found.group(1)
+        if "-c" in command and (found := re.search(r"from rlsdk\S*\.(\w+) import", " ".join(command))):
             return found.group(1)
         scripts = [Path(part).name for part in command if part.endswith(".py")]
         return scripts[0] if scripts else process.name()
@@ -206,7 +208,9 @@ def main() -> int:
     watch.run(asked.minutes)
     text = "\n".join(lines(watch))
     print(text)
-    _, mark, rest = PAGE.read_text(encoding="utf-8").partition(NEXT)  # what tools/memory_estimates.py writes
+    _, mark, rest = PAGE.read_text(encoding="utf-8").partition(
+        NEXT
+    )  # written by hand, and by tools/memory_estimates.py
     PAGE.write_text(f"{HEAD}\n{text}\n\n{mark}{rest}", encoding="utf-8")
     return int(any(slope.grows for slope in watch.slopes()))
 

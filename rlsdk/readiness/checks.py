@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from rlsdk.conversion import Differences, compare, read_header
 from rlsdk.engines.common import end_ids, open_tokenizer
 from rlsdk.errors import (
     ConfigError,
+    DataError,
     EngineError,
     EnvironmentFault,
     OptionError,
@@ -258,6 +259,8 @@ class _Examination:
             if not self.starts and costly is not None and costly(source.reference.options):
                 return None
             tasks = opened(source, self.plan.plugins)
+            if wrong := no_tasks(tasks, empty=not path.startswith("tasks.train")):
+                raise DataError(f"source {source.name!r} {wrong}")
             count = len(tasks)
             if codec is not None and source.weight > 0:
                 every = max(1, count // PROMPTS)
@@ -292,6 +295,7 @@ class _Examination:
             if wrong := unreadable(task, codec, length, asks=asks):
                 self.faults.append(PlanFinding(path, wrong))
                 return
+        self._unknown_tokens(path, tasks, codec)
         if not asks and any(not isinstance(task.prompt, str) for task in tasks):
             self._several_rollouts(codec)
         limit, setting = longest_prompt(config)
@@ -311,6 +315,22 @@ class _Examination:
             text = f"{limit}, but {path} has a prompt of {max(lengths)} tokens, and long_prompts=error"
             self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or drop them"))
 
+    def _unknown_tokens(self, path: str, tasks: Sequence[Task], codec: ChatTokenizer) -> None:
+        """Warn of a prompt with text that the tokenizer does not know, which the policy cannot tell apart."""
+        tokenizer = codec.tokenizer
+        unknown = tokenizer.unk_token_id
+        if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
+            return  # GPT-2's is its token for the end, and stands for no text
+        for task in tasks:
+            ids = codec.prompt(task)[1]
+            if count := int((ids == unknown).sum()):
+                text = (
+                    f"task {task.id!r}: tokenizer {codec.name!r} knows no token for parts of its prompt, which becomes "
+                    f"{codec.shown(ids)[:60]!r} ({count} of {len(ids)} tokens are unknown)"
+                )
+                self.warnings.append(PlanFinding(path, text))
+                return
+
     def _several_rollouts(self, codec: ChatTokenizer) -> None:
         """Say, once, that conversations of several turns become several rollouts, where thoughts are dropped."""
         talk = (Message("user", "Q"), Message("assistant", "A"), Message("user", "Q"))
@@ -326,6 +346,21 @@ class _Examination:
         finding = PlanFinding("model.renderer", text)
         if anew and finding not in self.warnings:
             self.warnings.append(finding)
+
+
+def no_tasks(tasks: Any, *, empty: bool) -> str:
+    """Say why something is no list of tasks; empty if it is.
+
+    Args:
+        tasks: What a source returned.
+        empty: True if there may be none.
+    """
+    if not isinstance(tasks, Sized) or isinstance(tasks, Mapping):
+        return f"returned {type(tasks).__name__}; expected a list of rlsdk.Task"
+    if not len(tasks):
+        return "" if empty else "holds no task"
+    first: Any = tasks[0]  # type: ignore[index]
+    return "" if isinstance(first, Task) else f"holds {type(first).__name__}; expected rlsdk.Task"
 
 
 def unreadable(task: Task, codec: ChatTokenizer, length: int, *, asks: bool) -> str:

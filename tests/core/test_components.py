@@ -132,6 +132,9 @@ async def revise(task, chat, rounds: int = 2): ...
 def squares(count=3, *, split): ...
 
 
+def cubes(split): ...
+
+
 @pytest.mark.parametrize(
     ("kind", "obj", "message"),
     [
@@ -140,6 +143,7 @@ def squares(count=3, *, split): ...
         ("kl", estimate, "clamp, .* write def estimate(logprobs, ref_logprobs, *, clamp=10.0, scale=1.0)"),
         ("workflow", revise, "rounds, .* write def revise(task, chat, *, rounds=2)"),
         ("tasks", squares, "count, .* write def squares(*, count=3, split)"),
+        ("tasks", cubes, "split, .* write def cubes(*, split)"),
     ],
 )
 def test_an_option_that_is_not_keyword_only_is_refused(kind, obj, message):

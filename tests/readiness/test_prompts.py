@@ -63,3 +63,32 @@ def test_where_it_is_no_fault_of_max_prompt_tokens_the_checks_name_the_models_le
     assert fault.path == "model.max_length" and "long_prompts=error" in fault.message
     (fault,) = examine(plan(model, tmp_path, [SHORT], [SHORT, LONG]), starts=False).faults
     assert fault.path == "model.max_length" and f"tasks.eval has a prompt of {length} tokens" in fault.message
+
+
+def test_text_that_the_tokenizer_does_not_know_is_a_warning(model: Path, tmp_path: Path) -> None:
+    odd = {"prompt": "\u732b+1=", "answer": "2"}
+    found = examine(plan(model, tmp_path, [SHORT, odd], [SHORT]), starts=False)
+    assert not found.faults
+    (warning,) = found.warnings
+    assert warning.path == "tasks.train"
+    assert "knows no token for parts of its prompt" in warning.message and "of 4 tokens are unknown" in warning.message
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("None", "returned NoneType; expected a list of rlsdk.Task"),
+        ("(t for t in ())", "returned generator; expected a list of rlsdk.Task"),
+        ("{}", "returned dict; expected a list of rlsdk.Task"),
+        ("[]", "holds no task"),
+        ("['1+1=']", "holds str; expected rlsdk.Task"),
+    ],
+)
+def test_a_source_that_holds_something_else_than_tasks_is_a_fault(
+    model: Path, tmp_path: Path, made: str, said: str
+) -> None:
+    lab = tmp_path / "lab.py"
+    lab.write_text(f"import rlsdk\n\n@rlsdk.tasks('mine')\ndef mine():\n    return {made}\n")
+    one = plan(model, tmp_path, [SHORT], [SHORT], "tasks.train=lab/mine", f"plugins=[{lab}]")
+    (fault,) = examine(one, starts=False).faults
+    assert (fault.path, fault.message) == ("tasks.train", f"source 'lab/mine' {said}")
