@@ -100,7 +100,7 @@ def test_they_are_loaded_by_name(environment, tmp_path):
 
 
 def test_explain_resolves_them(rlsdk, config):
-    found = json.loads(rlsdk("explain", config, "--json", fresh=True).stdout)["plan"]
+    found = json.loads(rlsdk("explain", config, "--json").stdout)["plan"]
     assert found["algorithm"]["advantage"] == "mylab/median"
     assert found["algorithm"]["policy_loss"] == "mylab/soft_clip(temperature=0.5)"
     assert found["rollouts"]["rewards"] == ["1 × mylab/exact(scale=2.0)", "0.5 × countdown"]

@@ -176,10 +176,10 @@ def leave_or_resume(
     [
         (1, "tied", {}),
         (2, "untied", {}),
-        (2, "bfloat", {}),
+        pytest.param(2, "bfloat", {}, marks=pytest.mark.slow),
         (2, "tied", {"lora": LORA}),
-        (2, "bfloat", {"lora": LORA}),
-        (2, "untied", {"tensor_parallel": 2}),
+        pytest.param(2, "bfloat", {"lora": LORA}, marks=pytest.mark.slow),
+        pytest.param(2, "untied", {"tensor_parallel": 2}, marks=pytest.mark.slow),
         (2, "bfloat", {"tensor_parallel": 2}),
     ],
 )
