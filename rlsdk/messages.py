@@ -293,9 +293,14 @@ class Message:
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
             for c in self.tool_calls
         ]
-        content: str | list[dict[str, str]] = (
-            self.content if isinstance(self.content, str) else [_part_as_json(part) for part in self.content]
-        )
+        content: str | list[dict[str, str]]
+        if isinstance(self.content, str):
+            content = self.content
+        else:
+            content = [
+                {"type": "image", "image": part.url} if isinstance(part, Image) else {"type": "text", "text": part}
+                for part in self.content
+            ]
         more = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id, "reasoning": self.reasoning}
         return {"role": self.role, "content": content, **{key: value for key, value in more.items() if value}}
 
@@ -314,10 +319,6 @@ class Message:
             tool_call_id=value.get("tool_call_id") or "",
             reasoning=value.get("reasoning") or value.get("reasoning_content") or "",
         )
-
-
-def _part_as_json(part: Part) -> dict[str, str]:
-    return {"type": "image", "image": part.url} if isinstance(part, Image) else {"type": "text", "text": part}
 
 
 _NAMES = tuple(field.name for field in attrs.fields(Message))

@@ -120,10 +120,6 @@ def _pairs(value: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     return tuple((int(position), float(number)) for position, number in value)
 
 
-def _maybe_pairs(value: Iterable[tuple[int, float]] | None) -> tuple[tuple[int, float], ...] | None:
-    return None if value is None else _pairs(value)
-
-
 def _status(_: Any, __: Any, value: str) -> None:
     if value not in STATUSES:
         raise ValueFault(f"status {value!r} given; expected one of {', '.join(STATUSES)}")
@@ -271,7 +267,9 @@ class Score(Frozen):
     valid: bool = True
     metrics: Mapping[str, float] = attrs.field(factory=dict, converter=frozen_numbers)
     reason: str = ""
-    token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(default=None, converter=_maybe_pairs)
+    token_rewards: tuple[tuple[int, float], ...] | None = attrs.field(
+        default=None, converter=attrs.converters.optional(_pairs)
+    )
 
     def __attrs_post_init__(self) -> None:
         given = (self.value, *(value for _, value in self.token_rewards or ()))
@@ -341,10 +339,6 @@ class Group:
         return int(sampled.min()) if len(sampled) else None
 
 
-def _maybe_image(value: Any) -> Image | None:
-    return None if value is None else Image(value)
-
-
 @attrs.frozen
 class Observation:
     """Output of an environment.
@@ -357,7 +351,7 @@ class Observation:
 
     text: str
     state: str = ""
-    image: Image | None = attrs.field(default=None, converter=_maybe_image)
+    image: Image | None = attrs.field(default=None, converter=attrs.converters.optional(Image))
 
     @property
     def content(self) -> Content:

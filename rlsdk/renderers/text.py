@@ -312,7 +312,8 @@ class TextRenderer:
         written = self._up_to_answer([answer])
         if not written.startswith(opened):
             # Thoughts that the template does not write at all, or writes otherwise than the prompt opened them
-            written = opened + f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}".removeprefix(_thought_begun(opened))
+            begun = next((each for each in ("<think>\n", "<think>") if opened.endswith(each)), "")
+            written = opened + f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}".removeprefix(begun)
         found = self._up_to_answer([answer, *({"role": role, "content": "R"} for role in roles)])
         return None if found == written else Rewrite(written, found)
 
@@ -391,8 +392,3 @@ class TextRenderer:
 
 def _drop(text: str, names: Sequence[str]) -> str:
     return re.sub("|".join(map(re.escape, sorted(names, key=len, reverse=True))), "", text)
-
-
-def _thought_begun(opened: str) -> str:
-    """Return the beginning of a thought with which a generation prompt ends; empty if it opens none."""
-    return next((begun for begun in ("<think>\n", "<think>") if opened.endswith(begun)), "")
