@@ -6,6 +6,7 @@ A term of the reward that compares the rollouts of a group is called once the gr
 from __future__ import annotations
 
 import asyncio
+import inspect
 import reprlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cached_property
@@ -207,9 +208,9 @@ class RolloutGenerator:
     async def _attempt(self, task: Task, chat: TokenChat, group: str, user_loop: UserLoop | None) -> Sequence[Rollout]:
         try:
             if user_loop is None:
-                produced = await self._run(task, chat)
+                produced = await self._call(task, chat)
             else:
-                produced = await user_loop.run(lambda: self._run(task, chat))
+                produced = await user_loop.run(lambda: self._call(task, chat))
         except OutOfRoomError:
             produced = chat.finish()
         except ValueFault as error:  # what an environment or the workflow gave is no observation, no reward, …
@@ -233,6 +234,12 @@ class RolloutGenerator:
             expected = "a Rollout, such as chat.finish() returns, or a list of at least one"
             raise _FailedError(f"it returned {reprlib.repr(produced)}; expected {expected}")
         return rollouts
+
+    async def _call(self, task: Task, chat: TokenChat) -> Rollout | Sequence[Rollout]:
+        made = self._run(task, chat)
+        if not inspect.isawaitable(made):
+            raise TypeError("it is a plain function; write async def, and await chat.sample()")
+        return await made
 
     async def _judged(self, rollouts: Sequence[Rollout]) -> Sequence[Score | ScoringCounters]:
         """Score rollouts as far as possible before the rest of their group is complete."""

@@ -116,6 +116,15 @@ def test_a_workflow_that_raises_is_a_failed_rollout_never_a_zero(codec: ChatToke
     assert "RuntimeError: tool is down" in group.scores[0].reason
 
 
+def test_a_workflow_that_is_a_plain_function_is_told_to_be_async(codec: ChatTokenizer) -> None:
+    @rlsdk.workflow("plain")
+    def plain(task: Task, chat: Chat) -> Rollout:
+        return chat.finish()
+
+    [group] = run_workflow(rlsdk.load("workflow", plain), [TASK], codec, lambda _: "1", scorer=scorer((1.0, one)))
+    assert "workflow failed: TypeError: it is a plain function; write async def" in group.scores[0].reason
+
+
 @pytest.mark.parametrize("returned", [None, [], "2", 7, [None]], ids=repr)
 def test_a_workflow_that_returns_no_rollout_has_failed_and_the_run_goes_on(
     codec: ChatTokenizer, returned: object
