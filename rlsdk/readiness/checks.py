@@ -316,20 +316,18 @@ class _Examination:
             self.faults.append(PlanFinding(setting, f"{text}; give at least {least}, or drop them"))
 
     def _unknown_tokens(self, path: str, tasks: Sequence[Task], codec: ChatTokenizer) -> None:
-        """Warn of a prompt with text that the tokenizer does not know, which the policy cannot tell apart."""
+        """Refuse prompts of which the tokenizer knows less than half, all of them."""
         tokenizer = codec.tokenizer
         unknown = tokenizer.unk_token_id
         if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
             return  # GPT-2's is its token for the end, and stands for no text
-        for task in tasks:
-            ids = codec.prompt(task)[1]
-            if count := int((ids == unknown).sum()):
-                text = (
-                    f"task {task.id!r}: tokenizer {codec.name!r} knows no token for parts of its prompt, which becomes "
-                    f"{codec.shown(ids)[:60]!r} ({count} of {len(ids)} tokens are unknown)"
-                )
-                self.warnings.append(PlanFinding(path, text))
-                return
+        prompts = [codec.prompt(task)[1] for task in tasks]
+        if prompts and all(len(ids) and (ids == unknown).mean() > 0.5 for ids in prompts):
+            text = (
+                f"the tokenizer {codec.name!r} has no token for most of what the prompts say: task {tasks[0].id!r} "
+                f"becomes {codec.shown(prompts[0])[:60]!r}; train a model that was made for such text"
+            )
+            self.faults.append(PlanFinding(path, text))
 
     def _several_rollouts(self, codec: ChatTokenizer) -> None:
         """Say, once, that conversations of several turns become several rollouts, where thoughts are dropped."""

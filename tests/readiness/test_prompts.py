@@ -65,13 +65,14 @@ def test_where_it_is_no_fault_of_max_prompt_tokens_the_checks_name_the_models_le
     assert fault.path == "model.max_length" and f"tasks.eval has a prompt of {length} tokens" in fault.message
 
 
-def test_text_that_the_tokenizer_does_not_know_is_a_warning(model: Path, tmp_path: Path) -> None:
-    odd = {"prompt": "\u732b+1=", "answer": "2"}
-    found = examine(plan(model, tmp_path, [SHORT, odd], [SHORT]), starts=False)
-    assert not found.faults
-    (warning,) = found.warnings
-    assert warning.path == "tasks.train"
-    assert "knows no token for parts of its prompt" in warning.message and "of 4 tokens are unknown" in warning.message
+def test_prompts_that_the_tokenizer_does_not_know_are_a_fault_unless_some_are_known(
+    model: Path, tmp_path: Path
+) -> None:
+    odd = {"prompt": "\u732b\u72ac\u9ce5=", "answer": "2"}
+    assert not examine(plan(model, tmp_path, [SHORT, odd], [SHORT]), starts=False).faults
+    (fault,) = examine(plan(model, tmp_path, [odd], [SHORT]), starts=False).faults
+    assert fault.path == "tasks.train"
+    assert "has no token for most of what the prompts say: task 'train:0' becomes" in fault.message
 
 
 @pytest.mark.parametrize(
