@@ -57,7 +57,7 @@ def explain(
     """Check the YAML file CONFIG with the settings KEY=VALUE, and say what it would run; nothing starts.
 
     A fault is wrong anywhere, and the exit status is 2. A warning is wrong on this machine: no GPU, no package, a model
-    that is not downloaded. `rlsdk train` refuses to start for either.
+    that is not downloaded. `rlsdk train` refuses to start for either; notes are for the reader alone.
     """
     try:
         plan = check(config, settings, files)
@@ -86,7 +86,7 @@ def explain(
         found = attrs.evolve(found, warnings=(*found.warnings, *short))
     if as_json:
         values = [attrs.asdict(each, recurse=False) for each in origins(config, settings, plan)] if full else None
-        _print_json(plan_text, found.faults, found.warnings, found.disk, memory, values)
+        _print_json(plan_text, found.faults, found.warnings, found.notes, found.disk, memory, values)
         sys.exit(WRONG_INPUT if found.faults else 0)
     if not found.faults:
         sizes = {"memory": memory_in_words(memory), "disk": in_words(plan, found.disk) if found.disk else {}}
@@ -95,6 +95,8 @@ def explain(
             _print_values(origins(config, settings, plan))
     for warning in found.warnings:
         click.echo(f"rlsdk: warning: {warning}", err=True)
+    for note in found.notes:
+        click.echo(f"rlsdk: note: {note}", err=True)
     if found.faults:
         raise ConfigError(map(str, found.faults))
 
@@ -110,12 +112,14 @@ def _print_json(
     plan: Mapping[str, Any] | None,
     faults: Sequence[PlanFinding],
     warnings: Sequence[PlanFinding] = (),
+    notes: Sequence[PlanFinding] = (),
     disk: DiskEstimate | None = None,
     memory: MemoryEstimate | None = None,
     values: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     sizes = disk and {**attrs.asdict(disk), "total": disk.total, "needed": disk.needed}
-    listed = {"faults": [*map(attrs.asdict, faults)], "warnings": [*map(attrs.asdict, warnings)]}
+    kinds = {"faults": faults, "warnings": warnings, "notes": notes}
+    listed = {kind: [*map(attrs.asdict, found)] for kind, found in kinds.items()}
     rows = [attrs.asdict(row) for row in memory.rows] if memory else []
     found = {**listed, "plan": plan, "disk": sizes, "memory": rows, **({} if values is None else {"values": values})}
     click.echo(json.dumps(found, indent=2, default=str))

@@ -75,6 +75,7 @@ class Readiness:
     Attributes:
         faults: Problems on any machine.
         warnings: Problems of this machine, which others may not have.
+        notes: What is no problem, but may surprise whoever reads the plan.
         tasks: Tasks of each source in `tasks.train`; empty where they were not read.
         disk: Disk space that the run needs; None if the program has no learner.
         built: The model without its weights; None, and the reason, if it cannot be built.
@@ -82,12 +83,13 @@ class Readiness:
 
     faults: tuple[PlanFinding, ...] = ()
     warnings: tuple[PlanFinding, ...] = ()
+    notes: tuple[PlanFinding, ...] = ()
     tasks: tuple[Sequence[Task], ...] = ()
     disk: DiskEstimate | None = None
     built: tuple[Any, str] = (None, "")
 
     def require(self) -> Readiness:
-        """Return this result if there are no findings.
+        """Return this result if nothing keeps a run from starting here.
 
         Raises:
             ConfigError: There are faults.
@@ -210,7 +212,14 @@ def examine(plan: Plan, *, trains: bool = True, starts: bool = True) -> Readines
         count = sum(map(len, trained)) if len(trained) == len(plan.tasks_train) else None
         disk = estimate(plan, tasks=count, built=built)
         found.warnings += space(plan, disk)
-    return Readiness(tuple(found.faults), tuple(found.warnings), tuple(trained), disk, built)
+    return Readiness(
+        faults=tuple(found.faults),
+        warnings=tuple(found.warnings),
+        notes=tuple(found.notes),
+        tasks=tuple(trained),
+        disk=disk,
+        built=built,
+    )
 
 
 def training_faults(plan: Plan) -> Sequence[str]:
@@ -227,6 +236,7 @@ class _Examination:
     starts: bool
     faults: list[PlanFinding] = attrs.field(factory=list)
     warnings: list[PlanFinding] = attrs.field(factory=list)
+    notes: list[PlanFinding] = attrs.field(factory=list)
 
     def codec(self) -> ChatTokenizer | None:
         """Open the tokenizer and check that answers can end; None if it cannot be opened."""
@@ -342,8 +352,8 @@ class _Examination:
             "keeps the tokens as sampled)"
         )
         finding = PlanFinding("model.renderer", text)
-        if anew and finding not in self.warnings:
-            self.warnings.append(finding)
+        if anew and finding not in self.notes:
+            self.notes.append(finding)
 
 
 def no_tasks(tasks: Any, *, empty: bool) -> str:

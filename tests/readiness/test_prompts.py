@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from rlsdk.config import Plan, check
 from rlsdk.readiness.checks import examine
 from rlsdk.rollout.codec import ChatTokenizer
 from rlsdk.trainer.assembly import _streams, train_tasks
+from tests.rollout.codecs import CHATML, chatml
+from tests.rollout.test_thoughts import QWEN
 
 SHORT, LONG = {"prompt": "1+1=", "answer": "2"}, {"prompt": "1+" * 20 + "1=", "answer": "21"}
 
@@ -50,6 +54,19 @@ def test_a_prompt_as_long_as_the_model_is_dropped_although_max_prompt_tokens_all
     name = streams.names[0]
     assert {streams.draw(name)[0].prompt for _ in range(4)} == {SHORT["prompt"]}
     assert streams.dropped
+
+
+def test_a_template_that_drops_thoughts_is_noted_and_keeps_no_run_from_starting(model: Path, tmp_path: Path) -> None:
+    row: Any = {"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2"}
+    notes = {}
+    for name, template in (("keeps", CHATML), ("drops", QWEN)):
+        shutil.copytree(model, folder := tmp_path / name)
+        chatml(template).tokenizer.save_pretrained(folder)
+        given = ("workflow={use: dialogue, turns: 2}", "model.max_length=200", "model.tokenizer=null")
+        notes[name] = examine(plan(folder, tmp_path, [row], [row], *given), starts=False).require().notes
+    assert notes["keeps"] == ()
+    (note,) = notes["drops"]
+    assert note.path == "model.renderer" and "drops the thoughts of earlier answers" in note.message
 
 
 def test_where_it_is_no_fault_of_max_prompt_tokens_the_checks_name_the_models_length(

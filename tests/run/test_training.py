@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from rlsdk.runlog.query import query
+from tests.rollout.codecs import chatml
+from tests.rollout.test_thoughts import QWEN
 
 pytestmark = pytest.mark.stack
 NOTING = """
@@ -154,6 +156,47 @@ def test_sft_on_dialogues_is_evaluated_in_dialogues(runner: Any) -> None:
     found = runner.metrics()[-1]
     assert 1 < found["eval/workflow/turns"] <= 2
     assert found["eval/invalid"] == 0
+
+
+THINKING = """
+import rlsdk
+
+@rlsdk.workflow("two_thoughts")
+async def two_thoughts(task, chat):
+    await chat.sample(prefill="<think>\\nhm\\n</think>\\n\\n")
+    chat.say("and 2+2?")
+    await chat.sample()
+    return chat.finish()
+
+@rlsdk.reward("even")
+def even(rollout):
+    return float((rollout.token_ids[rollout.loss_mask] % 2 == 0).mean())
+"""
+
+
+@pytest.mark.slow
+def test_a_conversation_whose_template_drops_thoughts_trains_as_several_rollouts(runner: Any, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = chatml(QWEN).tokenizer
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes, **ends)).save_pretrained(tmp_path / "thinking")
+    tokenizer.save_pretrained(tmp_path / "thinking")
+    (tmp_path / "thinking_lab.py").write_text(THINKING)
+    chat = [{"role": "user", "content": "1+2?"}]
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": chat, "answer": "3"}) + "\n")
+    tasks = f"tasks={{train: {{use: jsonl, path: {tmp_path / 'tasks.jsonl'}}}}}"
+    model = f"model={{path: {tmp_path / 'thinking'}, max_length: 300}}"
+    lab = (
+        "--plugin",
+        str(tmp_path / "thinking_lab.py"),
+        "workflow=thinking_lab/two_thoughts",
+        "reward=thinking_lab/even",
+    )
+    runner.train(*lab, tasks, model, "max_prompt_tokens=64", "steps=2", "engine=transformers", "save_rollouts=1")
+    rows = query(runner.path())
+    assert len(rows) > len({row["trajectory"] for row in rows}) > 1
 
 
 @pytest.mark.slow
