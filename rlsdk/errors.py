@@ -175,6 +175,16 @@ LONGEST = 2_000
 """Characters of a plugin's message that are shown: it may quote a whole answer of a model."""
 
 
+def visible(text: str, keep: str = "") -> str:
+    r"""Replace characters that would control a terminal by their escapes, such as `\x1b`.
+
+    Args:
+        text: Any text, such as a model's.
+        keep: Characters that stay as they are, such as line breaks.
+    """
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
 def described(error: BaseException) -> str:
     """Describe what a plugin raised: type, message, and the plugin's own line, such as `(lab.py, line 12)`.
 
@@ -183,7 +193,8 @@ def described(error: BaseException) -> str:
     place = place_of(error)
     text = error.msg if isinstance(error, SyntaxError) and place else error
     remedy = install_command(error)
-    return f"{type(error).__name__}: {text}"[:LONGEST] + (f" ({place})" if place else "") + (remedy and f"; {remedy}")
+    said = visible(f"{type(error).__name__}: {text}"[:LONGEST], "\n\t")
+    return said + (f" ({place})" if place else "") + (remedy and f"; {remedy}")
 
 
 EXTRAS: Mapping[str, str] = {

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import click
 
-from rlsdk.errors import DataError
+from rlsdk.errors import DataError, visible
 from rlsdk.sources.templates import Template
 
 
@@ -101,7 +101,7 @@ def show(file: str, count: int, as_json: bool) -> None:
     for number, row in enumerate(rows):
         click.secho(f"row {number}", bold=True)
         for name, value in row.items():
-            click.echo(f"  {_printable(name)}: {_shown(value)}")
+            click.echo(f"  {visible(str(name))}: {_shown(value)}")
 
 
 def _first_rows(file: str, count: int) -> list[dict[str, Any]]:
@@ -156,12 +156,7 @@ def _json_rows(opened: Any, count: int) -> list[dict[str, Any]]:
 def _shown(value: Any) -> str:
     """A value as a person reads it: messages one by one, long text with its own lines, the rest as JSON."""
     if isinstance(value, str):
-        return _printable(value).replace("\n", "\n      ")
+        return visible(value, "\n").replace("\n", "\n      ")
     if isinstance(value, list) and value and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value):
         return "".join(f"\n    {_shown(m['role'])}: {_shown(m['content'])}" for m in value)
     return json.dumps(value, default=str, ensure_ascii=True)
-
-
-def _printable(text: Any) -> str:
-    """Escape control characters, which could move a terminal's cursor or change its colours."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in str(text))

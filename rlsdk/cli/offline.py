@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlsdk.errors import DataError
-from rlsdk.runlog.rollouts import visible
+from rlsdk.errors import DataError, visible
 from rlsdk.scoring.scorer import Scorer
 from rlsdk.sources.rows import BadRowError, Columns, RowReader, Wording
 from rlsdk.sources.tables import find, read_jsonl, read_parquet

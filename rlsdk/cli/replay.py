@@ -99,7 +99,7 @@ def _show(found: Mapping[str, Any]) -> None:
     from rich.text import Text
 
     from rlsdk.cli.listing import console
-    from rlsdk.runlog.rollouts import visible
+    from rlsdk.errors import visible
 
     out = console()
     out.print(

@@ -123,7 +123,7 @@ def _cell(value: Any) -> Any:
     """A value on one line; what moves a terminal's cursor or changes its colours is shown as its escape."""
     from rich.text import Text
 
-    from rlsdk.runlog.rollouts import visible
+    from rlsdk.errors import visible
 
     if isinstance(value, str):
         return Text(visible(value[:_MOST]))

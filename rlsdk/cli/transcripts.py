@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from rlsdk.runlog.rollouts import transcript, visible
+from rlsdk.errors import visible
+from rlsdk.runlog.rollouts import transcript
 from rlsdk.types import Rollout
 
 if TYPE_CHECKING:

@@ -170,7 +170,7 @@ def _print_table(out: Any, title: str, head: Sequence[str], rows: Sequence[Seque
     from rich.table import Table
     from rich.text import Text
 
-    from rlsdk.runlog.rollouts import visible
+    from rlsdk.errors import visible
 
     table = Table(*map(escape, head), title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
@@ -180,7 +180,7 @@ def _print_table(out: Any, title: str, head: Sequence[str], rows: Sequence[Seque
 
 
 def _show_examples(out: Any, examples: Sequence[Mapping[str, Any]]) -> None:
-    from rlsdk.runlog.rollouts import visible
+    from rlsdk.errors import visible
 
     if examples:
         out.print("rollouts whose reward changes most", style="italic")

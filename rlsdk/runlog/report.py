@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from rlsdk.errors import visible
 from rlsdk.runlog.metrics import read_metrics
-from rlsdk.runlog.rollouts import visible
 
 CURVES = (
     ("reward/mean", "training reward"),

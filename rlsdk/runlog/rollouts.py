@@ -7,16 +7,6 @@ from typing import Any
 from rlsdk.types import Rollout, Score, Task
 
 
-def visible(text: str, keep: str = "") -> str:
-    r"""Replace characters that would control a terminal by their escapes, such as `\x1b`.
-
-    Args:
-        text: Any text, such as a model's.
-        keep: Characters that stay as they are, such as line breaks.
-    """
-    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
-
-
 def prompt_text(task: Task) -> str:
     """Return a prompt as one text, with a line for each message of a chat."""
     return task.prompt if isinstance(task.prompt, str) else "\n".join(f"{m.role}: {m.text}" for m in task.prompt)

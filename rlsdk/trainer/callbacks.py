@@ -26,14 +26,14 @@ from rlsdk.cluster.draining import DrainingNode, watch_nodes
 from rlsdk.config import defaults
 from rlsdk.contracts import Run
 from rlsdk.contracts.rollouts import Evaluation
-from rlsdk.errors import ScoringError
+from rlsdk.errors import ScoringError, visible
 from rlsdk.plugins import ComponentRef, load, short_name
 from rlsdk.runlog.engine_scaling import EngineScaling, requested_engines, write_status
 from rlsdk.runlog.ledger_file import note_ledger
 from rlsdk.runlog.observers import CLOSE_SECONDS, Observers
 from rlsdk.runlog.progress import ProgressLine
 from rlsdk.runlog.report import figure_text
-from rlsdk.runlog.rollouts import prompt_text, visible
+from rlsdk.runlog.rollouts import prompt_text
 from rlsdk.runlog.store import RolloutStore
 from rlsdk.runlog.tables import EVALUATED, Entry, evaluated_entries
 from rlsdk.runlog.writer import RolloutWriter

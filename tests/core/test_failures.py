@@ -116,3 +116,8 @@ def test_a_syntax_error_is_placed_where_it_is(tmp_path: Path, monkeypatch: pytes
 
 def test_what_never_ran_a_plugin_has_no_place() -> None:
     assert described(ValueError("odd")) == "ValueError: odd"
+
+
+def test_what_a_plugin_quotes_does_not_control_a_terminal() -> None:
+    error = ValueError("no number in '\x1b[2J\u202e7'\nline two")
+    assert described(error) == "ValueError: no number in '\\x1b[2J\\u202e7'\nline two"
