@@ -26,7 +26,7 @@ def faults(tmp_path: Path) -> Callable[..., list[PlanFinding]]:
         tree: dict[str, Any] = {
             "name": "trial",
             "model": {"path": str(folder), "max_length": 512},
-            "tasks": {"train": {"use": "countdown", "size": 4}},
+            "tasks": {"train": {"use": "countdown", "size": 4, "template": "compact"}},
             "reward": "countdown",
             "steps": 1,
             "out": str(tmp_path / "run"),
