@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import inspect
 import logging
@@ -65,12 +64,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector from the thousands of tests and modules that stay until the end."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture
